@@ -18,6 +18,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import wraps
+from inspect import CO_VARARGS
+from types import FrameType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from lightning_predict.errors import BudgetExceededError
@@ -54,7 +56,7 @@ def log_exceptions(
     """Wrap a hook so that its errors go to `give_up`; only a BudgetExceededError is raised.
 
     StopIteration and GeneratorExit are caught, too, because a calling loop or generator would end silently.
-    KeyboardInterrupt and SystemExit pass: they came from outside while the hook ran.
+    KeyboardInterrupt, SystemExit and all errors of signal handlers pass: they came from outside while the hook ran.
     """
 
     @wraps(hook)
@@ -65,10 +67,12 @@ def log_exceptions(
         except BudgetExceededError:
             raise
         except CAUGHT as error:
+            own = own_error(error)
             try:
-                self.give_up(wrap_exit(error))
+                self.give_up(own)
             except CAUGHT as another:
-                log_warning(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
+                own_error(another)
+                log_sentence(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
     return guarded
 
@@ -91,9 +95,11 @@ def fallback_on_error(
             try:
                 return method(self, *args, **kwargs)
             except CAUGHT as error:
+                own = own_error(error)
                 try:
-                    report(self, wrap_exit(error))
+                    report(self, own)
                 except CAUGHT as another:
+                    own_error(another)
                     name = f"{type(self).__name__}.{method.__name__}"
                     log_warning(f"{name} failed ({error!r}), and so did saying it ({another!r}).")
             instead: Result = make_fallback()
@@ -104,6 +110,31 @@ def fallback_on_error(
     return decorate
 
 
-def wrap_exit(error: BaseException) -> Exception:
-    """Return an error unchanged, and wrap a GeneratorExit, which is not an Exception, in a RuntimeError."""
+def own_error(error: BaseException) -> Exception:
+    """Return an error of ours; raise an error that a signal handler raised while our code ran.
+
+    Handlers raise for a time limit of the script's own, for example with SIGALRM. Every `except` of ours that may
+    catch such an error calls this function. A GeneratorExit, which is not an Exception, becomes a RuntimeError.
+    """
+    if comes_from_handler(error):
+        raise error
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
+
+
+def comes_from_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised an error: Python gives a handler the frame that it interrupted."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        inner = trace.tb_next.tb_frame
+        if inner.f_back is trace.tb_frame and _has_argument(inner, trace.tb_frame):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _has_argument(frame: FrameType, value: object) -> bool:
+    """Return whether a function was called with this object."""
+    code = frame.f_code
+    number = code.co_argcount + bool(code.co_flags & CO_VARARGS)
+    found = [frame.f_locals.get(name) for name in code.co_varnames[:number]]
+    return any(one is value or (type(one) is tuple and any(part is value for part in one)) for one in found)

@@ -13,6 +13,7 @@ abandoned after the timeout. Example::
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
@@ -23,7 +24,11 @@ Result = TypeVar("Result")
 
 @final
 class BackgroundTask(Generic[Result]):
-    """Work in a daemon thread, which does not keep the process alive."""
+    """Work in a daemon thread, which does not keep the process alive.
+
+    Raises:
+        OSError: No further thread can be started.
+    """
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
@@ -31,7 +36,10 @@ class BackgroundTask(Generic[Result]):
         self._error: BaseException | None = None
         context = copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="lightning-predict", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # as any other resource that is used up: callers handle an OSError
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def is_done(self, *, wait_seconds: float = 0.0) -> bool:
         """Return whether the work has ended."""

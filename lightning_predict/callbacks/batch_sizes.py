@@ -24,6 +24,7 @@ from lightning_predict.callbacks.output import log_values, print_on_rank_zero
 from lightning_predict.callbacks.rest_prediction import PredictionRequest
 from lightning_predict.errors import CaptureError
 from lightning_predict.extensions import extension
+from lightning_predict.guard import own_error
 from lightning_predict.reports.loggers import LoggedTable, log_table
 from lightning_predict.run.batch_size import BatchSizeOption
 from lightning_predict.tracing.recording import capture
@@ -61,6 +62,7 @@ def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: PredictionReque
     try:
         return batch_sizes_on_meta(meta_step, trace, question)
     except Exception as error:
+        own_error(error)
         warn(f"RuntimePredictor found no largest batch size: {type(error).__name__}: {error}")
         return ()
 

@@ -35,6 +35,7 @@ from lightning_predict.callbacks.rest_prediction import (
 )
 from lightning_predict.callbacks.trainer_state import batches_of_fit, forecast_inputs, prefetched_batches
 from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.guard import own_error
 from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import ForecastSchedule, TimedForecast, forecast_rest
@@ -255,6 +256,7 @@ class ForecastUpdates:
             try:
                 in_hook(history_path(), lambda: append_record(record), seconds=wait_seconds(trainer, FILE_SECONDS))
             except OSError as error:
+                own_error(error)
                 warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
         return outcome
 

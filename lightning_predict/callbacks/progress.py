@@ -17,6 +17,7 @@ from lightning_predict.callbacks.rank_agreement import wait_seconds
 from lightning_predict.callbacks.trainer_state import batches_of_fit
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.guard import own_error
 from lightning_predict.observe.clock import RunClock
 from lightning_predict.run.progress import FILE_VARIABLE, ProgressKeeper, place_in_use, write_progress
 
@@ -62,5 +63,6 @@ class ProgressFile:
         try:
             in_hook(path, lambda: write_progress(path, progress), seconds=wait_seconds(trainer, FILE_SECONDS))
         except OSError as error:
+            own_error(error)
             self._keeper = None
             warn(f"RuntimePredictor could not write {path}: {type(error).__name__}: {error}")

@@ -23,6 +23,7 @@ from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, 
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.gpus.layouts import Layout
+from lightning_predict.guard import own_error
 from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import RestOfRun, forecast_rest, rough_note
 from lightning_predict.observe.optimizer_steps import WindowSize
@@ -166,7 +167,8 @@ def predict_rest(
     longest = wait_seconds(trainer, PREDICTION_SECONDS)
     try:
         predictions = run_with_timeout(longest, work_out)
-    except TimeoutError:
+    except TimeoutError as error:
+        own_error(error)
         raise LightningPredictError(
             f"the prediction took more than {longest:g} s, the limit during training. Ask for fewer "
             "GPUs, or predict later from the recorded step (save_trace=...)"
@@ -212,7 +214,8 @@ def earlier_runs(
     try:
         records = in_hook(history_path(), read_history, seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
-        if not is_renewed:  # otherwise, the user was warned already
+        own_error(error)
+        if not is_renewed:  # warned already otherwise
             warn(f"RuntimePredictor predicts without earlier runs: {type(error).__name__}: {error}")
         return ()
     from lightning_predict.step_predictor import layout_in_use

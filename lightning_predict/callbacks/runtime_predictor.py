@@ -48,7 +48,7 @@ from lightning_predict.distributed.strategy import LightningStrategy, Strategy, 
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.guard import log_exceptions
+from lightning_predict.guard import log_exceptions, own_error
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.observe.clock import device_clock, run_clock_of
@@ -483,6 +483,7 @@ class RuntimePredictor(Callback):
         try:
             in_hook(path, save, seconds=wait_seconds(trainer, FILE_SECONDS))
         except (OSError, TraceFormatError) as error:
+            own_error(error)
             warn(f"RuntimePredictor could not write save_trace={path!r}: {type(error).__name__}: {error}")
 
     def _predict(

@@ -25,6 +25,7 @@ from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, memory_need, st
 from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.guard import own_error
 from lightning_predict.reports.format import gibibytes, share
 from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.tracing.recorded_on import gpu_in_use
@@ -225,7 +226,8 @@ def missing_state_bytes(optimizer: Any) -> int | None:
         ]
         type(optimizer).step(twin)
         values = [value for state in twin.state.values() for value in state.values()]
-    except Exception:  # the optimizer is foreign code, which may need real values
+    except Exception as error:  # other people's code, which may need real values
+        own_error(error)
         return None
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 

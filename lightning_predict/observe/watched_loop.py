@@ -26,7 +26,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
-from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, wrap_exit
+from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_sentence, own_error
 from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
 from lightning_predict.observe.clock import RunClock, device_clock, host_clock, ledger_clock
@@ -55,6 +55,7 @@ from lightning_predict.observe.predicted_vs_actual import (
 from lightning_predict.observe.recorder import Session, StepRecorder
 from lightning_predict.observe.remaining import Position
 from lightning_predict.prediction import predict_workload
+from lightning_predict.registration import mark_stop
 from lightning_predict.reports.format import duration_interval
 from lightning_predict.reports.ranking import lines_of_run
 from lightning_predict.reports.table import print_text
@@ -443,6 +444,7 @@ class WatchedRun:
             log_warning(f"watch: {verdict.reason}.")
         elif verdict.action == "stop":
             self.should_stop, self.stopping_reason = True, verdict.reason
+            mark_stop()
             if self._raises:
                 raise BudgetExceededError(f"watch: {verdict.reason}.")
             log_warning(f"watch: {verdict.reason}. Stop this loop.")
@@ -459,7 +461,7 @@ class WatchedRun:
             recorder, self._recorder, self.trace = self._recorder, None, None
             if recorder is not None:
                 recorder.stop()
-            self.fails(wrap_exit(error))
+            self.fails(own_error(error))
 
     def _plain_facts(self, steps: int) -> ForecastInputs:
         position = Position(

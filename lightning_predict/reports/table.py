@@ -28,6 +28,7 @@ from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, Machi
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.gpus.records import NVIDIA
+from lightning_predict.guard import own_error
 from lightning_predict.interval import Interval
 from lightning_predict.note import is_decisive, is_detail
 from lightning_predict.reports.format import (
@@ -853,6 +854,7 @@ def print_text(text: Callable[[], str], write: Callable[[str], object] = print) 
         characters = text() if encoding.lower().startswith("utf") else text().translate(_ASCII)
         write(characters.encode(encoding, "replace").decode(encoding))
     except Exception as error:
+        own_error(error)
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
+from lightning_predict.guard import own_error
 from lightning_predict.tracing.graph_release import HeldNodes, drain
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
@@ -354,7 +355,7 @@ class DispatchRecorder:
             with _NoFunctionModes():
                 self._record(schema, args, kwargs, output)
         except Exception as error:
-            self.fail(error)
+            self.fail(own_error(error))
 
     def run_without_values(
         self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
@@ -389,7 +390,7 @@ class DispatchRecorder:
             by_name, _ = self._casts.cast_whole(name, kwargs)
             parts.compute_dtype = None if dtype is None else dtype_name(dtype)
         except Exception as error:
-            self.fail(error)
+            self.fail(own_error(error))
             self._parts = None
             return call(*args, **kwargs)
         output = None
@@ -408,7 +409,7 @@ class DispatchRecorder:
             with _NoFunctionModes():
                 record(*values, **named)
         except Exception as error:
-            self.fail(error)
+            self.fail(own_error(error))
 
     def _record(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._parts is not None:

@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from lightning_predict.guard import CAUGHT, wrap_exit
+from lightning_predict.guard import CAUGHT, own_error
 from lightning_predict.tracing.environment import name_roots
 from lightning_predict.tracing.signatures import MODULE_MARK
 
@@ -57,7 +57,7 @@ def _unseen_by_the_step(
         try:
             return hook(watch, *args, **kwargs)
         except CAUGHT as error:
-            watch.failure = wrap_exit(error)
+            watch.failure = own_error(error)
             return None
 
     return guarded

@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_predict.guard import CAUGHT, wrap_exit
-from lightning_predict.tracing.meta_device import CONVOLUTIONS, with_cuda_strides
+from lightning_predict.guard import CAUGHT, own_error
+from lightning_predict.tracing.meta_device import CONVOLUTIONS, as_on_cuda
 from lightning_predict.tracing.pauses import PauseTimer
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, json_argument, runs_python, tensors_in
@@ -226,8 +226,8 @@ class OperationMode(TorchDispatchMode):
                 way = _way(schema, types, args, kwargs)
                 if way is _RECORDED:
                     args, kwargs = recorder.cast(schema, args, kwargs)
-            except CAUGHT as error:  # an error of the recorder must not reach the step
-                recorder.fail(wrap_exit(error))
+            except CAUGHT as error:  # the recorder's error must not reach the step
+                recorder.fail(own_error(error))
                 return func(*args, **kwargs)
             if way is _RECORDED:
                 try:
@@ -239,7 +239,7 @@ class OperationMode(TorchDispatchMode):
                         output = with_cuda_strides(schema.name, args, output)
                     recorder.record_operation(schema, args, kwargs, output)
                 except CAUGHT as error:
-                    recorder.fail(wrap_exit(error))
+                    recorder.fail(own_error(error))
                 return output
             if way is _Way.LEFT:
                 return NotImplemented
@@ -251,20 +251,20 @@ class OperationMode(TorchDispatchMode):
                 except CAUGHT as error:
                     if own.has_raised:
                         raise
-                    recorder.fail(wrap_exit(error))
+                    recorder.fail(own_error(error))
                     return own.output if own.has_run else func(*args, **kwargs)
             output = func(*args, **kwargs)
             if way is _Way.PASSED_OVER:
                 try:
                     recorder.record_skipped(schema)
                 except CAUGHT as error:
-                    recorder.fail(wrap_exit(error))
+                    recorder.fail(own_error(error))
             return output
         finally:
             try:
                 recorder.pauses.begins()
             except CAUGHT as error:
-                recorder.fail(wrap_exit(error))
+                recorder.fail(own_error(error))
 
 
 @final
@@ -310,8 +310,8 @@ class WholeCallMode(TorchFunctionMode):
             has_autocast = recorder.note_autocast()
             name = _WHOLE_CALLS.get(func)
             is_plain = name is None and not has_autocast and func not in _SHOWN_INSIDE
-        except CAUGHT as error:  # an error of the recorder must not reach the step
-            recorder.fail(wrap_exit(error))
+        except CAUGHT as error:  # the recorder's error must not reach the step
+            recorder.fail(own_error(error))
             return func(*args, **kwargs)
         if is_plain:
             return func(*args, **kwargs)
@@ -324,7 +324,7 @@ class WholeCallMode(TorchFunctionMode):
         except CAUGHT as error:
             if own.has_raised:
                 raise
-            recorder.fail(wrap_exit(error))
+            recorder.fail(own_error(error))
             return own.output if own.has_run else func(*args, **kwargs)
 
     def _inside(self, func: Any) -> AbstractContextManager[None]:
@@ -370,7 +370,7 @@ class _Dispatcher:
         except CAUGHT as error:
             if own.has_raised:
                 raise
-            recorder.fail(wrap_exit(error))
+            recorder.fail(own_error(error))
             return own.output if own.has_run else self.original(*args, **kwargs)
 
 

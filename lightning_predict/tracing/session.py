@@ -28,6 +28,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from lightning_predict.errors import CaptureError, NothingRecordedError
+from lightning_predict.guard import own_error
 from lightning_predict.tracing import environment
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
@@ -152,7 +153,7 @@ class CaptureSession:
             self.stop()
             if not isinstance(error, Exception):
                 raise
-            self._failure = error
+            self._failure = own_error(error)
             if self.retry is None:
                 raise CaptureError(f"The step cannot be recorded: {error}") from error
             if self._parts > 0:
@@ -203,7 +204,7 @@ class CaptureSession:
                 stop_part()  # stopping twice is safe
             if not isinstance(error, Exception):
                 raise
-            self._failure = self._failure or error
+            self._failure = self._failure or own_error(error)
 
     @property
     def records_first_and_last_only(self) -> bool:

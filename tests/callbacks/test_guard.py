@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import inspect
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from lightning_predict.errors import BudgetExceededError
+from lightning_predict.files import in_hook
 from lightning_predict.guard import fallback_on_error, log_exceptions
 
 
@@ -86,3 +91,83 @@ def test_what_is_meant_to_leave_leaves(error: BaseException) -> None:
 def test_a_hook_keeps_its_name_and_signature() -> None:
     assert Careful.hook.__doc__ == "Does something."
     assert list(inspect.signature(Careful.hook).parameters) == ["self", "error", "more"]
+
+
+class UserTimeLimitError(Exception):
+    """The user's own time limit."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[Callable[..., None]], None]]:
+    """Call a handler of SIGALRM after 20 ms."""
+
+    def start(handler: Callable[..., None]) -> None:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+    before = signal.getsignal(signal.SIGALRM)
+    yield start
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def handler_of(kind: str, error: type[Exception]) -> Callable[..., None]:
+    def plain(number: int, frame: object) -> None:
+        raise error("the user's time limit")
+
+    class Handler:
+        def __call__(self, *values: object) -> None:
+            raise error("the user's time limit")
+
+    return plain if kind == "function" else Handler()
+
+
+@pytest.mark.parametrize("kind", ["function", "object"])
+@pytest.mark.parametrize("error", [UserTimeLimitError, TimeoutError])
+@pytest.mark.parametrize("place", ["in a hook", "in a result", "in giving up", "while a file is written"])
+def test_an_error_of_a_signal_handler_passes(
+    kind: str, error: type[Exception], place: str, alarm: Callable[[Callable[..., None]], None], tmp_path: Path
+) -> None:
+    def wait() -> None:
+        end = time.monotonic() + 5.0
+        while time.monotonic() < end:
+            pass
+
+    def write() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # not before: it may interrupt the start of a thread
+        time.sleep(5.0)
+
+    class Working(Careful):
+        @log_exceptions
+        def work(self) -> None:
+            """Works for a while."""
+            if place == "in giving up":
+                raise ValueError
+            if place == "while a file is written":
+                in_hook(tmp_path / "file", write)
+            wait()
+
+        @fallback_on_error(dict, lambda *_: None)
+        def result(self) -> dict[str, int]:
+            wait()
+            return {}
+
+        def give_up(self, error: Exception) -> None:
+            wait()
+
+    working = Working()
+    alarm(handler_of(kind, error))
+    if place == "while a file is written":
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    with pytest.raises(error, match="the user's time limit"):
+        working.result() if place == "in a result" else working.work()
+
+
+def test_an_error_of_ours_does_not_pass_because_a_handler_ran_before(
+    alarm: Callable[[Callable[..., None]], None],
+) -> None:
+    alarm(lambda *_: None)
+    careful = Careful()
+    time.sleep(0.05)
+    careful.hook(ValueError("wrong"))
+    assert len(careful.errors) == 1
