@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,9 +66,11 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
-    part = os.path.join(folder, f".{name}.{os.getpid()}.part")
+    # A random name that must not exist: processes with equal numbers on two machines write different files, and a
+    # link that was put there is not followed.
+    part = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.part")
     try:
-        with open(part, "wb") as file:
+        with open(part, "xb") as file:
             file.write(content)
         os.replace(part, target)
     except BaseException:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from pathlib import Path
 
@@ -29,6 +30,33 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         write_atomically(path, b"half")
     assert path.read_bytes() == b"through the link"
     assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+def test_two_processes_with_the_same_number_write_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Machines that share a folder have equal process numbers: 228 of 800 reads were damaged.
+    path, before, seen = tmp_path / "ledger.json", os.replace, []
+
+    def replace(part: str, target: str) -> None:
+        seen.append(part)
+        if len(seen) == 1:
+            write_atomically(path, b"of another machine")  # while ours is written, and not yet in its place
+            assert Path(part).read_bytes() == b"ours"
+        before(part, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomically(path, b"ours")
+    assert len(set(seen)) == 2
+    assert path.read_bytes() == b"ours"
+
+
+def test_a_link_at_the_name_of_the_part_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "foreseen")
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    (tmp_path / ".ledger.json.foreseen.part").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "ledger.json", b"ours")
+    assert precious.read_bytes() == b"precious"
 
 
 def test_a_pipe_is_refused_in_words_and_not_waited_for(tmp_path: Path) -> None:
