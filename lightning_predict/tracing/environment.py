@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, final
 
@@ -81,10 +82,22 @@ def software_versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
-        versions["cudnn"] = str(torch.backends.cudnn.version())
+        versions["cudnn"] = _cudnn_version()
     if torch.version.hip is not None:
         versions["rocm"] = torch.version.hip
     return versions
+
+
+def _cudnn_version() -> str:
+    """Return the version of the installed cuDNN; "unknown" without its package.
+
+    `torch.backends.cudnn.version()` would load the library, which ends the process if it is damaged, or if file
+    descriptors run out. Nothing of ours loads a native library that the step did not load.
+    """
+    for generation in (torch.version.cuda or "").split(".")[:1]:
+        with suppress(PackageNotFoundError):
+            return version(f"nvidia-cudnn-cu{generation}")
+    return "unknown"
 
 
 def check_listed(roots: Sequence[nn.Module]) -> None:

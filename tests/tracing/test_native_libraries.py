@@ -1,0 +1,69 @@
+"""Nothing of ours loads a native library that the step did not load: a damaged one ends the process in C."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_predict.tracing import environment
+from tests.processes import ROOT, run
+
+LOADING: dict[str, str] = {
+    "torch.backends.cudnn.version": "loads cuDNN",
+    "torch.backends.cudnn.is_available": "loads cuDNN",
+    "torch.cuda.nccl.version": "loads NCCL",
+    "torch.backends.cuda.cufft_plan_cache": "loads cuFFT",
+    "torch.ops.load_library": "loads any library",
+    "torch.classes.load_library": "loads any library",
+    "ctypes.CDLL": "loads any library",
+    "ctypes.cdll": "loads any library",
+    "ctypes.util.find_library": "starts a compiler",
+    "numpy.ctypeslib.load_library": "loads any library",
+    "torch.utils.cpp_extension": "compiles and loads code",
+}
+"""Calls that load a library, or may."""
+
+ON_REQUEST = {
+    "lightning_predict/extensions/own_weights/first_hour.py": {"torch.backends.cudnn.version"},
+    "lightning_predict/extensions/planning/milp.py": {"ctypes.CDLL"},
+}
+"""Commands outside of a training: one measures a GPU, which loads cuDNN anyway; the other calls the C library."""
+
+
+def test_no_call_of_ours_may_load_a_library() -> None:
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "lightning_predict").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if name in LOADING:
+                found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
+    assert found == ON_REQUEST
+
+
+def test_the_version_of_cudnn_is_read_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"nvidia-cudnn-cu12": "9.10.2.21"}
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(environment, "version", versions.__getitem__)
+    assert environment.software_versions()["cudnn"] == "9.10.2.21"
+
+
+def test_a_damaged_cudnn_does_not_end_a_training(tmp_path: Path) -> None:
+    ran = run("-m", "tests.tracing.test_native_libraries", tmp_path)
+    assert (ran.returncode, ran.stdout.split()) == (0, ["predicted"]), ran.stderr
+
+
+if __name__ == "__main__":
+    import os
+    import sys
+
+    from lightning_predict.callbacks import RuntimePredictor
+    from tests.callbacks.small import Small
+
+    torch.version.cuda = "12.8"  # a build for CUDA, on a machine whose libraries cannot be loaded
+    torch.backends.cudnn.version = torch.backends.cudnn._init = lambda: os.abort()  # type: ignore[assignment]
+    small, predictor = Small("lightning.pytorch"), RuntimePredictor(["T4"], print_table=False)
+    small.trainer(Path(sys.argv[1]), max_epochs=1, callbacks=predictor).fit(small.model(), small.loader(40))
+    print("predicted" if predictor.predictions is not None else "not predicted")
