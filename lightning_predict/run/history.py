@@ -40,6 +40,9 @@ HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
 RUNS_THAT_COUNT: Final = 10
 """Number of latest runs of a model on a GPU whose median is used."""
 
+MAX_HISTORY_BYTES: Final = 16 << 20
+"""Bytes of history that are read, some 20,000 runs: a larger file would keep a hook waiting."""
+
 MAX_EXTRAPOLATION: Final = 2.0
 """Maximum extrapolation of the line through step times: a batch size of this factor beyond those of earlier runs."""
 
@@ -176,13 +179,14 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
 def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
     """Read the runs in a history file, or in all files of a folder, oldest first; empty if there is no history.
 
-    A damaged line is skipped with a warning.
+    Warns about each damaged line and skips it. Reads only the last `MAX_HISTORY_BYTES`, a part of them in each file.
 
     Raises:
         OSError: A file exists but cannot be read.
     """
     files = history_files(path)
-    records = [record for file in files for record in _records(file)]
+    limit = MAX_HISTORY_BYTES // max(1, len(files))
+    records = [record for file in files for record in _records(file, limit)]
     return tuple(records if len(files) < 2 else sorted(records, key=lambda record: record.date))
 
 
@@ -284,15 +288,22 @@ _REQUIRED: Final = frozenset(
 _OPTIONAL: Final = frozenset(one.name for one in fields(HistoryRecord)) - _REQUIRED
 
 
-def _records(source: Path) -> Iterator[HistoryRecord]:
-    with source.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield _record(line, f"{source}, line {number}")
-            except InvalidArgumentError as error:
-                warnings.warn(f"{error} The line is skipped.", stacklevel=2)
+def _records(source: Path, limit: int) -> Iterator[HistoryRecord]:
+    """Read the last records of a file, up to a number of bytes."""
+    with source.open("rb") as file:
+        skipped = max(0, os.fstat(file.fileno()).st_size - limit)
+        if skipped:
+            file.seek(skipped - 1)
+            file.readline(limit)  # the rest of a line that began earlier
+        lines = file.read(limit).splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        place = f"{source}, line {number}{' of the last ones' if skipped else ''}"
+        try:
+            yield _record(line.decode(errors="replace"), place)
+        except InvalidArgumentError as error:
+            warnings.warn(f"{error} The line is skipped.", stacklevel=2)
 
 
 def _record(line: str, name: str) -> HistoryRecord:

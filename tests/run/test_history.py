@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import lightning_predict as lp
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.measured_scaling import MEASURED_SPREAD
+from lightning_predict.run import history
 from lightning_predict.run.history import (
     RUNS_THAT_COUNT,
     HistoryRecord,
@@ -307,3 +308,28 @@ def test_runs_before_the_latest_ten_do_not_count() -> None:
     found = correction_for([*old, *new], RECORD.fingerprint, STEP, is_measured=False)
     assert found is not None
     assert (found.runs, found.step) == (10, 3.0 / STEP.seconds)
+
+
+def test_of_a_history_of_any_size_only_the_last_runs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A file of 3 GB took 9.5 GB of memory and 71 s inside a hook.
+    path, line = tmp_path / "history.jsonl", len(json.dumps(asdict(RECORD))) + 1
+    for day in range(10, 30):
+        append_record(replace(RECORD, date=f"2026-11-{day}"), path)
+    monkeypatch.setattr(history, "MAX_HISTORY_BYTES", 5 * line + line // 2)
+    assert [record.date for record in read_history(path)] == [f"2026-11-{day}" for day in range(25, 30)]
+    monkeypatch.setattr(history, "MAX_HISTORY_BYTES", 5 * line)
+    assert [record.date for record in read_history(path)] == [f"2026-11-{day}" for day in range(25, 30)]
+    path.write_bytes(b"x" * 100 * line)
+    with pytest.warns(UserWarning, match="of the last ones.* is not valid JSON"):
+        assert read_history(path) == ()
+
+
+def test_the_machines_of_a_shared_folder_are_read_in_equal_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = len(json.dumps(asdict(RECORD))) + 1
+    for name in ("one", "other"):
+        for _ in range(5):
+            append_record(RECORD, tmp_path / f"{name}.jsonl")
+    monkeypatch.setattr(history, "MAX_HISTORY_BYTES", 4 * line)
+    assert len(read_history(tmp_path)) == 4
