@@ -31,8 +31,14 @@ from lightning_predict.callbacks.arguments import (
     future_time,
     hours_of,
 )
-from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
-from lightning_predict.callbacks.output import BUDGET_GROUP, log_event, log_values
+from lightning_predict.callbacks.lightning_packages import (
+    LIGHTNINGS_OWN,
+    Callback,
+    end_of_fit,
+    leave_validation,
+    warn,
+)
+from lightning_predict.callbacks.output import BUDGET_GROUP, log_event, log_values, print_sentence
 from lightning_predict.callbacks.rank_agreement import (
     AgreementSchedule,
     Decision,
@@ -55,7 +61,7 @@ from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.guard import fallback_on_error, log_exceptions, log_warning
+from lightning_predict.guard import fallback_on_error, log_exceptions, log_sentence, own_error
 from lightning_predict.observe.budget import (
     CHECK_SECONDS,
     GO_ON,
@@ -80,7 +86,9 @@ from lightning_predict.observe.ledger_file import (
     find_ledger,
     save_ledger,
 )
-from lightning_predict.reports.format import duration
+from lightning_predict.registration import mark_stop
+from lightning_predict.reports.format import duration, significant
+from lightning_predict.reports.format import usd_of_steps as dollars
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import grams_to_kilograms, hours_to_seconds, seconds_to_hours, watts_to_kilowatts
 
@@ -193,10 +201,10 @@ class CostBudget(Callback):
     checkpoint contains them.
 
     A stopped run leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`. Lightning validates once
-    more before `fit` returns, as after early stopping. The budget reserves time for this validation, and the checkpoint
-    includes its forecast cost. If a validation uses up the budget, it is finished if it exceeds the budget by at most 5
-    %. Otherwise the run ends with a BudgetExceededError after its checkpoint, because metrics of a partial validation
-    would be misleading. To continue, pass the checkpoint and a larger budget to `fit`.
+    more before `fit` returns, as after early stopping. The budget reserves time for that validation, and the checkpoint
+    includes its forecast cost. A validation that uses up the budget is finished if it exceeds the budget by at most
+    5 %. Otherwise `fit` returns after the checkpoint, without that validation's metrics: those of a part of the data
+    would be misleading. To continue, pass that checkpoint and a larger budget to `fit`.
 
     Args:
         usd: Budget in US dollars.
@@ -204,10 +212,11 @@ class CostBudget(Callback):
         deadline: A time in ISO format, local without a time zone, for example `2030-01-31T18:00`, or a datetime.
         usd_per_hour: Your price of all machines of this run. If None, the listed offers for the GPU in use.
         offer: The listed offer that you pay for, for example `AWS g5.xlarge`.
-        scope: Whether to include the amounts used before a resume (`cumulative`), or to count only this fit (`run`).
-        on_exceed: What to do if the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
-        warmup_steps: Minimum number of steps before the first forecast, even if they take long.
-        kg_co2: Budget in kilograms of CO2-equivalent. It requires `grid`.
+        scope: Include the amounts used before a resume (`cumulative`), or count this fit only (`run`).
+        on_exceed: Action if the budget is exceeded: `stop` without an exception, `warn` once, or `raise` a
+            BudgetExceededError.
+        warmup_steps: Minimum number of steps before the first forecast, however long they take.
+        kg_co2: Kilograms of CO2-equivalent; requires `grid`.
         grid: The electric grid: grams of CO2 per kWh, a place (`Frankfurt`) or a country (`France`, `FR`).
         watts: Power of all machines of this run. If None, the power limits of its GPUs, an upper estimate.
         pue: Power usage effectiveness of the data centre, a factor on the power; 1 for the machines alone.
@@ -354,8 +363,8 @@ class CostBudget(Callback):
     ) -> None:
         """Stop timing a validation batch. End the run if the validation would exceed the budget by far.
 
-        The run then ends with an exception. A validation that is cut short would report means over a few batches, which
-        could select a wrong best checkpoint.
+        The fit ends at once, without its later hooks. A validation that is cut short would report means over a few
+        batches, which could select a wrong best checkpoint.
 
         Raises:
             BudgetExceededError: The budget is used up.
@@ -464,7 +473,7 @@ class CostBudget(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Repeat the reason for the stop at the very end."""
         if self.stopping_reason is not None:
-            rank_zero_info(f"CostBudget ended this fit: {self.stopping_reason}.")
+            print_sentence(trainer, f"CostBudget ended this fit: {self.stopping_reason}.")
 
     @log_exceptions
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -507,6 +516,7 @@ class CostBudget(Callback):
         try:
             look()
         except Exception as error:
+            own_error(error)
             if not is_due or isinstance(fit.meetings, SingleProcess):
                 raise
             self.give_up(error)
@@ -548,9 +558,10 @@ class CostBudget(Callback):
             warmup_steps=self.warmup_steps * trainer.accumulate_grad_batches,
         )
         if trainer.world_size > 1:
-            rank_zero_info(
+            print_sentence(
+                trainer,
                 f"CostBudget: {trainer.world_size} ranks decide together every {duration(CHECK_SECONDS)} (or every "
-                "batch, if longer). The run may exceed its budget by that much."
+                "batch, if longer). The run may exceed its budget by that much.",
             )
         fit.judge = lambda: check_use(limits, 0.0)
         return self._decide(trainer, fit)
@@ -566,6 +577,7 @@ class CostBudget(Callback):
                 seconds=wait_seconds(trainer, FILE_SECONDS),
             )
         except (OSError, InvalidArgumentError) as error:
+            own_error(error)
             warn(f"CostBudget cannot read the ledger in {folder}: {error}")
             return
         fit.place, kept = place, place.kept
@@ -575,8 +587,8 @@ class CostBudget(Callback):
         if missing > 0:
             self._run = kept.run
             self._ledger.resume(seconds=kept.seconds, usd=kept.usd)
-            rank_zero_info(
-                f"CostBudget adds {duration(missing)} that {place.ledger} records and the checkpoint does not."
+            print_sentence(
+                trainer, f"CostBudget adds {duration(missing)} that {place.ledger} records and the checkpoint does not."
             )
 
     def _keep_ledger(self, trainer: Trainer, fit: _Fit, elapsed: float) -> None:
@@ -599,6 +611,7 @@ class CostBudget(Callback):
         try:
             in_hook(path, lambda: save_ledger(path, kept), seconds=wait_seconds(trainer, FILE_SECONDS))
         except Exception as error:  # a ledger that cannot be written never turns the budget off
+            own_error(error)
             if "ledger" not in self._warned:
                 self._warned.add("ledger")
                 warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
@@ -633,8 +646,8 @@ class CostBudget(Callback):
                 self._warned.add("length")
                 pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
                 what = "a warning follows" if self.on_exceed == "warn" else "it ends"
-                rank_zero_info(
-                    f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
+                print_sentence(
+                    trainer, f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
                 )
         verdict = watch.check(
             question,
@@ -736,6 +749,7 @@ class CostBudget(Callback):
             lost: Number of batches since the last optimizer step, whose gradients are lost.
         """
         self.stopping_reason, fit.has_ended = reason, True
+        mark_stop()
         if self.on_exceed == "stop":
             trainer.should_stop = True
         batches = "batch" if lost == 1 else f"{lost:,} batches"
@@ -743,22 +757,31 @@ class CostBudget(Callback):
         saved += self._save(trainer, fit) if can_save else ""
         if self.on_exceed == "raise":
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
-        rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
+        print_sentence(trainer, f"CostBudget ends this run: {reason}.{saved}")
 
     def _end_within_validation(self, trainer: Trainer, fit: _Fit, reason: str) -> None:
-        """End the run within a validation, with a checkpoint, by an exception.
+        """End the run, with a checkpoint, by an exception; `fit` itself catches it if the budget is to stop.
 
         Raises:
-            BudgetExceededError: Always.
+            BudgetExceededError: Always, unless a launcher would pass it on to the script: the validation then goes on.
         """
-        saved = "" if fit.has_ended else self._save(trainer, fit)  # already saved, if the run was told to stop
+        end = end_of_fit(trainer) if self.on_exceed == "stop" else BudgetExceededError
+        if end is None:
+            fit.overrun = reason
+            return
+        saved = "" if fit.has_ended else self._save(trainer, fit)  # already saved if the run was told to stop
         self.stopping_reason, fit.has_ended = self.stopping_reason or reason, True
         batches = _validation_batches(trainer)
         of = "" if batches is None else f" of {batches:,}"
-        raise BudgetExceededError(
+        message = (
             f"CostBudget: {reason}. Validation stopped after {fit.validated_batches:,}{of} batches (the rest would "
             f"take too long); its metrics are dropped.{saved}{saved and ' A resume continues after this validation.'}"
         )
+        mark_stop()
+        if self.on_exceed == "stop":
+            print_sentence(trainer, message)
+            leave_validation(trainer)
+        raise end(message)
 
     def _save(self, trainer: Trainer, fit: _Fit) -> str:
         """Write a checkpoint. Return a sentence with its path, and with the order of data after a resume.
@@ -770,7 +793,8 @@ class CostBudget(Callback):
             fit.is_saving = not trainer.validating
             try:
                 trainer.save_checkpoint(path, weights_only=False)
-            except Exception as error:  # an error such as a full disk must not keep the run alive
+            except Exception as error:  # a full disk must not keep the run alive
+                own_error(error)
                 problem = f"{type(error).__name__}: {error}"
                 try:
                     trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait for this rank there
@@ -870,7 +894,7 @@ class Emissions:
             return None
         grams = self.grid.grams_per_kwh
         data_centre = "" if self.pue == 1 else f", times {self.pue:g} for the data centre"
-        rank_zero_info(f"CostBudget counts {watts:,.0f} W{data_centre} at {self.grid.sentence}.")
+        print_sentence(trainer, f"CostBudget counts {watts:,.0f} W{data_centre} at {self.grid.sentence}.")
         return seconds_to_hours(grams_to_kilograms(watts_to_kilowatts(watts * self.pue) * grams)) or None
 
 
@@ -928,8 +952,20 @@ class Terms:
             charges=charges or Charges(),
         )
 
+    @property
+    def in_words(self) -> str:
+        """Every limit as given: `$20.00 and 6 h`."""
+        limits = [
+            None if self.usd is None else dollars(self.usd),
+            None if self.hours is None else duration(hours_to_seconds(self.hours)),
+            None if self.deadline is None else f"time until {self.deadline.astimezone():%Y-%m-%d %H:%M %Z}",
+            None if self.emissions is None else f"{significant(self.emissions.kg_co2)} kg CO2",
+        ]
+        return " and ".join(limit for limit in limits if limit is not None)
+
     def limits_of(self, trainer: Trainer, ledger: Ledger) -> tuple[Limit, ...]:
-        """Return the limits of a fit that begins. Also set the price in the ledger."""
+        """Say and return the limits of a fit that begins, and set the price in the ledger."""
+        counted = ""
         if self.usd is not None:
             price = price_of_run(
                 usd_per_hour=self.usd_per_hour,
@@ -941,8 +977,11 @@ class Terms:
             ledger.usd_per_second = seconds_to_hours(price.usd_per_hour or 0.0)
             if price.warning is not None:
                 warn(f"CostBudget: {price.warning}.")
+            if price.source is not None and price.usd_per_hour is not None:
+                counted = f"; it counts {in_words(price.usd_per_hour)} ({price.source})"
             elif price.usd_per_hour is not None:
-                rank_zero_info(f"CostBudget counts {in_words(price.usd_per_hour)} ({price.source}).")
+                counted = f"; it counts {in_words(price.usd_per_hour)}"
+        print_sentence(trainer, f"CostBudget allows {self.in_words}{counted}.")
         emissions = self.emissions
         return limits_of_fit(
             ledger,

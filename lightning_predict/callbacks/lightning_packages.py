@@ -18,8 +18,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_predict.errors import MissingDependencyError
-from lightning_predict.guard import log_warning
+from lightning_predict.errors import BudgetExceededError, MissingDependencyError
+from lightning_predict.guard import log_sentence
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
@@ -83,6 +83,26 @@ else:
 
     rank_zero_info = _packages[0].utilities.rank_zero_info
     rank_zero_warn = _packages[0].utilities.rank_zero_warn
+
+
+def end_of_fit(trainer: Any) -> type[Exception] | None:
+    """Return an exception that ends a fit without reaching the script, as the tuner of Lightning ends its trials.
+
+    None if this Lightning has no such exception, or if processes of a launcher would pass it on.
+    """
+    if getattr(trainer.strategy.launcher, "_start_method", None) is not None:
+        return None
+    modules = [import_module(f"{package.__name__}.utilities.exceptions") for package in packages_in_use()]
+    ends = [getattr(module, "_TunerExitException", None) for module in modules]
+    return None if None in ends else type("EndOfFit", (BudgetExceededError, *ends), {})
+
+
+def leave_validation(trainer: Any) -> None:
+    """Put the modules back into the modes that they had before the validation: `fit` does not, if it ends in one."""
+    try:
+        trainer.fit_loop.epoch_loop.val_loop._on_evaluation_model_train()
+    except AttributeError:  # another version of Lightning
+        trainer.lightning_module.train()
 
 
 LIGHTNINGS_OWN: Final = frozenset({"log", "log_dict"})

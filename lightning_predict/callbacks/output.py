@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, final
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
 from lightning_predict.callbacks.rank_agreement import wait_seconds
 from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.guard import own_error
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     encoding_at_hand,
@@ -106,7 +107,8 @@ def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...
         return ()
     try:
         return tuple(run_unless_hanging(wait_seconds(trainer, FILE_SECONDS), names, log))
-    except TimeoutError as error:
+    except OSError as error:  # a hanging server, or no thread left
+        own_error(error)
         return (f"Logged predictions may be missing: {error}",)
 
 
@@ -118,9 +120,8 @@ def write_file(predictions: Predictions, trainer: Trainer, output_options: Outpu
     try:
         in_hook(file, lambda: write_json(predictions, file), seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
-        warn(
-            f"RuntimePredictor could not write json_file={output_options.json_file!r}: {type(error).__name__}: {error}"
-        )
+        own_error(error)
+        warn(f"RuntimePredictor could not write json_file={manner.json_file!r}: {type(error).__name__}: {error}")
 
 
 def print_sentence(trainer: Trainer, sentence: str) -> None:
@@ -131,6 +132,12 @@ def print_sentence(trainer: Trainer, sentence: str) -> None:
         print_on_rank_zero(trainer, lambda: sentence)
 
 
+def _is_closed(bar: ProgressBar) -> bool:
+    """Return whether a bar of tqdm has nothing on the screen: it then prints nothing."""
+    names = ("_train_progress_bar", "_val_progress_bar")
+    return hasattr(bar, names[0]) and all(getattr(bar, name, None) is None for name in names)
+
+
 def print_on_rank_zero(trainer: Trainer, text: Callable[[], str]) -> None:
     """Print on rank zero next to the progress bar; `LightningModule.print` fails with a bar without `is_enabled`.
 
@@ -139,7 +146,7 @@ def print_on_rank_zero(trainer: Trainer, text: Callable[[], str]) -> None:
     if not trainer.is_global_zero:
         return
     bar = shown_bar(trainer)
-    failure = print_text(text, print if bar is None else bar.print)
+    failure = print_text(text, print if bar is None or _is_closed(bar) else bar.print)
     if failure is not None:
         warn(f"RuntimePredictor could not print its predictions: {failure}")
 

@@ -17,8 +17,14 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from lightning_predict.cli.answers import CommandAnswer
+
+HIGHEST_EXIT_CODE: Final = 255
+
+_FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""Signals for the script: to end, to save a checkpoint, to be requeued."""
 
 
 def run(
@@ -28,6 +34,7 @@ def run(
     gpus: str | None = None,
     usd: float | None = None,
     usd_per_hour: float | None = None,
+    exit_code: int = 0,
 ) -> CommandAnswer:
     """Run an unmodified training script, with predictions for its Lightning Trainer.
 
@@ -41,15 +48,22 @@ def run(
             separated by commas (default: all).
         usd: Dollars that the run may cost; a run that would surely cost more is stopped, with a checkpoint.
         usd_per_hour: With --usd, your price of the machine in use (default: the listed price of its GPU).
+        exit_code: Exit code if a budget ended a fit and the script itself exits with 0, for example 75.
     """
-    from lightning_predict.registration import SEEN_VARIABLE
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.registration import SEEN_VARIABLE, STOPPED_VARIABLE
+
+    if not 0 <= exit_code <= HIGHEST_EXIT_CODE:
+        raise InvalidArgumentError(f"--exit-code {exit_code} is not an exit code; expected 0 to {HIGHEST_EXIT_CODE}.")
 
     command = [*_program(script), *arguments]
     variables = _variables(gpus, usd, usd_per_hour)
     with tempfile.TemporaryDirectory() as folder:
-        seen = Path(folder, "seen")
-        code = _exit_code(command, {**os.environ, **variables, SEEN_VARIABLE: str(seen)})
+        seen, stopped = Path(folder, "seen"), Path(folder, "stopped")
+        files = {SEEN_VARIABLE: str(seen), STOPPED_VARIABLE: str(stopped)}
+        code = _exit_code(command, {**os.environ, **variables, **files})
         predicted = seen.exists()
+        code = exit_code if code == 0 and stopped.exists() else code
     if not predicted:
         print(
             f"lightning-predict: {script} created no Lightning Trainer, so nothing was predicted. Use lp.watch for "
@@ -106,15 +120,35 @@ def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) 
 
 
 def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a process to its end and forward SIGTERM; after a signal, the exit code is 128 plus its number."""
-    process = subprocess.Popen(command, env=environment)
+    """Run a process to its end and forward signals; after a signal, the exit code is 128 plus its number."""
+    # Slurm signals every process of a step, and the terminal sends Ctrl-C to the script, too: the script would get the
+    # signal twice, so this process only has to outlive it.
+    is_forwarded, started, early = _parent() != "slurmstepd", list[subprocess.Popen[bytes]](), list[int]()
 
-    # The terminal sends Ctrl-C to the script, too: this process only has to outlive it.
-    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    on_end = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    def forward(number: int, _: object) -> None:
+        for process in started if is_forwarded else ():
+            process.send_signal(number)
+        early.extend(() if started else (number,))
+
+    numbers = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
+    before = {number: signal.signal(number, forward) for number in heard}
+    process = subprocess.Popen(command, env=environment)  # inherits ignored signals, so SIGINT is ignored after it
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    started.append(process)
+    for number in early:
+        forward(number, None)
     try:
         code = process.wait()
     finally:
-        signal.signal(signal.SIGINT, on_interrupt)
-        signal.signal(signal.SIGTERM, on_end)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 128 - code if code < 0 else code
+
+
+def _parent() -> str:
+    """Return the name of the parent process; empty if unknown."""
+    try:
+        return Path(f"/proc/{os.getppid()}/comm").read_text().strip()
+    except OSError:
+        return ""

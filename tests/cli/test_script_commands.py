@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict.cli import script_commands
 from lightning_predict.cli.parsing import parsed
 from tests.cli.conftest import Run
 from tests.processes import ROOT
@@ -88,15 +89,41 @@ def test_what_cannot_be_is_said_before_anything_starts(words: list[str], problem
     assert ran.err.startswith(f"lightning-predict: error: {problem}")
 
 
-def test_a_request_to_end_is_passed_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_is_passed_on(name: str, tmp_path: Path) -> None:
+    # Those of a cluster: to end, to save a checkpoint and be requeued. The command died of them, and the script ran on.
     script = tmp_path / "waits.py"
     script.write_text(
-        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        f"import signal, sys, time\nsignal.signal(signal.{name}, lambda *_: sys.exit(7))\n"
         "print('ready', flush=True)\ntime.sleep(600)"
     )
     command = [sys.executable, "-m", "lightning_predict.cli", "run", str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(os.environ)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(getattr(signal, name))
         assert process.wait() == 7
+
+
+def test_slurm_signals_the_script_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Twice the same signal would requeue a job twice.
+    monkeypatch.setattr(script_commands, "_parent", lambda: "slurmstepd")
+    script = tmp_path / "signals_its_parent.py"
+    script.write_text("import os, signal, time\nos.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(0.5)")
+    assert script_commands._exit_code([sys.executable, str(script)], dict(os.environ)) == 0
+    monkeypatch.setattr(script_commands, "_parent", lambda: "bash")
+    assert script_commands._exit_code([sys.executable, str(script)], dict(os.environ)) == 128 + signal.SIGUSR1
+
+
+def test_a_stop_of_a_budget_has_an_exit_code(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    stopped = ("--usd", "1e-9", "--usd-per-hour", "1")
+    assert run("run", *stopped, script, tmp_path / "one").code == 0
+    assert run("run", "--exit-code", "75", *stopped, script, tmp_path / "two").code == 75
+    assert run("run", "--exit-code", "75", "--usd", "1", "--usd-per-hour", "1", script, tmp_path / "three").code == 0
+    refused = run("run", "--exit-code", "300", "true")
+    assert (refused.code, refused.err) == (
+        2,
+        "lightning-predict: error: --exit-code 300 is not an exit code; expected 0 to 255.\n",
+    )
