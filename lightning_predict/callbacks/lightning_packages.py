@@ -93,7 +93,7 @@ def end_of_fit(trainer: Any) -> type[Exception] | None:
     if getattr(trainer.strategy.launcher, "_start_method", None) is not None:
         return None
     modules = [import_module(f"{package.__name__}.utilities.exceptions") for package in packages_in_use()]
-    ends = [getattr(module, "_TunerExitException", None) for module in modules]
+    ends: list[Any] = [getattr(module, "_TunerExitException", None) for module in modules]
     return None if None in ends else type("EndOfFit", (BudgetExceededError, *ends), {})
 
 

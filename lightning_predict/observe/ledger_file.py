@@ -20,6 +20,7 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -237,7 +238,5 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 def _file_system(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """Return the file system of a URL, by fsspec, which Lightning uses for its own files, and the path there."""
-    from fsspec.core import url_to_fs
-
-    found: tuple[Any, str] = url_to_fs(os.fspath(path))
+    found: tuple[Any, str] = import_module("fsspec.core").url_to_fs(os.fspath(path))
     return found

@@ -63,7 +63,7 @@ if __name__ == "__main__":
     from tests.callbacks.small import Small
 
     torch.version.cuda = "12.8"  # a build for CUDA, on a machine whose libraries cannot be loaded
-    torch.backends.cudnn.version = torch.backends.cudnn._init = lambda: os.abort()  # type: ignore[assignment]
+    torch.backends.cudnn.version = torch.backends.cudnn._init = lambda: os.abort()
     small, predictor = Small("lightning.pytorch"), RuntimePredictor(["T4"], print_table=False)
     small.trainer(Path(sys.argv[1]), max_epochs=1, callbacks=predictor).fit(small.model(), small.loader(40))
     print("predicted" if predictor.predictions is not None else "not predicted")
