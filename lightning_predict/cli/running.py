@@ -27,6 +27,7 @@ from lightning_predict.cli.parsing import (
     unknown_command,
 )
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.reports.escaping import escaped_streams, terminal_text
 
 EXIT_ERROR = 2
 
@@ -62,7 +63,8 @@ def main(
             print(_IMMEDIATE_OPTIONS[argv[0]]())
             sys.stdout.flush()
             return 0
-        return _run(name, options, commands)
+        with escaped_streams(sys.stdout, sys.stderr):
+            return _run(name, options, commands)
     except LightningPredictError as error:
         return _print_error(as_options(str(error), name))
     except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
@@ -95,6 +97,6 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"{PROGRAM}: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _print_error(problem: str) -> int:
-    print(f"{PROGRAM}: error: {' '.join(problem.split())}", file=sys.stderr)
+def _refused(problem: str) -> int:
+    print(terminal_text(f"{PROGRAM}: error: {' '.join(problem.split())}"), file=sys.stderr)
     return EXIT_ERROR

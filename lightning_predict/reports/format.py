@@ -174,11 +174,3 @@ def known_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tupl
     """Drop the columns in which every cell is empty; write other empty cells as a dash."""
     known = [number for number in range(len(headers)) if any(row[number] for row in rows)]
     return [headers[number] for number in known], [[row[number] or "-" for number in known] for row in rows]
-
-
-def markdown_text(text: str) -> str:
-    """Escape the characters that end a cell, mark emphasis or open a tag in Markdown."""
-    for character in "\\|*_":
-        text = text.replace(character, f"\\{character}")
-    # Entities, because some viewers (such as TensorBoard) ignore a backslash before these characters.
-    return text.replace("&", "&amp;").replace("<", "&lt;")

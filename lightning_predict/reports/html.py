@@ -13,7 +13,6 @@ import base64
 import datetime
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +33,7 @@ from lightning_predict.reports.charts import (
     tick_text,
 )
 from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_of
+from lightning_predict.reports.escaping import html_text as escape
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text

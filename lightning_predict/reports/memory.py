@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Final, final
 
 from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.memory.breakdown import MemoryBreakdown
 from lightning_predict.reports.charts import share_chart
-from lightning_predict.reports.format import gibibytes, markdown_text, share
+from lightning_predict.reports.escaping import html_text as escape
+from lightning_predict.reports.escaping import markdown_text
+from lightning_predict.reports.format import gibibytes, share
 
 MODULES_SHOWN: Final = 10
 """Number of modules in tables; JSON has all of them."""

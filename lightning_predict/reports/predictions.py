@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.reports.escaping import html_text as escape
 from lightning_predict.reports.ranking import Ranking, advice, rank, shortlist
 from lightning_predict.reports.table import html_table, plain_table
 

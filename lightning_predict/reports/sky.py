@@ -23,6 +23,7 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, Unkn
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout, in_trays, layout_of
+from lightning_predict.reports.escaping import comment_line, terminal_text
 from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 
@@ -176,7 +177,7 @@ def write_sky_task(
         **({} if run is None else {"run": run}),
     }
     document: str = yaml.safe_dump(task, sort_keys=False, allow_unicode=True)
-    return "".join(f"# {line}\n" for line in comment) + document
+    return "".join(f"{comment_line(line)}\n" for line in comment) + terminal_text(document)
 
 
 def sky_accelerator(gpu: str, provider: str = "") -> str:

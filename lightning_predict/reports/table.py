@@ -17,7 +17,6 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -31,13 +30,14 @@ from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.guard import own_error
 from lightning_predict.interval import Interval
 from lightning_predict.note import is_decisive, is_detail
+from lightning_predict.reports.escaping import html_text as escape
+from lightning_predict.reports.escaping import markdown_text, terminal_text
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
     encoding_at_hand,
     gibibytes,
     listed,
-    markdown_text,
     milliseconds,
     milliseconds_interval,
     relative_interval,
@@ -791,7 +791,7 @@ def plain_table(
     lines = [line for row in (headers, rule, *shown.rows) for line in _aligned(row, shown)]
     texts = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
     below = [line for note in texts for line in _wrapped(note, PLAIN_WIDTH)]
-    return "\n".join([*heading, *lines, *(("", *below) if below else ())])
+    return terminal_text("\n".join([*heading, *lines, *(("", *below) if below else ())]))
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -851,7 +851,8 @@ def print_text(text: Callable[[], str], write: Callable[[str], object] = print) 
     """
     try:
         encoding = encoding_at_hand()
-        characters = text() if encoding.lower().startswith("utf") else text().translate(_ASCII)
+        safe = terminal_text(text())
+        characters = safe if encoding.lower().startswith("utf") else safe.translate(_ASCII)
         write(characters.encode(encoding, "replace").decode(encoding))
     except Exception as error:
         own_error(error)

@@ -31,6 +31,7 @@ from lightning_predict.extensions.planning.problem import (
     PlanState,
     Segment,
 )
+from lightning_predict.reports.escaping import comment_line, one_line
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
 from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRESS_PREFIX, Place
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
@@ -219,8 +220,8 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
             directives += [f"--time={_slurm_time(limit + TOLD_SECONDS)}", told, "--requeue", "--open-mode=append"]
         lines = [
             "#!/bin/bash",
-            *(f"#SBATCH {directive}" for directive in directives),
-            f"# {_when(segment, machine)}",
+            *(f"#SBATCH {one_line(directive)}" for directive in directives),
+            comment_line(_when(segment, machine)),
             *([] if job.checkpoint else ["# No time limit, as it names no checkpoint: all that it did would be lost."]),
             "",
             *(

