@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable
 from functools import wraps
 from inspect import CO_VARARGS
+from itertools import pairwise
 from types import FrameType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -126,15 +127,16 @@ def comes_from_handler(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         inner = trace.tb_next.tb_frame
-        if inner.f_back is trace.tb_frame and _has_argument(inner, trace.tb_frame):
+        if inner.f_back is trace.tb_frame and _is_handler(inner, trace.tb_frame):
             return True
         trace = trace.tb_next
     return False
 
 
-def _has_argument(frame: FrameType, value: object) -> bool:
-    """Return whether a function was called with this object."""
+def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
+    """Return whether a function was called as a signal handler: with a number and the interrupted frame."""
     code = frame.f_code
-    number = code.co_argcount + bool(code.co_flags & CO_VARARGS)
-    found = [frame.f_locals.get(name) for name in code.co_varnames[:number]]
-    return any(one is value or (type(one) is tuple and any(part is value for part in one)) for one in found)
+    values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & CO_VARARGS:
+        values += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    return any(isinstance(number, int) and one is interrupted for number, one in pairwise(values))

@@ -125,7 +125,7 @@ def test_no_command_prints_foreign_escape_sequences(
     words: tuple[str, ...],
     run: Run,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     named = tuple(replace(one, module=HOSTILE) for one in example_trace().operations)
