@@ -6,9 +6,7 @@ import ast
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
-import pytest
 import yaml
 
 import lightning_predict as lp
@@ -17,7 +15,6 @@ from lightning_predict.reports.html import html_report
 from lightning_predict.reports.sky import sky_task
 from lightning_predict.reports.table import html_table, markdown_table
 from lightning_predict.testing import example_offer, example_trace
-from tests.cli.conftest import Run, run  # noqa: F401
 from tests.processes import ROOT
 
 HOSTILE = (
@@ -107,40 +104,3 @@ def test_no_other_module_escapes() -> None:
             if isinstance(node, ast.Import) and {"html", "cgi"} & {one.name for one in node.names}:
                 found.add(path.name)
     assert found == {"escaping.py"}
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("trace", "layers", "t.json", "--gpu", "T4"),
-        ("trace", "memory", "t.json", "--gpu", "T4"),
-        ("trace", "explain", "t.json", "--gpu", "T4"),
-        ("advise", "t.json", "--gpus", "T4"),
-        ("predict", "t.json", "--gpus", "T4", "--iterations", "1000", "--offers", "o.yaml", "--verbose"),
-        ("offers", "--gpu", "T4", "--offers", "o.yaml"),
-        ("history",),
-    ],
-)
-def test_no_command_prints_foreign_escape_sequences(
-    words: tuple[str, ...],
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    named = tuple(replace(one, module=HOSTILE) for one in example_trace().operations)
-    replace(example_trace(), operations=named).save("t.json")
-    text = yaml.safe_dump(HOSTILE).strip()
-    Path("o.yaml").write_text(
-        f"- provider: {text}\n  instance: {text}\n  gpu: T4\n  usd_per_hour: 0.1\n  region: {text}\n"
-        f"  date: 2026-11-01\n  source: {text}\n"
-    )
-    escape = "\\u001b]0;owned\\u0007\\u001b[2J"
-    Path("h.jsonl").write_text(
-        f'{{"fingerprint": "a", "gpu": "T4{escape}", "samples": 1, "step_seconds": 1, "predicted_seconds": 10, '
-        f'"actual_seconds": 11, "date": "2026{escape}", "model": "m"}}\n'
-    )
-    monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", "h.jsonl")
-    ran = run(*words)
-    assert ran.code in (0, 2)
-    assert not RAW.search(ran.out + ran.err)
