@@ -16,7 +16,9 @@ because a `try` inside the method would not cover argument errors. Example::
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from inspect import CO_VARARGS
 from itertools import pairwise
@@ -64,7 +66,8 @@ def log_exceptions(
     def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         # Catch broadly: the training run is worth more than its predictions.
         try:
-            hook(self, *args, **kwargs)
+            with unseen_by_modes():
+                hook(self, *args, **kwargs)
         except BudgetExceededError:
             raise
         except CAUGHT as error:
@@ -94,7 +97,8 @@ def fallback_on_error(
         @wraps(method)
         def guarded(self: Owner, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             try:
-                return method(self, *args, **kwargs)
+                with unseen_by_modes():
+                    return method(self, *args, **kwargs)
             except CAUGHT as error:
                 own = own_error(error)
                 try:
@@ -109,6 +113,21 @@ def fallback_on_error(
         return guarded
 
     return decorate
+
+
+def unseen_by_modes() -> AbstractContextManager[None]:
+    """Return a context in which our code does not pass the script's TorchFunctionModes.
+
+    Even reading a tensor's shape passes them. A mode that draws random numbers would change the weights.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch._C._len_torch_function_stack():
+        return _AS_IT_IS
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return context
+
+
+_AS_IT_IS: Final = nullcontext()
 
 
 def own_error(error: BaseException) -> Exception:

@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from lightning_predict.guard import CAUGHT, own_error
+from lightning_predict.guard import CAUGHT, own_error, unseen_by_modes
 from lightning_predict.tracing.environment import name_roots
 from lightning_predict.tracing.signatures import MODULE_MARK
 
@@ -55,7 +55,8 @@ def _unseen_by_the_step(
         if watch.failure is not None:
             return None
         try:
-            return hook(watch, *args, **kwargs)
+            with unseen_by_modes():
+                return hook(watch, *args, **kwargs)
         except CAUGHT as error:
             watch.failure = own_error(error)
             return None

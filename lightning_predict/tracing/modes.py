@@ -188,7 +188,7 @@ def _way(schema: Schema, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
         if runs_python(kind):
             # Another dispatch mode expects the operation unchanged.
             return _Way.LEFT if torch._C._len_torch_dispatch_stack() == 0 else _Way.PASSED_OVER
-    if schema.decomposes and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
+    if schema.decomposes and _all_dense(args, kwargs):
         # Inference mode skips autograd, which would decompose composites.
         return _Way.DECOMPOSED
     return _RECORDED
@@ -267,6 +267,12 @@ class OperationMode(TorchDispatchMode):
                 recorder.fail(own_error(error))
 
 
+def _all_dense(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether every tensor of a call is ordinary; modes of the script do not see the question."""
+    with torch._C.DisableTorchFunction():
+        return all(map(is_dense, tensors_in((*args, *kwargs.values()))))
+
+
 @final
 class OwnCall:
     """A call of the step. It runs exactly once, even if the recorder fails before or after it.
@@ -317,7 +323,7 @@ class WholeCallMode(TorchFunctionMode):
             return func(*args, **kwargs)
         own = OwnCall(func)
         try:
-            if name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
+            if name is not None and _all_dense(args, kwargs):
                 return recorder.record_whole_call(name, own, args, kwargs)
             with recorder.cast_call(func, args, kwargs) as (cast_args, cast_kwargs), self._inside(func):
                 return own(*cast_args, **cast_kwargs)
@@ -336,7 +342,7 @@ class WholeCallMode(TorchFunctionMode):
         return nullcontext()
 
     def _attend(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
-        if not all(map(is_dense, tensors_in((*args, *kwargs.values())))):
+        if not _all_dense(args, kwargs):
             return own(*args, **kwargs)
         return self._recorder.record_whole_call(ATTENTION, own, args, kwargs)
 
