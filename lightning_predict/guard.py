@@ -76,7 +76,7 @@ def log_exceptions(
                 self.give_up(own)
             except CAUGHT as another:
                 own_error(another)
-                log_sentence(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
+                log_warning(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
     return guarded
 

@@ -61,7 +61,7 @@ from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.guard import fallback_on_error, log_exceptions, log_sentence, own_error
+from lightning_predict.guard import fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.observe.budget import (
     CHECK_SECONDS,
     GO_ON,
@@ -635,7 +635,9 @@ class CostBudget(Callback):
         rest: RestOfRun | None = None
 
         def forecast(clock: RunClock) -> RestOfRun:
-            facts = facts_of(trainer, pace=clock.windows.pace, batches_per_epoch=clock.batches_per_epoch)
+            facts = forecast_inputs(
+                trainer, window_size=clock.windows.window_size, batches_per_epoch=clock.batches_per_epoch
+            )
             rest = forecast_rest(facts, clock)
             return rest if self.on_exceed == "stop" else replace(rest, end_seconds=0.0)
 

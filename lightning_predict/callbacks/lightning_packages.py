@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.errors import BudgetExceededError, MissingDependencyError
-from lightning_predict.guard import log_sentence
+from lightning_predict.guard import log_warning
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 

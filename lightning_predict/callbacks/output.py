@@ -121,7 +121,9 @@ def write_file(predictions: Predictions, trainer: Trainer, output_options: Outpu
         in_hook(file, lambda: write_json(predictions, file), seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
         own_error(error)
-        warn(f"RuntimePredictor could not write json_file={manner.json_file!r}: {type(error).__name__}: {error}")
+        warn(
+            f"RuntimePredictor could not write json_file={output_options.json_file!r}: {type(error).__name__}: {error}"
+        )
 
 
 def print_sentence(trainer: Trainer, sentence: str) -> None:

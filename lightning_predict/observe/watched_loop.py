@@ -26,7 +26,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
-from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_sentence, own_error
+from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
 from lightning_predict.observe.clock import RunClock, device_clock, host_clock, ledger_clock
@@ -366,7 +366,7 @@ class WatchedRun:
     def _rest_now(self, clock: RunClock | None = None) -> RestOfRun:
         rest = forecast_rest(self.facts(self._steps), clock or self.clock, samples=self._samples)
         if clock is None:
-            self._outlook = TimedForecast(rest, self.clock.now())
+            self._latest_forecast = TimedForecast(rest, self.clock.now())
         return rest
 
     def _predict(self) -> None:

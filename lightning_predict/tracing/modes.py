@@ -26,7 +26,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_predict.guard import CAUGHT, own_error
-from lightning_predict.tracing.meta_device import CONVOLUTIONS, as_on_cuda
+from lightning_predict.tracing.meta_device import CONVOLUTIONS, with_cuda_strides
 from lightning_predict.tracing.pauses import PauseTimer
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, json_argument, runs_python, tensors_in

@@ -6,7 +6,7 @@ import contextlib
 
 from lightning_predict.observe.budget import BudgetWatch, Ledger, hours_limit
 from lightning_predict.observe.clock import RunClock
-from lightning_predict.observe.forecast import Facts, ForecastSchedule, RestOfRun, forecast_rest
+from lightning_predict.observe.forecast import ForecastInputs, ForecastSchedule, RestOfRun, forecast_rest
 from lightning_predict.observe.remaining import Position, Validation
 from tests.observe.scenarios import Scenario, Score, moments, told
 
