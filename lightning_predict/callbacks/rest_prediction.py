@@ -189,7 +189,7 @@ def predict_rest(
 
 def steps_done(trainer: Trainer, clock: RunClock) -> int:
     """Return the finished steps in the unit of the remaining ones; `global_step` counts those of each optimizer."""
-    return round(trainer.global_step / clock.windows.pace.steps_per_window)
+    return round(trainer.global_step / clock.windows.window_size.steps_per_window)
 
 
 def _heading(predictions: Predictions, steps: int) -> str | None:
