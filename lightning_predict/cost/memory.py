@@ -28,7 +28,7 @@ for them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final, Literal, final
 
@@ -187,6 +187,11 @@ def memory_need(
     must = relative.scaled(max(needed_bytes - spare_bytes, 0.0))
     chance = fit_probability(must, context, total)
     free = total - must.middle - context.middle
+    if free >= 0:  # the allocator fills the GPU at most, then releases what it can
+        filled = min(needed_bytes, total - context.middle)
+        if filled < needed_bytes:
+            reserved = replace(reserved, low=min(must.low, filled)).clamp_max(filled)
+        needed_bytes, spare_bytes = filled, spare_bytes - (needed_bytes - filled)
     return MemoryNeed(
         memory_bytes=needed_bytes,
         memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
@@ -196,7 +201,7 @@ def memory_need(
         if allocated_bytes is None
         else relative_allocated.scaled(allocated_bytes).clamp_max(reserved.high),
         reserved=reserved,
-        process=reserved.added(context),
+        process=reserved.added(context) if free < 0 else reserved.added(context).clamp_max(total),
         fit_probability=chance,
     )
 

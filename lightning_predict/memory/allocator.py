@@ -73,14 +73,18 @@ class MemoryBlock:
         self.after: MemoryBlock | None = None
 
 
+class AllocationError(Exception):
+    """The simulated GPU is full: torch would raise an out-of-memory error."""
+
+
 @final
 class CachingAllocator:
     """State of the caching allocator.
 
     Args:
         expandable_segments: Whether to simulate `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
-        gives_back: Whether to release unused segments before each new one. Torch does so if the GPU is full, before it
-            raises an out-of-memory error. The peak is then the minimum memory that the GPU must have.
+        capacity_bytes: GPU memory that the allocator may reserve; None for no limit. If a new segment exceeds it,
+            unused segments are released, as in torch. If that does not suffice, `allocate` raises `AllocationError`.
 
     Attributes:
         reserved_bytes: Memory reserved on the GPU, as `torch.cuda.memory_reserved` counts it.
@@ -89,10 +93,10 @@ class CachingAllocator:
         peak_allocated_bytes: Maximum of `allocated_bytes`.
     """
 
-    def __init__(self, *, expandable_segments: bool = False, gives_back: bool = False) -> None:
+    def __init__(self, *, expandable_segments: bool = False, capacity_bytes: int | None = None) -> None:
         self.reserved_bytes = self.allocated_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
-        self._expandable, self._gives_back = expandable_segments, gives_back
+        self._expandable, self._capacity = expandable_segments, capacity_bytes
         # By pool: the free blocks by (size, address), and all blocks by address.
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         self._blocks: dict[int, MemoryBlock] = {}
@@ -113,8 +117,6 @@ class CachingAllocator:
         if position < len(free):
             block = self._blocks[free.pop(position)[1]]
             return self._handed_out(block, size)
-        if self._gives_back:
-            self.empty_cache()
         if self._expandable:
             block = self._expanded(size, is_small=is_small)
         else:
@@ -174,7 +176,15 @@ class CachingAllocator:
                 kept.append((size, address))
             self._free[is_small] = sorted(kept)
 
+    def _make_room(self, size: int) -> None:
+        """Release unused segments if the capacity is reached."""
+        if self._capacity is not None and self.reserved_bytes + size > self._capacity:
+            self.empty_cache()
+            if self.reserved_bytes + size > self._capacity:
+                raise AllocationError
+
     def _new_segment(self, size: int, *, is_small: bool) -> MemoryBlock:
+        self._make_room(size)
         block = self._blocks[self._end] = MemoryBlock(self._end, size, is_small=is_small)
         self._end += size + OWN_SEGMENT_STEP_BYTES  # a gap, so that blocks of two segments are never adjacent
         self._reserve(size)
@@ -182,6 +192,7 @@ class CachingAllocator:
 
     def _expanded(self, size: int, *, is_small: bool) -> MemoryBlock:
         """Grow the pool's expandable segment, until its last block is large enough for the request."""
+        self._make_room(size)
         page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         last = self._last[is_small]
         if last is not None and last.is_free:

@@ -52,8 +52,18 @@ def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[
     mebibytes = Interval(*map(float, gpu.generation.context_mebibytes))
     if release is not None and release < LAZY_SINCE:
         mebibytes = mebibytes.added(LOADED_AT_ONCE)
+    elif release is not None and release >= LIGHT_SINCE:
+        share = LIGHT_SHARE
+        mebibytes = Interval(share.low * mebibytes.low, share.middle * mebibytes.middle, mebibytes.high)
     return mebibytes.scaled(MEBIBYTE)
 
+
+LIGHT_SINCE: Final = (2, 11)
+"""First release of torch whose standard wheels have CUDA 13."""
+
+LIGHT_SHARE: Final = Interval(0.3, 0.55, 1.0)
+"""Context with CUDA 13 over one with CUDA 12. Lower end: 141 MiB on a T4 with torch 2.14 (Anassbzdd/fitcheck), where
+CUDA 12 takes 450. Other GPUs are unmeasured, so the middle is the geometric mean."""
 
 NCCL_BUFFER_BYTES: Final = 10 * MEBIBYTE
 """Buffer size per connection of an NCCL channel: the FIFOs of three protocols, where the simple one has 4 MiB

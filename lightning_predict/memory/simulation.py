@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, final
 
-from lightning_predict.memory.allocator import CachingAllocator, MemoryBlock
+from lightning_predict.memory.allocator import AllocationError, CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, batch_bytes, written_storages
 from lightning_predict.tracing.recorded_on import MULTI_TENSOR, frees_gradients, updates_one_by_one
@@ -175,13 +175,26 @@ def simulated_step(trace: Trace, *, expandable_segments: bool = False) -> Simula
     return simulated(blocks_of(trace), expandable_segments=expandable_segments)
 
 
-def least_reserved_bytes(blocks: Blocks) -> int:
-    """Return the minimum memory that the allocator must reserve for a step.
+HALVINGS: Final = 4
+"""Steps of the search for the smallest capacity, to a sixteenth of the memory that the allocator might release."""
 
-    Before it raises an out-of-memory error, torch releases unused segments and tries again. cuDNN benchmarks skip
-    algorithms whose workspace does not fit, so their workspaces are excluded.
+
+def least_reserved_bytes(blocks: Blocks) -> int:
+    """Return the smallest capacity of a GPU on which the allocator completes a step.
+
+    Before it raises an out-of-memory error, torch releases unused segments and retries. Segments with a live block
+    stay. cuDNN benchmarks skip algorithms whose workspace does not fit, so they are left out.
     """
-    return _run(CachingAllocator(gives_back=True), replace(blocks, trials=()), STEPS).reserved_bytes
+    blocks = replace(blocks, trials=())
+    whole = simulated(blocks)
+    low, high = whole.allocated_bytes, whole.reserved_bytes
+    for _ in range(HALVINGS):
+        middle = (low + high) // 2
+        try:
+            high = _run(CachingAllocator(capacity_bytes=middle), blocks, STEPS).reserved_bytes
+        except AllocationError:
+            low = middle
+    return high
 
 
 def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int = STEPS) -> SimulatedStep:
