@@ -101,7 +101,7 @@ class PredictionRequest:
         assumptions: The assumptions. Strategy and history are added for each prediction.
         batches_per_epoch: Number of batches per epoch, for a loader without a length; None if not given.
         samples_per_epoch: Number of samples per epoch over all processes; None if not given.
-        learns: Whether to use earlier runs of the same model.
+        uses_history: Whether to use earlier runs of the same model.
         strategy: How several GPUs share the work; None for the Trainer's strategy.
     """
 

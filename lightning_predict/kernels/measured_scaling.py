@@ -118,7 +118,7 @@ class WorkTimes:
         interval: GPU seconds.
         shares: Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. They add up
             to 1 if the item takes time.
-        base_share: Share of each item's time from networks without measurements of the GPU; None if unknown.
+        extrapolated_share: Share of each item's time from networks without measurements of the GPU; None if unknown.
         is_measured: Whether any network was trained on measurements of the GPU, shape (gpus,); None if unknown.
     """
 

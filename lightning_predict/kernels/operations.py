@@ -136,7 +136,7 @@ class NetworkSpec:
         upper_interval_factor: Additional upper interval factor for problems with possibly poor library kernels, shape
             (problems,).
         unmeasured: GPU description given to the base network, which serves GPUs without measurements.
-        doubt: Half width in log(seconds) of the error of that description, for a GPU and dtype.
+        log_uncertainty: Half width in log(seconds) of the error of that description, for a GPU and dtype.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Formula:
         seconds: Seconds and their interval, shape (gpus, problems).
         takes_precedence: Problems for which the formula takes precedence over the operation's networks, which were not
             trained on them.
-        knows: Problems that the formula supports.
+        supports: Problems that the formula supports.
     """
 
     seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]
@@ -244,7 +244,7 @@ class LatencyBound:
 
     Attributes:
         latency: Seconds for instructions and waiting on a GPU, shape (problems,).
-        rereads: Traffic of a problem that reads its input repeatedly; None for others.
+        repeated_reads: Traffic of a problem that reads its input repeatedly; None for others.
     """
 
     latency: Callable[[ShapeBatch, Gpu], Array]
@@ -275,13 +275,13 @@ class OperationSpec:
         aten: Dispatcher calls that compute exactly this operation.
         translator: Maps the operation's name, such a call and the trace's flags to problems. Calls that compute several
             operations are registered by `translates` instead.
-        families: Its networks, each for its own dtypes.
+        network_specs: Its networks, each for its own dtypes.
         reduces_rows: Whether its kernels keep a whole row of (rows, cols) together.
-        proxy: Surrogate: problems whose times add up to its own if it has no network.
+        surrogate: Surrogate: problems whose times add up to its own if it has no network.
         alternative: Another algorithm that libraries always have.
         formula: Predicts its time if there is no network; takes precedence over the surrogate.
-        untrained: Efficiency relative to the roofline, if it is not the typical one of its units.
-        floor: Lower bound beyond memory traffic and arithmetic (`roofline.minimum_latencies`).
+        roofline_efficiency: Efficiency relative to the roofline, if it is not the typical one of its units.
+        latency_bound: Lower bound beyond memory traffic and arithmetic (`roofline.minimum_latencies`).
     """
 
     name: str

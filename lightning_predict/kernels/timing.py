@@ -85,7 +85,7 @@ class Estimate:
 
     Attributes:
         interval: Seconds.
-        by_base: True where the network had no measurements of the GPU; None without a network.
+        is_extrapolated: True where the network had no measurements of the GPU; None without a network.
         held: Where a bound lowered the network's time, by the name of the bound (`models.NETWORK_BOUNDS`).
     """
 
@@ -129,7 +129,7 @@ class OperationTimes:
     Attributes:
         interval: Seconds.
         shares: Share of the time by `TimedBy`; they add up to 1.
-        base_share: Share of the time from networks without measurements of the GPU.
+        extrapolated_share: Share of the time from networks without measurements of the GPU.
     """
 
     interval: Interval[Array]
@@ -299,7 +299,7 @@ class TimingRequest:
     """Distinct problems on GPUs that compute the same matrix dtypes in float32.
 
     Attributes:
-        asked: The problems.
+        requested: The problems.
         gpus: The GPUs.
         models: Trained models, or None.
         as_float32: Matrix dtypes that these GPUs compute in float32.
@@ -350,7 +350,7 @@ class TimeSource:
 
     Attributes:
         name: One or two words.
-        knows: Whether it supports a problem, given in the dtype of its computation.
+        supports: Whether it supports a problem, given in the dtype of its computation.
         estimate: Times a batch of one operation and dtype; None for proxies, whose parts have their own sources.
         timed_by: Prediction method for a supported problem.
     """
@@ -602,8 +602,8 @@ class TimeBound:
 
     Attributes:
         name: Name of the bound, as in "held to ...".
-        concerns: Whether it may apply to a problem, given as requested and as computed.
-        hold: Clamps the times of problems that it applies to.
+        applies_to: Whether it may apply to a problem, given as requested and as computed.
+        clamp: Clamps the times of problems that it applies to.
     """
 
     name: str

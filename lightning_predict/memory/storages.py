@@ -40,8 +40,8 @@ class Storage:
     Attributes:
         size_bytes: Size in bytes.
         cause: Use of the storage.
-        birth: Index of the operation that first writes it; 0 for inputs of the step.
-        death: Index of the operation after which it is freed; None if it survives the step.
+        allocated_at: Index of the operation that first writes it; 0 for inputs of the step.
+        freed_at: Index of the operation after which it is freed; None if it survives the step.
         module: Module that wrote it; None if unknown.
     """
 

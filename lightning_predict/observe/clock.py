@@ -146,7 +146,7 @@ class ValidationTimes:
     """Times of a validation run on the machine in use, in seconds.
 
     Attributes:
-        around: Time before its first batch and after its last batch: starting workers, computing metrics.
+        overhead: Time before its first batch and after its last batch: starting workers, computing metrics.
         wait: Wait before each further batch.
         batch: Time of a batch; None if none was timed.
     """

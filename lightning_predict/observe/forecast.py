@@ -66,7 +66,7 @@ class ForecastInputs:
 
     Attributes:
         position: Progress and limits of the fit.
-        savings: Schedules of checkpoints.
+        checkpoint_schedules: Schedules of checkpoints.
         workers: Number of loader workers; None if unknown.
         has_workers: Whether workers load the training batches.
         validation_has_workers: Whether workers load the validation batches.

@@ -65,9 +65,9 @@ class Batches:
     """Training batches and optimizer steps, with the shorter ones at the ends of epochs.
 
     Attributes:
-        windows: Optimizer steps (gradient accumulation windows), including short ones at the ends of epochs.
+        optimizer_steps: Optimizer steps (gradient accumulation windows), including short ones at the ends of epochs.
         batches: Batches, including the smaller ones.
-        uneven: Batches with fewer samples, at the ends of epochs.
+        partial_batches: Batches with fewer samples, at the ends of epochs.
         partial_share: Samples of such a batch, relative to a full batch.
     """
 

@@ -79,7 +79,7 @@ class StepPrediction:
         added_seconds: Difference to the time of a GPU's own work: exposed communication, and waits for other stages and
             the slowest rank. Negative if sharding the optimizer update saves more than that.
         notes: Notes for the user about missing coverage.
-        base_share: Share of the device time from networks without measurements of this GPU.
+        extrapolated_share: Share of the device time from networks without measurements of this GPU.
         measured_seconds: Measured step time; None except on the GPU in use.
         unmeasured_seconds: Step time predicted without any measurement; None except on the GPU in use.
     """

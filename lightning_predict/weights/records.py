@@ -152,7 +152,7 @@ class LoadedWeights:
     """Weights for a set of GPUs.
 
     Attributes:
-        base: Weights that are used for every GPU, and for every operation, without weights of its own.
+        cross_gpu_model: Weights that are used for every GPU, and for every operation, without weights of its own.
         gpus: Weights that were trained for one GPU, by its name.
         notes: Notes for the user about missing weights.
     """

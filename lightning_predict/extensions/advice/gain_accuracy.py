@@ -50,9 +50,9 @@ class MeasuredPairs:
         constant: Median gain of all pairs, where each family has equal weight.
         coverage: Share of the pairs whose gain is inside the reported interval.
         power: Exponent of the simulated gain.
-        reach: Largest simulated gain of the pairs. Beyond it, the exponent is 1.
+        max_validated_gain: Largest simulated gain of the pairs. Beyond it, the exponent is 1.
         base_half_width: Half width of the interval for a gain of 1, in log units.
-        share: Increase of the half width per log unit of the gain.
+        half_width_slope: Increase of the half width per log unit of the gain.
         shift: Constant that is added to the logarithm of every gain.
         limits: Limitations of the pairs as text; empty if there are none.
         is_own: Whether the gain is a measured time of the recorded step itself, so that no pairs are needed.

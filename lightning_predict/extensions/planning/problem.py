@@ -39,7 +39,7 @@ class MachineType:
         hosts: Slurm host names of the user's own machines of this type. If empty, Slurm chooses.
         nodes: Number of machines, if this type stands for several machines that are rented together for one job.
             `num_gpus` and `usd_per_hour` then include all of them.
-        of: Name of the type of a single one of these machines; None if `nodes` is 1.
+        base_type: Name of the type of a single one of these machines; None if `nodes` is 1.
     """
 
     name: str
