@@ -14,7 +14,10 @@ import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import platformdirs
 
 from lightning_predict.timeout import run_unless_hanging
 
@@ -22,6 +25,15 @@ Result = TypeVar("Result")
 
 FILE_SECONDS: Final = 60.0
 """Timeout of a hook for a file or a logger."""
+
+
+def user_folder(kind: Literal["data", "cache"]) -> Path:
+    """Return the user's folder for data or downloads. Without a home directory, it is one that cannot exist."""
+    try:
+        found = {"data": platformdirs.user_data_dir, "cache": platformdirs.user_cache_dir}[kind]("lightning-predict")
+    except RuntimeError:  # a container's user without a home directory
+        found = "~"
+    return Path(os.devnull, "no-home-directory") if found.startswith("~") else Path(found)
 
 
 def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds: float = FILE_SECONDS) -> Result:

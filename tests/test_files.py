@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict.cost.offers import load_offers
 from lightning_predict.files import in_hook, reject_irregular, write_atomically
+from lightning_predict.run.history import append_record, history_path, read_history
 from lightning_predict.timeout import run_unless_hanging
+from tests.run.test_history import RECORD
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +90,24 @@ def test_an_error_is_raised_as_it_is() -> None:
 
     with pytest.raises(ZeroDivisionError, match="by zero"):
         run_unless_hanging(60.0, "a server", fails)
+
+
+@pytest.mark.parametrize("answer", ["raises", "~/.local/share/lightning-predict"])
+def test_a_user_without_a_home_directory_leaves_no_folder_behind(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of a container: the history went to a folder called "~" in the working directory.
+    def without_home(_: str) -> str:
+        if answer == "raises":
+            raise RuntimeError("could not determine the home directory")
+        return answer
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIGHTNING_PREDICT_HISTORY", raising=False)
+    monkeypatch.setattr("platformdirs.user_data_dir", without_home)
+    monkeypatch.setattr("platformdirs.user_cache_dir", without_home)
+    assert read_history() == ()
+    assert load_offers()
+    with pytest.raises(NotADirectoryError, match="no-home-directory"):
+        in_hook(history_path(), lambda: append_record(RECORD))
+    assert list(tmp_path.iterdir()) == []

@@ -56,6 +56,8 @@ from lightning_predict.callbacks.trainer_state import (
     prefetched_batches,
     resumes_data,
 )
+from lightning_predict.checked import positive_number
+from lightning_predict.cost.energy import energy
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
@@ -299,6 +301,8 @@ class CostBudget(Callback):
         used = {
             "seconds": self._ledger.seconds + later,
             "usd": self._ledger.usd + later * self._ledger.usd_per_second,
+            "kg_co2": self._ledger.kg_co2 + later * self._ledger.kg_co2_per_second,
+            "kg_co2_seconds": self._ledger.kg_co2_seconds + (later if self._ledger.kg_co2_per_second else 0.0),
         }
         if fit is not None:
             fit.stated_seconds = used["seconds"]
@@ -309,7 +313,10 @@ class CostBudget(Callback):
         """Restore the used amounts from a checkpoint, unless each fit counts alone."""
         seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
         if self.scope == "cumulative":
-            self._ledger.resume(seconds=seconds, usd=usd)
+            emitted = [
+                amount_before(state_dict, name) if name in state_dict else 0.0 for name in ("kg_co2", "kg_co2_seconds")
+            ]
+            self._ledger.resume(seconds=seconds, usd=usd, kg_co2=emitted[0], kg_co2_seconds=emitted[1])
         self._machine = RentedMachine.of_state(state_dict)
         run = state_dict.get("run")  # absent in checkpoints of version 0.3 and earlier
         self._run = run if isinstance(run, str) and run else self._run
@@ -586,7 +593,9 @@ class CostBudget(Callback):
         missing = kept.seconds - before
         if missing > 0:
             self._run = kept.run
-            self._ledger.resume(seconds=kept.seconds, usd=kept.usd)
+            self._ledger.resume(
+                seconds=kept.seconds, usd=kept.usd, kg_co2=kept.kg_co2, kg_co2_seconds=kept.kg_co2_seconds
+            )
             print_sentence(
                 trainer, f"CostBudget adds {duration(missing)} that {place.ledger} records and the checkpoint does not."
             )
@@ -604,6 +613,8 @@ class CostBudget(Callback):
             run=self._run,
             seconds=self._ledger.seconds,
             usd=self._ledger.usd,
+            kg_co2=self._ledger.kg_co2,
+            kg_co2_seconds=self._ledger.kg_co2_seconds,
             date=now,
             ended=ended,
             saved_seconds=fit.saved_seconds,
@@ -872,7 +883,7 @@ class Emissions:
                 f"kg_co2={kg_co2} depends on the location of the machines; give grid, a place (europe-west3, "
                 "Frankfurt) or grams of CO2 per kWh."
             )
-        if not 1 <= pue < math.inf:
+        if (positive_number(pue) or 0.0) < 1:
             raise InvalidArgumentError(f"pue={pue!r} is out of range; expected a number of at least 1.")
         from lightning_predict.cost.grids import grid_of
 
@@ -880,7 +891,7 @@ class Emissions:
             kg_co2=amount_of("kg_co2", kg_co2),
             grid=grid_of(grid),
             watts=None if watts is None else amount_of("watts", watts),
-            pue=pue,
+            pue=float(pue),
         )
 
     def per_second(self, trainer: Trainer) -> float | None:
@@ -890,7 +901,7 @@ class Emissions:
         """
         watts, name = self.watts, gpu_name_in_use(trainer.strategy.root_device)
         if watts is None and name is not None:
-            watts = find_gpu(name).power_watts * trainer.world_size
+            watts = energy(0.0, find_gpu(name), busy_share=1.0).watts * trainer.world_size
         if watts is None:
             warn("CostBudget: the power of this machine is unknown, so kg_co2 has no effect; give watts.")
             return None
@@ -985,6 +996,8 @@ class Terms:
                 counted = f"; it counts {in_words(price.usd_per_hour)}"
         print_sentence(trainer, f"CostBudget allows {self.in_words}{counted}.")
         emissions = self.emissions
+        if emissions is not None:
+            ledger.kg_co2_per_second = emissions.per_second(trainer) or 0.0
         return limits_of_fit(
             ledger,
             usd=self.usd,
@@ -992,7 +1005,6 @@ class Terms:
             deadline=self.deadline,
             spent_usd=self.charges.cost_usd(0.0, hours_to_seconds(ledger.usd_per_second)),
             kg_co2=None if emissions is None else emissions.kg_co2,
-            kg_co2_per_second=None if emissions is None else emissions.per_second(trainer),
         )
 
 

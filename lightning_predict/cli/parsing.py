@@ -256,7 +256,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     groups = {heading: made.add_argument_group(heading) for heading in GROUPS.get(name, {})}
     for parameter in inspect.signature(function).parameters.values():
         group = groups[below[parameter.name]] if parameter.name in below else made
-        _add(group, name, parameter, words[parameter.name])
+        _add(group, name, parameter, words.get(parameter.name, ""))
     last = groups[below["json"]] if "json" in below else made
     last.add_argument("--json", action="store_true", help="Print JSON.")
     return made

@@ -51,6 +51,9 @@ def main(
         Exit code: 0 on success, 2 on an error, which is printed as one line to stderr. For `run`, the script's exit
         code.
     """
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the shell: `>&-`
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     argv = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     problem = unknown_command(argv)
     if problem is None and argv[0].startswith("-") and argv[0] not in _IMMEDIATE_OPTIONS:

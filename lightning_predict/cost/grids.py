@@ -62,8 +62,8 @@ def grid_of(name: str | float) -> PowerGrid:
         InvalidArgumentError: A number below 0, or an unknown name; the message suggests the nearest one.
     """
     try:
-        grams = float(name)
-    except ValueError:
+        grams = math.nan if isinstance(name, bool) else float(name)
+    except (TypeError, ValueError, OverflowError):
         grids = _grids()
         found = grids.get(_plain(str(name)))
         if found is None:

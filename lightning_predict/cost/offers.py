@@ -22,10 +22,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, final
 
-import platformdirs
-
 from lightning_predict.checked import Checked, read_json, read_toml
 from lightning_predict.errors import CatalogueError, InvalidArgumentError
+from lightning_predict.files import user_folder
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.layouts import is_same_machine
 
@@ -193,7 +192,7 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
 def current_prices_file() -> Path:
     """Return the file of fetched prices: `LIGHTNING_PREDICT_PRICES`, otherwise in the platform's data folder."""
     named = os.environ.get(PRICES_VARIABLE)
-    return Path(named) if named else Path(platformdirs.user_data_dir("lightning-predict")) / "prices" / "current.json"
+    return Path(named) if named else user_folder("data") / "prices" / "current.json"
 
 
 def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Offer, ...]:

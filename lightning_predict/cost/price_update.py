@@ -18,11 +18,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, final
 
-import platformdirs
-
 from lightning_predict.checked import DAY, Checked, File
 from lightning_predict.cost.price_files import CSV_SUFFIX, GENERIC_STEMS, OfferFile, read_sky_offers
 from lightning_predict.errors import CatalogueError, InvalidArgumentError
+from lightning_predict.files import user_folder
 from lightning_predict.weights.fetch import Download
 from lightning_predict.weights.source import DEADLINE_SECONDS, Address, address_of
 
@@ -86,7 +85,7 @@ def update_prices(source: str | os.PathLike[str], *, date: str | None = None) ->
 
 def prices_folder() -> Path:
     """Return the folder of imported price files."""
-    return Path(platformdirs.user_data_dir("lightning-predict")) / "prices"
+    return user_folder("data") / "prices"
 
 
 def _kept(content: bytes, provider: str, changed: float | None, source: str) -> UpdatedPrices:

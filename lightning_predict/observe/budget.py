@@ -156,9 +156,10 @@ class Ledger:
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self.usd_per_second = 0.0
+        self.usd_per_second = self.kg_co2_per_second = 0.0
         self.seconds_before = 0.0
         self.usd_before = 0.0
+        self.kg_co2_before = self.kg_co2_seconds_before = 0.0
         self._clock = clock
         self._start: float | None = None
 
@@ -177,26 +178,40 @@ class Ledger:
         """Dollars of all fits, each at its own price. Fits without a price are not included."""
         return self.usd_before + self.elapsed_seconds * self.usd_per_second
 
+    @property
+    def kg_co2(self) -> float:
+        """Kilograms of CO2 of the fits with a known power, each with its own machines and grid."""
+        return self.kg_co2_before + self.elapsed_seconds * self.kg_co2_per_second
+
+    @property
+    def kg_co2_seconds(self) -> float:
+        """Seconds of these fits."""
+        return self.kg_co2_seconds_before + (self.elapsed_seconds if self.kg_co2_per_second else 0.0)
+
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle the used amounts, but not the clock, which has no meaning in another process."""
-        return vars(self) | {"seconds_before": self.seconds, "usd_before": self.usd, "_start": None}
+        emitted = {"kg_co2_before": self.kg_co2, "kg_co2_seconds_before": self.kg_co2_seconds}
+        return vars(self) | {"seconds_before": self.seconds, "usd_before": self.usd, "_start": None} | emitted
 
     def open(self, *, forget: bool) -> None:
         """Start a fit. If `forget`, reset the amounts of earlier fits."""
         self.close()
         if forget:
-            self.seconds_before = self.usd_before = 0.0
-        self.usd_per_second = 0.0
+            self.seconds_before = self.usd_before = self.kg_co2_before = self.kg_co2_seconds_before = 0.0
+        self.usd_per_second = self.kg_co2_per_second = 0.0
         self._start = self._clock()
 
     def close(self) -> None:
         """End the fit, if one is in progress."""
+        self.kg_co2_before, self.kg_co2_seconds_before = self.kg_co2, self.kg_co2_seconds
         self.seconds_before, self.usd_before, self._start = self.seconds, self.usd, None
 
-    def resume(self, *, seconds: float, usd: float) -> None:
+    def resume(self, *, seconds: float, usd: float, kg_co2: float = 0.0, kg_co2_seconds: float = 0.0) -> None:
         """Restore the amounts of a checkpoint, unless this process has measured more."""
         self.seconds_before = max(self.seconds_before, seconds)
         self.usd_before = max(self.usd_before, usd)
+        self.kg_co2_before = max(self.kg_co2_before, kg_co2)
+        self.kg_co2_seconds_before = max(self.kg_co2_seconds_before, kg_co2_seconds)
 
 
 @final
@@ -258,7 +273,6 @@ def limits_of_fit(
     deadline: datetime | None,
     spent_usd: float = 0.0,
     kg_co2: float | None = None,
-    kg_co2_per_second: float | None = None,
 ) -> tuple[Limit, ...]:
     """Return the limits of a fit that has just begun.
 
@@ -269,15 +283,14 @@ def limits_of_fit(
         deadline: Deadline, a time with a time zone.
         spent_usd: Dollars spent on anything but training. They count as used.
         kg_co2: Limit in kilograms of CO2.
-        kg_co2_per_second: Emission per second, which is also assumed for earlier fits. If None (unknown), there is no
-            limit in CO2.
     """
     limits = []
     if usd is not None and ledger.usd_per_second > 0:
         limits.append(usd_limit(usd, per_second=ledger.usd_per_second, before=ledger.usd_before + spent_usd))
-    if kg_co2 is not None and kg_co2_per_second is not None:
-        before = ledger.seconds_before * kg_co2_per_second
-        limits.append(co2_limit(kg_co2, per_second=kg_co2_per_second, before=before))
+    if kg_co2 is not None and (rate := ledger.kg_co2_per_second) > 0:
+        # Earlier seconds on machines of unknown power are counted at the present power.
+        before = ledger.kg_co2_before + max(0.0, ledger.seconds_before - ledger.kg_co2_seconds_before) * rate
+        limits.append(co2_limit(kg_co2, per_second=rate, before=before))
     if hours is not None:
         limits.append(hours_limit("hours", hours, before=seconds_to_hours(ledger.seconds_before)))
     if deadline is not None:

@@ -71,6 +71,8 @@ class SavedLedger:
         seconds: Used seconds, over all its fits.
         usd: Used dollars, over all its fits.
         date: When it was written (ISO 8601).
+        kg_co2: Kilograms of CO2, over its fits with a known power.
+        kg_co2_seconds: Seconds of these fits.
         jobs: Jobs that trained it, with their restarts.
         command: Hash of its command line.
         process: Host and number of its process.
@@ -82,6 +84,8 @@ class SavedLedger:
     seconds: float
     usd: float
     date: str
+    kg_co2: float = 0.0
+    kg_co2_seconds: float = 0.0
     jobs: Mapping[str, int] = field(default_factory=jobs_in_use)
     command: str = field(default_factory=command_in_use)
     process: str = field(default_factory=_process_in_use)
@@ -196,13 +200,16 @@ def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     record.check_keys(
-        ("run", "seconds", "usd", "date"), ("jobs", "command", "process", "ended", "saved_seconds", "job")
+        ("run", "seconds", "usd", "date"),
+        ("jobs", "command", "process", "ended", "saved_seconds", "job", "kg_co2", "kg_co2_seconds"),
     )
     return SavedLedger(
         run=record.member("run").text(),
         seconds=record.member("seconds").number(),
         usd=record.member("usd").number(),
         date=record.member("date").text(),
+        kg_co2=record.optional("kg_co2", Checked.number, 0.0),
+        kg_co2_seconds=record.optional("kg_co2_seconds", Checked.number, 0.0),
         jobs=record.optional(
             "jobs", lambda jobs: {name: one.integer() for name, one in jobs.members().items()}, dict[str, int]()
         ),

@@ -22,11 +22,9 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
-import platformdirs
-
 from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import reject_irregular
+from lightning_predict.files import reject_irregular, user_folder
 from lightning_predict.interval import NORMAL_95
 from lightning_predict.run.batch_size import line_through
 from lightning_predict.tracing.trace import Trace
@@ -148,7 +146,7 @@ def model_fingerprint_of(trace: Trace) -> str | None:
 def history_path(path: str | Path | None = None) -> Path:
     """Return the history file or folder: `path`, else `LIGHTNING_PREDICT_HISTORY`, else the platform's default."""
     named = path or os.environ.get(HISTORY_VARIABLE)
-    return Path(named) if named else Path(platformdirs.user_data_dir("lightning-predict")) / "history.jsonl"
+    return Path(named) if named else user_folder("data") / "history.jsonl"
 
 
 def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path:

@@ -24,10 +24,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, final
 
-import platformdirs
-
 from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
+from lightning_predict.files import user_folder
 from lightning_predict.weights.files import parse_weights, read_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, file_name, parse_manifest
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
@@ -220,7 +219,7 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
     """Return the folder of this release's downloads."""
     from lightning_predict import __version__  # works without an installed distribution
 
-    root = cache_dir or os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lightning-predict")
+    root = cache_dir or os.environ.get(CACHE_VARIABLE) or user_folder("cache")
     return Path(root).expanduser() / __version__
 
 

@@ -876,6 +876,13 @@ def test_weights_are_those_of_a_run_without_it(lightning: Small, tmp_path: Path)
         ({"kg_co2": 0, "grid": 400}, InvalidArgumentError, "kg_co2=0 is not a limit; expected a number above 0"),
         ({"kg_co2": 1, "grid": "Atlantis"}, InvalidArgumentError, "grid='Atlantis' is not a known region, place or co"),
         ({"kg_co2": 1, "grid": 400, "pue": 0.9}, InvalidArgumentError, "pue=0.9 is out of range; expected a number"),
+        (
+            {"kg_co2": 1, "grid": 400, "pue": "1.2"},
+            InvalidArgumentError,
+            "pue='1.2' is out of range; expected a number",
+        ),
+        ({"kg_co2": 1, "grid": [400]}, InvalidArgumentError, r"grid=\[400\] is not a known region"),
+        ({"kg_co2": 1, "grid": True}, InvalidArgumentError, "grid=True is out of range; expected grams of CO2"),
         ({"usd": 1, "grid": 400}, InvalidArgumentError, "grid, watts and pue are for a limit in CO2; give it with kg"),
         ({"usd": 1, "setup_minutes": -1}, InvalidArgumentError, "setup_minutes=-1 is out of range; expected a number"),
         ({"usd": 1, "offer": "g5.xlarg"}, UnknownOfferError, "offer='g5.xlarg' is not listed. Nearest: g5.xlarge"),

@@ -19,6 +19,7 @@ from lightning_predict.cli.parsing import COMMANDS, parsed
 from lightning_predict.errors import CatalogueError, LightningPredictError
 from lightning_predict.gpus import gpu
 from tests.cli.conftest import Run, python
+from tests.processes import ROOT
 
 
 def test_the_help_of_the_program(run: Run, golden: Callable[[str, str], None]) -> None:
@@ -208,3 +209,17 @@ def test_records_as_json_values() -> None:
     assert (row["name"], row["compute_capability"], row["emulated_dtypes"]) == ("T4", [7, 5], ["bfloat16"])
     assert row["sources"]["*"][0]["url"].startswith("https://")
     assert json_value({"a": float("nan"), "b": Path("x")}) == {"a": None, "b": "x"}
+
+
+@pytest.mark.parametrize("flags", [["-OO"], ["-O"], ["-I"], ["-X", "utf8=0"], ["-W", "error"]])
+def test_flags_of_the_interpreter_change_no_answer(flags: list[str]) -> None:
+    command = [sys.executable, *flags, "-m", "lightning_predict.cli", "gpus", "T4"]
+    plain = subprocess.run([sys.executable, "-m", "lightning_predict.cli", "gpus", "T4"], capture_output=True, cwd=ROOT)
+    ran = subprocess.run(command, capture_output=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout) == (0, plain.stdout), ran.stderr
+
+
+def test_a_closed_output_is_no_error() -> None:
+    command = f"{sys.executable} -m lightning_predict.cli gpus T4 >&-"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT)
+    assert (ran.returncode, ran.stderr) == (0, b"")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.observe.budget import Ledger
+from lightning_predict.observe.budget import Ledger, limits_of_fit
 
 
 class Clock:
@@ -67,3 +67,33 @@ def test_a_fit_that_opens_anew_has_no_price_until_it_is_told() -> None:
     ledger.open(forget=False)
     clock.seconds += 10
     assert (ledger.seconds, ledger.usd) == (20.0, 10 * 0.5)
+
+
+def test_co2_is_counted_at_the_power_of_the_machine_that_emitted_it() -> None:
+    # Ten hours at 2.24 kg/h (8 H100), resumed at 0.028 kg/h (a T4), counted as 0.28 kg.
+    clock = Clock()
+    ledger = Ledger(clock)
+    ledger.open(forget=False)
+    ledger.kg_co2_per_second = 2.24 / 3600
+    clock.seconds += 36_000
+    ledger.close()
+    ledger.open(forget=False)
+    ledger.kg_co2_per_second = 0.028 / 3600
+    (limit,) = limits_of_fit(ledger, usd=None, hours=None, deadline=None, kg_co2=30.0)
+    assert round(limit.used(0.0), 9) == 22.4
+    resumed = Ledger(clock)
+    resumed.open(forget=False)
+    resumed.resume(seconds=ledger.seconds, usd=0.0, kg_co2=ledger.kg_co2, kg_co2_seconds=ledger.kg_co2_seconds)
+    resumed.kg_co2_per_second = 0.028 / 3600
+    (limit,) = limits_of_fit(resumed, usd=None, hours=None, deadline=None, kg_co2=30.0)
+    assert round(limit.used(3600.0), 9) == 22.428
+
+
+def test_seconds_of_unknown_power_are_counted_at_the_present_power() -> None:
+    clock = Clock()
+    ledger = Ledger(clock)
+    ledger.open(forget=False)
+    ledger.resume(seconds=3600.0, usd=0.0)  # of a checkpoint before this was stored
+    ledger.kg_co2_per_second = 0.028 / 3600
+    (limit,) = limits_of_fit(ledger, usd=None, hours=None, deadline=None, kg_co2=30.0)
+    assert round(limit.used(0.0), 9) == 0.028
