@@ -171,7 +171,15 @@ def step_of_tokens() -> None:
     (rows + model(rows)).square().mean().backward()
 
 
-@pytest.mark.parametrize("step", [step_of_images, step_of_tokens])
+def step_of_words() -> None:
+    """The loss of a language model: its log-softmax keeps 16 bits, in both passes, and an odd vocabulary is slow."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.LayerNorm(1024), nn.Linear(1024, 50257, bias=False))
+        rows, labels = torch.empty(2048, 1024), torch.zeros(2048, dtype=torch.int64)
+    nn.functional.cross_entropy(model(rows), labels).backward()
+
+
+@pytest.mark.parametrize("step", [step_of_images, step_of_tokens, step_of_words])
 @pytest.mark.parametrize("name", ["A100-SXM-80GB", "RTX-3090"])
 def test_half_precision_flows_on_as_under_autocast(step: Callable[[], None], name: str) -> None:
     """What if in 16 bits, from float32, against the same step recorded under autocast."""

@@ -130,6 +130,8 @@ _WEIGHT_AT: Final[Mapping[str, int]] = {
 }
 """Matmuls and convolutions of layers, with the position of the weight among their tensors."""
 
+_LOG_SOFTMAX_BACKWARD: Final = "aten::_log_softmax_backward_data"
+
 _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 """Operations that read float16 and return float32 without a copy."""
 
@@ -198,7 +200,9 @@ class _Autocast:
             operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
             if operation.phase == "optimizer":
                 yield operation  # gradients are cast back before the optimizer
-            elif is_cast_by_autocast(operation):
+            elif is_cast_by_autocast(operation) or (
+                operation.name == _LOG_SOFTMAX_BACKWARD and self._keeps_softmax(operation)
+            ):
                 yield from self._in_half(operation)
             elif operation.name in _FLOAT32_OPERATIONS and not self._keeps_softmax(operation):
                 yield from self._in_float32(operation)
@@ -207,9 +211,14 @@ class _Autocast:
             self._produced |= {tensor.id for tensor in operation.outputs}
 
     def _keeps_softmax(self, operation: Operation) -> bool:
-        """Return whether an operation is the log-softmax of a cross entropy, which keeps the dtype of its input."""
-        return operation.name == "aten::_log_softmax" and any(
-            tensor.id in self._kept_softmax for tensor in operation.outputs
+        """Return whether the operation is the log-softmax of a cross entropy, forward or backward.
+
+        It uses its input's dtype. Only the loss behind it is in float32.
+        """
+        if operation.name == "aten::_log_softmax":
+            return any(tensor.id in self._kept_softmax for tensor in operation.outputs)
+        return operation.name == _LOG_SOFTMAX_BACKWARD and any(
+            tensor.id in self._kept_softmax & self._half for tensor in operation.inputs[1:]
         )
 
     def _now(self, tensor: TensorInfo) -> TensorInfo:
@@ -278,7 +287,9 @@ class _Autocast:
         yield _copy(operation, first, self._now(operation.outputs[0]))  # the gradient in the dtype of its tensor
 
     def _in_widest(self, operation: Operation) -> Operation:
-        inputs = tuple(map(self._saved if operation.phase == "backward" else self._now, operation.inputs))
+        same = {tensor.id for tensor in operation.inputs} & {tensor.id for tensor in operation.outputs}  # a view
+        is_saved = operation.phase == "backward" and not same
+        inputs = tuple(map(self._saved if is_saved else self._now, operation.inputs))
         deciding = inputs[:1] if _BATCH_NORM in operation.name else inputs
         kinds = {tensor.dtype for tensor in deciding if tensor.shape} & {"float32", self._dtype}
         is_half = kinds == {self._dtype} and not (operation.phase == "forward" and operation.name in SUMS)
