@@ -362,8 +362,13 @@ def as_options(problem: str, name: str) -> str:
         option = option_of(parameter)
         problem = re.sub(rf"(?<![\w.-]){parameter}=(?=\S)", f"{option} ", problem)
         if "_" in parameter:
-            problem = re.sub(rf"(?<![\w.-]){parameter}\b", option, problem)
+            problem = _renamed(problem, parameter, option)
     return problem
+
+
+def _renamed(problem: str, parameter: str, option: str) -> str:
+    """Replace a parameter outside of quotes, which have the user's words."""
+    return re.sub(rf"((?<!\w)'[^']*')|(?<![\w.-]){parameter}\b", lambda found: found[1] or option, problem)
 
 
 def help_text() -> str:
