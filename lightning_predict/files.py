@@ -23,6 +23,9 @@ from lightning_predict.timeout import run_unless_hanging
 
 Result = TypeVar("Result")
 
+PROGRESS_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"
+"""Environment variable with the path of the progress file."""
+
 FILE_SECONDS: Final = 60.0
 """Timeout of a hook for a file or a logger."""
 

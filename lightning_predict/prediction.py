@@ -320,7 +320,8 @@ def _machine_in_use(step: StepPredictor, workload: Workload, assumptions: Assump
         coverage={},
         forward_seconds=seconds / 3,  # the backward pass computes twice as much
     )
-    run = step.corrected(predict_run(measured, workload, None, batches=trace.batches), in_use)
+    run = predict_run(measured, workload, None, batches=trace.batches, replicas=trace.world_size)
+    run = step.corrected(step.with_work(run, trace.world_size), in_use)
     machine = MachineInUse(name=name, step=measured, run=run, layout=in_use)
     if in_use is None:
         return machine

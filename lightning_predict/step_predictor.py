@@ -22,6 +22,7 @@ from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
+from lightning_predict.kernels.model_flops import step_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes
 from lightning_predict.memory.libraries import context_bytes, nccl_bytes
@@ -127,6 +128,7 @@ class StepPredictor:
         if self.in_use is not None and trace.measured_steps and assumptions.history:
             self._run_factor = run_correction(assumptions.history, fingerprint_of(plain), self.in_use.name)
         self._memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
+        self._work = step_work([one.timed for one in self.kinds], self._shares, trace)
         self._ready: dict[int, MultiGpuStep] = {}
         self._tables: dict[Strategy, ShardedEmbeddings] = {}
 
@@ -274,7 +276,17 @@ class StepPredictor:
         )
         groups = replicas * strategy.accumulate  # number of recorded batches per step
         run = predict_run(step, own, self._checked(layout, strategy), batches=batches, replicas=groups)
-        return self.corrected(run, layout)
+        return self.corrected(self.with_work(run, groups), layout)
+
+    def with_work(self, run: Run, groups: float) -> Run:
+        """Return a run with the FLOPs and tokens of a step that consists of this many recorded batches."""
+        work = self._work
+        return replace(
+            run,
+            flops=None if work.flops is None else groups * work.flops,
+            flops_dtype=work.dtype,
+            tokens_per_iteration=None if work.tokens is None else round(groups * work.tokens),
+        )
 
     def corrected(self, run: Run, layout: Layout | None) -> Run:
         """Correct a run by its own progress if known, and by earlier runs, and cut it off at its time limit."""

@@ -179,6 +179,8 @@ def changed(prediction: Prediction, **values: Any) -> Prediction:
         prediction = replace(prediction, layout=named)
     if "iteration" in values:
         values["interval"] = values.pop("iteration")
+        waiting = prediction.cycle_seconds - prediction.iteration_seconds
+        values.setdefault("cycle_seconds", values["interval"].middle + waiting)
     if "base_share" in values:
         values["extrapolated_share"] = values.pop("base_share")
     if "samples_per_second" in values:

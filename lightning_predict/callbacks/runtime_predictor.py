@@ -14,6 +14,7 @@ that, the callback only updates the forecast, and compares it with the actual ti
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -36,7 +37,6 @@ from lightning_predict.callbacks.forecast_updates import ForecastUpdates
 from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
 from lightning_predict.callbacks.memory_warnings import MemoryWarnings
 from lightning_predict.callbacks.output import OutputOptions, print_predictions
-from lightning_predict.callbacks.progress import ProgressFile
 from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
 from lightning_predict.callbacks.rank_agreement import wait_seconds
 from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_prediction, of_processes
@@ -46,7 +46,7 @@ from lightning_predict.cost.prediction import Charges, UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
-from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.files import FILE_SECONDS, PROGRESS_VARIABLE, in_hook
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.guard import log_exceptions, own_error
 from lightning_predict.interval import Interval
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from lightning_predict.callbacks.advice_output import DataFlowRecorder
+    from lightning_predict.callbacks.progress import ProgressFile
     from lightning_predict.extensions.advice.advice_text import Advice
     from lightning_predict.gpus.own_rates import OwnRates
     from lightning_predict.run.batch_size import BatchSizeOption
@@ -302,7 +303,10 @@ class RuntimePredictor(Callback):
             return
         windows = fit.clock.windows
         windows.start_training(optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization)
-        fit.progress_file = ProgressFile.wanted(self.progress_file, trainer)
+        if self.progress_file is not None or os.environ.get(PROGRESS_VARIABLE):
+            from lightning_predict.callbacks.progress import ProgressFile
+
+            fit.progress_file = ProgressFile.wanted(self.progress_file, trainer)
         fit.recording.on_train_start(
             trainer, pl_module, warmup_steps=self.warmup_steps, capture_steps=self.capture_steps, count=windows
         )

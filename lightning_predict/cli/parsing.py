@@ -124,7 +124,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "pue",
         ),
         "how it is predicted": ("method", "skew", "weights", "offline"),
-        "what is shown": ("verbose", "output", "json"),
+        "what is shown": ("columns", "verbose", "output", "json"),
     },
 }
 """Headings in the help of commands with many options, and their parameters; others come before the headings."""

@@ -77,6 +77,7 @@ def predict(
     skew: str | None = None,
     weights: str | None = None,
     offline: bool = False,
+    columns: str | None = None,
     verbose: bool = False,
     output: str | None = None,
 ) -> CommandAnswer:
@@ -136,6 +137,7 @@ def predict(
             indices (columns table, index) to fit it to (default: 0, uniform).
         weights: Weights of the models: a folder, a file or an https:// address.
         offline: Do not use the network, regardless of the configuration.
+        columns: Add columns, separated by commas: samples_per_second, tokens_per_second, mfu (model FLOP utilisation).
         verbose: Also print the methods, the sources of prices and every note.
         output: Write files instead of printing, separated by commas, by suffix: .html (needs no network), .md, .json,
             or .yaml, a SkyPilot task that rents the recommended GPU.
@@ -153,6 +155,7 @@ def predict(
     from lightning_predict.kernels.interconnect import interconnect_of
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank
+    from lightning_predict.reports.table import column_names
     from lightning_predict.run.history import read_history
     from lightning_predict.weights.source import weights_source
 
@@ -166,6 +169,7 @@ def predict(
         "checkpointing": checkpointing or None,
         "optimizer": optimizer,
     }
+    asked = column_names([name.strip() for name in (columns or "").split(",") if name.strip()])
     outputs = [Path(name.strip()) for name in (output or "").split(",") if name.strip()]
     for path in outputs:
         if path.suffix not in ENDINGS:
@@ -209,7 +213,7 @@ def predict(
         "evaluation_seconds": evaluation_seconds,
     }
     findings = _findings(step, layouts, iterations, deadline_hours, assumptions, notes, around)
-    findings = replace(findings, command=command, heading=heading)
+    findings = replace(findings, command=command, heading=heading, columns=asked)
     if pue != 1 and found_grid is None:
         raise InvalidArgumentError("--pue is for the energy of the run; give it with --grid.")
     if outputs or found_grid is not None:
@@ -416,7 +420,7 @@ class Findings:
     def markdown(self) -> str:
         """Return the tables in Markdown."""
         from lightning_predict.reports.ranking import ranking_markdown
-        from lightning_predict.reports.table import markdown_table
+        from lightning_predict.reports.table_markup import markdown_table
 
         table = markdown_table(self.predictions, columns=self.columns, notes=self.energy_notes())
         memory = "" if self.memory is None else f"\n{self.memory.markdown()}\n"

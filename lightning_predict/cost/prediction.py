@@ -69,13 +69,30 @@ def _step_seconds(one: Values) -> float:
     return one.iteration_seconds if one.measured_seconds is None else one.measured_seconds
 
 
+def _loader_share(one: Values) -> float:
+    return 1 - one.iteration_seconds / one.cycle_seconds if one.cycle_seconds > 0 else 0.0
+
+
 def _cycle(one: Values) -> Interval[float]:
     return one.iteration.added(one.cycle_seconds - one.iteration_seconds)
 
 
 def _samples_per_second(one: Values) -> float | None:
     samples = one.run.samples_per_iteration
-    return None if samples is None else samples / one.iteration_seconds
+    return None if samples is None else samples / one.step_seconds
+
+
+def _tokens_per_second(one: Values) -> float | None:
+    tokens = one.run.tokens_per_iteration
+    return None if tokens is None else tokens / one.step_seconds
+
+
+def _mfu(one: Values) -> float | None:
+    layout, flops, dtype = one.layout, one.run.flops, one.run.flops_dtype
+    peak = None if layout is None or dtype is None else layout.gpu.peak(dtype)
+    if layout is None or not flops or not peak:
+        return None
+    return flops / one.step_seconds / (peak * layout.count)
 
 
 def _energy(one: Values) -> Energy | None:
@@ -142,6 +159,14 @@ class Values:
         "s",
     )
     iterations = Field[int | None]("run.iterations", "Remaining training steps.")
+    cycle_seconds = Field[float](
+        "run.cycle_seconds",
+        "Seconds of a step and its wait for the loader.",
+        "s",
+        title="with loader",
+        on_machine=True,
+        gives_way=5,
+    )
     total_seconds = Field[float | None](
         "run.total_seconds",
         "Seconds of the rest of the run, including validation.",
@@ -170,7 +195,6 @@ class Values:
         "run.validation_is_estimated",
         "Whether the validation time is estimated from the forward share of a training step.",
     )
-    cycle_seconds = Field[float]("run.cycle_seconds", "Seconds of a step and its wait for the loader.", "s")
     cycle = Field[Interval[float]](
         _cycle, "Seconds of a step and its wait for the loader, with a 90 % interval.", "s", in_json=False
     )
@@ -180,6 +204,7 @@ class Values:
         "Loader time for the batches of a step; it bounds the step if it is longer than the step.",
         "s",
     )
+    loader_share = Field[float](_loader_share, "Share of the time spent waiting for the loader.", "share")
     checkpoint_seconds = Field[float | None](
         "run.checkpoint_seconds", "Part of `total_seconds` spent on writing checkpoints.", "s"
     )
@@ -193,7 +218,36 @@ class Values:
         "Whether the Trainer's time limit ends the run; the totals then stop at the limit.",
         on_machine=True,
     )
-    samples_per_second = Field[float | None](_samples_per_second, "Throughput of all GPUs.", "samples/s")
+    samples_per_second = Field[float | None](
+        _samples_per_second,
+        "Throughput of all GPUs.",
+        "samples/s",
+        title="samples/s",
+        shown="asked",
+        on_machine=True,
+        log="samples_per_second",
+    )
+    tokens_per_second = Field[float | None](
+        _tokens_per_second,
+        "Tokens of all GPUs, if the step looks up sequences of tokens in an embedding.",
+        "tokens/s",
+        title="tokens/s",
+        shown="asked",
+        on_machine=True,
+        log="tokens_per_second",
+    )
+    model_flops = Field[float | None](
+        "run.flops", "FLOPs of a training step on all GPUs: products, convolutions and attention.", "FLOP"
+    )
+    mfu = Field[float | None](
+        _mfu,
+        "Model FLOP utilisation: FLOPs per second over the dense peak of the GPUs for the dtype of most of them.",
+        "share",
+        title="MFU",
+        shown="asked",
+        on_machine=True,
+        log="mfu",
+    )
     cost_usd = Field[float | None](
         "price.cost_usd", "Cost of the rest of the run.", "$", title="cost", on_machine=True, log="cost_usd"
     )

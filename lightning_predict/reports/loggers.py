@@ -24,7 +24,6 @@ from lightning_predict.cost.prediction import FIELDS
 from lightning_predict.files import write_atomically
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, ranking_markdown
-from lightning_predict.reports.table import markdown_table
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 
@@ -38,6 +37,10 @@ QUANTITIES: Final[Mapping[str, Field[Any]]] = {row.log: row for row in FIELDS if
 
 BRIEF: Final = ("iteration_ms", "total_hours", "cost_usd")
 """Quantities logged by default; few, because each adds a chart per GPU."""
+
+
+OF_OWN_GPU: Final = ("samples_per_second", "tokens_per_second", "mfu")
+"""Further quantities logged by default for the GPU in use."""
 
 
 MAX_IN_FULL: Final = 3
@@ -72,7 +75,8 @@ def metrics(
         for prediction in predictions.values()
         if gpus is None or prediction.gpu in gpus
         for name, quantity in QUANTITIES.items()
-        if (in_full or name in BRIEF) and (value := quantity.logged(prediction)) is not None
+        if (in_full or name in BRIEF or (name in OF_OWN_GPU and prediction.gpu == predictions.used_gpu))
+        and (value := quantity.logged(prediction)) is not None
     }
 
 
@@ -101,6 +105,8 @@ TENSORBOARD_WIDTH: Final = 90
 
 
 def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
+    from lightning_predict.reports.table_markup import markdown_table
+
     table = markdown_table(predictions, verbose=False, width=TENSORBOARD_WIDTH)
     logger.experiment.add_text(TABLE_KEY, table, global_step=step)
 
@@ -156,6 +162,8 @@ def _wandb_summary(logger: Any, predictions: Predictions, _step: int) -> None:
 
 
 def _mlflow_artifacts(logger: Any, predictions: Predictions, step: int) -> None:
+    from lightning_predict.reports.table_markup import markdown_table
+
     client, run_id = logger.experiment, logger.run_id
     client.log_dict(run_id, predictions.as_dict() | {"step": step}, f"{ARTIFACT_FOLDER}/predictions.json")
     client.log_text(run_id, markdown_table(predictions), f"{ARTIFACT_FOLDER}/predictions.md")

@@ -11,16 +11,15 @@ Example::
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.reports.escaping import html_text as escape
 from lightning_predict.reports.ranking import Ranking, advice, rank, shortlist
-from lightning_predict.reports.table import html_table, plain_table
+from lightning_predict.reports.table import plain_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,16 +102,23 @@ class Predictions(AbstractPredictions):
         """Show the table at a prompt instead of the dataclass fields."""
         return str(self)
 
-    def text(self, *, verbose: bool = False) -> str:
+    def text(self, *, verbose: bool = False, columns: Collection[str] = ()) -> str:
         """Return the table as `print` shows it.
 
         Args:
             verbose: Add prediction methods, sources of prices, and all notes.
+            columns: Columns to add, for example `mfu`, `samples_per_second`, `tokens_per_second`, `kilowatt_hours`.
+
+        Raises:
+            InvalidArgumentError: A name without a column.
         """
-        return plain_table(self, verbose=verbose)
+        return plain_table(self, verbose=verbose, columns=columns)
 
     def _repr_html_(self) -> str:
         """Show the table and the renting advice in a notebook."""
+        from lightning_predict.reports.escaping import html_text as escape
+        from lightning_predict.reports.table_markup import html_table
+
         lines = "".join(f"<p>{escape(line)}</p>" for line in advice(self.ranking()))
         return html_table(self) + lines
 

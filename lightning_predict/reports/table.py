@@ -30,8 +30,7 @@ from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.guard import own_error
 from lightning_predict.interval import Interval
 from lightning_predict.note import is_decisive, is_detail
-from lightning_predict.reports.escaping import html_text as escape
-from lightning_predict.reports.escaping import markdown_text, terminal_text
+from lightning_predict.reports.escaping import terminal_text
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
@@ -57,6 +56,9 @@ if TYPE_CHECKING:
 
 SHARE_TO_MENTION: Final = 0.01
 """Minimum share of a total for its part to be mentioned."""
+
+LARGE_PART: Final = 0.1
+"""Minimum share of a total, apart from training steps, or of a wait for the loader, to be shown without `verbose`."""
 
 EXTRAPOLATION_MARK: Final = "†"
 """Marks a GPU whose time comes from networks without any measurement of it."""
@@ -111,6 +113,22 @@ def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
         yield f"Total: {duration(max(one.checkpoint_seconds or 0.0 for one in writing))} for checkpoints{how}."
 
 
+def sum_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Yield a note on the parts of the total besides its steps, if they are not small."""
+    one: TableLine | None = next(iter(predictions.values()), None) if predictions.machine is None else None
+    if one is None or one.total is None or one.is_cut_off or not one.iterations or one.run.training_seconds is None:
+        return
+    validation, writing = one.validation_seconds or 0.0, one.checkpoint_seconds or 0.0
+    other = max(one.total.middle - one.run.training_seconds - validation - writing, 0.0)
+    if one.total.middle <= 0 or (validation + writing + other) < LARGE_PART * one.total.middle:
+        return
+    amounts = ((validation, "validation"), (writing, "checkpoints"), (other, "pauses between epochs"))
+    parts = [
+        f"{duration(amount)} of {name}" for amount, name in amounts if amount >= SHARE_TO_MENTION * one.total.middle
+    ]
+    yield f"{one.gpu}: the total has {duration(one.run.training_seconds)} of steps, {', '.join(parts)}."
+
+
 def _checkpoint_share(prediction: Prediction) -> float:
     if not prediction.total_seconds or prediction.checkpoint_seconds is None:
         return 0.0
@@ -129,6 +147,26 @@ def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
         yield (
             f"Bound by loader: it takes {milliseconds(max(bound))} ms per step on any GPU (included in the "
             "total). Use more workers; a faster GPU would not help."
+        )
+
+
+LOADER_RATE: Final = 5000.0
+"""Samples per second of a machine above which a loader may not keep up: about 32 cores that decode JPEGs, a rounded
+figure."""
+
+
+def loader_rate_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Yield a note on samples per second that a loader may not deliver, if its speed was not measured."""
+    rates = {
+        one.gpu: one.samples_per_second / one.layout.nodes
+        for one in predictions.values()
+        if one.num_gpus > 1 and one.samples_per_second is not None and one.loader_seconds == 0
+    }
+    most = max(rates, key=rates.__getitem__, default=None)
+    if most is not None and rates[most] >= LOADER_RATE:
+        yield (
+            f"{most}: each machine needs {significant(rates[most])} samples/s from its loader, whose speed was not "
+            "measured."
         )
 
 
@@ -535,6 +573,19 @@ def bound_by(prediction: Prediction) -> str:
     return f"{bound}?" if verdict is not None and verdict.is_doubtful else bound
 
 
+MAIN_SHARE: Final = 1 / 3
+"""Minimum share of the time spent waiting for the loader to be called the bottleneck in a table."""
+
+
+def bound_cell(prediction: Prediction) -> str:
+    """Return the bottleneck for a table: with the loader's share of the time, if a step waits for it."""
+    part, bound = prediction.loader_share, bound_by(prediction)
+    if part < LARGE_PART or not prediction.run.loader_is_reliable:
+        return bound
+    loader = f"loader {share(part)}"
+    return loader if bound == "loader" or part >= MAIN_SHARE else f"{bound}, {loader}"
+
+
 def _covered_by(prediction: Prediction) -> str | None:
     by_share = ordered(prediction.coverage.items(), lambda item: item[1], reverse=True)
     text = ", ".join(f"{method} {share(part)}" for method, part in by_share if part > 0)
@@ -565,25 +616,37 @@ def columns_of(
     Raises:
         InvalidArgumentError: `asked` has a name without a column.
     """
-    check_columns(asked)
+    asked = column_names(asked)
     shown = {"always", "verbose"} if verbose else {"always"}
     return tuple(
         _column(row, predictions)
         for row in FIELDS
         if row.title is not None and (row.shown in shown or row.name in asked)
+        if row.name != "cycle_seconds" or waits_for_loader(predictions) or row.name in asked
     )
 
 
-def check_columns(asked: Collection[str]) -> None:
-    """Validate the names of columns to add.
+def waits_for_loader(predictions: AbstractPredictions) -> bool:
+    """Return whether the wait for the loader changes the total of any row, so that it needs a column."""
+    lines: list[TableLine] = [*predictions.values()]
+    if predictions.machine is not None:
+        lines.append(predictions.machine)
+    return any(one.loader_share >= SHARE_TO_MENTION for one in lines)
+
+
+def column_names(asked: Collection[str]) -> tuple[str, ...]:
+    """Return the fields with these names or titles of columns: `mfu`, `MFU`, `tokens/s`.
 
     Raises:
         InvalidArgumentError: A name without a column.
     """
-    known = [row.name for row in FIELDS if row.shown == "asked"]
-    for name in asked:
-        if name not in {row.name for row in FIELDS if row.title is not None}:
-            raise InvalidArgumentError(f"There is no column {name!r} to add; expected {', '.join(known)}.")
+    titled = {row.name: row.title.replace("\n", " ") for row in FIELDS if row.title is not None}
+    fields = {word.casefold(): name for name, title in titled.items() for word in (name, title)}
+    for word in asked:
+        if word.casefold() not in fields:
+            known = ", ".join(row.name for row in FIELDS if row.shown == "asked")
+            raise InvalidArgumentError(f"columns={word!r} is no column; expected some of {known}.")
+    return tuple(fields[word.casefold()] for word in asked)
 
 
 def _column(row: Field[Any], predictions: AbstractPredictions) -> Column:
@@ -641,7 +704,7 @@ _SPECIAL: Final[Mapping[str, Callable[[AbstractPredictions, Any], str | None]]] 
     "total": _interval_cell,
     "cost_usd": _cost_cell,
     "memory_bytes": lambda _, line: _memory(line.memory),
-    "verdict": lambda _, one: bound_by(one),
+    "verdict": lambda _, one: bound_cell(one),
     "coverage": lambda _, one: _covered_by(one),
 }
 """Cells that depend on more than the value of their field, by its name."""
@@ -860,64 +923,6 @@ def print_text(text: Callable[[], str], write: Callable[[str], object] = print) 
     return None
 
 
-def markdown_table(
-    predictions: AbstractPredictions,
-    *,
-    columns: Collection[str] = (),
-    verbose: bool = True,
-    notes: Sequence[str] = (),
-    width: int | None = None,
-) -> str:
-    """Return the table and its footnotes in Markdown, in full by default.
-
-    Args:
-        predictions: The predictions to show.
-        columns: Names of fields whose columns are shown on request.
-        verbose: Add prediction methods, sources of prices, and all notes.
-        notes: Additional notes.
-        width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
-    """
-    predictions = predictions if verbose else predictions.shown()
-    shown = grid(predictions, width, columns=columns, verbose=verbose, fold=not verbose)
-    rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
-    heads = [markdown_text(column.title) for column in shown.columns]
-    # Markdown viewers make room for a long cell by breaking words in short ones.
-    rows = [
-        [
-            markdown_text(text).replace(", ", ",<br>") if column.field.breaks else markdown_text(text)
-            for column, text in zip(shown.columns, row, strict=True)
-        ]
-        for row in shown.rows
-    ]
-    heading = () if predictions.heading is None else (f"**{markdown_text(predictions.heading)}**", "")
-    lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
-    below = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
-    return "\n".join([*heading, *lines, "", *(f"- {markdown_text(note)}" for note in below)])
-
-
-def html_table(predictions: AbstractPredictions) -> str:
-    """Return the table and its footnotes as an HTML fragment for notebooks."""
-    predictions = predictions.shown()
-    shown = grid(predictions, fold=True)
-
-    def line(kind: str, texts: Sequence[str], scope: str) -> str:
-        cells = []
-        for number, (column, text) in enumerate(zip(shown.columns, texts, strict=True)):
-            is_head = kind == "th" or number == 0
-            given = f' scope="{scope}"' if is_head else ""
-            tag = "th" if is_head else "td"
-            cells.append(f'<{tag}{given} style="text-align: {column.justify}">{escape(text)}</{tag}>')
-        return f"<tr>{''.join(cells)}</tr>"
-
-    head = line("th", [column.title for column in shown.columns], "col")
-    body = "".join(line("td", row, "row") for row in shown.rows)
-    caption = "" if predictions.heading is None else f"<caption>{escape(predictions.heading)}</caption>"
-    notes = "".join(
-        f"<li>{escape(note)}</li>" for note in table_notes(predictions, shown, asked_by=".text(verbose=True)")
-    )
-    return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
-
-
 MAX_NOTES: Final = 3
 """Maximum number of notes below a table without `verbose`."""
 
@@ -955,6 +960,8 @@ def table_notes(
         *extrapolation_note(predictions),
         *asked_note(predictions),
         *epoch_note(predictions),
+        *sum_note(predictions),
+        *loader_rate_note(predictions),
         *old_price_note(predictions),
         *(note for note in predictions.notes if _is_plain(note)),
         *prediction_notes(predictions, _is_plain),

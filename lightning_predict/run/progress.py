@@ -21,13 +21,12 @@ from typing import Final, final
 
 from lightning_predict.checked import Checked, File, read_json
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import write_atomically
+from lightning_predict.files import PROGRESS_VARIABLE, write_atomically
 
 PROGRESS_PREFIX: Final = "lightning_predict_progress"
 """Prefix of the names of progress files."""
 
-FILE_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"
-"""Environment variable with the path of the progress file."""
+FILE_VARIABLE: Final = PROGRESS_VARIABLE
 
 PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
 """Environment variable with the job and its place in a plan, as JSON: job, node, machine, num_gpus."""

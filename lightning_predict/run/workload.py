@@ -165,6 +165,9 @@ class Run:
         validation_is_estimated: Whether the validation time is estimated from the forward part of a training step.
         at_most: Whether the run may end earlier.
         is_cut_off: Whether the Trainer's time limit ends the run. The totals then end at the limit.
+        flops: FLOPs of the products, convolutions and attention of a training step on all GPUs; None if unknown.
+        flops_dtype: dtype of most of them.
+        tokens_per_iteration: Tokens of a training step on all GPUs; None if unknown.
     """
 
     gpu: str
@@ -182,6 +185,9 @@ class Run:
     validation_is_estimated: bool = False
     at_most: bool = False
     is_cut_off: bool = False
+    flops: float | None = None
+    flops_dtype: str | None = None
+    tokens_per_iteration: int | None = None
 
     @property
     def total_seconds(self) -> float | None:

@@ -28,7 +28,7 @@ from lightning_predict.reports.loggers import (
 )
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
-from lightning_predict.reports.table import markdown_table
+from lightning_predict.reports.table_markup import markdown_table
 from lightning_predict.testing import changed
 from tests.reports.example import BARE, FULL, MINIMAL
 
@@ -45,6 +45,7 @@ def test_every_known_value_has_its_key() -> None:
             "predict/T4/iteration_ms_high": 52.0,
             "predict/T4/total_hours": 3.2,  # 11,520 s / 3,600
             "predict/T4/cost_usd": 1.12,
+            "predict/T4/samples_per_second": FULL["T4"].samples_per_second,
             "predict/T4/memory_gib": 7.81,
             "predict/T4/memory_free_gib": 6.29,
         }

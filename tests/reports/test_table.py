@@ -32,7 +32,6 @@ from lightning_predict.reports.table import (
     large_note,
     links_note,
     loader_note,
-    markdown_table,
     old_price_note,
     plain_table,
     print_table,
@@ -40,6 +39,7 @@ from lightning_predict.reports.table import (
     total_notes,
     uncertain_bottleneck_note,
 )
+from lightning_predict.reports.table_markup import markdown_table
 from lightning_predict.testing import changed, example_machine
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, MINIMAL, T4, TEN

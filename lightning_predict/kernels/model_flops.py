@@ -1,0 +1,97 @@
+"""FLOPs and tokens of a step, for its model FLOP utilisation (MFU) and its throughput.
+
+Counted are the FLOPs of the textbook algorithm of matrix products, convolutions, attention and recurrent layers; a
+multiply-add counts as two. Activations that the backward pass recomputes do not count: a training step has at most
+three times the FLOPs of its forward pass (Chowdhery et al., "PaLM", JMLR 2023, appendix B). Example::
+
+    step_work([timed], [1.0], trace).flops  # of one process
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.kernels.measured_scaling import WorkTimes
+from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
+from lightning_predict.kernels.operations import OperationShape, operation_spec
+from lightning_predict.tracing.trace import Trace
+
+PRODUCTS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")
+"""Parts of the names of operations whose FLOPs count."""
+
+BACKWARD_RATIO: Final = 3.0
+"""FLOPs of a training step over those of its forward pass: the backward pass has two products for each one."""
+
+INDEX_DIMENSIONS: Final = 2
+"""Dimensions of a batch of token sequences."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """Work of a recorded step on one process; None for unknown values.
+
+    Attributes:
+        flops: FLOPs of products, convolutions, attention and recurrent layers.
+        dtype: dtype of most of them.
+        tokens: Tokens of the sequences that it looks up in an embedding.
+    """
+
+    flops: float | None = None
+    dtype: str | None = None
+    tokens: int | None = None
+
+
+def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace) -> StepWork:
+    """Count the FLOPs and tokens of a step.
+
+    Args:
+        kinds: Work of each kind of step.
+        shares: Share of each kind among the steps.
+        trace: The step.
+    """
+    by_dtype: defaultdict[str, float] = defaultdict(float)
+    flops = 0.0
+    for work, part in zip(kinds, shares, strict=True):
+        forward, total = 0.0, 0.0
+        for (problem, phase), count in _counted(work).items():
+            own = count * _flops(problem)
+            total += own
+            forward += own if phase == "forward" else 0.0
+            by_dtype[problem.dtype] += part * own
+        flops += part * (min(total, BACKWARD_RATIO * forward) if forward else total)
+    tokens = _tokens(trace)
+    if not flops:
+        return StepWork(tokens=tokens)
+    return StepWork(flops=flops, dtype=max(by_dtype, key=by_dtype.__getitem__), tokens=tokens)
+
+
+def _counted(work: WorkTimes) -> Counter[tuple[OperationShape, str]]:
+    """Count equal products of each phase."""
+    return Counter(
+        (problem, phase)
+        for item, phase in zip(work.items, work.phases, strict=True)
+        for problem in item.problems
+        if any(part in problem.operation for part in PRODUCTS)
+    )
+
+
+def _flops(problem: OperationShape) -> float:
+    columns = {name: np.array([value], dtype=np.float64) for name, value in problem.shape.items()}
+    return float(np.asarray(operation_spec(problem.operation).flops(columns)).ravel()[0])
+
+
+def _tokens(trace: Trace) -> int | None:
+    """Return the elements of the largest batch of index sequences that an embedding looks up; None without one."""
+    found = [
+        operation.inputs[1].elements
+        for operation in trace.operations
+        if operation.name in LOOK_UP_CALLS and operation.phase == "forward" and len(operation.inputs) > 1
+        if len(operation.inputs[1].shape) == INDEX_DIMENSIONS and operation.inputs[1].dtype == "int64"
+    ]
+    return trace.batches * max(found) if found else None

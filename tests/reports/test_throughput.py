@@ -1,0 +1,123 @@
+"""Throughput, model FLOP utilisation, and columns that multiply to the total."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_predict import predict
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu
+from lightning_predict.interval import Interval
+from lightning_predict.reports.loggers import metrics
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.testing import SMALL_GPU, changed, example_machine, example_prediction, example_trace
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+
+SIZE = 1024
+
+
+def one(trace: Trace, gpu: object = "T4") -> Predictions:
+    return predict(trace, gpus=[gpu], iterations=1000, history=False)  # type: ignore[list-item]
+
+
+def test_mfu_is_flops_over_the_dense_peak_of_the_dtype() -> None:
+    # Three products of 2 x 1024^3 FLOPs a step, in float32: 1 TFLOP/s on the SMALL.
+    found = one(example_trace(SIZE, samples=16), SMALL_GPU)["SMALL"]
+    assert found.model_flops == 3 * 2 * SIZE**3
+    assert found.mfu is not None
+    assert 0 < found.mfu <= 1
+    assert found.mfu == pytest.approx(3 * 2 * SIZE**3 / found.iteration_seconds / 1e12)
+    assert found.samples_per_second == pytest.approx(16 / found.iteration_seconds)
+    assert found.tokens_per_second is None
+
+
+def test_the_measured_step_counts_where_there_is_one() -> None:
+    trace = example_trace(SIZE, samples=16)
+    measured = replace(trace, device="cuda:0", gpu_reported_name="Tesla T4", step_seconds=(0.1,))
+    found = one(measured)["T4"]
+    assert found.samples_per_second == pytest.approx(160)
+    assert found.mfu == pytest.approx(6 * SIZE**3 / 0.1 / gpu("T4").peak_flops_per_second["float32"])
+    values = metrics(one(measured))
+    assert values["predict/T4/mfu"] == pytest.approx(found.mfu)
+    assert "predict/L4/mfu" not in metrics(predict(measured, gpus=["T4", "L4"], history=False))
+
+
+def test_recomputed_products_do_not_count() -> None:
+    trace = example_trace(SIZE)
+    first = trace.operations[0]
+    recomputed = replace(trace, operations=(*trace.operations, replace(first, phase="backward")))
+    assert one(recomputed)["T4"].model_flops == one(trace)["T4"].model_flops == 3 * 2 * SIZE**3
+
+
+def test_eight_gpus_have_eight_times_the_flops_and_the_peak() -> None:
+    found = one(example_trace(SIZE, samples=4), "8xT4")["8xT4"]
+    assert found.model_flops == 8 * 3 * 2 * SIZE**3
+    assert found.mfu == pytest.approx(
+        found.model_flops / found.iteration_seconds / (8 * gpu("T4").peak_flops_per_second["float32"])
+    )
+
+
+def test_tokens_are_the_indices_of_sequences() -> None:
+    table, indices = TensorInfo((100, SIZE), "float32"), TensorInfo((4, 128), "int64")
+    looked_up = Operation(name="aten::embedding", phase="forward", inputs=(table, indices), outputs=())
+    trace = example_trace(SIZE)
+    found = one(replace(trace, operations=(looked_up, *trace.operations)))["T4"]
+    assert found.tokens_per_second == pytest.approx(4 * 128 / found.iteration_seconds)
+
+
+def test_columns_are_added_by_name_or_title() -> None:
+    found = one(example_trace(SIZE, samples=16))
+    head = found.text(columns=["MFU", "samples_per_second"]).splitlines()[2].split()
+    assert {"MFU", "samples/s"} <= set(head)
+    assert "MFU" not in str(found)
+    with pytest.raises(InvalidArgumentError, match="columns='speed' is no column; expected some of samples_per_second"):
+        found.text(columns=["speed"])
+
+
+def test_step_and_loader_multiply_to_the_total() -> None:
+    # 50,000 steps of 15.0 ms, each after a wait of 10.4 ms: 25.4 ms, 41 % of them for the loader.
+    trace = example_trace(SIZE, samples=16, loader_seconds=(0.0104,))
+    found = predict(trace, gpus=["T4"], iterations=50_000, history=False)
+    own = found["T4"]
+    assert own.total_seconds == pytest.approx(50_000 * own.cycle_seconds)
+    assert own.loader_share == pytest.approx(0.0104 / own.cycle_seconds)
+    printed = str(found)
+    assert "with loader" in printed
+    assert f"loader {own.loader_share:.0%}".replace("%", " %") in printed
+    assert "with loader" not in str(one(example_trace(SIZE)))
+
+
+def test_the_share_of_the_loader_is_beside_the_bottleneck() -> None:
+    step = Interval(0.0150, 0.0150, 0.0150)
+    waiting = changed(example_prediction("T4", iteration=step, device_seconds=0.0150), cycle_seconds=0.0254)
+    assert "loader 41 %" in str(Predictions((waiting,)))
+    little = changed(waiting, cycle_seconds=0.0180)
+    assert "device, loader 17 %" in str(Predictions((little,)))
+    machine = example_machine("CPU", 0.015, cycle_seconds=0.0254)
+    assert "25.4 ms" in str(Predictions((changed(waiting, cycle_seconds=0.015),), machine=machine))
+
+
+def test_a_total_with_much_besides_its_steps_says_what() -> None:
+    total = Interval(200.0, 200.0, 200.0)
+    run = changed(
+        example_prediction("T4"),
+        total=total,
+        iterations=5000,
+        training_seconds=100.0,
+        validation_seconds=60.0,
+        checkpoint_seconds=10.0,
+    )
+    words = "T4: the total has 1 min 40 s of steps, 1 min of validation, 10.0 s of checkpoints, 30.0 s of pauses"
+    assert words in " ".join(str(Predictions((run,))).split())
+    assert "the total has" not in str(
+        Predictions((changed(run, training_seconds=185.0, validation_seconds=10.0, checkpoint_seconds=5.0),))
+    )
+
+
+def test_a_fast_layout_says_how_many_samples_its_loader_must_deliver() -> None:
+    fast = changed(example_prediction("8xT4"), samples_per_second=35_000.0)
+    words = "8xT4: each machine needs 35,000 samples/s from its loader, whose speed was not measured."
+    assert words in " ".join(str(Predictions((fast,))).split())
+    assert "each machine needs" not in str(Predictions((changed(fast, loader_seconds=0.01),)))
