@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, final
 
+from torch import nn
+
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, samples_of, shapes_of
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.errors import CaptureError
@@ -60,7 +62,13 @@ class FitRecording:
 
     def _session(self, trainer: Trainer, pl_module: LightningModule, optimizers: Sequence[Any] = ()) -> Session:
         device, before = trainer.strategy.root_device, self._compiled_before
-        return CaptureSession(device=device, model=pl_module, optimizers=optimizers, compiled_before=before)
+        return CaptureSession(
+            device=device,
+            model=pl_module,
+            optimizers=optimizers,
+            compiled_before=before,
+            resident=modules_of_callbacks(trainer),
+        )
 
     @property
     def validation_is_done(self) -> bool:
@@ -199,3 +207,9 @@ class FitRecording:
 
 def _can_update(optimizer: Any) -> bool:
     return any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
+
+
+def modules_of_callbacks(trainer: Trainer) -> list[nn.Module]:
+    """Return the modules that callbacks hold, such as an EMA's copy of the model."""
+    callbacks: list[object] = trainer.callbacks
+    return [value for one in callbacks for value in vars(one).values() if isinstance(value, nn.Module)]

@@ -300,7 +300,7 @@ def step_memory(trace: Trace) -> StepMemory | None:
     blocks = blocks_of(trace)
     passes, update = (moment.total_bytes for moment in fullest_moments(blocks))
     lasting = memory.parameter_bytes + gradient_bytes(trace) + (memory.optimizer_state_bytes or 0) + sum(blocks.batch)
-    lasting += copy_bytes(trace)
+    lasting += copy_bytes(trace) + (memory.resident_bytes or 0)
     tensors = max(passes, update, lasting)
     step, share = simulated(blocks), convolved_share(trace)
     reserved = step.reserved_bytes

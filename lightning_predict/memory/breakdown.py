@@ -16,7 +16,7 @@ from typing import final
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.memory.libraries import context_bytes, cublas_bytes
-from lightning_predict.memory.simulation import MemoryMoment, blocks_of, fullest_moments, simulated
+from lightning_predict.memory.simulation import MemoryMoment, blocks_of, copy_bytes, fullest_moments, simulated
 from lightning_predict.tracing.trace import Trace
 
 
@@ -69,9 +69,11 @@ def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
     by_cause = dict.fromkeys(("activation", "backward", "update"), 0)
     for storage in moment.storages:
         by_cause[storage.cause] += storage.size_bytes
+    others = copy_bytes(trace) + (trace.memory.resident_bytes or 0)
     handles = 2 if any(operation.phase == "backward" for operation in trace.operations) else 1
     parts = {
-        "parameters and buffers": moment.lasting_bytes,
+        "parameters and buffers": moment.lasting_bytes - others,
+        "other models on the GPU": others,
         "gradients": moment.gradient_bytes,
         "optimizer state": moment.state_bytes,
         "batch": moment.batch_bytes,

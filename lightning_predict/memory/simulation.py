@@ -105,7 +105,7 @@ def blocks_of(trace: Trace) -> Blocks:
         storages = tuple(one for one in storages if one.cause != "update")
         update = (max(trained, default=0),) if written else ()
     return Blocks(
-        lasting=(*sizes, *(size for size in (rest, unseen, copy_bytes(trace)) if size > 0)),
+        lasting=(*sizes, *(size for size in (rest, unseen, copy_bytes(trace), memory.resident_bytes or 0) if size > 0)),
         kept=tuple(kept),
         state=_copies(memory.optimizer_state_bytes or 0, trained),
         batch=batch_bytes(operations, trace.parameters, trace.buffers or ()),

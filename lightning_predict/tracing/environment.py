@@ -192,9 +192,9 @@ def measure_memory(
     if has_backward and not gradients:  # gradients were freed within the step; they have the size of their parameters
         gradients = [tensor for tensor in tensors.values() if tensor.requires_grad]
     return Memory(
-        parameter_bytes=_total_bytes(tensors.values()),
-        gradient_bytes=_total_bytes(gradients) if has_backward else 0,
-        optimizer_state_bytes=_total_bytes(_state_tensors(optimizers)),
+        parameter_bytes=total_bytes(tensors.values()),
+        gradient_bytes=total_bytes(gradients) if has_backward else 0,
+        optimizer_state_bytes=total_bytes(_state_tensors(optimizers)),
         forward_gradient_bytes=forward_gradient_bytes if has_backward else 0,
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,
@@ -208,7 +208,17 @@ def _state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torc
             yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
-def _total_bytes(tensors: Iterable[torch.Tensor]) -> int:
+def tensors_of(holders: Iterable[nn.Module | torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parameters and buffers of modules, and single tensors, each once."""
+    tensors: dict[int, torch.Tensor] = {}
+    for one in holders:
+        own = (one,) if isinstance(one, torch.Tensor) else (*one.parameters(), *one.buffers())
+        tensors |= {id(tensor): tensor for tensor in own}
+    return list(tensors.values())
+
+
+def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the size of tensors."""
     return sum(int(tensor.numel()) * tensor.element_size() for tensor in tensors)
 
 

@@ -47,6 +47,7 @@ def capture(
     warmup_steps: int = 1,
     samples_per_step: int | None = None,
     precision: str | None = None,
+    resident: Sequence[torch.nn.Module | torch.Tensor] = (),
 ) -> Trace:
     """Run a step `warmup_steps + 1` times and record the last one.
 
@@ -72,6 +73,8 @@ def capture(
             Autocast is off in `backward`, as in Lightning. Other names (`32-true`, `bf16-true`, ...) only check the
             dtype of the parameters. If None, the step itself determines its precision. If it enters an autocast, this
             also applies on the meta device.
+        resident: Modules and tensors on the GPU that the step may not use, such as an EMA, a teacher or an encoder.
+            Their memory is counted once.
 
     Raises:
         InvalidArgumentError: `step` is not callable, `warmup_steps` is negative, `samples_per_step` is below 1, or the
@@ -102,7 +105,11 @@ def capture(
 
     def record(*, creates_subclasses: bool) -> tuple[CaptureSession, StepSettings]:
         session = CaptureSession(
-            device=device, compiled_before=compiled_before, step=own_step, creates_subclasses=creates_subclasses
+            device=device,
+            compiled_before=compiled_before,
+            step=own_step,
+            creates_subclasses=creates_subclasses,
+            resident=resident,
         )
         session.start()
         try:

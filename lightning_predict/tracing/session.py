@@ -80,6 +80,7 @@ class CaptureSession:
             after two, it is not used.
         records_data_flow: Whether to record data flow with the dispatch modes, even on a GPU, where the profiler would
             time kernels.
+        resident: Modules and tensors that are on the GPU, whether or not the step uses them.
         creates_subclasses: Whether the step creates tensor subclasses with torch's constructor, which does not work in
             a dispatch mode. If None, search the process for such subclasses; if any exist, use the profiler.
     """
@@ -96,7 +97,9 @@ class CaptureSession:
         profiler_errors: Sequence[Exception] = (),
         records_data_flow: bool = False,
         creates_subclasses: bool | None = None,
+        resident: Sequence[nn.Module | torch.Tensor] = (),
     ) -> None:
+        self._resident = tuple(resident)
         self._device = device
         self._records_data_flow = records_data_flow
         self._creates_subclasses = creates_subclasses
@@ -355,6 +358,8 @@ class CaptureSession:
             peak_bytes=self._peak_bytes,
             reserved_bytes=self._reserved_by_step,
         )
+        if self._resident:
+            memory = replace(memory, resident_bytes=self._unused_bytes(roots))
         return self._with_device(
             replace(
                 trace,
@@ -366,6 +371,16 @@ class CaptureSession:
                 software={**trace.software, **environment.software_versions()},
             )
         )
+
+    def _unused_bytes(self, roots: Sequence[nn.Module]) -> int | None:
+        """Return the size of resident tensors that the step does not use; None if it uses all of them."""
+        tensors = environment.tensors_of(self._resident)
+        used = {id(tensor) for tensor in environment.tensors_of(roots)}
+        others = [tensor for tensor in tensors if id(tensor) not in used]
+        if isinstance(self._recorder, DispatchRecorder):
+            recorder = self._recorder
+            others = [tensor for tensor in others if not recorder.read_storages([tensor])]
+        return environment.total_bytes(others) or None
 
     @property
     def _forward_gradient_bytes(self) -> int | None:

@@ -209,6 +209,7 @@ class Memory:
         peak_bytes: `torch.cuda.max_memory_allocated` over the step; None without CUDA.
         reserved_bytes: `torch.cuda.memory_reserved` after the step; None without CUDA, or if earlier work of the
             process needed more than the step.
+        resident_bytes: Size of other models on the GPU, which the step does not use; None for none.
     """
 
     parameter_bytes: int | None = None
@@ -217,6 +218,7 @@ class Memory:
     forward_gradient_bytes: int | None = None
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
+    resident_bytes: int | None = None
 
 
 @final
