@@ -279,7 +279,10 @@ def _heading(
 ) -> str:
     """Describe the predicted run, as in `58,430 steps × batch 64, bf16-mixed, recorded on L4`, and the assumptions."""
     steps = workload.training_iterations
-    count = "A training step" if steps is None else f"{steps:,} step{'' if steps == 1 else 's'}"
+    is_training = any(one.phase in ("backward", "optimizer") for one in trace.operations)
+    alone = "A training step" if is_training else "A forward pass (no backward pass was recorded)"
+    one, several = ("step", "steps") if is_training else ("forward pass", "forward passes")
+    count = alone if steps is None else f"{steps:,} {one if steps == 1 else several}"
     parts = [count if trace.samples is None else f"{count} × batch {trace.samples:,}"]  # noqa: RUF001
     autocast = trace.flags.autocast_dtype
     dtypes = [parameter.dtype for parameter in trace.parameters]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +87,7 @@ def predict(
     Record the step with `lightning_predict.capture(step).save("run.json")`, or name a model with --model.
 
     Args:
-        trace: The recorded step.
+        trace: The recorded step, or a profile of torch.profiler (its median step).
         model: Instead of a recorded step, a model by name: hf:Qwen/Qwen2.5-7B, timm:vit_base_patch16_224,
             torchvision:resnet50, diffusers:facebook/DiT-XL-2-256, or the path of a config.json or its folder. The
             library must be installed.
@@ -479,14 +480,16 @@ def _step(trace: Path | None, model: str | None, options: Mapping[str, object]) 
     """
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions import extension
-    from lightning_predict.tracing.trace import Trace
+    from lightning_predict.tracing.imports import load_step
 
     if (trace is None) == (model is None):
         raise InvalidArgumentError("Give one of a recorded step (predict run.json) and --model.")
     if trace is not None:
         if options:
             raise InvalidArgumentError(f"--{next(iter(options)).replace('_', '-')} has no effect without --model.")
-        return Trace.load(str(trace))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an unknown GPU is a note, too
+            return load_step(trace)
     named: Trace = extension("step_of")(model, **options)
     return named
 

@@ -276,8 +276,21 @@ def _summary(recorded: Trace) -> dict[str, Any]:
         "batches": recorded.batches,
         "samples": recorded.samples,
         "parameters": len(recorded.parameters),
+        "not_predictable_because": _why_not_predictable(recorded),
         "notes": _notes(recorded),
     }
+
+
+def _why_not_predictable(recorded: Trace) -> str | None:
+    """Return why nothing can be predicted from a trace; None if it can be predicted."""
+    from lightning_predict.errors import LightningPredictError
+    from lightning_predict.tracing.recorded_on import check_predictable
+
+    try:
+        check_predictable(recorded)
+    except LightningPredictError as error:
+        return str(error)
+    return None
 
 
 def _lines(recorded: Trace) -> Iterable[str]:
@@ -286,7 +299,11 @@ def _lines(recorded: Trace) -> Iterable[str]:
     phases = ", ".join(f"{count} {phase}" for phase, count in found["operations_by_phase"].items())
     compiled = ", compiled" if recorded.compiled else ""
     where = recorded.gpu_reported_name or recorded.device
-    yield f"A valid trace of {found['operations']} operations ({phases}), recorded on {where}{compiled}."
+    why = found["not_predictable_because"]
+    kind = "A valid trace" if why is None else "A trace that cannot be predicted,"
+    yield f"{kind} of {found['operations']} operations ({phases}), recorded on {where}{compiled}."
+    if why is not None:
+        yield why
     kernels = f"{found['kernels']} kernels with their times" if found["kernels"] else "no kernels: times are predicted"
     host = "with" if found["has_host_times"] else "without"
     yield f"It has {kernels}; {host} the host's times; {found['steps_timed']} whole steps timed."

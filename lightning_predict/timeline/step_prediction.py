@@ -41,7 +41,7 @@ from lightning_predict.kernels.measured_scaling import MEASURED_SPREAD, WorkTime
 from lightning_predict.kernels.operations import Array, BoolArray, IndexArray
 from lightning_predict.kernels.timing import float8_becomes_bfloat16, summed_by_owner, uses_float32_fallback
 from lightning_predict.kernels.translation import unknown_operation_notes
-from lightning_predict.note import decisive, details
+from lightning_predict.note import Note, decisive, details
 from lightning_predict.ties import clearly_less
 from lightning_predict.timeline.calibration import (
     MACHINE_SPREAD,
@@ -256,7 +256,7 @@ def predict_steps(
                 *decisive(_untimed(trace, timed, row)),
                 *decisive(unknown),
                 *details(beyond),
-                *details(_profiled(trace, own, is_bound=clearly_less(device[row], middle.host_seconds - python))),
+                *_profiled(trace, own, is_bound=clearly_less(device[row], middle.host_seconds - python)),
             ),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
@@ -472,14 +472,16 @@ def _profiled(trace: Trace, own: StepCalibration, *, is_bound: bool) -> Iterator
     if not is_bound or own.is_host_assumed or own.host.low_factor >= 1 / PROFILED_SPREAD:
         return
     if trace.has_python_stacks:
-        yield (
+        yield Note(
             "The host was timed under a profiler with Python stacks, which slow it several times. A host-bound step "
-            f"may be up to {STACKS_SPREAD:.0f} times as fast without them."
+            f"may be up to {STACKS_SPREAD:.0f} times as fast without them.",
+            is_decisive=True,
         )
     else:
-        yield (
+        yield Note(
             "The host was timed under a profiler, which slows it. A host-bound step may be up to "
-            f"{PROFILED_SPREAD:.0f} times as fast without one."
+            f"{PROFILED_SPREAD:.0f} times as fast without one.",
+            is_detail=True,
         )
 
 

@@ -20,7 +20,7 @@ from lightning_predict.tracing.events import is_label, is_shape, read_profile
 from lightning_predict.tracing.kineto import step_notes, trace_of_kineto, trace_of_profile
 from lightning_predict.tracing.recorded_on import with_named_gpu
 from lightning_predict.tracing.signatures import RECORDED_TENSORS
-from lightning_predict.tracing.trace import FORMAT, Trace, read_trace_json
+from lightning_predict.tracing.trace import FORMAT, Trace, is_profile, load_trace, read_trace_json
 
 _SCHEMA: Final = "1.1."
 """Prefix of `schema` in supported files, which torch 2.4 and later write."""
@@ -162,7 +162,30 @@ def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: 
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
-    document = read_trace_json(source, strict=False)
+    return _imported(read_trace_json(source, strict=False), source, step=step, gpu=gpu)
+
+
+def load_step(path: str | os.PathLike[str]) -> Trace:
+    """Read a step from a trace of this package, a profile of `torch.profiler`, or an execution trace.
+
+    Raises:
+        TraceError: The file has another format, or its content is invalid.
+        OSError: The file cannot be read.
+    """
+    try:
+        return load_trace(path)
+    except TraceFormatError:
+        source = os.fspath(path)
+        try:
+            document = read_trace_json(source, strict=False)
+        except TraceFormatError:
+            document = None
+        if not is_profile(document):
+            raise
+    return _imported(document, source, step=None, gpu=None)
+
+
+def _imported(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
     if isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document):
         return trace_of_kineto(document, source, step=step, gpu=gpu)
     if isinstance(document, dict) and "nodes" in document:

@@ -24,6 +24,7 @@ from typing import Any, Final, final
 from lightning_predict.checked import MAX_INTEGER
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.note import Note
 from lightning_predict.tracing.attribution import (
     CUDA_GRAPH,
     LOADER_MARK,
@@ -65,12 +66,28 @@ def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | 
     trace = with_named_gpu(trace_of_profile(profile, recorder="kineto"), gpu)
     shapes = any(operation.inputs for operation in trace.operations)
     flags = _TF32_BY_KERNELS if trace.flags.matmul_tf32 else _UNKNOWN_FLAGS
-    notes = [*step_notes(profile, asked=step), *trace.notes, *([] if shapes else [_NO_SHAPES]), flags]
+    notes = [
+        *step_notes(profile, asked=step),
+        *_named_without_kernels(profile, trace),
+        *trace.notes,
+        *([] if shapes else [_NO_SHAPES]),
+        flags,
+    ]
     trace = left_out_collectives(replace(trace, has_python_stacks=_has_python_stacks(document), notes=tuple(notes)))
     lost = unknown_gpu_note(trace)
     if lost is not None:
         warnings.warn(f"{source}: {lost}", stacklevel=3)
     return trace
+
+
+def _named_without_kernels(profile: Profile, trace: Trace) -> Iterator[str]:
+    """Yield a note on a file that names GPUs but has none of their kernels."""
+    names = sorted({str(row["name"]) for row in _device_rows(profile) if row.get("name")})
+    if names and not trace.kernels:
+        yield (
+            f"The file names {', '.join(names)}, but has no kernels: it was recorded without ProfilerActivity.CUDA, or "
+            "by another tool of CUPTI."
+        )
 
 
 _UNKNOWN_FLAGS: Final = "The file does not contain the TF32 setting; the default is assumed."
@@ -144,8 +161,12 @@ def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
     marked = profile.marked_steps
     if profile.step is None:
         updates = len(_updates(profile))
-        if updates > 1:
-            yield f"The file marks no steps: all of it counts as one step, with {updates} updates of an optimizer."
+        if updates != 1:
+            known = f"{updates} updates of an optimizer" if updates else "no update of an optimizer"
+            yield Note(
+                f"The file marks no steps (ProfilerStep#): all of it counts as one step, with {known}.",
+                is_decisive=True,
+            )
     elif asked is None and len(marked) > 1:
         yield (
             f"Step {profile.step} was taken, the median one by length of the {len(marked)} that the file marks "
@@ -354,6 +375,10 @@ def _device_rows(profile: Profile) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
+GPUS_OF_A_MACHINE: Final = 8
+"""GPUs of the usual training machine, if each process of a file sees only one."""
+
+
 def _processes(profile: Profile) -> tuple[int, int]:
     """Return the numbers of processes and machines in the training; one each if the file does not state them."""
     distributed = profile.header.get("distributedInfo")
@@ -361,6 +386,8 @@ def _processes(profile: Profile) -> tuple[int, int]:
     if not isinstance(size, int) or size < 2:
         return 1, 1
     per_node = max(len(_device_rows(profile)), 1)
+    if per_node == 1:  # each process may see its own GPU alone
+        per_node = min(size, GPUS_OF_A_MACHINE)
     return size, size // per_node if size % per_node == 0 else 1
 
 

@@ -474,6 +474,11 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     except TraceFormatError as error:
         raise TraceFormatError(f"{error} {_RECORD_ONE}") from error
     top = document.mapping()
+    if is_profile(top):
+        raise TraceFormatError(
+            f"{source} is a profile of torch.profiler or an execution trace. Convert it with `lightning-predict trace "
+            f"import {source}`, or in Python with import_trace({source!r})."
+        )
     if top.get("format") != FORMAT:
         raise TraceFormatError(
             f"{source} is not a trace of lightning-predict: its field 'format' is {top.get('format')!r}, expected "
@@ -486,6 +491,13 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
             "the release that wrote it."
         )
     return _trace_from_json(document)
+
+
+def is_profile(document: Any) -> bool:
+    """Return whether a JSON document is a profile of torch.profiler, or an execution trace."""
+    return isinstance(document, list) or (
+        isinstance(document, dict) and not {"traceEvents", "nodes"}.isdisjoint(document)
+    )
 
 
 def read_trace_json(path: str, *, strict: bool = True) -> Any:

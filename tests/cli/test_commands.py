@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import lightning_predict as lp
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.priced_gpus import layouts_to_predict
 from lightning_predict.extensions.own_weights.measuring import run as measuring
@@ -19,7 +20,9 @@ from lightning_predict.extensions.own_weights.training import tuning
 from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.user_gpus import read_measured
+from lightning_predict.tracing.imports import import_trace
 from tests.cli.conftest import Run
+from tests.tracing.kineto_files import steps, write
 from tests.training.example import write_own_table
 from tests.weights.example import publish
 
@@ -104,8 +107,20 @@ def test_what_is_no_trace_is_not_said_to_be_truncated(
 
 def test_a_profile_is_sent_to_the_command_that_reads_it(run: Run, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
-    ran = run("predict", tmp_path / "profile.json")
-    assert "convert a profile of torch.profiler by `lightning-predict trace import`" in ran.err
+    ran = run("advise", tmp_path / "profile.json")
+    assert "is a profile of torch.profiler or an execution trace. Convert it with `lightning-predict trace" in ran.err
+
+
+def test_predict_reads_a_profile(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path / "profile.json", list(steps([2, 4, 3])))
+    ran = run("predict", file, "--gpus", "T4,V100-SXM2-16GB")
+    assert ran.code == 0
+    assert ran.out.startswith("A forward pass (no backward pass was recorded), recorded on V100-SXM2-16GB")
+    step = import_trace(file)
+    assert len(step.operations) == 3  # of the median step
+    own = run("predict", file, "--gpus", "V100-SXM2-16GB", "--json").json["predictions"][0]
+    (told,) = lp.predict(step, ["V100-SXM2-16GB"], history=False).values()
+    assert own["iteration_seconds"] == pytest.approx(told.iteration_seconds)
 
 
 def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run) -> None:

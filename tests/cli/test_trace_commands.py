@@ -11,6 +11,7 @@ import pytest
 import lightning_predict as lp
 from tests.cli.conftest import Run
 from tests.tracing.kineto_files import steps, write
+from tests.tracing.test_events import event
 
 RECORDINGS = Path(__file__).parents[1] / "traces"
 
@@ -167,3 +168,18 @@ def test_import_says_loudly_that_the_gpu_is_not_known_and_takes_the_users_word(r
     assert named["gpu"] == "H800-SXM-80GB"
     assert not any("unknown GPU" in note for note in named["notes"])
     assert "'H8000' is not a GPU of the catalogue" in run("trace", "import", path, "--gpu", "H8000").err
+
+
+def test_a_file_that_cannot_be_predicted_is_not_called_valid(run: Run, tmp_path: Path) -> None:
+    events = [event("aten::mm", 10, 20), event("aten::mm", 40, 20)]  # neither shapes nor kernels
+    file = write(tmp_path / "cpu.json", events)
+    ran = run("trace", "import", file)
+    assert ran.out.startswith("A trace that cannot be predicted, of 2 operations (2 forward), recorded on cpu.")
+    assert "without shapes or measured kernels, so nothing can be predicted" in ran.out
+    assert "The file names Tesla V100-SXM2-16GB, but has no kernels: it was recorded without Profiler" in ran.out
+    assert "valid" not in ran.out
+    assert "nothing can be predicted" in run("trace", "import", file, "--json").json["not_predictable_because"]
+
+
+def test_a_valid_trace_can_be_predicted(trace: Path, run: Run) -> None:
+    assert run("trace", "check", trace, "--json").json["not_predictable_because"] is None

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from lightning_predict.errors import TraceFormatError
+from lightning_predict.note import is_decisive
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import Operation, Trace
-from tests.tracing.kineto_files import Device
+from tests.tracing.kineto_files import V100, Device, steps, write
 from tests.tracing.test_dispatch import operations_of
 from tests.tracing.test_events import event
 from tests.tracing.workloads import counted, mixed_step, names, perceptron_step
@@ -263,3 +264,28 @@ def test_reading_and_writing_need_no_torch(tmp_path: Path) -> None:
         f"import_trace({str(SYNTHETIC)!r}).save({str(tmp_path / 'x.json')!r}); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "visible", "nodes"), [(8, 1, 1), (4, 1, 1), (16, 1, 2), (16, 8, 2), (8, 4, 2), (1, 1, 1)]
+)
+def test_processes_that_see_one_gpu_each_share_a_machine(size: int, visible: int, nodes: int, tmp_path: Path) -> None:
+    rows = [{"id": number, "name": V100, "totalGlobalMem": 16_945_512_448} for number in range(visible)]
+    file = write(
+        tmp_path / "rank0.json",
+        list(steps([2])),
+        distributedInfo={"rank": 0, "world_size": size},
+        deviceProperties=rows,
+    )
+    trace = import_trace(file)
+    assert (trace.world_size, trace.num_nodes) == (size, nodes)
+
+
+@pytest.mark.parametrize(("updates", "known"), [(0, "no update of an optimizer"), (3, "3 updates of an optimizer")])
+def test_a_file_without_marks_is_said_to_count_as_one_step(updates: int, known: str, tmp_path: Path) -> None:
+    device = Device()
+    device.product(10, 50)
+    done = [event("Optimizer.step#SGD.step", 100 + 20 * number, 10, "user_annotation") for number in range(updates)]
+    (note,) = [one for one in import_trace(write(tmp_path / "a.json", [*device.events, *done])).notes if "marks" in one]
+    assert note == f"The file marks no steps (ProfilerStep#): all of it counts as one step, with {known}."
+    assert is_decisive(note)

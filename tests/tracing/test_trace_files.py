@@ -261,8 +261,11 @@ def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_another_json_file_is_refused_with_what_it_may_be(tmp_path: Path) -> None:
     path = tmp_path / "kineto.json"
-    path.write_text(json.dumps({"traceEvents": []}))
+    path.write_text(json.dumps({"events": []}))
     with pytest.raises(TraceFormatError, match=rf"'format' is None, expected '{FORMAT}'.*trace import"):
+        load_trace(path)
+    path.write_text(json.dumps({"traceEvents": []}))
+    with pytest.raises(TraceFormatError, match=r"is a profile of torch\.profiler .*`lightning-predict trace import"):
         load_trace(path)
 
 

@@ -31,6 +31,7 @@ from typing import Final, Literal, final, get_args
 
 from lightning_predict.checked import Checked, File, read_csv, read_yaml
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
+from lightning_predict.extensions.regression.trainer_files import is_trainer_file, trainer_rows
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.run.history import HistoryRecord, read_history
@@ -176,8 +177,8 @@ def _check(name: str, value: float | None, *, above: bool) -> None:
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "seconds": ("Runtime", "_runtime", "duration_seconds"),
-    "iterations": ("global_step", "trainer/global_step", "max_steps"),
-    "batch_size": (),
+    "iterations": ("global_step", "trainer/global_step", "train/global_step", "max_steps"),
+    "batch_size": ("per_device_train_batch_size",),
     "model": ("model_name",),
     "gpu": ("gpu_name",),
     "gflops": (),
@@ -378,7 +379,8 @@ def read_runs(
     """Read past runs from any supported source.
 
     Args:
-        path: A CSV file, an MLflow folder or database, or a history file (`.jsonl`, with fixed columns).
+        path: A CSV file, an MLflow folder or database, a history file (`.jsonl`, with fixed columns), or what a trainer
+            wrote: `trainer_state.json`, a TensorBoard event file, W&B's `wandb-summary.json`, or their folder.
         columns: Name of the column of each field, if it differs from the default names.
         values: Value of each field that has no column, the same for all runs.
 
@@ -387,6 +389,8 @@ def read_runs(
         InvalidArgumentError: A field is unknown, or columns are given for a history.
         OSError: The file cannot be read.
     """
+    if is_trainer_file(path):
+        return runs_of_rows(trainer_rows(path), str(path), columns=columns, values=values)
     if path.is_dir():
         return runs_of_rows(_folder_rows(path), str(path), columns=columns, values=values)
     if path.suffix in DATABASES:
