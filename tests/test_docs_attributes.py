@@ -1,0 +1,75 @@
+"""Docstrings name the fields and arguments that exist: a renaming changes the docstring, too."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import lightning_predict
+
+PACKAGE = Path(lightning_predict.__file__).parent
+
+
+def documented(docstring: str, section: str) -> list[str]:
+    """Return the names that a section of a docstring documents."""
+    if f"{section}:\n" not in docstring:
+        return []
+    entries = re.split(r"\n(?=\S)", docstring.split(f"{section}:\n", 1)[1])[0]
+    return re.findall(r"^    \*{0,2}(\w+):", entries, re.MULTILINE)
+
+
+def unknown_names(source: str) -> Iterator[str]:
+    """Yield documented names that are no field of the dataclass, or no argument of the function."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            fields = {
+                one.target.id
+                for one in node.body
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            }
+            fields |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            is_dataclass = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+            for name in documented(ast.get_docstring(node) or "", "Attributes") if is_dataclass else ():
+                if name not in fields:
+                    yield f"{node.name}.{name}"
+        elif isinstance(node, ast.FunctionDef):
+            given = node.args
+            arguments = {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+            arguments |= {one.arg for one in (given.vararg, given.kwarg) if one is not None}
+            for name in documented(ast.get_docstring(node) or "", "Args"):
+                if name not in arguments:
+                    yield f"{node.name}({name})"
+
+
+def test_docstrings_name_what_exists() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in unknown_names(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+def test_an_old_name_is_noticed() -> None:
+    source = '''
+@dataclass
+class Storage:
+    """A storage.
+
+    Attributes:
+        birth: When it is created.
+    """
+
+    allocated_at: int
+
+
+def freed(storage):
+    """Return whether a storage is freed.
+
+    Args:
+        one: The storage.
+    """
+'''
+    assert list(unknown_names(source)) == ["Storage.birth", "freed(one)"]
