@@ -1,19 +1,20 @@
-"""Time of collectives over a layout: measured curves inside a machine, a network model between machines.
+"""Time of NCCL collectives over a layout of GPUs: measured curves inside a machine, a formula between machines.
 
 NCCL has two algorithms between machines. A ring passes through all n = N x g GPUs. For all_gather and reduce_scatter,
-it sends (n - 1) / n of the message through each machine's network in n - 1 steps; for all_reduce, both double. A tree,
-only for all_reduce, joins the machines: 2 (N - 1) / N of the message, in 2 log2 N steps. The faster algorithm counts.
+it sends (n - 1) / n of the message through the network adapters of each machine, in n - 1 steps. For all_reduce, both
+figures double. A tree joins the machines, only for all_reduce. It sends 2 (N - 1) / N of the message, in 2 log2 N
+steps. The time of the faster algorithm is used.
 
-The slower of the two networks (inside and between machines) determines the bandwidth. The other one adds the time of a
-chunk, and the latencies of all steps add up; they dominate with many machines and small messages. Groups that
-communicate at the same time share a machine's network. Each GPU has its rail, a part of the network adapters, as its
-limit. An all-to-all sends only the data for other machines.
+The slower link (inside or between machines) determines the bandwidth. The faster link adds the time of one chunk. The
+latencies of all steps add up, and they dominate with many machines and small messages. Groups that communicate at the
+same time share the adapters of a machine. Each GPU is limited to its rail, which is its part of these adapters. An
+all-to-all sends only the data for other machines.
 
-A machine requested by a cloud's name has that cloud's network; so has a machine that is priced by a cloud's offer. For
-others, the defaults are the vendor's reference systems, and 100 Gbit/s Ethernet for machines without NVLink, unless the
-user gives values (`Interconnect`). Bandwidth between GPUs without NVLink depends more on the machine than on the card;
-`PCIE_MACHINES` lists the kinds. Up to 72 GPUs of a rack of GB200 or GB300 form one NVLink domain, over any number of
-trays. Example::
+If the user names a cloud's machine, or if the machine is priced by a cloud's offer, the bandwidth is that cloud's.
+Otherwise the user can give values (`Interconnect`). The default is that of the vendor's reference systems, and 100
+Gbit/s Ethernet for machines without NVLink. Without NVLink, the bandwidth between GPUs depends more on the machine than
+on the card; `PCIE_MACHINES` lists kinds of machines. Up to 72 GPUs of a rack of GB200 or GB300 form one NVLink domain,
+over any number of trays. Example::
 
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> one, two = layout_of("8xA100-SXM-80GB"), layout_of("2x8xA100-SXM-80GB")
@@ -47,25 +48,25 @@ NETWORK_BYTES_PER_SECOND: Final = {
     "hopper": gigabytes_to_bytes(400),
     "blackwell": gigabytes_to_bytes(400),
 }
-"""Network of one machine with NVLink, one direction, by architecture: four adapters of 100 Gbit/s (DGX-1), eight of 200
-(DGX A100), eight of 400 (DGX H100 and B200), from NVIDIA's data sheets of these systems."""
+"""Network bandwidth of one machine with NVLink, in one direction, by architecture. NVIDIA's data sheets list four
+adapters of 100 Gbit/s for the DGX-1, eight of 200 for the DGX A100, and eight of 400 for the DGX H100 and B200."""
 
 RAIL_GPUS: Final = 8
-"""GPUs of those reference systems, which share the adapters evenly.
+"""Number of GPUs of those reference systems. They share the adapters evenly.
 
-Each GPU sends through its own part of the adapters, its rail. It cannot use more of the network if other GPUs are idle
+Each GPU sends through its own part of the adapters, which is called its rail. It cannot use more if other GPUs are idle
 or missing, because NCCL's rings stay on their rails."""
 
 ETHERNET_BYTES_PER_SECOND: Final = gigabytes_to_bytes(12.5)
-"""Network of one machine without NVLink: 100 Gbit/s. An assumption that fits large cloud machines with such GPUs."""
+"""Network bandwidth of one machine without NVLink: 100 Gbit/s. This assumption fits large cloud machines."""
 
 NETWORK_SHARE: Final = 0.9
-"""Share of a network's line rate that collectives reach. An assumption."""
+"""Share of the network's line rate that collectives reach. This is an assumption."""
 
 SOCKET_SHARE: Final = 0.5
-"""Share of the line rate with TCP, without RDMA, where the CPU copies each byte. An assumption: published values are
-0.9 for GPUDirect over TCP (two a3-megagpu-8g, nccl-tests) and 0.1 for machines of four T4 with sockets (Sia's
-placements)."""
+"""Share of the line rate that collectives reach with TCP sockets, where the CPU copies each byte (no RDMA). This is an
+assumption. Published values are 0.9 for GPUDirect over TCP (two a3-megagpu-8g, nccl-tests), and 0.1 for machines of
+four T4 with sockets (Sia's placements)."""
 
 
 @final
@@ -75,8 +76,8 @@ class PcieMachine:
 
     Attributes:
         words: Description of the connection, for a note.
-        share: Bus bandwidth of a large message, relative to a card's PCIe line rate in one direction.
-        spread: Interval factor that covers 90 % of such machines.
+        share: Bus bandwidth of a large message, relative to the PCIe line rate of a card in one direction.
+        spread: Factor from the middle to either end of an interval that covers 90 % of such machines.
     """
 
     words: str
@@ -92,9 +93,9 @@ PCIE_MACHINES: Final[Mapping[str, PcieMachine]] = {
         "no access to each other's memory in a virtual machine or a container, or one link that all share", 0.1, 2.0
     ),
 }
-"""Kinds of machines by the keyword of `Interconnect`.
+"""Kinds of PCIe machines, by the keyword of `Interconnect`.
 
-The shares come from published nccl-tests of large messages, which are therefore training data for them:
+The shares come from published nccl-tests of large messages (these are training data):
 
 * 0.61 to 0.64 behind switches (RTX PRO 6000).
 * 0.59 to 0.79 through the processor (RTX 4090 and 5090 with a patched driver, RTX PRO 6000).
@@ -104,23 +105,23 @@ The shares come from published nccl-tests of large messages, which are therefore
 * 0.08 implied by Sia's steps of eight 2080 Ti."""
 
 UNKNOWN_SPREAD: Final = 2.0
-"""Interval factor if the kind of PCIe machine is unknown; the whole interval spans a factor of four."""
+"""Factor to either end of the interval if the kind of PCIe machine is unknown. The interval spans a factor of four."""
 
 PCIE_4_BYTES_PER_SECOND: Final = gigabytes_to_bytes(32)
 
 
 def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
-    """Return the kind of machine for cards without NVLink.
+    """Return the kind of PCIe machine for cards without NVLink.
 
     Args:
         gpu: The card.
-        word: A key of `PCIE_MACHINES`; None assumes one from the card's properties, with a wide interval.
+        word: A key of `PCIE_MACHINES`. If None, it is assumed from the card's properties, with a wide interval.
     """
     if word is not None:
         return PCIE_MACHINES[word]
     if gpu.has_peer_access:
         return PcieMachine("cards that reach each other's memory", 0.62, UNKNOWN_SPREAD)
-    if gpu.pcie_bytes_per_second < PCIE_4_BYTES_PER_SECOND:  # PCIe 3 hardware; several cards share a link
+    if gpu.pcie_bytes_per_second < PCIE_4_BYTES_PER_SECOND:  # a PCIe 3 machine, where several cards share a link
         return PCIE_MACHINES["virtual"]
     words = "cards whose bytes pass the host's memory, on a machine of their own"
     return PcieMachine(words, 0.5, UNKNOWN_SPREAD)
@@ -130,16 +131,16 @@ RING_HOP_SECONDS: Final = 4 * MICROSECOND
 TREE_HOP_SECONDS: Final = 8.5 * MICROSECOND
 NVLINK_STEP_SECONDS: Final = 1.9 * MICROSECOND
 PCIE_STEP_SECONDS: Final = 2.5 * MICROSECOND
-"""Latency of a ring or tree step over RDMA, and of a step inside a machine. NCCL uses these values when it chooses an
-algorithm (protocol LL128; src/graph/tuning.cc, hardware latencies). TCP takes several times as long."""
+"""Latency of a ring or tree step over RDMA, and of a step inside a machine. NCCL assumes these values when it chooses
+an algorithm (protocol LL128; src/graph/tuning.cc, hardware latencies). TCP takes several times as long."""
 
 CHUNK_SECONDS: Final = TREE_HOP_SECONDS
 """Latency of a chunk between a machine and the network.
 
-A message passes both in pipelined chunks. With n chunks, the faster of the two adds 1 / n of its time, plus n
-latencies. At the best n, this is 2 sqrt(time x latency). On two published curves of all_reduce
-over two machines, of 1 MiB to 2 GiB (eight H200 with RoCE, eight A100 of OCI), the median errors are 8 and 11 % instead
-of 25 and 14 % (all predicted too fast). No value was fitted to them."""
+A message passes both links in pipelined chunks. With n chunks, the faster link adds 1 / n of its own time, plus n
+latencies. At the best n, this sum is 2 sqrt(time x latency). It was compared with two published curves of all_reduce
+over two machines, for 1 MiB to 2 GiB (eight H200 with RoCE, eight A100 of OCI). The median errors are 8 and 11 %;
+without it, they are 25 and 14 % (all predicted too fast). No value was fitted to these curves."""
 
 TREE_SHARE: Final = 0.92
 """Bandwidth of a tree relative to a ring, from the same file."""
@@ -148,7 +149,7 @@ TREE_SHARE: Final = 0.92
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """The user's values for the links, in bytes per second; None uses the catalogue's figures.
+    """Bandwidths of the links as given by the user, in bytes per second. A field that is None uses the catalogue.
 
     Attributes:
         intra_node_bytes_per_second: Bus bandwidth among the GPUs of one machine, as printed by nccl-tests ("busbw").
@@ -211,7 +212,7 @@ def network_bytes_per_second(layout: Layout) -> float:
 
 
 def link_assumption_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
-    """Return notes on assumptions about a layout's links, with the options that change them; empty if all is known."""
+    """Return notes on assumptions about a layout's links and the options that change them; empty if there are none."""
     notes = []
     each = layout.gpus_per_node
     most = NVLINK_DOMAINS.get(layout.gpu.name) or largest_machine(layout.gpu)
@@ -243,14 +244,14 @@ def link_assumption_notes(layout: Layout, interconnect: Interconnect) -> tuple[s
 
 
 def check_communication(layout: Layout) -> None:
-    """Reject layouts of several GPUs that cannot communicate, or whose communication has no model.
+    """Reject a layout of several GPUs that cannot communicate, or whose communication cannot be predicted.
 
-    Other vendors' GPUs have no measurements and no published figures. MIG slices cannot access each other's memory,
-    CUDA gives a process only one of them, and NCCL cannot connect slices of one machine (NVIDIA/nccl, issue 1716,
+    There are no measurements and no published figures of other vendors' GPUs. MIG slices cannot access each other's
+    memory, CUDA gives a process only one slice, and NCCL cannot connect slices of one machine (NVIDIA/nccl, issue 1716,
     2025).
 
     Raises:
-        InvalidArgumentError: Such a layout.
+        InvalidArgumentError: The layout is of one of these kinds.
     """
     if layout.gpus_per_node > 1 and is_slice(layout.gpu):
         whole = layout.gpu.name.partition(BETWEEN)[0]
@@ -277,16 +278,18 @@ def collective_seconds(
 
     Args:
         operation: `all_reduce`, `all_gather`, `reduce_scatter`, `alltoall` or `broadcast`.
-        message_bytes: Size of the whole message (for all_gather: of each GPU's result), one or several.
+        message_bytes: Sizes of the whole message (for all_gather: of the result of each GPU), one or several.
         layout: The participating GPUs. A single GPU takes no time.
         interconnect: The user's values for the links.
-        groups_per_node: Number of such groups in each machine that communicate at the same time and share its network.
+        groups_per_node: Number of such groups in each machine that communicate at the same time and share its network
+            adapters.
 
     Returns:
         Seconds, arrays of shape (messages,).
 
     Raises:
-        InvalidArgumentError: An unknown collective, a negative message size, or several GPUs of another vendor.
+        InvalidArgumentError: The collective is unknown, a message size is negative, or the GPUs are from another
+            vendor.
     """
     check_communication(layout)
     if operation not in COLLECTIVES:
@@ -306,7 +309,7 @@ def collective_seconds(
         paths.append(_path(operation, messages, layout, interconnect, groups_per_node, is_tree=True))
 
     def least(inside_seconds: Array, factor: float) -> Array:
-        """Return the time of the fastest algorithm, with the network's time multiplied by `factor`."""
+        """Return the time of the fastest algorithm, if the time between machines is multiplied by `factor`."""
         each = [
             np.maximum(inside_seconds, sent * factor)
             + 2 * np.sqrt(CHUNK_SECONDS * np.minimum(inside_seconds, sent * factor))
@@ -335,7 +338,7 @@ def _inside(operation: str, messages: Array, layout: Layout, interconnect: Inter
 
 
 def bus_factor(operation: str, count: int) -> float:
-    """Return bytes per GPU link over bytes of the message (nccl-tests' "busbw" over "algbw")."""
+    """Return bytes per GPU link, divided by bytes of the message (nccl-tests' "busbw" over "algbw")."""
     share = (count - 1) / count
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(operation, share)
 
@@ -354,7 +357,7 @@ def _path(
     *,
     is_tree: bool,
 ) -> tuple[Array, float]:
-    """Return the seconds in a machine's network, and the latency of all steps between machines."""
+    """Return the seconds of the data in a machine's network, and the latency of all steps between machines."""
     share = SOCKET_SHARE if layout.network is not None and not layout.network.has_rdma else NETWORK_SHARE
     network = interconnect.inter_node_bytes_per_second or share * network_bytes_per_second(layout)
     nodes, per_node = layout.nodes, layout.gpus_per_node
@@ -372,7 +375,7 @@ def _path(
 
 
 def _rail_limit(layout: Layout, interconnect: Interconnect) -> float:
-    """Return how many times a machine's network bandwidth exceeds the rails of the layout's GPUs in it.
+    """Return a machine's network bandwidth, divided by the bandwidth of the rails of the GPUs that the layout uses.
 
     A bandwidth given by the user applies to the GPUs in use. Machines without NVLink have one adapter for all GPUs.
     """

@@ -1,17 +1,17 @@
-"""Memory traffic of calls without a translator: no traffic, or a copy of their tensors.
+"""Bytes of memory traffic of calls without a translator: either none, or those of a copy of their tensors.
 
-Such a call has no shape parameters, formulas or surrogate. It counts as free, or as a `transfer` (`families/copies.py`)
-of the bytes of its tensors; only its name tells which tensors it reads and writes. By default, inputs are read and
-outputs are written. If the recorder did not see the outputs (the profiler does not), the output is as large as the
-largest input, or as the tensor that is changed in place.
+Such a call has no shape parameters, formulas or surrogate. It is either free (no kernel), or counts as a `transfer`
+(`families/copies.py`) of the bytes of its tensors. The name of the call determines which tensors are read and written.
+By default, its inputs are read and its outputs are written. Profiler traces do not contain the outputs. Then the output
+is assumed to be as large as the largest input, or as the tensor that is changed in place.
 
-The tables from `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` list the exceptions by name. `POINTWISE` (in
-`tracing/operand_strides.py`, because recorders check the strides of these), `MOVING` and `REDUCING` list calls that
-follow the default and take about as long as their bytes. For other calls, such as the user's own operators, only the
-tensors are known (`translation.unknown_operation_notes`).
+The tables from `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` list the exceptions by name. Three further tables list calls
+that follow the default and whose bytes determine their time: `POINTWISE` (in `tracing/operand_strides.py`, because
+recorders check the strides of these calls), `MOVING` and `REDUCING`. For all other calls, such as the user's own
+operators, only the tensors are known (`translation.unknown_operation_notes`).
 
-To add a call, put its name into the table for the tensors that it uses. If its bytes do not determine its time,
-register an `OperationSpec` instead, whose translator takes precedence over these tables. Example::
+To add a call, put its name into the table for the tensors that it reads and writes. If its bytes do not determine its
+time, register an `OperationSpec` instead; its translator takes precedence over these tables. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo
     >>> x = TensorInfo((1024,), "float32")
@@ -67,10 +67,10 @@ FREE_OPERATIONS: Final = _aten(
     "_version is_nonzero is_pinned is_same_size item record_stream requires_grad_ result_type "
     "set_data sym_numel sym_size sym_storage_offset sym_stride _local_scalar_dense"
 )
-"""Calls that launch no kernel. Reading a scalar (`item`) waits for the device but computes nothing on it."""
+"""Calls that launch no kernel. Reading a scalar (`item`) waits for the GPU but computes nothing on it."""
 
 COMPILED_CALL: Final = "inductor::call"
-"""Call of compiled code: it launches no kernel itself but takes host time (`timeline/host.py`)."""
+"""Name of a call of compiled code. It launches no kernel itself, but takes host time (`timeline/host.py`)."""
 
 FREE_NAMESPACES: Final = ("prim::", "profiler::", "prims::device_put_meta")
 
@@ -79,23 +79,24 @@ WRITE_ONLY: Final = _aten(
     "normal_ ones ones_like rand rand_like randint randn randn_like random_ randperm scalar_tensor uniform_ "
     "zero_ zeros zeros_like _foreach_zero_"
 )
-"""Fills and random draws, which read no data."""
+"""Calls that read no data: fills and random numbers."""
 
 REDUCTIONS: Final = _aten(
     "all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm nansum prod std sum var "
     "_foreach_norm var_mean"
 )
-"""Reductions, whose output is small compared with the input."""
+"""Calls whose output is small compared with the input: reductions."""
 
 LOOK_UP_CALLS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding")
 """Calls that look up rows of an embedding table."""
 
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
-"""Look-ups that read only the requested rows of their table."""
+"""Calls that read only the requested rows of their table."""
 
 FOUND_AGAIN: Final = 0.45
-"""Cost of a repeated read of a looked-up byte, which hits the L2, relative to one from DRAM: the bandwidth ratio of
-GPUs since Volta. 512 rows from a table of 8 take 0.43 in one recording on the B300 (chosen on it)."""
+"""Cost of reading a looked-up byte again, which is a hit in the L2 cache, relative to the first read from DRAM. It is
+the ratio of the two bandwidths on GPUs since Volta. 512 rows from a table of 8 take 0.43 in one recording on the B300
+(the value was chosen on it)."""
 
 CASTS: Final = _aten("_to_copy copy_")
 """Copies that may change the dtype."""
@@ -112,8 +113,8 @@ TENSOR_LISTS: Final = {
     "aten::_foreach_lerp_": 2,
     "aten::_foreach_copy_": 2,
 }
-"""Number of tensor lists of multi-tensor operations, including the changed one, if it exceeds one and does not depend
-on a scalar list."""
+"""Number of tensor lists of multi-tensor operations (including the changed list), if it is not one and does not depend
+on whether there is a list of scalars."""
 
 FUSED_OPTIMIZERS: Final = {
     "aten::_fused_adam_": (4, 3),
@@ -121,7 +122,7 @@ FUSED_OPTIMIZERS: Final = {
     "aten::_fused_adagrad_": (3, 2),
     "aten::_fused_sgd_": (3, 2),
 }
-"""Numbers of lists read and written: (parameters, gradients, two moments), and the same without the gradients."""
+"""Numbers of lists that are read (parameters, gradients, two moments) and written (all but the gradients)."""
 
 MOVING: Final = frozenset(
     "_copy_from _index_put_impl_ _local_scalar_dense _pin_memory _to_copy _unsafe_index _unsafe_index_put "
@@ -164,7 +165,7 @@ _KNOWN: Final = (
 _FUSED_BY_COMPILER: Final = ("triton", "inductor")
 
 UNTRANSLATED: Final = "untranslated"
-"""Name of the kind for an operation whose translator failed (`families/copies.py`)."""
+"""Name of the operation that replaces one whose translator failed (`families/copies.py`)."""
 
 
 def is_free(operation: Operation) -> bool:
@@ -175,7 +176,7 @@ def is_free(operation: Operation) -> bool:
 
 
 def is_known(operation: Operation) -> bool:
-    """Return whether the operation's work is known, or its bytes determine its time approximately."""
+    """Return whether the work of an operation is known, or its bytes determine its time approximately."""
     if translator_of(operation.name) is not None or is_free(operation):
         return True
     namespace, _, name = operation.name.rpartition("::")
@@ -188,7 +189,7 @@ def is_known(operation: Operation) -> bool:
 
 
 def untranslated(operation: Operation) -> tuple[OperationShape, ...]:
-    """Return the operation's bytes as a lower bound on its work, because its computation is unknown."""
+    """Return a lower bound on the work of an operation whose computation is unknown: its bytes."""
     return tuple(OperationShape(UNTRANSLATED, one.dtype, one.dims) for one in transfer_of(operation))
 
 
@@ -210,8 +211,9 @@ def transfer_of(operation: Operation) -> tuple[OperationShape, ...]:
 def loads_singly(operation: Operation) -> bool:
     """Return whether an element-wise operation or copy loads one element at a time.
 
-    PyTorch's kernels load several elements at once if all operands have one shape, layout and dtype. They load single
-    elements for broadcast, strided or mixed-dtype operands, except in a plain cast from float32 to 16 bits.
+    PyTorch's kernels load several elements at once (vectorized loads) if all operands have one shape, layout and dtype.
+    For broadcast, strided or mixed-dtype operands, they load single elements, except in a plain cast from float32 to 16
+    bits.
     """
     name = operation.name.removeprefix("aten::")
     is_pointwise = not POINTWISE.isdisjoint((name, name.removesuffix("_")))
@@ -230,18 +232,21 @@ def loads_singly(operation: Operation) -> bool:
 
 
 def _comes_into_rows(operation: Operation) -> bool:
-    """Return whether it copies a tensor to row-major layout: `contiguous` and `reshape` copy no other tensors."""
+    """Return whether a call copies a tensor to row-major layout.
+
+    `contiguous` and `reshape` copy only for this reason.
+    """
     return operation.name == "aten::clone" and operation.arguments.get("memory_format") == TO_ROWS["memory_format"]
 
 
 def _cast_to(operation: Operation) -> str | None:
-    """Return the target dtype of a cast; None if it is no cast, or the dtype comes from another argument."""
+    """Return the target dtype of a cast; None if the call is no cast, or another argument determines the dtype."""
     dtype = operation.arguments.get("dtype") if operation.name == "aten::_to_copy" else None
     return dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else None
 
 
 def _narrows(operation: Operation) -> bool:
-    """Return whether it casts float32 to 16 bits, for which PyTorch has kernels that load several elements at once."""
+    """Return whether a call casts float32 to 16 bits. PyTorch has vectorized kernels for this cast."""
     if operation.name not in CASTS or not operation.inputs:
         return False
     if operation.name == "aten::copy_":
@@ -253,7 +258,7 @@ def _narrows(operation: Operation) -> bool:
 
 
 def _cycles_an_element(operation: Operation) -> float:
-    """Return multiprocessor cycles per element for single-element loads, including the element's share of a sector."""
+    """Return multiprocessor cycles per element if loaded singly, including the element's share of a sector."""
     beside = operation.arguments.get(STRIDED)
     if not isinstance(beside, int) or beside < 1:
         return SINGLE_LOAD_CYCLES
@@ -280,7 +285,7 @@ def bytes_read(operation: Operation) -> int:
         sizes = [tensor.size_bytes for tensor in operation.inputs]
         found = _sum_bytes(operation.outputs)
         once = min(found, max(sizes, default=found))
-        # Trace files do not list the indices of an `index`; only the table is left.
+        # Trace files do not list the indices of `index`, so only the table is left.
         return once + int(FOUND_AGAIN * (found - once)) + (min(sizes) if len(sizes) > 1 else 0)
     if name == "aten::copy_" and len(operation.inputs) == 2:
         return operation.inputs[1].size_bytes  # The destination, listed first, is not read.
@@ -314,7 +319,7 @@ def bytes_written(operation: Operation) -> int:
 
 
 def _tensor_lists(operation: Operation) -> int:
-    """Count the tensor lists of a multi-tensor call; `add`, `mul` and `div` take two, or one and a scalar."""
+    """Count the tensor lists of a multi-tensor call; `add`, `mul` and `div` have two, or one and a scalar."""
     listed = TENSOR_LISTS.get(operation.name, 1)
     if listed > 1 or "scalar" in operation.arguments or "scalars" in operation.arguments:
         return listed

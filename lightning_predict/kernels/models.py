@@ -1,31 +1,31 @@
-"""Trained models of a set of GPUs, loaded once, and the conversion of network outputs to seconds.
+"""Inference of the trained neural networks: loads models, predicts kernel times and intervals of unmeasured GPUs.
 
-There are two kinds of models (`BundledModels`): networks for work on one GPU, and measured curves for communication
-between GPUs (`collective.py`).
+There are two kinds of models (`BundledModels`): neural networks for work on one GPU, and measured curves for
+communication between GPUs (`collective.py`).
 
-Networks predict a utilisation: `seconds = reference / utilisation` (`UtilisationModels`). No kernel is faster than the
-reference (`features.reference_seconds`). The utilisation is the geometric mean of a small ensemble, between the lowest
-measured value and 1. Features are clipped to the training range, so shapes far outside it get the utilisation at its
-edge, and their times still follow the roofline. A GPU without its own weights uses the *base* networks, which know a
-GPU by the figures of its data sheet alone.
+A neural network predicts a utilisation. The time is `reference / utilisation` (`UtilisationModels`), where no kernel is
+faster than the reference (`features.reference_seconds`). The utilisation is the geometric mean over a small ensemble.
+It is limited to the range from the lowest measured value to 1. Features are clipped to the training range. So shapes
+far outside this range get the utilisation at its edge, and their times still follow the roofline. A GPU without weights
+of its own uses the *base* networks. Their only inputs about a GPU are figures of its data sheet.
 
-Network times are clamped to bounds (`NETWORK_BOUNDS`):
+Times from neural networks are clamped to bounds (`NETWORK_BOUNDS`):
 
-* A product takes no longer than a larger one that contains it, because one can pad. Libraries do not always pad: for
-  the smallest products, they choose kernels that are several times slower than for similar sizes (bfloat16 on the L40S:
-  18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m = 8). A network that learns this also predicts it for other sizes.
-  So a product takes at most 1 / 0.72 of the time of a product with one side doubled, and 1 / 0.72² after two doublings;
-  no doubling is then predicted 30 % faster.
-* A GPU without measurements is at least as fast as a measured GPU that it beats in every figure. The base network may
-  err on GPUs unlike any measured one; the measurements of a lesser GPU then bound the time. We add the lesser GPU's
-  90 % interval because its card may have been throttled.
+* A matmul takes no longer than a larger one that contains it, because a library can pad. Libraries do not always pad:
+  for the smallest matmuls, they choose kernels that are several times slower than for similar sizes (bfloat16 on the
+  L40S: 18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m = 8). A neural network that learns this also predicts it for
+  other sizes. So a matmul takes at most 1 / 0.72 of the time of a matmul with one side doubled, and at most 1 / 0.72²
+  after two doublings. No doubling of a side is then predicted to be more than 28 % faster.
+* A GPU without measurements is at least as fast as a measured GPU that it exceeds in every figure. The base network can
+  be wrong for a GPU unlike all measured GPUs; the measurements of the lesser GPU then bound the time. We add the 90 %
+  interval of the lesser GPU, because its card may have been throttled.
 * It is also at least as fast as the base network predicts for a weaker version of the same GPU (`WEAKER`), within half
-  of the interval. For shapes where the tables show only launches, the base's predictions fluctuate between unmeasured
-  GPUs.
+  of the interval. The reason is that the base network's predictions fluctuate between unmeasured GPUs, for shapes where
+  the tables show only launches.
 * It is no faster than a measured board of the same chip with at least the same figures (`is_lesser_board`). Without
-  this, an H100 limited to 500 W was 2 to 4 % faster in some attention than one with 700 W.
-* A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`outranks`), because its card
-  was throttled; the interval covers both values.
+  this bound, an H100 limited to 500 W was 2 to 4 % faster in some attention than one with 700 W.
+* A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`outranks`), because the card
+  of the former was throttled. The interval covers both values.
 
 Example::
 
@@ -82,7 +82,7 @@ from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights
 @final
 @dataclass(frozen=True)
 class BundledModels:
-    """Utilisation networks and collective curves behind one interface.
+    """All trained models: neural networks that predict utilisation, and curves of collectives.
 
     Attributes:
         notes: Messages for the user about missing weights.
@@ -93,7 +93,7 @@ class BundledModels:
     notes: tuple[str, ...] = ()
 
     def for_gpu(self, gpu_name: str) -> BundledModels:
-        """Return the models of one GPU, with its networks of families that other GPUs lack."""
+        """Return the models of one GPU, including its networks of families that other GPUs do not have."""
         networks = self.networks.for_gpu(gpu_name)
         return self if networks is self.networks else replace(self, networks=networks)
 
@@ -102,7 +102,7 @@ class BundledModels:
         return self._serving(operation).supports(operation, dtype)
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
-        """Return the prediction method of the operation's model."""
+        """Return how the model of an operation predicts its time."""
         return self._serving(operation).timed_by(operation, dtype)
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
@@ -114,7 +114,7 @@ class BundledModels:
         return self.networks.has_measured(gpu_name)
 
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
-        """Return the correction from this GPU's own measurements of an operation without a tuned network."""
+        """Return the factor from this GPU's own measurements, for an operation without a neural network of this GPU."""
         return self.networks.measured_factor(gpu_name, operation, dtype)
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
@@ -122,7 +122,7 @@ class BundledModels:
         return self._serving(batch.operation).estimate(batch, gpus)
 
     def _serving(self, operation: str) -> CollectiveCurves | UtilisationModels:
-        """Return the model of an operation; networks raise the error for unsupported ones."""
+        """Return the model of an operation; the neural networks raise the error for unsupported operations."""
         return self.collectives if operation in COLLECTIVES else self.networks
 
 
@@ -130,9 +130,9 @@ def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> Bun
     """Load the models of GPUs from an explicit path, the verified cache, the bundled files or the configured URL.
 
     Args:
-        gpu_names: Catalogue names; the base network serves a GPU without its own weights. All GPUs of the catalogue are
-            loaded too if no download is needed, because the measurements of lesser GPUs bound the others.
-        weights: Folder, file or URL of weights, or a WeightsSource; None searches the default places.
+        gpu_names: Catalogue names. A GPU without weights of its own uses the base network. If no download is needed,
+            all GPUs of the catalogue are loaded too, because the measurements of lesser GPUs bound the times of others.
+        weights: Folder, file or URL of weights, or a WeightsSource. If None, the default places are searched.
 
     Raises:
         WeightsError: The weights cannot be found or verified.
@@ -167,30 +167,30 @@ def _loaded(
 # --- From network outputs to seconds
 
 NETWORK_BOUNDS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
-"""Bounds on network times, applied in this order. The reasons are given in the module's docstring; bounds that apply to
-every source of times follow in `timing.BOUNDS`."""
+"""Bounds on times from neural networks, in order of application. The docstring of this module gives the reasons. Bounds
+that apply to every source of times follow in `timing.BOUNDS`."""
 
 OTHER_HALF: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
-"""The other 16-bit dtype of the same units."""
+"""For each 16-bit dtype, the other one that the same units compute."""
 
 CARRIED_SCATTER: Final = 0.15
-"""Size (in log) at which half of a GPU's deviation from the base in one 16-bit dtype is applied to the other dtype.
+"""Size (in log) of a deviation of which half is transferred from one 16-bit dtype of a GPU to the other dtype.
 
-The deviation is the measured time of the GPU's own products over the base's time. The size is an assumption: the base
-errs by 8 to 18 % on GPUs without measurements. The L40S's bfloat16 products take 1.3 to 1.45 times the base's time
-because its power limit lowers the clock, and there are no float16 measurements of it. With this rule, milabench's
-float16 steps with large products improve from 7 to 20 % too fast to 2 to 15 % (BERT, ConvNeXt on the L40S; no value was
-fitted to them). The H100-SXM has both dtypes: float16 products from 1,024 on differ by 3 to 7 % from the base's times,
-and by 5 to 11 % from a full transfer of bfloat16's deviation. Deviations within the networks' errors are therefore not
-transferred.
+The deviation is the measured time of the GPU's own matmuls, divided by the time from the base network. Its size is an
+assumption: the base network has errors of 8 to 18 % on GPUs without measurements. The L40S's bfloat16 matmuls take 1.3
+to 1.45 times the base network's time, because its power limit lowers the clock; there are no float16 measurements of
+this GPU. With this rule, milabench's float16 steps with large matmuls improve from 7 to 20 % too fast to 2 to 15 %
+(BERT, ConvNeXt on the L40S; no value was fitted to them). The H100-SXM has measurements in both dtypes. Its float16
+matmuls from 1,024 on differ by 3 to 7 % from the base network's times, and by 5 to 11 % from a full transfer of the
+deviation in bfloat16. Therefore deviations that are smaller than the networks' errors are not transferred.
 
-Boards of a measured chip with no more power and without a measured rate get the same correction. No value was fitted
-for it: on the RTX 6000 Ada, which has the L40S's chip, the median error of 14 training benchmarks decreases from 13.5
-to 10.4 %. The bias decreases from 10 to 5 % too fast."""
+The same correction applies to boards of a measured chip that have no more power and no measured rate. No value was
+fitted for this: on the RTX 6000 Ada, which has the L40S's chip, the median error of 14 training benchmarks decreases
+from 13.5 to 10.4 %. The bias decreases from 10 to 5 % too fast."""
 
 WEAKER: Final = (1.5, 2.25)
-"""Factors by which all figures of a GPU are divided for the comparison with weaker versions of itself. The second is
-the first applied twice, so that two consecutive increases are both removed."""
+"""Factors by which all figures of a GPU are divided to get weaker versions of it, for comparison. The second factor is
+the first one applied twice, so that two consecutive increases of the time are both removed."""
 
 
 def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
@@ -207,9 +207,9 @@ def is_lesser_board(gpu: Gpu, other: Gpu, dtype: str) -> bool:
 def outranks(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     """Return whether a GPU has the other's chip, a higher peak, and no lower figure.
 
-    This is the case for the GB200 and B200. In the public tables, the GB200's bfloat16 products of 10¹¹ to 10¹² FLOP
-    take 0.89 of the B200's time, but those above 10¹³ take 1.13; in float8, 0.93 and 1.02. Only large products draw
-    more power than its tray provided; in NVIDIA's own training steps, the ratio is 0.96.
+    This is true for the GB200 and B200. In the public tables, the GB200's bfloat16 matmuls of 10¹¹ to 10¹² FLOP take
+    0.89 of the B200's time, but those above 10¹³ take 1.13; in float8, 0.93 and 1.02. Only large matmuls draw more
+    power than the tray of the measured GB200 provided; in NVIDIA's own training steps, the ratio is 0.96.
     """
     is_same_chip = gpu.network_capability == other.network_capability
     return is_same_chip and beats(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)
@@ -262,7 +262,7 @@ def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
 
 
 def upper_bound_from_lesser_gpus(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Array, dtype: str) -> Array:
-    """Return the upper interval end of the fastest lesser GPU that each GPU beats.
+    """Return upper bounds on times of unmeasured GPUs: the upper interval end of the fastest lesser GPU.
 
     Args:
         gpus: GPUs without measurements.
@@ -281,11 +281,11 @@ def upper_bound_from_lesser_gpus(gpus: Sequence[Gpu], lesser: Sequence[Gpu], hig
 
 @final
 class UtilisationModels:
-    """The networks of a set of GPUs, ready to predict.
+    """The neural networks of a set of GPUs, ready to predict.
 
     Args:
         weights: The weights.
-        own_families: Families whose network serves one GPU alone (`for_gpu`).
+        own_families: Families whose neural network is used only for one GPU (`for_gpu`).
     """
 
     def __init__(self, weights: LoadedWeights, own_families: frozenset[str] = frozenset()) -> None:
@@ -302,9 +302,9 @@ class UtilisationModels:
         return family.name not in self._own_families or self.trained_on(operation, dtype)
 
     def for_gpu(self, gpu_name: str) -> UtilisationModels:
-        """Return the models of one GPU, with its networks of families that no cross-GPU network supports.
+        """Return the models of one GPU, including its networks of families that no cross-GPU network supports.
 
-        Such a family (convolutions on tensor cores) times the problems that its network was trained on.
+        Such a network (for convolutions on tensor cores) predicts times of shapes like those that it was trained on.
         """
         base, own = self._weights.cross_gpu_model, self._weights.gpus.get(gpu_name)
         added = {} if own is None else {k: replace(v) for k, v in own.families.items() if k not in base.families}
@@ -327,7 +327,7 @@ class UtilisationModels:
         return False
 
     def timed_by(self, operation: str, dtype: str) -> Literal["mlp", "bytes", "proxy"]:
-        """Return the prediction method: trained on it, as a copy of its bytes, or through a related operation."""
+        """Return the prediction method: a network of the operation, a copy of its bytes, or a related operation."""
         if self.trained_on(operation, dtype):
             return "mlp"
         return "bytes" if operation == "transfer" else "proxy"
@@ -337,14 +337,14 @@ class UtilisationModels:
         return gpu_name in self._weights.gpus
 
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
-        """Return the correction from this GPU's own measurements of an operation without a tuned network."""
+        """Return the factor from this GPU's own measurements, for an operation without a neural network of this GPU."""
         own = self._weights.gpus.get(gpu_name)
         return None if own is None else own.factors.get(f"{operation}/{dtype}")
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """Return whether this GPU's weights were trained on its own measurements of this operation and dtype.
 
-        For fused attention, measurements of one 16-bit dtype count for the other if the same units compute both.
+        For fused attention, measurements in one 16-bit dtype count for the other dtype if the same units compute both.
         """
         family = network_spec(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
@@ -356,11 +356,11 @@ class UtilisationModels:
         return (operation, dtype) in trained
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Predict each problem's time on each GPU, by the GPU's own weights if available, else by the base network.
+        """Predict the time of each operation on each GPU, by the GPU's own weights or else by the base network.
 
-        If a GPU's products in one 16-bit dtype are slower than the base predicts, the slowdown also applies to the
-        other dtype. It also applies to boards of the same chip with no more power. The cause is a clock or power limit
-        that all of these share.
+        If matmuls of a GPU in one 16-bit dtype are slower than the base network predicts, the other dtype gets the same
+        slowdown. Boards of the same chip with no more power get it, too. The cause is a clock or power limit that all
+        of these share.
 
         Raises:
             UnknownOperationError: No model supports the operation in this dtype (see `supports`).
@@ -383,7 +383,7 @@ class UtilisationModels:
         return replace(found, interval=found.interval.scaled(factor))
 
     def _teller(self, gpu: Gpu, dtype: str) -> tuple[Gpu, str] | None:
-        """Return a measured GPU and 16-bit dtype whose slowdown applies to an unmeasured GPU or dtype, if any."""
+        """Return a measured GPU and 16-bit dtype whose slowdown applies to this GPU and dtype; None without one."""
         if self.has_own_weights(gpu.name, "linear", dtype) or not _has_both_halves(gpu):
             return None
         other = OTHER_HALF[dtype]
@@ -394,11 +394,11 @@ class UtilisationModels:
 
     @cached_property
     def _by_cross_gpu_model(self) -> UtilisationModels:
-        """The same models without any GPU's own weights."""
+        """The same models without the own weights of any GPU."""
         return UtilisationModels(replace(self._weights, gpus={}))
 
     def _estimated(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Predict the time of each problem on each GPU, without the transfer between 16-bit dtypes."""
+        """Predict the time of each operation on each GPU, without transfers between 16-bit dtypes."""
         family = network_spec(batch.operation, batch.dtype)
         run = batch if family is None else family.built_for(batch)
         if run is not batch:
@@ -425,7 +425,7 @@ class UtilisationModels:
         larger = clamp_to_larger_shapes(family, batch, gpus, predicted, timed)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
         lesser = np.minimum(larger, longest)
-        # Rules for slow kernels (`floor`) may make a problem slower than the next larger one.
+        # Rules for slow kernels (`floor`) can make an operation slower than the next larger one.
         floor = np.maximum(family.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
         seconds = np.maximum(self._clamp_to_weaker_gpu(family, batch, gpus, lesser), floor)
         steps = zip(NETWORK_BOUNDS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
@@ -490,7 +490,7 @@ class UtilisationModels:
     def _clamp_to_weaker_gpu(
         self, family: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu], seconds: Array
     ) -> Array:
-        """Clamp times from the base network to the times of the same GPU with weaker figures."""
+        """Clamp times from the base network to its times for weaker versions of the same GPU."""
         base = self._weights.cross_gpu_model.families[family.name]
         slack = math.exp(base.half_width(batch.operation, batch.dtype) / 2)
         served = np.array([[not self.has_own_weights(gpu.name, batch.operation, batch.dtype)] for gpu in gpus])
@@ -513,9 +513,10 @@ class UtilisationModels:
         gpus: Sequence[Gpu],
         wanted: BoolArray,
     ) -> tuple[Array, Array, BoolArray]:
-        """Predict masked problems: seconds, interval half widths, and whether the base was used, all flat.
+        """Predict the problems in a mask: seconds, interval half widths, and whether the base network was used.
 
-        Each problem uses the network of its GPU, or the base if that network was not trained on similar problems.
+        Each problem uses the neural network of its GPU, or the base network if that one was not trained on similar
+        problems. All results are flat.
         """
         rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
         asked = wanted[np.ix_(rows, columns)]  # (cards, part)
@@ -558,7 +559,7 @@ class UtilisationModels:
 
 
 def _half_width(network: NetworkWeights, base: NetworkWeights, batch: ShapeBatch) -> float:
-    """Return the half width of a network's interval; for an untrained dtype, at least the base's half width."""
+    """Return the half width of a network's interval; for an untrained dtype, at least the base network's half width."""
     key = batch.operation, batch.dtype
     own = network.half_width(*key)
     return own if key in network.trained else max(own, base.half_width(*key))
@@ -567,13 +568,13 @@ def _half_width(network: NetworkWeights, base: NetworkWeights, batch: ShapeBatch
 def _serving(
     networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array, by_base: Float32Array
 ) -> IndexArray:
-    """Choose each row's network: its GPU's, or the base (the last) if only that was trained on similar problems.
+    """Choose the network of each row: its GPU's, or the base network (the last) if only that has similar training data.
 
     Args:
         networks: One per GPU, and the base.
         owners: GPU of each row, ascending, shape (rows,).
         rows: Features, shape (rows, features).
-        by_base: The same features with the GPUs as described to the base.
+        by_base: The same features, with the description of the GPUs that the base network gets.
     """
     base = len(networks) - 1
     serving = owners.copy()
@@ -605,13 +606,13 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
 # --- Bounds from larger problems
 
 MIN_SHARE: Final = 0.72
-"""Minimum time of a product with one side doubled, relative to the product's own time."""
+"""Minimum time of a matmul with one side doubled, relative to the time of the matmul itself."""
 
 MAX_UTILISATION: Final = 0.6
-"""Assumed maximum utilisation of larger products; it limits how many of them need to be computed."""
+"""Assumed maximum utilisation of larger matmuls. It limits how many larger matmuls must be computed."""
 
 MAX_DOUBLINGS: Final = 2
-"""Maximum number of doublings over all sides; two, because the first larger product may be too slow as well."""
+"""Maximum number of doublings over all sides. It is two, because the first larger matmul may be too slow as well."""
 
 
 def clamp_to_larger_shapes(
@@ -621,10 +622,10 @@ def clamp_to_larger_shapes(
     seconds: Array,
     timed: Callable[[ShapeBatch, BoolArray], Array],
 ) -> Array:
-    """Clamp seconds so that no larger product is much faster.
+    """Clamp seconds, so that no larger matmul is much faster.
 
     Args:
-        family: Family of the problems; without growing sides, the seconds are unchanged.
+        family: Family of the problems. If none of its sides can be padded, the seconds are unchanged.
         batch: The problems.
         gpus: The GPUs.
         seconds: Predicted seconds, shape (gpus, problems).
@@ -643,7 +644,7 @@ def clamp_to_larger_shapes(
     for powers in doublings:
         grown = _grown(batch, dict(zip(family.growing, powers, strict=True)))
         share = MIN_SHARE ** sum(powers)
-        # Larger problems with a long reference time cannot lower the bound.
+        # Larger matmuls whose reference time is long cannot lower the bound.
         wanted = reference_seconds(grown, gpus) < MAX_UTILISATION * share * held  # (gpus, problems)
         if wanted.any():
             held[wanted] = np.minimum(held[wanted], timed(grown, wanted) / share)
@@ -655,22 +656,23 @@ def _grown(batch: ShapeBatch, powers: Mapping[str, int]) -> ShapeBatch:
     return ShapeBatch(batch.operation, batch.dtype, columns)
 
 
-# --- Forward pass of many small networks over many rows, while training needs the same cores
+# --- Inference: many small neural networks over many rows, while the training uses the same CPU cores
 
-# Rows are processed in blocks that fit in the cache, split into strips of a few rows. The products of a strip are so
-# small that BLAS computes them in the calling thread. BLAS's own threads wait for each other in a busy loop, so on busy
-# cores they make a product slower than a single thread. With many blocks, two threads of our own share the work;
-# threads and settings of other libraries stay untouched.
+# Rows are processed in blocks that fit in the cache. A block is split into strips of a few rows. The matmuls of a strip
+# are so small that BLAS computes them in the calling thread. Threads of BLAS wait for each other in a busy loop, so on
+# busy cores they are slower than a single thread. With many blocks, two threads of our own share the work. Threads and
+# settings of other libraries are not changed.
 
 STRIP_ROWS: Final = 16
-"""Rows of a strip. OpenBLAS starts threads from 2^18 multiplications: 16 rows with layers of 128 x 128."""
+"""Rows of a strip. OpenBLAS starts threads from 2^18 multiplications, which is 16 rows with layers of 128 x 128."""
 
 BLOCK_ROWS: Final = 256
-"""Rows of a block: the activations of four members of 128 units take half a MiB, which fits in a core's cache."""
+"""Rows of a block. The activations of four members with 128 units take half a MiB, which fits in the cache of a
+core."""
 
 THREADS: Final = 2
 THREADED_BLOCKS: Final = 16
-"""Minimum number of blocks for threads; starting threads takes as long as one or two blocks."""
+"""Minimum number of blocks for using threads. Starting threads takes as long as one or two blocks."""
 
 
 def predict_log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array) -> Array:
@@ -682,7 +684,7 @@ def predict_log_utilisations(networks: Sequence[NetworkWeights], owners: IndexAr
         rows: Features, shape (rows, features).
 
     Returns:
-        Shape (rows,). The value of a row does not depend on the other rows.
+        Shape (rows,). The value of a row does not depend on other rows.
     """
     distinct = {id(network): network for network in networks}
     number = {key: index for index, key in enumerate(distinct)}

@@ -1,9 +1,9 @@
-"""Registry of operations: each operation's properties, in the one place where its family registers it.
+"""Registry of operations. The family of an operation registers all of its properties in one place.
 
-An operation has shape parameters, FLOPs, minimum memory traffic, the dispatcher calls that compute it, its networks
-(`families/`), and a surrogate for the case without a network. Formulas are pure functions of NumPy columns with one
-value per problem. An `OperationShape` is one operation at one shape and dtype; a `ShapeBatch` holds many shapes of one
-operation and dtype, the input of every kernel model. Example::
+An operation has shape parameters, FLOPs, minimum memory traffic, the dispatcher calls that compute it, its neural
+networks (`families/`), and a surrogate for the case that no network supports it. Formulas are pure functions of NumPy
+columns, which have one value per shape. An `OperationShape` is one operation with its shape and dtype. A `ShapeBatch`
+contains many shapes of one operation and dtype; it is the input of every kernel model. Example::
 
     >>> batch = shape_batch("linear", "float16", b=1, m=4096, n=4096, k=4096)
     >>> float(batch.flops[0]) / 1e9  # 2 x 4096^3
@@ -59,7 +59,7 @@ class OperationShape:
     Attributes:
         operation: Name of an `OperationSpec`.
         dtype: Compute dtype, a key of `COMPUTE_BYTES`.
-        dims: Values of the kind's shape parameters, in order.
+        dims: Values of the operation's shape parameters, in order.
     """
 
     operation: str
@@ -75,7 +75,7 @@ class OperationShape:
 @final
 @dataclass(frozen=True, slots=True)
 class CountedShape:
-    """A problem with a multiplier."""
+    """An operation with its shape and dtype, and how often it runs."""
 
     times: float
     problem: OperationShape
@@ -87,8 +87,8 @@ class RepeatedReads:
     """Memory traffic of a kernel that reads its input several times.
 
     Attributes:
-        transfer: Its traffic without L2 hits for the repeated reads.
-        bytes_per_multiprocessor: Working set of a multiprocessor, in bytes.
+        transfer: Its traffic if the repeated reads do not hit the L2 cache.
+        bytes_per_multiprocessor: Working set of one multiprocessor, in bytes.
     """
 
     transfer: OperationShape
@@ -96,10 +96,11 @@ class RepeatedReads:
 
 
 NamedFeatures = Mapping[str, Array]
-"""Feature name -> values of shape (gpus, problems); (gpus, 1) or (1, problems) if they depend on one of them only."""
+"""Arrays by feature name, of shape (gpus, problems), or (gpus, 1) or (1, problems) if one axis has no influence."""
 
 Translator = Callable[[Operation, Flags], tuple[OperationShape, ...] | None]
-"""Returns the problems that a recorded call computes; None for an unknown call."""
+"""Function that returns the operations, with shapes, that a recorded call computes; None if it does not know the
+call."""
 
 
 def _as_it_is(batch: ShapeBatch) -> ShapeBatch:
@@ -121,21 +122,20 @@ def _no_doubt_above(batch: ShapeBatch) -> Array:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """Operations that share one network, in the dtypes that it supports.
+    """Operations that share one neural network, in the dtypes that it supports.
 
     Attributes:
         name: Name in weights files.
         dtypes: Supported compute dtypes.
-        describe: Features of a batch on GPUs.
-        growing: Shape parameters that can be padded: a problem takes at most slightly longer than with one of them
-            doubled (`models.clamp_to_larger_shapes`).
-        floor: Minimum seconds of problems with known slow kernels, shape (gpus, problems), 0 for others; bounds from
-            larger problems do not apply to them.
-        built_for: Maps problems to the sizes that kernels are built for, if kernels pad other sizes to the next larger
-            one.
-        upper_interval_factor: Additional upper interval factor for problems with possibly poor library kernels, shape
-            (problems,).
-        unmeasured: GPU description given to the base network, which serves GPUs without measurements.
+        describe: Computes the features of a batch on GPUs.
+        growing: Shape parameters that can be padded. A problem takes at most slightly longer than the same problem with
+            one of these parameters doubled (`models.clamp_to_larger_shapes`).
+        floor: Minimum seconds of problems for which slow kernels are known, shape (gpus, problems); 0 for others.
+            Bounds from larger problems do not apply to them.
+        built_for: Rounds shapes up to the sizes for which kernels are built, if kernels pad other sizes.
+        upper_interval_factor: Additional factor to the upper interval end for problems whose library kernels may be
+            slow, shape (problems,).
+        unmeasured: Returns the GPU description that the base network gets for GPUs without measurements.
         log_uncertainty: Half width in log(seconds) of the error of that description, for a GPU and dtype.
     """
 
@@ -182,9 +182,10 @@ class Alternative:
     """An alternative algorithm for an operation.
 
     Attributes:
-        problem: Maps a problem to the one that the algorithm computes; None if it does not apply.
-        is_on: Whether libraries provide it on a generation of GPUs.
-        bounds_networks: Whether its time is an upper bound on all GPUs; otherwise only on GPUs without measurements.
+        problem: Returns the operation that the algorithm computes instead; None if the algorithm does not apply.
+        is_on: Whether libraries provide the algorithm on a generation of GPUs.
+        bounds_networks: Whether the time of the algorithm is an upper bound on all GPUs; otherwise only on GPUs without
+            measurements.
     """
 
     problem: Callable[[OperationShape], OperationShape | None]
@@ -203,13 +204,13 @@ def _every_problem(_problem: OperationShape) -> bool:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """Predicts an operation's time from tiles, caches or instructions; used only together with trained networks.
+    """Predicts an operation's time from tiles, caches or instructions. It is used only together with trained networks.
 
     Attributes:
         seconds: Seconds and their interval, shape (gpus, problems).
-        takes_precedence: Problems for which the formula takes precedence over the operation's networks, which were not
-            trained on them.
-        supports: Problems that the formula supports.
+        takes_precedence: Whether the formula is used even if there are neural networks of the operation, because they
+            were not trained on such a shape.
+        supports: Whether the formula supports a shape.
     """
 
     seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]
@@ -223,9 +224,10 @@ class RooflineEfficiency:
     """Efficiency of an operation without a model, relative to its roofline.
 
     Attributes:
-        utilisation: Share of the roofline that its kernels reach; None for the typical value of its units.
-        spread: Interval factor; None for the usual one.
-        sequential_kernels: Number of dependent kernels, each with at least the minimum kernel time; None for one.
+        utilisation: Share of the roofline that the operation's kernels reach. If None, the typical value of its units.
+        spread: Factor to either end of the interval. If None, the usual one.
+        sequential_kernels: Number of dependent kernels, where each takes at least the minimum kernel time. If None, one
+            kernel.
     """
 
     utilisation: float | None = None
@@ -243,8 +245,8 @@ class LatencyBound:
     """Lower bound on an operation's time beyond its minimum traffic and arithmetic.
 
     Attributes:
-        latency: Seconds for instructions and waiting on a GPU, shape (problems,).
-        repeated_reads: Traffic of a problem that reads its input repeatedly; None for others.
+        latency: Seconds on a GPU for instructions and waiting, shape (problems,).
+        repeated_reads: Traffic of a shape whose kernel reads its input repeatedly; None for other shapes.
     """
 
     latency: Callable[[ShapeBatch, Gpu], Array]
@@ -258,30 +260,30 @@ def _nothing(c: Columns) -> Array:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSpec:
-    """All properties of one operation; formulas map columns of shape (problems,) to an array of that shape.
+    """All properties of one operation. Formulas map columns of shape (problems,) to an array of that shape.
 
     Attributes:
         name: Name in `operator_seconds` and in the measurement tables.
         shape: Shape parameters of every problem, in the order of `OperationShape.dims`.
-        defaults: Default values of shape parameters; a string copies another parameter.
+        defaults: Default values of shape parameters. A string means the value of another parameter.
         spellings: Alternative names, mapped to the parameters that they set: `{"image_size": ("height", "width")}`.
         units: `tensor` if tensor cores can do the work, `vector` if only CUDA cores can, `link` for copies over the
             host link, `fabric` for communication between GPUs.
         flops: FLOPs of the textbook algorithm (a multiply-add counts as two).
-        minimum_flops: Minimum FLOPs of any algorithm in use; None for the textbook's.
+        minimum_flops: Minimum FLOPs of any algorithm in use. If None, those of the textbook algorithm.
         reads: Elements that must be read at least once.
         writes: Elements that must be written at least once.
-        element_bytes: Bytes of one element if independent of the dtype (a copy counted in bytes).
+        element_bytes: Bytes of one element, if independent of the dtype (for a copy that is counted in bytes).
         aten: Dispatcher calls that compute exactly this operation.
-        translator: Maps the operation's name, such a call and the trace's flags to problems. Calls that compute several
-            operations are registered by `translates` instead.
-        network_specs: Its networks, each for its own dtypes.
+        translator: Returns the operations with shapes for the name of this operation, such a call, and the flags of the
+            trace. Calls that compute several operations are registered with `translates` instead.
+        network_specs: Neural networks of the operation, each for its own dtypes.
         reduces_rows: Whether its kernels keep a whole row of (rows, cols) together.
-        surrogate: Surrogate: problems whose times add up to its own if it has no network.
+        surrogate: Returns operations whose times are added up, if no network supports this operation.
         alternative: Another algorithm that libraries always have.
-        formula: Predicts its time if there is no network; takes precedence over the surrogate.
-        roofline_efficiency: Efficiency relative to the roofline, if it is not the typical one of its units.
-        latency_bound: Lower bound beyond memory traffic and arithmetic (`roofline.minimum_latencies`).
+        formula: Predicts the time if there is no network. It takes precedence over the surrogate.
+        roofline_efficiency: Efficiency relative to the roofline, if it is not the typical one of the units.
+        latency_bound: Lower bound on the time, beyond memory traffic and arithmetic (`roofline.minimum_latencies`).
     """
 
     name: str
@@ -308,7 +310,7 @@ class OperationSpec:
 @final
 @dataclass(frozen=True)
 class ShapeBatch:
-    """Many shapes of one operation and dtype: one NumPy column per shape parameter, all of the same length."""
+    """Many shapes of one operation and dtype. Each shape parameter is a NumPy column, all of the same length."""
 
     operation: str
     dtype: str
@@ -361,7 +363,7 @@ _TRANSLATORS: Final[dict[str, Translator]] = {}
 
 @cache
 def _register_families_of(name: str) -> None:
-    """Register what may define an operation or a call, once."""
+    """Import the families that may define an operation or a call, once."""
     import_module("lightning_predict.kernels.families").import_for(name)
 
 
@@ -375,8 +377,8 @@ def register(*kinds: OperationSpec) -> None:
     """Add operations to the registry, with the translators of their calls.
 
     Raises:
-        InvalidArgumentError: An operation or translator already exists, a default is for an unknown shape parameter, or
-            calls have no translator.
+        InvalidArgumentError: An operation or translator already exists, there is a default of an unknown shape
+            parameter, or an operation has calls but no translator.
     """
     for kind in kinds:
         if kind.name in _KINDS:
@@ -414,7 +416,7 @@ def registrations() -> Iterator[None]:
 
 
 def by_bytes(name: str) -> OperationSpec:
-    """Return an operation defined by its FLOPs and the bytes that it moves, independent of its tensors."""
+    """Return an operation that is defined by its FLOPs and the bytes that it moves, without any tensors."""
     return OperationSpec(
         name=name,
         shape=("read_bytes", "write_bytes", "flops"),
@@ -428,7 +430,7 @@ def by_bytes(name: str) -> OperationSpec:
 
 
 ON_SPARSE_TENSORS: Final = "any call on sparse tensors"
-"""Registry key for calls on sparse tensors. Their work depends on the stored elements, for any call."""
+"""Registry key for calls on sparse tensors. The work of any such call depends on the number of stored elements."""
 
 
 def translates(*calls: str) -> Callable[[Translator], Translator]:
@@ -449,20 +451,20 @@ def translates(*calls: str) -> Callable[[Translator], Translator]:
 
 
 def translator_of(call: str) -> Translator | None:
-    """Return the translator of a dispatcher call; None if only its bytes are known."""
+    """Return the translator of a dispatcher call; None if it has none, so that only its bytes are known."""
     _register_families_of(call)
     return _TRANSLATORS.get(call)
 
 
 def network_specs() -> Mapping[str, NetworkSpec]:
-    """Return all families of networks by name, sorted."""
+    """Return all families that have neural networks by name, sorted."""
     register_families()
     found = {family.name: family for kind in _KINDS.values() for family in kind.network_specs}
     return dict(sorted(found.items()))
 
 
 def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
-    """Return the family that supports an operation in a dtype; None without one."""
+    """Return the family whose neural network supports an operation in a dtype; None without one."""
     _register_families_of(operation)
     kind = _KINDS.get(operation)
     for family in () if kind is None else kind.network_specs:
@@ -472,7 +474,7 @@ def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
 
 
 def surrogates_of(problem: OperationShape) -> tuple[CountedShape, ...]:
-    """Return the surrogate problems whose times add up to the problem's; empty without a surrogate."""
+    """Return the surrogates of an operation. Their times add up to its time. Empty if it has no surrogate."""
     proxy = operation_spec(problem.operation).surrogate
     return () if proxy is None else proxy(problem)
 
@@ -499,7 +501,7 @@ def operation_spec(name: str) -> OperationSpec:
 
 
 def shape_batch(operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]) -> ShapeBatch:
-    """Build a batch of an operation from shape parameters, scalars or arrays that broadcast to one length.
+    """Build a batch of shapes of one operation. Shape parameters are scalars or arrays that broadcast to one length.
 
     Raises:
         UnknownOperationError: The operation or a shape parameter is unknown, or a shape parameter is missing.
@@ -542,7 +544,7 @@ def problem(operation: str, dtype: str, **words: float) -> OperationShape:
 def _expand(
     kind: OperationSpec, words: Mapping[str, float | Sequence[float] | npt.NDArray[np.generic]]
 ) -> dict[str, float | Sequence[float] | npt.NDArray[np.generic]]:
-    """Replace alternative names by the parameters they set, and reject unknown and missing parameters."""
+    """Replace alternative names by the parameters that they set; raise an error for unknown and missing parameters."""
     spellings = kind.spellings or {}
     expanded: dict[str, float | Sequence[float] | npt.NDArray[np.generic]] = {}
     for word, value in words.items():

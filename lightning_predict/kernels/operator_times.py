@@ -1,4 +1,4 @@
-"""GPU time of a single operation by its shape, as a function of plain numbers and arrays.
+"""GPU time of a single operation for given shapes, as a function of plain numbers and arrays.
 
 Example::
 
@@ -35,12 +35,13 @@ def operator_seconds(
         operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`. The suffix `_backward`
             selects the backward pass (for convolutions, `_backward_input` or `_backward_weight`).
         gpu: Name of a GPU.
-        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. Times of products in TF32 and float8 are
-            scaled from bfloat16 by the ratio of the rooflines.
+        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. Times of matmuls in TF32 and float8 are
+            the times in bfloat16, multiplied by the ratio of the rooflines.
         weights: See `predict`.
-        **shape: Shape parameters of the operation, scalars or arrays that broadcast: `b`, `m`, `n`, `k` for products;
+        **shape: Shape parameters of the operation, scalars or arrays that broadcast: `b`, `m`, `n`, `k` for matmuls;
             `batch`, `in_channels`, `out_channels`, `kernel_size`, `image_size`, `stride`, `padding` for convolutions;
-            `batch`, `heads`, `kv_heads`, `seq`, `head_dim`, `causal` for attention; `rows`, `cols` for the rest.
+            `batch`, `heads`, `kv_heads`, `seq`, `head_dim`, `causal` for attention; `rows`, `cols` for other
+            operations.
 
     Returns:
         A float for scalars, otherwise an array of the broadcast shape.
@@ -51,7 +52,7 @@ def operator_seconds(
         UnknownGpuError: The GPU is not in the catalogue.
     """
     target = find_gpu(gpu)
-    shape.pop("implementation", None)  # All fused kernels of one class are timed alike.
+    shape.pop("implementation", None)  # all fused kernels of one class have the same predicted time
     batch = shape_batch(operation, compute_dtype_on(dtype, target), **shape)
     columns = np.stack(list(batch.columns.values()), axis=1)
     problems = [OperationShape(operation, batch.dtype, tuple(row)) for row in columns.tolist()]

@@ -1,29 +1,29 @@
-"""Peaks and bandwidths of a GPU, rates that large products sustain, and limits that keep kernels below both.
+"""Roofline of a GPU: peak rates and bandwidths, rates that large matmuls sustain, and limits that keep kernels below.
 
-The roofline is a lower bound on a kernel's time: `max(flops / peak, bytes / bandwidth)`. The bandwidth is the L2's if
-the working set fits in it, otherwise the DRAM's. With `least=True`, the FLOPs are the minimum of any algorithm in use,
-so no prediction may be below it (Williams et al., CACM 2009).
+The roofline is a lower bound on the time of a kernel: `max(flops / peak, bytes / bandwidth)`. The bandwidth is that of
+the L2 cache if the working set fits in it, otherwise that of the DRAM. With `least=True`, the FLOPs are the minimum of
+any algorithm in use, so that no prediction may be below the result (Williams et al., CACM 2009).
 
-A peak is stated at the boost clock, but large products sustain another rate (`sustained_flops`). GeForce and
-workstation boards run above the boost clock (up to `Gpu.highest_clock_hz`). Boards with low power for their number of
-multiprocessors run below it. The 128 CUDA cores per multiprocessor of GeForce chips since Ampere never reach the peak,
-because half of them also compute integers. If published measurements of large square products exist, we use their rate
-(`Gpu.measured_flops_per_second`), otherwise:
+A peak is stated at the boost clock, but large matmuls sustain another rate (`sustained_flops`). GeForce and workstation
+boards run above the boost clock (up to `Gpu.highest_clock_hz`). Boards with low power for their number of
+multiprocessors run below it. GeForce chips since Ampere have 128 CUDA cores per multiprocessor. These never reach the
+peak, because half of them also compute integers. If there are published measurements of large square matmuls, we use
+their rate (`Gpu.measured_flops_per_second`). Otherwise:
 
     rate = P · s / sqrt(1 + (e · P / W)²)
 
-P is the peak at the highest clock, and s the share of it that tensor cores or CUDA cores reach without a power limit. W
-is the board's power in watts, and e the watts per unit of P at which power becomes the limit.
+P is the peak at the highest clock, and s the share of P that tensor cores or CUDA cores reach without a power limit. W
+is the board's power in watts, and e is the number of watts per unit of P below which power becomes the limit.
 
-Three further limits apply (`minimum_latencies`; families of operations give cycles and blocks,
+Three further limits apply (`minimum_latencies`; families of operations define cycles and blocks,
 `operations.LatencyBound`):
 
-* Instruction issue: kernels that load one element at a time or compute indices are bound by their number of elements,
-  not bytes. They reach half of the bandwidth in 16 bits if float32 reaches all of it. The effect is larger on GPUs with
-  HBM, which have twice the bytes per clock and multiprocessor.
-* Latency: a block waits for its loads, so a kernel with one block per row or channel leaves a GPU idle if there are
-  few.
-* L2 misses: a kernel that reads its rows several times finds them in the L2 only if all concurrent rows fit.
+* Instruction issue: kernels that load one element at a time or compute indices are bound by the number of elements, not
+  by bytes. If such a kernel reaches the whole bandwidth in float32, it reaches half of it in 16 bits. The effect is
+  larger on GPUs with HBM, which have twice the bytes per clock and multiprocessor.
+* Latency: a block waits for its loads. So a kernel with one block per row or channel does not fill a GPU if there are
+  few of them.
+* L2 misses: a kernel that reads its rows several times finds them in the L2 cache only if all concurrent rows fit.
 
 Example::
 
@@ -74,14 +74,14 @@ def per_gpu(gpus: Sequence[Gpu], figure: Callable[[Gpu], float]) -> Array:
 def compute_peak(batch: ShapeBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
     """Return the peak FLOP/s of the batch's units, shape (gpus, 1).
 
-    CUDA cores compute 16-bit types at the float32 rate, and float64 without tensor cores. A dtype that a GPU does not
-    support gets the float32 rate, because libraries emulate it.
+    CUDA cores compute 16-bit dtypes at the float32 rate. They compute float64 if there are no tensor cores. A dtype
+    that a GPU does not support gets the float32 rate, because libraries emulate it.
 
     Args:
         batch: The problems.
         gpus: The GPUs.
-        least: Return an upper bound: the highest clock instead of the boost clock. For an emulated dtype, use the rate
-            of the underlying units instead of the catalogue's rate, which is what libraries reach.
+        least: Whether to return an upper bound. It uses the highest clock instead of the boost clock and, for an
+            emulated dtype, the rate of the underlying units instead of the catalogue's rate (which libraries reach).
     """
     if batch.spec.units == "tensor":
         return per_gpu(gpus, lambda gpu: _tensor_peak(gpu, batch.dtype, least=least))
@@ -97,12 +97,12 @@ def _tensor_peak(gpu: Gpu, dtype: str, *, least: bool) -> float:
 
 
 def link_bandwidth(gpu: Gpu) -> float:
-    """Return the bytes per second from one GPU to others of its node: over NVLink, else over PCIe."""
+    """Return the bytes per second from one GPU to the others of its machine: over NVLink, otherwise over PCIe."""
     return gpu.nvlink_bytes_per_second or gpu.pcie_bytes_per_second
 
 
 def memory_bandwidth(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the bytes per second of memory, (gpus, problems): the L2's if the work fits in it, else the DRAM's."""
+    """Return the memory bandwidth in bytes per second, (gpus, problems): L2 if the data fit in it, else DRAM."""
     if batch.spec.units in ("link", "fabric"):
         on_fabric = batch.spec.units == "fabric"
         speeds = per_gpu(gpus, lambda gpu: link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second)
@@ -122,7 +122,7 @@ def roofline_seconds(
         batch: The problems.
         gpus: The GPUs.
         least: Use the minimum FLOPs of any algorithm in use, and for emulated dtypes the rate of the units.
-        bandwidth: Bytes per second of memory, (gpus, problems); None for `memory_bandwidth`.
+        bandwidth: Bytes per second of memory, (gpus, problems). If None, that of `memory_bandwidth`.
     """
     flops = batch.minimum_flops if least else batch.flops
     compute = flops[None, :] / compute_peak(batch, gpus, least=least)  # (gpus, problems)
@@ -131,10 +131,10 @@ def roofline_seconds(
 
 
 def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
-    """Compute the rooflines of problems and of their twins in another dtype, at one bandwidth, (gpus, problems) each.
+    """Compute the rooflines of problems in two dtypes, at one bandwidth for both, (gpus, problems) each.
 
-    Both use the slower memory of the two. If one fits in the L2 and the other does not, the bandwidth jumps, but
-    measured times do not: the weights of a layer come from DRAM in both cases.
+    Both use the slower memory of the two. If only one of them fits in the L2 cache, its bandwidth would be much higher.
+    But measured times show no such jump: the weights of a layer come from DRAM in both cases.
     """
     slower = np.minimum(memory_bandwidth(batch, gpus), memory_bandwidth(twin, gpus))
     return roofline_seconds(batch, gpus, bandwidth=slower), roofline_seconds(twin, gpus, bandwidth=slower)
@@ -145,21 +145,21 @@ def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequ
 TENSOR_SHARE: Final = 0.98
 """Share of the peak that tensor cores reach.
 
-This and all constants below were fitted to the rates of 52 GPUs in the catalogue (source `matmul_survey`), with weak
-priors. Errors on GPUs left out of the fit, median and 90 % quantile: float32 4 and 21 %, TF32 5 and 11 %, float16 4 and
-14 %, bfloat16 3 and 9 %."""
+This constant and all below were fitted to the rates of 52 GPUs in the catalogue (source `matmul_survey`), with weak
+priors. The errors on GPUs that were left out of the fit are (median and 90 % quantile): float32 4 and 21 %, TF32 5 and
+11 %, float16 4 and 14 %, bfloat16 3 and 9 %."""
 
 OVERCLOCKED_SHARE: Final = 0.90
-"""Sustained over highest clock: an additional factor for boards that may exceed their boost clock."""
+"""Sustained clock over highest clock: an additional factor for boards that may exceed their boost clock."""
 
 LANES_SHARE: Final = 0.93
-"""Share of the float32 peak that CUDA cores reach, with 64 per multiprocessor or on chips before Volta."""
+"""Share of the float32 peak that CUDA cores reach if there are 64 per multiprocessor, or on chips before Volta."""
 
 WIDE_LANES_SHARE: Final = 0.805
-"""The same for 128 CUDA cores per multiprocessor on Hopper and data-centre Blackwell."""
+"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach on Hopper and data-centre Blackwell."""
 
 SHARED_LANES_SHARE: Final = 0.77
-"""The same for 128 CUDA cores per multiprocessor on GeForce chips since Ampere."""
+"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach on GeForce chips since Ampere."""
 
 TENSOR_WATTS: Final[Mapping[str, float]] = {
     "volta": 1.7,
@@ -169,42 +169,43 @@ TENSOR_WATTS: Final[Mapping[str, float]] = {
     "hopper": 0.53,
     "blackwell": 0.37,
 }
-"""Board watts per 16-bit TFLOP/s below which power limits tensor cores, by chip.
+"""Board watts per 16-bit TFLOP/s below which power limits the tensor cores, by chip.
 
-The processes are 12 nm, 7 nm, 8 nm, and 4 nm. At 4 nm, the value depends on the source of operands: registers (Ada,
-GeForce Blackwell), shared memory, tensor memory."""
+The manufacturing processes are 12 nm, 7 nm, 8 nm, and 4 nm. At 4 nm, the value depends on where operands come from:
+registers (Ada, GeForce Blackwell), shared memory, or tensor memory."""
 
 RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
-"""Watts of a FLOP relative to a 16-bit one: on CUDA cores, and on tensor cores at half the rate."""
+"""Watts per FLOP, relative to a 16-bit FLOP, for CUDA cores and for tensor cores at half the rate."""
 
 HEADROOM: Final = 1.25
-"""Maximum rate of a product over the sustained rate, in bursts and at the best shapes: the 99 % quantile of large
-products on the fastest GPUs in the measurement tables."""
+"""Maximum rate of a matmul relative to the sustained rate, which is exceeded in bursts and at the best shapes. It is
+the 99 % quantile of large matmuls on the fastest GPUs in the measurement tables."""
 
 HOPPER_FLOAT8: Final = 1.05
-"""Time of a float8 product on Hopper, relative to bfloat16's scaled by the ratio of the peaks.
+"""Time of a float8 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks.
 
-Training uses cuBLASLt, which no table covers. TileLang's tuned products of 8,192 x 8,192 x k take 0.525, 0.502, 0.503
-and 0.497 of their float16 time on one H800 at k of 2,048 to 16,384. Their 1,340 to 1,540 TFLOP/s, compared with the 800
-that cuBLAS reaches in bfloat16 on the H100, give ratios of 0.60 to 0.52; the peaks give 0.50. The inference kernels of
-`matmul_fp8` take 0.63 (H100) and 0.58 (H200) from 8,192 rows up. No whole steps were used. On Blackwell, the ratio of
-the peaks is used unchanged."""
+Training uses cuBLASLt, for which there is no table. TileLang's tuned matmuls of 8,192 x 8,192 x k take 0.525, 0.502,
+0.503 and 0.497 of their float16 time, on one H800 at k of 2,048 to 16,384. They reach 1,340 to 1,540 TFLOP/s. cuBLAS
+reaches 800 in bfloat16 on the H100, so the ratios of the times are 0.60 to 0.52, while the ratio of the peaks is 0.50.
+The inference kernels of `matmul_fp8` take 0.63 (H100) and 0.58 (H200) from 8,192 rows up. No times of whole steps were
+used. On Blackwell, the ratio of the peaks is used unchanged."""
 
 POWER_RATE_UNCERTAINTY: Final = 0.5
-"""Maximum interval half width in log(rate) due to power; it decreases with the share of the rate lost to power.
+"""Maximum half width, in log(rate), of the interval due to power. It decreases with the share of the rate lost to
+power.
 
-The temperature of a card and the values it multiplies then determine the clock. Between two sources, times of float32
-products on the L4 differ by a factor of 1.7, of bfloat16 products on the L40S 1.3, of float32 products on the T4 1.2;
-power takes a half, a quarter and a quarter of these rates."""
+At the power limit, the temperature of a card and the values that it multiplies determine the clock. Between two
+sources, times differ by a factor of 1.7 for float32 matmuls on the L4, 1.3 for bfloat16 matmuls on the L40S, and 1.2
+for float32 matmuls on the T4. Power takes a half, a quarter and a quarter of these rates."""
 
 HOPPER_TF32: Final = 1.08
-"""Time of a TF32 product on Hopper, relative to bfloat16's scaled by the ratio of the peaks: the middle of two sources.
+"""Time of a TF32 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks.
 
-XLA's best algorithms take 2.2 to 2.4 times as long in TF32 as in bfloat16 on the H100, from 8 to 500 GFLOP, and 1.6 to
-1.85 times on the B200 (we use 2 there and elsewhere). Published torch products with sides of 2,048 to 10,240 on an
-H100, an H800 and an H20 take 1.9 to 2.1 times as long (training data: these rows and the H100's of `matmul_tf32`).
-Twelve TF32 steps on the H100-PCIe, which were not used for this choice, have a median error of 7.5 % with this value,
-and 8.5 % with 1.13."""
+The value is the middle of two sources. XLA's best algorithms take 2.2 to 2.4 times as long in TF32 as in bfloat16 on
+the H100, from 8 to 500 GFLOP, and 1.6 to 1.85 times on the B200 (we use 2 there and elsewhere). Published torch matmuls
+with sides of 2,048 to 10,240 on an H100, an H800 and an H20 take 1.9 to 2.1 times as long (these rows and the H100's
+rows of `matmul_tf32` are training data). Twelve TF32 steps on the H100-PCIe were not used for this choice. Their median
+error is 7.5 % with this value, and 8.5 % with 1.13."""
 
 UNMEASURED_RATE_UNCERTAINTY: Final = 0.12
 """Half width in log(rate) without a measured rate: 90 % quantile of the errors on GPUs left out of the fit, except
@@ -213,23 +214,23 @@ float32.
 
 TRANSPOSED_WATTS: Final = 1.6
 TRANSPOSED_WATTS_ON_TURING: Final = 1.3
-"""Watts of a product A·Bᵀ on CUDA cores relative to A·B; the second value is for Volta and Turing.
+"""Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B. The second constant is for Volta and Turing.
 
 For A·Bᵀ, both operands pass through shared memory element by element. Published rates are for A·B. KernelBench's A·Bᵀ
 in float32 takes 1.43 times as long as A·B and Aᵀ·B of the same shape on the L40S, 1.25 on the H100-PCIe and 1.12 on the
-RTX 3090 Ti. NeuSight's on the L4 takes 1.48 times as long as networks without L4 measurements predict. This rule gives
-1.33, 1.08, 1.19 and 1.46, and with each left out of the choice 1.35, 1.09, 1.24 and 1.54. On the A100 and the H100-SXM,
-whose power suffices, products A·Bᵀ of the public tables are within 4 % of the survey's rate; this rule gives 1.02 and
-1.04. Volta's kernels need less power: 1.09 (NeuSight) and 1.20 (KernelBench) on the T4, 1.0 on the V100, where this
-rule gives 1.15 and 1.05. Chosen on the T4 alone, the value is the same; chosen on the V100 alone, there would be no
-such factor (training data: all of these rows)."""
+RTX 3090 Ti. NeuSight's A·Bᵀ on the L4 takes 1.48 times as long as networks without L4 measurements predict. This rule
+gives 1.33, 1.08, 1.19 and 1.46. If each GPU is left out of the choice, it gives 1.35, 1.09, 1.24 and 1.54. On the A100
+and the H100-SXM, whose power suffices, matmuls A·Bᵀ of the public tables are within 4 % of the survey's rate; this rule
+gives 1.02 and 1.04. Kernels for Volta and Turing need less power: A·Bᵀ takes 1.09 (NeuSight) and 1.20 (KernelBench) on
+the T4, and 1.0 on the V100, where this rule gives 1.15 and 1.05. If chosen on the T4 alone, the value is the same; if
+chosen on the V100 alone, there would be no such factor (all of these rows are training data)."""
 
 REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
-"""Dtypes with a model of sustained rates."""
+"""Dtypes whose sustained rates are modelled."""
 
 TWINS: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
-"""Dtypes of the same units: a measured rate of one also serves the other. Of 52 boards with both in the catalogue, they
-agree within 5 % on 44."""
+"""For each dtype, the other one of the same units, whose measured rate is used if its own is missing. 52 boards of the
+catalogue have both rates, and these agree within 5 % on 44 boards."""
 
 
 def sustained_flops(gpu: Gpu, dtype: str) -> float:
@@ -260,7 +261,7 @@ def _measured_flops(gpu: Gpu, dtype: str) -> float | None:
 
 
 def transposed_ratio(gpu: Gpu, dtype: str) -> float:
-    """Estimate the time of a large product A·Bᵀ relative to A·B; 1 on tensor cores, which support both layouts."""
+    """Estimate the time of a large matmul A·Bᵀ relative to A·B. It is 1 on tensor cores, which support both layouts."""
     if dtype != "float32" and (dtype != "tf32" or dtype in gpu.peak_flops_per_second):
         return 1.0
     is_turing = gpu.generation.chip == "volta" and gpu.generation.has_tensor_cores
@@ -270,26 +271,26 @@ def transposed_ratio(gpu: Gpu, dtype: str) -> float:
 
 
 def float8_ratio(gpu: Gpu) -> float:
-    """Estimate the time of a float8 product, relative to bfloat16's scaled by the ratio of the peaks."""
+    """Estimate the time of a float8 matmul, relative to the bfloat16 time scaled by the ratio of the peaks."""
     return HOPPER_FLOAT8 if gpu.generation.has_slow_reduced_products else 1.0
 
 
 def tf32_ratio(gpu: Gpu) -> float:
-    """Estimate the time of a TF32 product, relative to bfloat16's scaled by the ratio of the peaks."""
+    """Estimate the time of a TF32 matmul, relative to the bfloat16 time scaled by the ratio of the peaks."""
     return HOPPER_TF32 if gpu.generation.has_slow_reduced_products else 1.0
 
 
 @lru_cache(maxsize=4096)  # called again by every family
 def with_sustained_peaks(gpu: Gpu) -> Gpu:
-    """Return a GPU with sustained rates as peaks, as input for networks that were not trained on it.
+    """Return a GPU with sustained rates as peaks, as input for neural networks that were not trained on this GPU.
 
-    Dtypes that it emulates keep their rates; so do dtypes without measurements on any GPU.
+    Two kinds of dtypes keep their rates: those that the GPU emulates, and those without measurements on any GPU.
     """
     peaks = {
         dtype: HEADROOM * sustained_flops(gpu, dtype) if dtype in REDUCED and has_units(gpu, dtype) else peak
         for dtype, peak in gpu.peak_flops_per_second.items()
     }
-    # The peaks already include the sustained clock, so the base clock must not count again.
+    # The new peaks already include the sustained clock, so the base clock must not count again.
     return replace(gpu, peak_flops_per_second=peaks, base_clock_hz=gpu.boost_clock_hz)
 
 
@@ -299,13 +300,16 @@ def _share_of_power(gpu: Gpu, dtype: str) -> float:
 
 
 def _drawn_power(gpu: Gpu, dtype: str) -> float:
-    """Return the power at which power starts to limit the peak, relative to the board's."""
+    """Return the power at which it starts to limit the peak, relative to the board's power."""
     peak = gpu.peak_flops_per_second[dtype] * gpu.overclock
     return TENSOR_WATTS[gpu.generation.chip] * RELATIVE_WATTS.get(dtype, 1.0) * peak / 1e12 / gpu.power_watts
 
 
 def has_units(gpu: Gpu, dtype: str) -> bool:
-    """Return whether libraries compute in the dtype itself: false for emulated dtypes and for the P100's float16."""
+    """Return whether libraries compute in the dtype itself.
+
+    This is false for emulated dtypes and for the P100's float16.
+    """
     return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.generation.has_tensor_cores)
 
 
@@ -318,15 +322,16 @@ def _lanes_share(gpu: Gpu) -> float:
 # --- Instruction issue, latency, and rows that do not fit in the L2
 
 LIMITED: Final = "limited_transfer"
-"""A transfer that instructions or few blocks may bound.
+"""Name of a transfer whose time may be bound by instructions, or by too few blocks.
 
-As `transfer`, with the total cycles on a single multiprocessor, the number of blocks, and the cycles of a block."""
+Its shape is that of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and the cycles of a
+block."""
 
 SINGLE_LOAD_CYCLES: Final = 1 / 1.3
 """Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands.
 
 Liger's rotary embeddings, RMS norms and gated units reach 1.2 to 1.5 elements per cycle, in float32 and bfloat16, on
-the A100 and H100 (training data: those rows)."""
+the A100 and H100 (these rows are training data)."""
 
 JOINED_LOAD_CYCLES: Final = 1.25
 """The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element. 1.20
@@ -335,34 +340,35 @@ and 1.29 in two recordings on the H100, of Qwen's rotary embeddings and of TimeS
 
 SECTOR_BYTES: Final = 32
 SECTOR_CYCLES: Final = 2.1
-"""Minimum bytes of a memory access, and multiprocessor cycles to load them from the L2, if each access serves one
-element (a transposing copy). 2.1 in TimeSformer's keys on the H100 and 2.2 in its joined tokens (chosen on this
-recording): three quarters of the L2's bandwidth."""
+"""Minimum bytes of a memory access, and multiprocessor cycles to load them from the L2 cache, if each access is for one
+element (a transposing copy). One recording on the H100 gives 2.1 for TimeSformer's keys and 2.2 for its joined tokens,
+which is three quarters of the L2 bandwidth (the value was chosen on this recording)."""
 
 CACHED_SHARE: Final = 0.35
-"""Share of the L2 that can hold rows until they are read again.
+"""Share of the L2 cache that can hold rows until they are read again.
 
-The halves of an A100's or H100's L2 each keep their own copy, and written data takes space, too. In Liger's cross
-entropies on the A100, rows that take 35 % of the L2 hit, and rows that take 70 % miss (training data: those rows)."""
+The two halves of the L2 cache of an A100 or H100 each keep a copy, and written data takes space, too. In Liger's cross
+entropies on the A100, rows that take 35 % of the cache hit, and rows that take 70 % miss (these rows are training
+data)."""
 
 FOUND_COST: Final = 0.56
-"""Time of a softmax with L2 hits for its rows, relative to one with misses: 0.56 in those rows, without the look-up of
-the targets. Two of its four passes still access DRAM."""
+"""Time of a softmax whose rows hit the L2 cache, relative to one whose rows miss. It is 0.56 in those rows, without the
+look-up of the targets. Two of its four passes still access DRAM."""
 
 LATENCY_SPREAD: Final = 1.3
-"""Interval factor of a time that one of these limits determines. An assumption: the constants above agree within 10 to
-20 % if more than one GPU was measured."""
+"""Factor to either end of the interval of a time that one of these limits determines. This is an assumption: the
+constants above agree within 10 to 20 % if more than one GPU was measured."""
 
 
 HOST_COPY_BYTES_PER_SECOND: Final = 11e9
 """Maximum bytes per second of a copy between host and GPU, even over a faster link: the host's memory is read first,
 and links are shared.
 
-Copies of 19 to 56 MB in recordings on the V100, A100 (twice) and H100 reached 10.7, 9.9, 11.5 and 11.1 GB/s, pinned and
-not; one on a V100 reached 5.9 (chosen on these, none left out)."""
+In recordings on the V100, A100 (twice) and H100, copies of 19 to 56 MB reached 10.7, 9.9, 11.5 and 11.1 GB/s, with
+pinned and pageable memory; one copy on a V100 reached 5.9 (the value was chosen on all of these)."""
 
 LINK_SHARE: Final = 0.8
-"""Share of a link's bandwidth that a copy reaches if the host is not the limit. An assumption."""
+"""Share of a link's bandwidth that a copy reaches if the host is not the limit. This is an assumption."""
 
 
 def host_copy_rate(gpu: Gpu) -> float:
@@ -388,7 +394,7 @@ def _latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 
 def _as_transfer(problem: OperationShape) -> tuple[CountedShape, ...]:
-    """Time it by memory traffic alone."""
+    """Return a transfer of the same bytes, to predict the time by memory traffic alone."""
     return (CountedShape(1.0, OperationShape("transfer", "float32", problem.dims[:3])),)
 
 
@@ -412,13 +418,13 @@ def limited_transfer(
     blocks: float = 1.0,
     block_cycles: float = 0.0,
 ) -> OperationShape:
-    """Return a transfer that instructions or few blocks may bound.
+    """Return a transfer whose time may be bound by instructions, or by too few blocks.
 
     Args:
         read_bytes: Bytes read.
         written_bytes: Bytes written.
         flops: Floating-point operations.
-        cycles: Cycles to issue it on a single multiprocessor.
+        cycles: Cycles for issuing its instructions on a single multiprocessor.
         blocks: Number of blocks.
         block_cycles: Cycles of one block.
     """
@@ -440,7 +446,7 @@ def minimum_latencies(problems: Sequence[OperationShape], gpus: Sequence[Gpu]) -
 
 
 def l2_miss_time_share(bytes_per_multiprocessor: float, gpu: Gpu) -> float:
-    """Return a kernel's time relative to one without L2 hits, from `FOUND_COST` to 1."""
+    """Return the time of a kernel, relative to its time without L2 hits, from `FOUND_COST` to 1."""
     at_once = bytes_per_multiprocessor * gpu.streaming_multiprocessors
     missed = min(max(at_once / (CACHED_SHARE * gpu.l2_bytes) - 1, 0.0), 1.0)
     return FOUND_COST + (1 - FOUND_COST) * missed

@@ -1,16 +1,16 @@
-"""Predict the seconds of problems on GPUs: choose the source of a time, then clamp it to bounds.
+"""Predicts kernel times of operations on GPUs: chooses the source of each time, then clamps it to bounds.
 
-The first entry of `SOURCES` that supports a problem times it, by trained models (`KernelModels`) or without. Then each
-applicable entry of `BOUNDS` clamps that time, in order. For example, the backward pass of a layer norm in float16, on a
-GPU without measurements, takes
+The first entry of `SOURCES` that supports a problem predicts its time. Some sources use trained models
+(`KernelModels`). Then each applicable entry of `BOUNDS` clamps that time, in order. For example, the backward pass of a
+layer norm in float16, on a GPU without measurements, takes
 
     proxy:  2.2 x the forward pass, by the network of norms and element-wise work
     → at most as long as another algorithm → at least the latency of its blocks → at least its minimum work
     → at most as long as in float32
 
-A source handles problems in batches of one operation and dtype; a limit gets arrays of all problems that it applies to.
-`explain` returns which of them determined a time. If a GPU computes a matrix dtype no faster than float32, sources use
-float32 instead (`TimingRequest.computed`). Example::
+A source gets problems in batches of one operation and dtype. A bound gets arrays of all problems to which it applies.
+`explain` returns the source and the bounds that determined a time. If a GPU computes a matrix dtype no faster than
+float32, sources use float32 instead (`TimingRequest.computed`). Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem
@@ -71,10 +71,10 @@ from lightning_predict.weights.records import MeasuredFactor
 # --- Estimates and the interface of models
 
 TimedBy = Literal["mlp", "proxy", "bytes", "formula", "roofline"]
-"""Prediction method of an unmeasured time.
+"""Prediction method of a time that was not measured.
 
 `mlp`: a model trained on measurements of this operation and dtype, on this or another GPU. `proxy`: a model of a
-related operation or dtype. `bytes`: as a copy of the same number of bytes. `formula`: a formula of its family, based on
+related operation or dtype. `bytes`: a copy of the same number of bytes. `formula`: a formula of the family, based on
 tiles or caches. `roofline`: peak arithmetic and bandwidth alone."""
 
 
@@ -85,8 +85,8 @@ class Estimate:
 
     Attributes:
         interval: Seconds.
-        is_extrapolated: True where the network had no measurements of the GPU; None without a network.
-        held: Where a bound lowered the network's time, by the name of the bound (`models.NETWORK_BOUNDS`).
+        is_extrapolated: True where the neural network had no measurements of the GPU; None if no network was used.
+        held: True where a bound lowered the network's time, by the name of the bound (`models.NETWORK_BOUNDS`).
     """
 
     interval: Interval[Array]
@@ -103,19 +103,19 @@ class KernelModels(Protocol):
     """Interface of trained models; `models.BundledModels` implements it."""
 
     def for_gpu(self, gpu_name: str) -> KernelModels:
-        """Return the models of one GPU, with its networks of families that other GPUs lack."""
+        """Return the models of one GPU, including its networks of families that other GPUs do not have."""
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """Return whether a model supports the operation in this dtype, even if not trained on it."""
+        """Return whether a model supports the operation in this dtype, even if it was not trained on this dtype."""
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
-        """Return the prediction method of the operation's model in this dtype."""
+        """Return how the model of an operation predicts its time in this dtype."""
 
     def has_measured(self, gpu_name: str) -> bool:
         """Return whether a model was trained on measurements of this GPU."""
 
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
-        """Return the correction from this GPU's own measurements of an operation without a tuned network."""
+        """Return the factor from this GPU's own measurements, for an operation without a neural network of this GPU."""
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
@@ -128,8 +128,8 @@ class OperationTimes:
 
     Attributes:
         interval: Seconds.
-        shares: Share of the time by `TimedBy`; they add up to 1.
-        extrapolated_share: Share of the time from networks without measurements of the GPU.
+        shares: Share of the time by prediction method; the shares add up to 1.
+        extrapolated_share: Share of the time from neural networks without measurements of the GPU.
     """
 
     interval: Interval[Array]
@@ -143,10 +143,10 @@ class OperationTimes:
 
 
 def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
-    """Return the dtype that a GPU computes in: TF32 becomes float32 without TF32 units.
+    """Return the dtype in which a GPU computes: without TF32 units, TF32 becomes float32.
 
     Raises:
-        InvalidArgumentError: float8 on a GPU that does not support it; no library emulates it.
+        InvalidArgumentError: The dtype is float8, and the GPU does not support it; no library emulates it.
     """
     if dtype == "float8" and "float8" not in gpu.peak_flops_per_second:
         raise InvalidArgumentError(
@@ -168,9 +168,9 @@ def in_bfloat16(problem: OperationShape) -> OperationShape:
 
 
 def uses_float32_fallback(dtype: str, gpu: Gpu) -> bool:
-    """Return whether this GPU computes a lower-precision matrix dtype on float32's units, which are as fast.
+    """Return whether this GPU computes a lower-precision matrix dtype on the units for float32, which are as fast.
 
-    `compute_dtype_on` handles TF32: without units for it, it is the same as float32.
+    `compute_dtype_on` handles TF32: without units for it, TF32 is the same as float32.
     """
     if dtype not in ("float8", "float16", "bfloat16"):
         return False
@@ -180,7 +180,7 @@ def uses_float32_fallback(dtype: str, gpu: Gpu) -> bool:
 
 
 def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
-    """Return whether this GPU computes another matrix dtype on float32's units, including TF32."""
+    """Return whether this GPU computes another matrix dtype, including TF32, on the units for float32."""
     return uses_float32_fallback(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
 
 
@@ -207,32 +207,34 @@ def summed_by_owner(values: Array, owners: IndexArray, count: int) -> Array:
 # --- Times of all problems
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
-"""Share of the roofline that kernels without a model reach: about half of the peak for large matrix operations, about
-80 % of the bandwidth for streaming kernels and copies."""
+"""Share of the roofline that kernels without a model reach. This is about half of the peak for large matmuls, and about
+80 % of the bandwidth for memory-bound kernels and copies."""
 
 SHORTEST_KERNEL_SECONDS: Final = 2 * MICROSECOND
-"""Time of a kernel without work: graph-replayed matmuls of one tile take 1.5 to 2.5 µs on nine GPUs."""
+"""Minimum kernel time, which is the time of a kernel without work. Matmuls of one tile, replayed from CUDA graphs, take
+1.5 to 2.5 µs on nine GPUs."""
 
 ROOFLINE_SPREAD: Final = 1.6
-"""Interval factor of a prediction from the roofline alone. An assumption, deliberately wide."""
+"""Factor to either end of the interval of a prediction from the roofline alone. This assumption is deliberately
+wide."""
 
 SURROGATE_SPREAD: Final = 1.3
-"""Additional interval factor for a sibling dtype or a surrogate.
+"""Factor by which the interval is widened further if a sibling dtype or a surrogate is used.
 
-A conservative assumption: with it, the intervals cover 90 % of published times of recurrent layers, norms and backward
-passes (`benchmarks/training/surrogates.py`)."""
+This is a conservative assumption: with it, the intervals cover 90 % of published times of recurrent layers, norms and
+backward passes (`benchmarks/training/surrogates.py`)."""
 
 FLOAT32_FALLBACK_SPREAD: Final = 2.0
-"""Additional interval factor if float32 replaces a dtype that the GPU computes no faster.
+"""Factor by which the interval is widened further if float32 replaces a dtype that the GPU computes no faster.
 
-An assumption. Products in float16 on the P100 take 0.72 to 1.04 times as long as in float32, convolutions 0.55 to 1.6
-times (90 % of DeepBench's rows, which are therefore no test of it). For emulated bfloat16, one rate of large products
-is known, 0.28 (M40) to 0.66 (V100) of float32's peak; three reports for one card (T4: 2.0 to 2.5 TFLOP/s) differ by
-20 %. There are no measurements of other shapes and operations."""
+This is an assumption. On the P100, matmuls in float16 take 0.72 to 1.04 times as long as in float32, and convolutions
+0.55 to 1.6 times (90 % of DeepBench's rows, which are therefore no test of it). For emulated bfloat16, only one rate of
+large matmuls is known for each GPU, 0.28 (M40) to 0.66 (V100) of the float32 peak. Three reports for one card (T4: 2.0
+to 2.5 TFLOP/s) differ by 20 %. There are no measurements of other shapes and operations."""
 
 MIN_SPREAD: Final = 1.02
-"""Minimum factor between the middle and either end of an interval. An assumption: repeated timings of one kernel differ
-by as much, and no kernel was measured at its bound."""
+"""Minimum factor between the middle and either end of an interval. This is an assumption: repeated timings of one
+kernel differ by as much, and no kernel reached its bound in measurements."""
 
 SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensor": {
@@ -246,21 +248,21 @@ SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "link": {},
     "fabric": {},
 }
-"""Dtypes with similar kernels; memory-bound kernels differ only by their bytes."""
+"""For each dtype, others with similar kernels. Memory-bound kernels of these dtypes differ only by their bytes."""
 
 LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
-"""Dtypes whose values float32 can represent, so that its kernels could compute the problem."""
+"""Dtypes whose values float32 can represent, so that kernels for float32 could compute the same result."""
 
 
 def predict_operation_times(
     problems: Sequence[OperationShape], gpus: Sequence[Gpu], models: KernelModels | None
 ) -> OperationTimes:
-    """Predict the times of problems on GPUs, (gpus, problems); distinct problems are computed once.
+    """Predict the times of problems on GPUs, (gpus, problems). Duplicates are computed once.
 
     Args:
         problems: Problems in any order, possibly with duplicates.
         gpus: The GPUs.
-        models: Trained models; None uses the roofline alone.
+        models: Trained models. If None, the roofline alone is used.
     """
     position: dict[OperationShape, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)  # (problems,)
@@ -284,7 +286,7 @@ def predict_operation_times(
     ]
 
     def joined(*tables: Array) -> Array:
-        """Combine the tables of the groups, each (rows, distinct), to (gpus, problems)."""
+        """Combine the tables of the groups, of shape (rows, distinct problems), to one of shape (gpus, problems)."""
         whole = np.empty((len(gpus), len(distinct)))
         for rows, table in zip(groups.values(), tables, strict=True):
             whole[rows] = table
@@ -296,7 +298,7 @@ def predict_operation_times(
 @final
 @dataclass(frozen=True)
 class TimingRequest:
-    """Distinct problems on GPUs that compute the same matrix dtypes in float32.
+    """Distinct problems, and GPUs that all compute the same matrix dtypes in float32.
 
     Attributes:
         requested: The problems.
@@ -312,7 +314,7 @@ class TimingRequest:
 
     @cached_property
     def computed(self) -> Sequence[OperationShape]:
-        """The problems with the dtypes that the GPUs compute in."""
+        """The problems, each with the dtype in which the GPUs compute it."""
         return [
             replace(item, dtype="float32")
             if item.dtype in self.as_float32 and operation_spec(item.operation).units == "tensor"
@@ -327,7 +329,10 @@ class TimingRequest:
 
     @property
     def is_float32_fallback(self) -> BoolArray:
-        """Whether float32 replaces another dtype; TF32 without units counts as float32. Shape (problems,)."""
+        """Whether float32 replaces another dtype, shape (problems,).
+
+        TF32 on GPUs without TF32 units counts as float32.
+        """
         pairs = zip(self.computed, self.requested, strict=True)
         return np.array([one != asked and asked.dtype != "tf32" for one, asked in pairs], dtype=np.bool_)
 
@@ -336,7 +341,7 @@ class TimingRequest:
         return replace(self, requested=[self.requested[column] for column in columns])
 
     def for_shapes(self, problems: Sequence[OperationShape]) -> TimingRequest:
-        """Return a request for other problems, in their own dtypes, with the same GPUs and models."""
+        """Return a request for other problems in their own dtypes, with the same GPUs and models."""
         return TimingRequest(problems, self.gpus, self.models)
 
 
@@ -346,13 +351,14 @@ class TimingRequest:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSource:
-    """A method to time a problem.
+    """A method of predicting the time of a problem.
 
     Attributes:
         name: One or two words.
-        supports: Whether it supports a problem, given in the dtype of its computation.
-        estimate: Times a batch of one operation and dtype; None for proxies, whose parts have their own sources.
-        timed_by: Prediction method for a supported problem.
+        supports: Returns whether the source supports a problem, which is given in the dtype of its computation.
+        estimate: Predicts the times of a batch of one operation and dtype. None for proxies, because each of their
+            parts has its own source.
+        timed_by: Returns the prediction method of a supported problem.
     """
 
     name: str
@@ -390,7 +396,7 @@ def _by_formula(batch: ShapeBatch, gpus: Sequence[Gpu], _models: KernelModels | 
 
 
 def _sibling(operation: str, dtype: str, models: KernelModels | None) -> str | None:
-    """Return the dtype whose network replaces a missing one; None without one."""
+    """Return the dtype whose neural network is used if the problem's own dtype has none; None without one."""
     siblings = SIBLING_DTYPES[operation_spec(operation).units].get(dtype, ())
     known = (one for one in siblings if models is not None and models.supports(operation, one))
     return next(known, None)
@@ -408,7 +414,7 @@ def _by_sibling(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | N
     found = models.estimate(twin, gpus)
     if batch.dtype == "tf32" and batch.spec.units == "tensor":
         return Estimate(_as_tf32(found.interval, batch, twin, gpus), found.is_extrapolated)
-    # The time of a kernel without work is the same for both dtypes.
+    # The minimum kernel time is the same for both dtypes.
     own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
     ratio = (SHORTEST_KERNEL_SECONDS + own) / (SHORTEST_KERNEL_SECONDS + other)  # (gpus, problems)
     if batch.dtype == "float8" and batch.spec.units == "tensor":
@@ -417,10 +423,10 @@ def _by_sibling(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | N
 
 
 def _as_tf32(of_twin: Interval[Array], batch: ShapeBatch, twin: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
-    """Convert seconds of 16-bit products to TF32; only the time after the start of a kernel is scaled.
+    """Convert seconds of matmuls in 16 bits to TF32. Only the time after the start of a kernel is scaled.
 
-    Rows of twice the bytes pass through shared memory in twice as many steps, even if a product is too small for the
-    roofline. XLA's products that take 4 to 12 µs in bfloat16 take 2 to 9 µs more in TF32 on the B200 and the H100.
+    Rows with twice the bytes pass through shared memory in twice as many steps, even if a matmul is too small to reach
+    the roofline. XLA's matmuls that take 4 to 12 µs in bfloat16 take 2 to 9 µs more in TF32, on the B200 and the H100.
     """
     own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
     slower = np.array([[tf32_ratio(gpu)] for gpu in gpus]) * own / other  # (gpus, problems)
@@ -433,10 +439,10 @@ def _as_tf32(of_twin: Interval[Array], batch: ShapeBatch, twin: ShapeBatch, gpus
 
 
 def _columns_of_twin(batch: ShapeBatch, sibling: str) -> Columns:
-    """Return the sizes of a 16-bit product with the same row alignment as the batch.
+    """Return the sizes of a 16-bit matmul whose rows have the same alignment as those of the batch.
 
-    A row of an odd number of 4-byte elements has the alignment of an even number of 2-byte elements; a multiple of 4
-    has the alignment of a multiple of 8.
+    A row with an odd number of 4-byte elements has the alignment of an even number of 2-byte elements. A row with a
+    multiple of 4 has that of a multiple of 8.
     """
     is_wider = COMPUTE_BYTES[batch.dtype] > COMPUTE_BYTES[sibling] == 2
     if batch.operation not in ("linear", "bmm") or not is_wider:
@@ -469,10 +475,10 @@ SURROGATE: Final = TimeSource(
     name="proxy", supports=_has_surrogate, estimate=None, timed_by=lambda _problem, _models: "proxy"
 )
 
-# The order follows the strength of the evidence. A network of the operation was trained on the same kernel. A formula
-# of its family models the kernel if there were too few measurements for training. A sibling dtype has the same kernel
-# with other units, so it precedes a proxy, which is another kernel. The roofline is last because it supports every
-# problem. (A trace's own measured kernels precede all of these, in `choice.py`.)
+# The order follows the strength of the evidence. A neural network of the operation was trained on the same kernel. A
+# formula of its family models the kernel if there were too few measurements for training. A sibling dtype has the same
+# kernel with other units, so it precedes a proxy, which is another kernel. The roofline is last because it supports
+# every problem. (Measured kernels of the trace itself precede all of these, in `measured_scaling.py`.)
 SOURCES: Final = (
     TimeSource(name="network", supports=_has_network, estimate=_by_network, timed_by=_as_network_knows),
     TimeSource(
@@ -489,12 +495,12 @@ SOURCES: Final = (
         timed_by=lambda _problem, _models: "roofline",
     ),
 )
-"""Sources of a time, best first.
+"""Sources of a time, the best first.
 
-* A network of the operation and dtype.
-* A formula of its family, which supports shapes without training data in the siblings' networks.
-* The network of a sibling dtype, scaled by the ratio of the rooflines.
-* Surrogate problems whose times add up to it.
+* A neural network of the operation and dtype.
+* A formula of the family, which supports shapes that were not in the training data of the siblings' networks.
+* The network of a sibling dtype; its time is multiplied by the ratio of the rooflines.
+* Surrogates, whose times add up to the time of the problem.
 * The roofline, which supports everything."""
 
 
@@ -506,7 +512,7 @@ def source_of(problem: OperationShape, models: KernelModels | None) -> TimeSourc
 @final
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A problem that a source times directly."""
+    """A problem whose time a source predicts directly."""
 
     problem: OperationShape
     source: TimeSource
@@ -516,11 +522,11 @@ class _Leaf:
 @final
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """Leaves of a problem, with a multiplier each.
+    """Leaves into which a problem is expanded, each with a multiplier.
 
     Attributes:
         parts: The leaves.
-        spread: Factor by which the use of a surrogate widens the interval.
+        spread: Factor by which the interval is widened because of a surrogate.
         is_surrogate: Whether the leaves are other operations than the problem.
     """
 
@@ -529,7 +535,7 @@ class _Expansion:
     is_surrogate: bool = False
 
     def timed_by(self, leaf: _Leaf) -> TimedBy:
-        """Return the method of a leaf's share; a model of another operation counts as a proxy."""
+        """Return the prediction method of a leaf. A model of another operation counts as a proxy."""
         return "proxy" if self.is_surrogate and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
 
 
@@ -544,7 +550,7 @@ def _expand(problem: OperationShape, models: KernelModels | None) -> _Expansion:
 
 
 def _unclamped_times(question: TimingRequest) -> OperationTimes:
-    """Time each problem by its source, before any limit: the sum of its leaves."""
+    """Predict the time of each problem before any bound: the sum of the times of its leaves."""
     problems = question.computed
     expansions = [_expand(item, question.models) for item in problems]
     leaves = list(dict.fromkeys(leaf for expansion in expansions for leaf, _ in expansion.parts))
@@ -571,7 +577,7 @@ def _unclamped_times(question: TimingRequest) -> OperationTimes:
 
 
 def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Interval[Array], BoolArray]:
-    """Time leaves in batches; return their seconds, and whether the base was used, each (gpus, leaves)."""
+    """Predict times of leaves in batches: seconds, and whether a base network was used, each (gpus, leaves)."""
     shape = (len(question.gpus), len(leaves))
     low, middle, high = (np.empty(shape) for _ in range(3))
     by_base = np.zeros(shape, dtype=np.bool_)
@@ -602,8 +608,8 @@ class TimeBound:
 
     Attributes:
         name: Name of the bound, as in "held to ...".
-        applies_to: Whether it may apply to a problem, given as requested and as computed.
-        clamp: Clamps the times of problems that it applies to.
+        applies_to: Returns whether the bound may apply to a problem, which is given as requested and as computed.
+        clamp: Clamps the times of the problems to which the bound applies.
     """
 
     name: str
@@ -622,12 +628,12 @@ def _has_alternative(_asked: OperationShape, computed: OperationShape, models: K
 
 
 def _clamp_to_alternative(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Use another algorithm's time if it is an upper bound, or if a network without measurements is slower.
+    """Use the time of another algorithm if it is an upper bound, or if a network without measurements is slower.
 
-    Such times are bounded by the implicit product of a convolution and the transfer of a norm's rows; the interval
-    covers both values. In one ResNet-50 step of a V100, 1 x 1 and strided filters take the products' time within 2 %,
-    and 0.70 of the base's time, in total; the rule was derived from that step. Winograd filters (3 x 3, stride 1) are
-    faster as convolutions.
+    The bounds are the implicit matmul of a convolution, and a transfer of the rows of a norm. The interval covers both
+    values. In one ResNet-50 step of a V100, 1 x 1 and strided filters take in total the same time as the matmuls within
+    2 %, and 0.70 of the time from the base network. This rule was derived from that step. Winograd filters (3 x 3,
+    stride 1) are faster as convolutions.
     """
     found = [pair for item in question.computed if (pair := _alternative(item)) is not None]
     other = _unclamped_times(question.for_shapes([problem for _, problem in found]))
@@ -664,7 +670,7 @@ def _reads_again(_asked: OperationShape, computed: OperationShape, _models: Kern
 
 
 def _clamp_to_repeated_reads(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Raise times of kernels that read their input again, by the L2 misses."""
+    """Raise times of kernels that read their input repeatedly, because of L2 cache misses."""
     found = [rereads for item in question.computed if (rereads := _rereads(item)) is not None]
     share = np.array(
         [[l2_miss_time_share(each.bytes_per_multiprocessor, gpu) for each in found] for gpu in question.gpus]
@@ -692,7 +698,7 @@ def _convolves(_asked: OperationShape, computed: OperationShape, _models: Kernel
 
 
 def _clamp_to_products_without_winograd(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Raise convolutions to all of their products at the sustained rate, on chips without Winograd kernels."""
+    """Raise convolutions to the time of all their matmuls at the sustained rate, on chips without Winograd kernels."""
     before = np.array([not gpu.generation.has_winograd for gpu in question.gpus])
     if not before.any():
         return times
@@ -705,7 +711,7 @@ def _clamp_to_products_without_winograd(times: OperationTimes, question: TimingR
 
 
 FEW_CHANNELS: Final = 8
-"""Number of channels to which tensor cores pad fewer channels."""
+"""Number of channels to which tensor cores pad if there are fewer."""
 
 
 def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
@@ -716,12 +722,12 @@ def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _m
 
 
 def _clamp_to_tf32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Raise float32's first layers to the time of TF32's kernels, if the base network times them.
+    """Raise first layers in float32 to the time of TF32 kernels, if the base network predicted it.
 
-    The base was trained on GPUs without TF32, and its times are too low for these layers, which are bound by memory or
-    padding. Clamped to float32, TF32 was also too fast: KernelBench's 3 channels of 11 x 11 were 31 and 40 % too fast.
-    This does not hold for all convolutions: ResNet-50 in TF32, where cuDNN tries its algorithms, would change from 1 %
-    too fast to 17 % too slow on the RTX 3090 (training data: these rows).
+    The base network was trained on GPUs without TF32. Its times are too short for these layers, which are bound by
+    memory or padding. Times in TF32 are clamped to float32, so they were too short, too: KernelBench's 3 channels of 11
+    x 11 were 31 and 40 % too fast. This does not hold for all convolutions: on the RTX 3090, ResNet-50 in TF32, where
+    cuDNN benchmarks its algorithms, would change from 1 % too fast to 17 % too slow (these rows are training data).
     """
     has_units = np.array([["tf32" in gpu.peak_flops_per_second] for gpu in question.gpus])
     wanted = has_units & (times.extrapolated_share > 0.5)  # (gpus, problems)
@@ -737,10 +743,10 @@ def _is_emulated(asked: OperationShape, computed: OperationShape, _models: Kerne
 
 
 def _clamp_to_emulated_rate(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Raise times to the rate of the requested dtype if emulation is slower than float32.
+    """Raise times to the rate of the requested dtype, if its emulation is slower than float32.
 
-    If emulation is as fast as float32 (float16 before tensor cores), it can also save multiplications by Winograd,
-    which a roofline does not include.
+    If emulation is as fast as float32 (float16 before tensor cores), it can also save multiplications by Winograd's
+    algorithm, which a roofline does not include.
     """
     interval = times.interval
     slower = [
@@ -785,7 +791,7 @@ def _always(_asked: OperationShape, _computed: OperationShape, _models: KernelMo
 def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise times to the minimum work, and widen intervals to at least the scatter of repeated timings.
 
-    If float32 replaces another dtype, its kernels count as a proxy, and the interval is wider.
+    If float32 replaces another dtype, the kernels for float32 count as a proxy, and the interval is wider.
     """
     stands_in = question.is_float32_fallback  # (problems,)
     spread = np.where(stands_in, FLOAT32_FALLBACK_SPREAD, 1.0)
@@ -805,10 +811,10 @@ def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> Op
 
 
 def _float32_holds(asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    """Return whether float32's kernels could compute the problem and are not its source already.
+    """Return whether kernels for float32 could compute the problem, and its time does not come from them already.
 
-    Libraries never use them for grouped convolutions in channels-last layout: they choose 16-bit kernels, which are
-    slower. A copy counted in bytes moves the same bytes in any dtype, so there is nothing to compare.
+    Libraries never use these kernels for grouped convolutions in channels-last layout: they choose 16-bit kernels,
+    which are slower. A copy that is counted in bytes moves the same bytes in any dtype, so there is nothing to compare.
     """
     kind = operation_spec(asked.operation)
     if kind.element_bytes is not None:
@@ -820,9 +826,9 @@ def _float32_holds(asked: OperationShape, computed: OperationShape, _models: Ker
 
 
 def _clamp_to_float32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Use float32's times if they are lower; they are computed only if that is possible.
+    """Use the times of float32 if they are shorter. They are computed only if that is possible.
 
-    The interval is a surrogate's; its lower end is reduced by the potential gain of the dtype's own kernels.
+    The interval is that of a surrogate. Its lower end is reduced by the possible gain of the dtype's own kernels.
     """
     twins = [replace(item, dtype="float32") for item in question.requested]
     least, bound = _rooflines(twins, question.gpus, least=True), question.least
@@ -857,13 +863,13 @@ BOUNDS: Final = (
     TimeBound(name="least work", applies_to=_always, clamp=_clamp_to_minimum_work),
     TimeBound(name="float32's kernels", applies_to=_float32_holds, clamp=_clamp_to_float32),
 )
-"""Bounds on times, in order of application. Upper bounds come before lower bounds, so that no lower bound is violated
-afterwards. Factors from the GPU's own measurements come between them. float32's
-kernels come last because their times satisfy the same lower bounds."""
+"""Bounds on times, in order of application. Upper bounds precede lower bounds, so that no lower bound is violated
+afterwards. Factors from the GPU's own measurements are applied between them. The kernels for float32 are last, because
+their times satisfy the same lower bounds."""
 
 
 def _stages(question: TimingRequest) -> Iterator[tuple[str, OperationTimes]]:
-    """Yield the times after the source and after each applicable limit, with its name."""
+    """Yield the times after the source and after each applicable bound, each with its name."""
     times = _unclamped_times(question)
     yield "source", times
     for limit in BOUNDS:
@@ -890,16 +896,16 @@ def _predict_times(question: TimingRequest) -> OperationTimes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Source and bounds that determined the time of a problem on a GPU.
+    """The source and the bounds that determined the time of a problem on a GPU.
 
     Attributes:
         problem: The problem.
-        computed: The problem with the dtype that the GPU computes in.
+        computed: The problem with the dtype in which the GPU computes it.
         source: Source of the time.
-        parts: Surrogate problems whose times add up to it, if the source is a proxy.
-        sourced_seconds: Time from the source, before any limit.
-        network_limits: Bounds that already lowered the network's time (`models.NETWORK_BOUNDS`).
-        limits: Limits that changed the time, with the seconds after each, in order.
+        parts: Surrogates whose times add up to the time, if the source is a proxy.
+        sourced_seconds: Time from the source, before any bound.
+        network_limits: Bounds that already lowered the time from the neural network (`models.NETWORK_BOUNDS`).
+        limits: Bounds that changed the time, with the seconds after each, in order.
         interval: Seconds.
     """
 
@@ -914,12 +920,12 @@ class Explanation:
 
 
 def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> Explanation:
-    """Return the source of a problem's time on a GPU, and the limits that changed it.
+    """Return the source of a problem's time on a GPU, and the bounds that changed it.
 
     Args:
         problem: The problem.
         gpu: The GPU.
-        models: Trained models; None uses the roofline alone.
+        models: Trained models. If None, the roofline alone is used.
     """
     problem = in_bfloat16(problem) if float8_becomes_bfloat16(gpu) else problem
     is_matrix = operation_spec(problem.operation).units == "tensor"
@@ -950,7 +956,7 @@ def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> E
 
 
 def _each(times: OperationTimes, change: Callable[..., Array], *others: OperationTimes) -> OperationTimes:
-    """Apply a function to each table, together with the same table of the others."""
+    """Apply a function to each table of times, together with the same table of the others."""
     every = (times, *others)
     return OperationTimes(
         times.interval.map(change, *(one.interval for one in others)),
@@ -964,7 +970,7 @@ def _columns(times: OperationTimes, columns: IndexArray) -> OperationTimes:
 
 
 def _merged(times: OperationTimes, columns: IndexArray, part: OperationTimes) -> OperationTimes:
-    """Insert the times of some problems."""
+    """Insert the times of some problems into the times of all problems."""
 
     def placed(whole: Array, own: Array) -> Array:
         result = whole.copy()

@@ -1,22 +1,23 @@
-"""Wave scaling: convert a kernel's measured time on one GPU to another GPU that runs the same code.
+"""Wave scaling: converts the measured time of a kernel on one GPU to another GPU that runs the same code.
 
-A kernel runs in waves. A GPU holds W = SMs x (blocks per SM) thread blocks at once, and B blocks need ceil(B / W)
-waves. If a kernel is compute-bound, the time of a wave is inversely proportional to the clock; if it is memory-bound,
-blocks share the bandwidth. With memory boundedness gamma in [0, 1], origin o, destination d and clock C,
+A kernel runs in waves of thread blocks. A GPU holds W = SMs x (blocks per SM) blocks at once, so B blocks need ceil(B /
+W) waves. If a kernel is compute-bound, the time of a wave is inversely proportional to the clock. If it is
+memory-bound, its blocks share the bandwidth. Gamma in [0, 1] is the memory boundedness, o the origin, d the destination
+and C the clock. Then
 
     T_d / T_o = (R_o(B) / R_d(B))^gamma · (ceil(B / W_d) / ceil(B / W_o) · C_o / C_d)^(1 - gamma)
 
-where R(B) is the bandwidth that B blocks sustain. For B much larger than W, this is the full bandwidth D, and the
+where R(B) is the bandwidth that B blocks sustain. If B is much larger than W, this is the full bandwidth D. Then the
 equation becomes Habitat's (Yu et al., USENIX ATC 2021, section 3.3, equation 2):
 
     T_d / T_o = (D_o / D_d)^gamma · (W_o / W_d · C_o / C_d)^(1 - gamma)
 
-Below one wave, Habitat's equation 1 gives each block D / W, so a GPU with fewer blocks gives each of them more
-bandwidth. But a few blocks are bound by latency, which is counted in clock cycles, not by bandwidth. So here R(B) =
-min(D, B · r · C), with one r for the code on both GPUs (`FULL_TRAFFIC_SHARE`).
+Below one wave, Habitat's equation 1 gives each block the bandwidth D / W, so blocks get more bandwidth on a GPU that
+holds fewer of them. But a few blocks are bound by latency, which is counted in clock cycles, and not by bandwidth.
+Therefore R(B) = min(D, B · r · C) here, where r is the same for the code on both GPUs (`FULL_TRAFFIC_SHARE`).
 
-gamma comes from the destination's roofline, with the kernel's intensity I (FLOPs per byte) and the ridge R = peak /
-bandwidth: 1 - I / 2R up to the ridge and R / 2I beyond it, which gives 1/2 at I = R. Example::
+gamma is computed from the roofline of the destination, the intensity I of the kernel (FLOPs per byte), and the ridge R
+= peak / bandwidth. It is 1 - I / 2R up to the ridge and R / 2I beyond, so it is 1/2 at I = R. Example::
 
     >>> memory_boundedness(intensity=0.0, ridge=10.0), memory_boundedness(intensity=10.0, ridge=10.0)
     (1.0, 0.5)
@@ -35,30 +36,31 @@ from lightning_predict.units import MICROSECOND
 
 WARP_THREADS: Final = 32
 REGISTER_UNIT_PER_WARP: Final = 256
-"""Registers are allocated to warps in units of 256 (all architectures since Kepler)."""
+"""Registers are allocated to warps in units of 256 (on all architectures since Kepler)."""
 SHARED_MEMORY_UNIT_BYTES: Final = 256
 
 FULL_TRAFFIC_SHARE: Final = 0.25
-"""Share of a wave's blocks that saturates the bandwidth.
+"""Share of the blocks of a full wave that saturates the bandwidth.
 
-Chosen on the kernels of one ResNet-50 step that ran on a V100 and an A100. Values from 1/16 to 1/4 give total errors of
-same-code kernels within 4 % in both directions; a whole wave gives 16 % in one direction and 13 % in the other."""
+Chosen on the kernels of one ResNet-50 step that ran on a V100 and an A100. Values from 1/16 to 1/4 give
+total errors of the kernels with the same code within 4 % in both directions. With a whole wave, the errors are 16 % in
+one direction and 13 % in the other."""
 
 START_SECONDS: Final = 2 * MICROSECOND
-"""Part of a kernel's or copy's time that is the same on every GPU.
+"""Part of the time of a kernel or copy that is the same on every GPU.
 
-In the same step, copies of a few bytes take 1.3 to 1.8 µs and kernels of one block 1.5 to 2.5 µs on both GPUs.
-Graph-replayed kernels of one tile take as long on nine GPUs."""
+In the same step, copies of a few bytes take 1.3 to 1.8 µs on both GPUs, and kernels of one block 1.5 to 2.5 µs. Kernels
+of one tile, replayed from CUDA graphs, take as long on nine GPUs."""
 
 HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
-"""Name prefixes of the driver's copies over the host link."""
+"""Prefixes of the names of copies over the host link, as the CUDA driver names them."""
 
 
 def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:
-    """Return the number of the kernel's thread blocks that one SM holds at once; at least 1.
+    """Return how many thread blocks of the kernel one SM holds at once; at least 1.
 
-    It is the minimum of four limits: blocks, threads, registers (whole warps, in units of 256), shared memory (in units
-    of 256 bytes).
+    This is the minimum over four limits: blocks, threads, registers (whole warps, in units of 256), and shared memory
+    (in units of 256 bytes).
     """
     threads = max(math.prod(kernel.block), 1)
     warps = math.ceil(threads / WARP_THREADS)
@@ -97,10 +99,10 @@ def memory_boundedness(*, intensity: float, ridge: float) -> float:
 
 
 def scaled_seconds(kernel: Kernel, *, origin: Gpu, destination: Gpu, gamma: float) -> float:
-    """Scale a kernel's seconds from the origin to the destination.
+    """Convert the seconds of a kernel on the origin to seconds on the destination.
 
-    Copies over the host link scale with the bandwidth of the link and the host's memory. Other copies and fills, which
-    have no grid, scale with the DRAM bandwidth.
+    Copies over the host link scale with the bandwidth of the link and of the host's memory. Other copies and fills,
+    which have no grid, scale with the DRAM bandwidth.
     """
     if kernel.name.startswith(HOST_COPIES):
         factor = host_copy_rate(origin) / host_copy_rate(destination)
@@ -113,11 +115,11 @@ def scaled_seconds(kernel: Kernel, *, origin: Gpu, destination: Gpu, gamma: floa
 
 
 def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -> float:
-    """Return the time of the thread blocks on the destination over their time on the origin."""
+    """Return the time of the thread blocks on the destination, divided by their time on the origin."""
     blocks = math.prod(kernel.grid)
     waves = {gpu.name: wave_blocks(kernel, gpu) for gpu in (origin, destination)}
     clock = _clocks(origin, destination)
-    # Minimum traffic per block and cycle at which `FULL_TRAFFIC_SHARE` of a wave saturates the bandwidth of either GPU.
+    # Minimum traffic per block and cycle, if `FULL_TRAFFIC_SHARE` of a wave is to saturate the bandwidth of either GPU.
     block_bytes = max(
         gpu.dram_bytes_per_second / (FULL_TRAFFIC_SHARE * waves[gpu.name] * clock[gpu.name])
         for gpu in (origin, destination)
@@ -133,10 +135,10 @@ def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -
 
 
 def _clocks(one: Gpu, other: Gpu) -> dict[str, float]:
-    """Return boost clocks by name; a GPU with fewer SMs and less bandwidth gets at most the other's clock.
+    """Return boost clocks by name, where a GPU with fewer SMs and less bandwidth gets at most the clock of the other.
 
-    Small cards reach their high boost clocks only under light load. A T4 boosts to 1.59 GHz, above a V100's 1.53, but
-    with 70 W and a base clock of 0.585 GHz, it does not sustain this in training.
+    Small cards reach their high boost clocks only under light load. A T4 boosts to 1.59 GHz, above a V100's 1.53 GHz.
+    But with 70 W and a base clock of 0.585 GHz, it does not sustain this clock in training.
     """
     small, large = sorted((one, other), key=lambda gpu: gpu.dram_bytes_per_second)
     clocks = {gpu.name: gpu.boost_clock_hz for gpu in (one, other)}
@@ -146,7 +148,7 @@ def _clocks(one: Gpu, other: Gpu) -> dict[str, float]:
 
 
 def ridge_of(gpu: Gpu, dtype: str) -> float:
-    """Return the ridge of the dtype, or float32's if the GPU does not support it; infinite without either."""
+    """Return the ridge for the dtype, or for float32 if the GPU does not support the dtype; infinite without either."""
     return gpu.ridge_flops_per_byte(dtype) or gpu.ridge_flops_per_byte("float32") or math.inf
 
 
