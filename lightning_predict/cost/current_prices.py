@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, final
 
-from lightning_predict.cost.offers import Offer, current_prices_file, load_offers, today
+from lightning_predict.cost.offers import KINDS, Offer, current_prices_file, load_offers, today
 from lightning_predict.cost.price_files import form_of, read_sky_offers
 from lightning_predict.cost.price_update import MAX_PRICE_BYTES
 from lightning_predict.errors import CatalogueError, UnknownGpuError
@@ -49,7 +49,7 @@ GPUHUNT: Final = "gpuhunt"
 GPUHUNT_URL: Final = "https://github.com/dstackai/gpuhunt"
 
 SPELLINGS: Final[Mapping[str, str]] = {
-    "cudo": "Cudo",
+    "cudo": "Cudo Compute",
     "do": "DigitalOcean",
     "lambdalabs": "Lambda",
     "oci": "Oracle Cloud",
@@ -207,7 +207,8 @@ def _gpu_of(name: str | None, gibibytes: float | None, instance: str) -> str | N
 
 def _spelled(provider: str) -> str:
     """Return a provider's name as in the package's price lists."""
-    known = {offer.provider.casefold(): offer.provider for offer in load_offers()}
+    names = itertools.chain((offer.provider for offer in load_offers()), *KINDS.values())
+    known = {name.casefold(): name for name in names}
     return SPELLINGS.get(provider.casefold()) or known.get(provider.casefold()) or provider.capitalize()
 
 

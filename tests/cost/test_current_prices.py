@@ -19,7 +19,7 @@ import pytest
 import lightning_predict as lp
 from lightning_predict.cost import current_prices, offers
 from lightning_predict.cost.current_prices import refresh_prices
-from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers
+from lightning_predict.cost.offers import Offer, cheapest_offer, kind_of_provider, load_offers
 from lightning_predict.errors import CatalogueError
 from lightning_predict.weights import fetch
 from tests.cli.conftest import Run, run  # noqa: F401 (a fixture)
@@ -86,13 +86,20 @@ def test_the_cheapest_machine_of_each_gpu_is_kept_with_its_spot_price(sky: str) 
     assert of(found, "RunPod")["2xA100-PCIe-80GB"].usd_per_hour == 2.78
 
 
+def test_providers_are_spelled_as_in_the_list_of_their_kinds() -> None:
+    spelled = {name: current_prices._spelled(name) for name in current_prices.SKY_PROVIDERS}
+    assert (spelled["vast"], spelled["verda"], spelled["do"]) == ("Vast.ai", "Verda", "DigitalOcean")
+    unknown = {name for name, provider in spelled.items() if kind_of_provider(provider) is None}
+    assert unknown == {"hyperbolic", "mithril", "primeintellect", "seeweb", "spheron", "yotta"}  # named without a kind
+
+
 def test_cards_whose_name_a_catalogue_shortens_are_told_by_their_machine(sky: str) -> None:
     vast = of(refresh_prices().offers, "Vast.ai")
     assert set(vast) == {
         "1xRTX-4090",
         "1xRTX-4060-Ti",
         "2xRTX-3060-Ti",
-    }  # no RTX 4070 for the 4070S Ti, nor an RTX 4060
+    }  # no RTX 4070 for the 4070S Ti
 
 
 def test_later_predictions_use_them_without_the_network(sky: str) -> None:
