@@ -19,9 +19,11 @@ from benchmarks.planning.study import read_study
 from lightning_predict.cost.current_prices import write_prices
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import read_offer_file
+from lightning_predict.distributed.strategy import parse_strategy
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.extensions.embeddings.step import Assignment, plan_document, read_sharding_plan, sharded_step
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable, read_skew
+from lightning_predict.extensions.named_models.names import parse_model_name
 from lightning_predict.extensions.planning.files import read_problem
 from lightning_predict.extensions.regression.runs import read_runs
 from lightning_predict.gpus.catalogue import load_catalogue
@@ -232,6 +234,21 @@ LOOK_UP = Trace(
 
 KEPT = SavedLedger(run="a1b2", seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00", jobs={})
 
+DEEPSPEED = {
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": "auto",
+    "communication_data_type": "fp32",
+    "optimizer": {"type": "AdamW"},
+    "compile": {"disable": True},
+}
+ACCELERATE = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+ARGUMENTS = "micro_batch_size: 2\ngradient_accumulation_steps: 4\nfsdp: [full_shard]\ntensor_parallel_size: 2\n"
+NEOX = "pipe-parallel-size: 2\nmodel-parallel-size: 2\ncheckpoint-activations: true\nzero_optimization: {stage: 1}\n"
+SCRIPT = "TP=2\nargs=(--tensor-model-parallel-size $TP --micro-batch-size 1 --global-batch-size 8)\n"
+STATE = {"global_step": 10, "train_batch_size": 4, "log_history": [{"train_runtime": 5.5}]}
+
 READERS = {
     "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),
     "packed trace": Reader(
@@ -263,6 +280,30 @@ READERS = {
     "ledger": Reader(
         "l.json", lambda folder: save_ledger(folder / "l.json", KEPT), lambda f: read_ledger(f / "l.json")
     ),
+    "DeepSpeed": Reader(
+        "d.json", text("d.json", json.dumps(DEEPSPEED)), lambda folder: parse_strategy(str(folder / "d.json"))
+    ),
+    "accelerate": Reader("a.yaml", text("a.yaml", ACCELERATE), lambda folder: parse_strategy(str(folder / "a.yaml"))),
+    "training arguments": Reader(
+        "h.yaml", text("h.yaml", ARGUMENTS), lambda folder: parse_strategy(str(folder / "h.yaml"))
+    ),
+    "gpt-neox": Reader("n.yml", text("n.yml", NEOX), lambda folder: parse_strategy(str(folder / "n.yml"))),
+    "shell script": Reader("m.sh", text("m.sh", SCRIPT), lambda folder: parse_strategy(str(folder / "m.sh"))),
+    "trainer state": Reader(
+        "trainer_state.json",
+        text("trainer_state.json", json.dumps(STATE)),
+        lambda folder: read_runs(folder / "trainer_state.json", values={"gpu": "L4"}),
+    ),
+    "summary of W&B": Reader(
+        "wandb-summary.json",
+        text("wandb-summary.json", '{"_runtime": 9.5, "global_step": 10, "batch_size": 4}'),
+        lambda folder: read_runs(folder / "wandb-summary.json", values={"gpu": "L4"}),
+    ),
+    "configuration of a model": Reader(
+        "config.json",
+        text("config.json", '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}'),
+        lambda folder: parse_model_name(str(folder / "config.json")),
+    ),
     "GPUs": Reader("ampere.toml", write_catalogue, load_catalogue),
     "own GPUs": Reader("gpus.toml", text("gpus.toml", OWN_GPUS), lambda folder: read_gpus(folder / "gpus.toml")),
     "sources of GPUs": Reader("sources.toml", write_catalogue, load_catalogue),
@@ -286,6 +327,7 @@ READERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*these keys do not change")
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_the_good_file_is_read(reader: Reader, tmp_path: Path) -> None:
     reader.write(tmp_path)
@@ -318,6 +360,17 @@ def test_a_mutated_file_is_read_or_refused_in_words(reader: Reader, tmp_path_fac
 LONG = b"9" * 400
 DEEP = b"[" * 100_000
 HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "DeepSpeed: a stage between": ("DeepSpeed", lambda good: good.replace(b'"stage": 2', b'"stage": 2.0')),
+    "DeepSpeed: a list for a dtype": ("DeepSpeed", lambda good: good.replace(b'"fp32"', b'["fp32"]')),
+    "gpt-neox: a list for a number": (
+        "gpt-neox",
+        lambda good: good.replace(b"parallel-size: 2", b"parallel-size: [2]"),
+    ),
+    "accelerate: a list for a table": (
+        "accelerate",
+        lambda good: good.replace(b"{fsdp_sharding", b"[{fsdp_sharding").replace(b"}", b"}]"),
+    ),
+    "trainer state: a text for the time": ("trainer state", lambda good: good.replace(b"5.5", b'"5.5"')),
     "trace: number that no float holds": (
         "trace",
         lambda good: good.replace(b'"step_seconds":[0.1', b'"step_seconds":[' + LONG),

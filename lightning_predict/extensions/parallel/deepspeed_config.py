@@ -54,7 +54,7 @@ def words_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
     """
     zero = options_table(found, "zero_optimization", path)
     stage = zero.get("stage", 0)
-    if stage not in (0, 1, 2, 3):
+    if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage <= 3:
         raise refused(path, "zero_optimization.stage", stage)
     words = [("ddp", "zero1", "zero2", "fsdp")[stage], *_offload(zero, path)]
     for key, value in zero.items():
@@ -68,7 +68,7 @@ def words_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
         words.append("overlap_grad_reduce=false")
     exchanged = found.get("communication_data_type")
     if exchanged not in (None, AUTO):
-        if exchanged not in DTYPES:
+        if not isinstance(exchanged, str) or exchanged not in DTYPES:
             raise refused(path, "communication_data_type", exchanged)
         words.append(f"reduce_dtype={DTYPES[exchanged]}")
     return words

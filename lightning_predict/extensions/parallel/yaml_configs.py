@@ -46,7 +46,8 @@ MIXED: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 _USED: Final = frozenset(
-    "distributed_type fsdp fsdp_config deepspeed deepspeed_config micro_batch_size per_device_train_batch_size "
+    "distributed_type mixed_precision bf16 fp16 fsdp fsdp_config deepspeed deepspeed_config micro_batch_size "
+    "per_device_train_batch_size partition_activations "
     "gradient_accumulation_steps tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
     "pipe_parallel_size model_parallel_size sequence_parallel checkpoint_activations checkpoint_num_layers "
     "zero_optimization train_batch_size train_micro_batch_size_per_gpu communication_data_type".split()
