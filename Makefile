@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: test-newest test-numbers compat demo docs renew prices pictures results test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
+.PHONY: test-newest test-numbers compat demo docs renew prices pictures results test test-all test-random test-gpu soak soak-modules soak-models bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -67,6 +67,14 @@ soak: $(VENV)/installed
 soak-modules: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/soak --requirement tests/soak/requirements.txt
 	PYTHONPATH=build/soak $(BIN)/python -m tests.soak.modules
+
+# Models of transformers, timm, torchvision, diffusers and peft on the meta device, beside the newest torch.
+soak-models:
+	$(PYTHON) -m venv build/soak-models
+	build/soak-models/bin/python -m pip install --quiet --upgrade --editable . torch torchvision lightning transformers \
+	  peft diffusers timm accelerate
+	build/soak-models/bin/python -m tests.soak.models_on_meta
+	build/soak-models/bin/python -m tests.soak.imports_before_recording
 
 # Recording, workloads and callbacks on the oldest and on the newest torch and Lightning: gigabytes, weekly.
 compat:

@@ -305,7 +305,7 @@ OLDEST_TORCH: Final = (2, 1)
 
 def code_path_notes(trace: Trace) -> tuple[str, ...]:
     """Return notes on the code path; none for an eager step without convolutions on a current torch."""
-    return (*_of_software(trace), *_of_convolutions(trace), *_of_compilation(trace))
+    return (*_of_software(trace), *_of_convolutions(trace), *_of_batch_norms(trace), *_of_compilation(trace))
 
 
 def _of_software(trace: Trace) -> Iterator[str]:
@@ -330,6 +330,18 @@ def _of_convolutions(trace: Trace) -> Iterator[str]:
         setting = "on" if trace.flags.cudnn_benchmark else "off"
         yield Note(
             f"cudnn.benchmark is {setting}; predictions of convolutions do not tell on from off.", is_detail=True
+        )
+
+
+def _of_batch_norms(trace: Trace) -> Iterator[str]:
+    # aten/src/ATen/native/Normalization.cpp, _select_batch_norm_backend: cuDNN takes float16 only with float32 weights.
+    if not trace.has_measured_kernels and any(
+        "batch_norm" in one.name and any(len(it.shape) == 1 and it.dtype == "float16" for it in one.inputs)
+        for one in trace.operations
+    ):
+        yield (
+            "Batch norms with float16 weights run in torch's own kernels, which take as long as in float32. With "
+            "float32 weights (16-mixed), cuDNN's kernels are faster."
         )
 
 

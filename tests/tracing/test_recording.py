@@ -232,7 +232,9 @@ def gpt_step(device: str, *, layers: int, width: int, heads: int, length: int, w
 def test_a_small_gpt_is_the_same_on_the_cpu_and_on_the_meta_device() -> None:
     small = {"layers": 2, "width": 32, "heads": 4, "length": 16, "words": 100}
     recorded = {device: capture(gpt_step(device, **small)) for device in ("cpu", "meta")}
-    assert counted(recorded["cpu"].operations) == counted(recorded["meta"].operations)
+    # The update differs: by default, CUDA and thus the meta device take all tensors together.
+    computed = [[one for one in trace.operations if one.phase != "optimizer"] for trace in recorded.values()]
+    assert counted(computed[0]) == counted(computed[1])
     # Each block multiplies scores and values: two batched products forward, twice two backward.
     assert names(recorded["meta"].operations).count("aten::bmm") == 2 * (2 + 4)
 
