@@ -312,7 +312,7 @@ def step_memory(trace: Trace) -> StepMemory | None:
         update_bytes=max(update - lasting, 0),
         slack_bytes=max(reserved - tensors, 0),
         workspace_bytes=max(step.allocated_bytes - tensors, 0),
-        spare_bytes=max(reserved - max(least_reserved_bytes(blocks), tensors), 0),
+        spare_bytes=max(reserved - max(least_reserved_bytes(blocks, step), tensors), 0),
         cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has its own handle
         relative=_interpolated(share, DERIVED, DERIVED_WITH_CONVOLUTIONS),
         relative_allocated=_interpolated(share, ALLOCATED, ALLOCATED_WITH_CONVOLUTIONS),

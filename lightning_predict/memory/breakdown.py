@@ -10,13 +10,22 @@ Example::
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from itertools import pairwise
+from typing import Final, final
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.memory.libraries import context_bytes, cublas_bytes
-from lightning_predict.memory.simulation import MemoryMoment, blocks_of, copy_bytes, fullest_moments, simulated
+from lightning_predict.memory.simulation import (
+    MemoryMoment,
+    blocks_of,
+    copy_bytes,
+    fullest_moments,
+    simulated,
+    tensor_levels,
+)
+from lightning_predict.tracing.recorded_on import release_of
 from lightning_predict.tracing.trace import Trace
 
 
@@ -39,6 +48,8 @@ class MemoryBreakdown:
         phase: Phase of the operation.
         module: Module of the operation; None if unknown.
         parts: Memory by use. The sum is the memory of the process.
+        curve: Memory of the process over the step, without free blocks, in `CURVE_POINTS` parts of equally many
+            operations; empty if unknown.
         modules: Size of the activations by the module that wrote them, largest first.
     """
 
@@ -47,6 +58,7 @@ class MemoryBreakdown:
     module: str | None
     parts: tuple[MemoryPart, ...]
     modules: tuple[MemoryPart, ...]
+    curve: tuple[float, ...] = ()
 
     @property
     def total_bytes(self) -> float:
@@ -54,23 +66,30 @@ class MemoryBreakdown:
         return sum(part.bytes for part in self.parts)
 
 
-def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
+CURVE_POINTS: Final = 60
+"""Width of the curve in characters of a terminal."""
+
+
+def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = None) -> MemoryBreakdown | None:
     """Compute the memory breakdown of a step; None if the trace has no output tensors.
 
     Args:
         trace: Trace of one kind of step.
         gpu: GPU whose memory is predicted.
+        reserved_bytes: Reserved memory; None simulates it, without the trials of cuDNN.
     """
     if trace.memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
     blocks = blocks_of(trace)
     moment = max(fullest_moments(blocks), key=lambda one: one.total_bytes)
-    reserved = simulated(blocks).reserved_bytes
+    handles = 2 if any(operation.phase == "backward" for operation in trace.operations) else 1
+    workspaces = cublas_bytes(gpu, handles=handles)
+    context = context_bytes(gpu, release_of(trace.software)).middle
+    reserved = simulated(blocks).reserved_bytes if reserved_bytes is None else reserved_bytes - workspaces
     by_cause = dict.fromkeys(("activation", "backward", "update"), 0)
     for storage in moment.storages:
         by_cause[storage.cause] += storage.size_bytes
     others = copy_bytes(trace) + (trace.memory.resident_bytes or 0)
-    handles = 2 if any(operation.phase == "backward" for operation in trace.operations) else 1
     parts = {
         "parameters and buffers": moment.lasting_bytes - others,
         "other models on the GPU": others,
@@ -81,9 +100,9 @@ def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
         "passing tensors of the backward pass": by_cause["backward"],
         "passing tensors of the optimizer": by_cause["update"] + moment.update_bytes,
         "held by variables of the loop": moment.left_bytes,
-        "workspaces of cuBLAS": cublas_bytes(gpu, handles=handles),
+        "workspaces of cuBLAS": workspaces,
         "allocator, beyond the tensors": max(reserved - moment.total_bytes, 0),
-        "context and code of libraries": context_bytes(gpu).middle,
+        "context and code of libraries": context,
     }
     modules = _by_module(moment)
     operation = trace.operations[moment.index]
@@ -93,7 +112,15 @@ def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
         module=operation.module,
         parts=tuple(MemoryPart(name, float(size)) for name, size in parts.items() if size),
         modules=tuple(MemoryPart(name, float(size)) for name, size in modules.items()),
+        curve=_largest_of_parts([size + workspaces + context for size in tensor_levels(blocks)]),
     )
+
+
+def _largest_of_parts(levels: Sequence[float]) -> tuple[float, ...]:
+    """Return the maximum of each of `CURVE_POINTS` parts, or the levels if there are fewer."""
+    count = min(CURVE_POINTS, len(levels))
+    ends = [len(levels) * number // count for number in range(count + 1)] if count else []
+    return tuple(max(levels[first:last]) for first, last in pairwise(ends))
 
 
 def _by_module(moment: MemoryMoment) -> Mapping[str, int]:

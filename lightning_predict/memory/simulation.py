@@ -179,14 +179,19 @@ HALVINGS: Final = 4
 """Steps of the search for the smallest capacity, to a sixteenth of the memory that the allocator might release."""
 
 
-def least_reserved_bytes(blocks: Blocks) -> int:
+def least_reserved_bytes(blocks: Blocks, whole: SimulatedStep | None = None) -> int:
     """Return the smallest capacity of a GPU on which the allocator completes a step.
 
     Before it raises an out-of-memory error, torch releases unused segments and retries. Segments with a live block
     stay. cuDNN benchmarks skip algorithms whose workspace does not fit, so they are left out.
+
+    Args:
+        blocks: Memory blocks of the step.
+        whole: The step on a GPU without a limit, if it was simulated already.
     """
-    blocks = replace(blocks, trials=())
-    whole = simulated(blocks)
+    if blocks.trials or whole is None:
+        blocks = replace(blocks, trials=())
+        whole = simulated(blocks)
     low, high = whole.allocated_bytes, whole.reserved_bytes
     for _ in range(HALVINGS):
         middle = (low + high) // 2
@@ -315,6 +320,15 @@ def _levels(blocks: Blocks) -> tuple[list[int], list[int]]:
     held[0] += old
     held[blocks.drops_gradients_at + 1] -= old
     return list(accumulate(others[: blocks.count])), list(accumulate(held[: blocks.count]))
+
+
+def tensor_levels(blocks: Blocks) -> list[int]:
+    """Return the bytes of all tensors during each operation of a step that is not the first."""
+    always = sum(map(sum, (blocks.lasting, blocks.kept, blocks.state, blocks.batch)))
+    levels = [always + other + gradient for other, gradient in zip(*_levels(blocks), strict=True)]
+    if blocks.update_at < len(levels):
+        levels[blocks.update_at] += sum(blocks.update)
+    return levels
 
 
 def moments_of_passes(blocks: Blocks) -> tuple[tuple[int, int], ...]:

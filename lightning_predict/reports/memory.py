@@ -8,19 +8,29 @@ Example::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from lightning_predict.cost.memory import MemoryNeed
-from lightning_predict.memory.breakdown import MemoryBreakdown
-from lightning_predict.reports.charts import share_chart
+from lightning_predict.memory.breakdown import MemoryBreakdown, MemoryPart
+from lightning_predict.reports.charts import grid_line, share_chart, svg_of, text_at
 from lightning_predict.reports.escaping import html_text as escape
 from lightning_predict.reports.escaping import markdown_text
 from lightning_predict.reports.format import gibibytes, share
 
 MODULES_SHOWN: Final = 10
 """Number of modules in tables; JSON has all of them."""
+
+SAVINGS_SHOWN: Final = 3
+"""Number of remedies in a terminal; the report has all of them."""
+
+CURVE_ROWS: Final = 6
+"""Height of the curve in a terminal."""
+
+_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+_BLOCK_NUMBER: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 
 TITLE: Final = "Where the memory goes"
 
@@ -81,7 +91,7 @@ class MemoryReport:
     def tables(self) -> tuple[tuple[tuple[str, str], list[tuple[str, str]]], ...]:
         """Headers and rows of purposes, modules and savings, without empty tables."""
         found = self.breakdown
-        shown = found.modules[:MODULES_SHOWN]
+        shown = folded_modules(found.modules)[:MODULES_SHOWN]
         tables = (
             (("GiB", "for"), [(gibibytes(one.bytes), one.name) for one in found.parts]),
             (("GiB", "activations of"), [(gibibytes(one.bytes), one.name) for one in shown]),
@@ -94,7 +104,19 @@ class MemoryReport:
 
     def lines(self) -> list[str]:
         """Return the lines for a terminal."""
-        return [*self.sentences, *(line for head, rows in self.tables for line in _plain_table(head, rows))]
+        *tables, last = self.tables
+        if self.savings:
+            last = (last[0], last[1][:SAVINGS_SHOWN])
+        curve = curve_lines(self.breakdown.curve, self.capacity_bytes)
+        return [*self.sentences, *curve, *(line for head, rows in (*tables, last) for line in _plain_table(head, rows))]
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """Memory of the GPU that a process can fill; None if unknown."""
+        usable, process, reserved = self.need.usable_bytes, self.need.process, self.need.memory_bytes
+        if usable is None or process is None or reserved is None:
+            return None
+        return usable + process.middle - reserved
 
     def html(self) -> str:
         """Return a section of the HTML report."""
@@ -103,7 +125,8 @@ class MemoryReport:
         chart = share_chart([(self.gpu, shares, f"{gibibytes(total)} GiB")])
         words = "".join(f"<p>{escape(one)}</p>" for one in self.sentences)
         tables = "".join(_html_table(head, rows) for head, rows in self.tables)
-        return f"<section><h2>{TITLE}</h2>{words}<figure>{chart}</figure>{tables}</section>"
+        curve = curve_chart(self.breakdown.curve, self.capacity_bytes)
+        return f"<section><h2>{TITLE}</h2>{words}<figure>{curve}</figure><figure>{chart}</figure>{tables}</section>"
 
     def markdown(self) -> str:
         """Return a section in Markdown."""
@@ -126,6 +149,47 @@ class MemoryReport:
             "modules": {part.name: part.bytes for part in found.modules},
             "savings": {saving.words: saving.bytes for saving in self.savings},
         }
+
+
+def folded_modules(modules: Sequence[MemoryPart]) -> list[MemoryPart]:
+    """Sum the modules whose names differ by the number of their block: `layers.3.mlp` becomes `layers.*.mlp (x 32)`."""
+    sizes, counts = dict[str, float](), dict[str, int]()
+    for one in modules:
+        name = _BLOCK_NUMBER.sub(r"\1*", one.name, count=1)
+        sizes[name] = sizes.get(name, 0.0) + one.bytes
+        counts[name] = counts.get(name, 0) + 1
+    names = {name: f"{name} (x {count})" if count > 1 else name for name, count in counts.items()}
+    found = [MemoryPart(names[name], size) for name, size in sizes.items()]
+    return sorted(found, key=lambda one: -one.bytes)
+
+
+def curve_lines(curve: Sequence[float], capacity_bytes: float | None) -> list[str]:
+    """Draw memory over the step with characters, `CURVE_ROWS` lines high; no lines without a curve."""
+    if not curve:
+        return []
+    top, width = max(curve), len(gibibytes(max(curve)))
+    limit = "" if capacity_bytes is None else f", of {gibibytes(capacity_bytes)} GiB that the GPU has for it"
+    lines = ["", f"GiB during the step, without free blocks; at most {gibibytes(top)}{limit}"]
+    for row in range(CURVE_ROWS, 0, -1):
+        label = gibibytes(top * row / CURVE_ROWS)
+        cells = (min(max(round(8 * (CURVE_ROWS * size / top - row + 1)), 0), 8) for size in curve)
+        lines.append(f"{label:>{width}} |{''.join(_EIGHTHS[cell] for cell in cells)}".rstrip())
+    return lines
+
+
+def curve_chart(curve: Sequence[float], capacity_bytes: float | None) -> str:
+    """Draw memory over the step as an SVG picture, with a line for the GPU's capacity; empty without a curve."""
+    if not curve:
+        return ""
+    width, height, top = 640, 160, 1.05 * max(*curve, capacity_bytes or 0.0)
+    places = ((width * (number + 0.5) / len(curve), height * (1 - size / top)) for number, size in enumerate(curve))
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    parts = [f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="2"/>']
+    if capacity_bytes is not None:
+        y = height * (1 - capacity_bytes / top)
+        parts.append(grid_line(0, y, width, y))
+        parts.append(text_at(width, y + 14, f"{gibibytes(capacity_bytes)} GiB for a process", "end", "tick"))
+    return svg_of(parts, width, height, "GiB during the step")
 
 
 def _in_words(saving: MemorySaving) -> str:

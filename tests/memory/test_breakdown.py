@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.cost.memory import total_bytes
+from lightning_predict.extensions.advice.memory_savings import memory_report
 from lightning_predict.gpus import gpu
 from lightning_predict.memory.breakdown import memory_breakdown
+from lightning_predict.reports.memory import curve_chart, curve_lines, folded_modules
 from lightning_predict.tracing.trace import Memory, Trace
 from lightning_predict.units import MEBIBYTE
 
@@ -53,6 +56,31 @@ def test_activations_are_named_by_their_modules(trace: Trace) -> None:
     sizes = {part.name: part.bytes for part in found.modules}
     assert sizes["0.0"] == sizes["1.0"] == 32 * MEBIBYTE
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
+
+
+def test_the_report_agrees_with_the_table_and_folds_blocks(trace: Trace) -> None:
+    """`trace memory` said 19.9 and 21.0 GiB where the table said 20.7, and listed ten single blocks."""
+    report = memory_report(trace, gpu("L4"))
+    assert report is not None
+    assert report.need.process is not None
+    assert report.breakdown.total_bytes == pytest.approx(report.need.process.middle)
+    names = [one.name for one in folded_modules(report.breakdown.modules)]
+    assert len([name for name in names if name.startswith("*.")]) == 2  # products and GELUs of all blocks
+    assert not any(name.startswith("0.") for name in names)
+
+
+def test_the_curve_rises_to_the_peak_and_falls_in_the_backward_pass(trace: Trace) -> None:
+    report = memory_report(trace, gpu("L4"))
+    assert report is not None
+    curve, top = report.breakdown.curve, max(report.breakdown.curve)
+    # Without free blocks, the highest point is the process less what the allocator keeps.
+    kept = sum(part.bytes for part in report.breakdown.parts if part.name.startswith("allocator"))
+    assert top == pytest.approx(report.breakdown.total_bytes - kept)
+    assert curve[0] < top > curve[-1]
+    bars = [line.count("█") for line in curve_lines(curve, report.capacity_bytes)[2:]]
+    assert bars == sorted(bars)
+    assert report.capacity_bytes == pytest.approx(total_bytes(gpu("L4")))
+    assert "<polyline" in curve_chart(curve, report.capacity_bytes)
 
 
 def test_what_cannot_be_seen_is_none(trace: Trace) -> None:

@@ -46,10 +46,13 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
         gpu: The GPU to predict.
         reported_bytes: Memory size that the GPU itself reports; None if unknown.
     """
-    breakdown, memory = memory_breakdown(trace, gpu), step_memory(trace)
-    if breakdown is None or memory is None:
+    memory = step_memory(trace)
+    if memory is None:
         return None
     layout, needed = Layout(gpu), float(memory.bytes_on(gpu))
+    breakdown = memory_breakdown(trace, gpu, reserved_bytes=needed)
+    if breakdown is None:
+        return None
     least = MIN_SAVING * breakdown.total_bytes
     savings = [one for one in _savings(trace, gpu) if one.bytes >= least]
     return MemoryReport(
@@ -91,11 +94,11 @@ def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
         if change.why_not(trace, gpu) is None:
             changed, _ = change.apply(trace, Assumptions())
             yield MemorySaving(change.words, before - _reserved(changed, gpu), change.note)
-    if trace.memory.optimizer_state_bytes:
-        small = round(EIGHT_BITS * trace.memory.optimizer_state_bytes)
-        changed = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=small))
-        yield MemorySaving("an optimizer with 8-bit state", before - _reserved(changed, gpu))
     blocks = blocks_of(trace)
+    if blocks.state:
+        small = tuple(round(EIGHT_BITS * size) for size in blocks.state)
+        less = simulated(blocks).reserved_bytes - simulated(replace(blocks, state=small)).reserved_bytes
+        yield MemorySaving("an optimizer with 8-bit state", float(less))
     apart = simulated(blocks).reserved_bytes - simulated(blocks, expandable_segments=True).reserved_bytes
     yield MemorySaving("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", float(apart))
 
