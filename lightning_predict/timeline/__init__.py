@@ -1,1 +1,1 @@
-"""Simulates a step from timed work, with the host and the device together, and finds its bottleneck."""
+"""Simulates a step from predicted kernel times, on the host (CPU) and the device (GPU), and finds its bottleneck."""

@@ -1,16 +1,17 @@
 """Calibrates the simulation of a recorded step with measured times, and transfers the corrections to other GPUs.
 
-The step is simulated on the GPU that it was recorded on, with the measured kernel times. The result is compared with
-three times measured without a recorder. These are the times at which the host and the device are done with a step, and
-the step time in a running loop. The last one is the quantity to predict.
+The step is simulated on the GPU on which it was recorded, with the measured kernel times. The result is compared with
+three times that were measured without a recorder: when the host has finished a step, when the device has finished it,
+and the step time in a running loop. The last one is the quantity to predict.
 
-- The host's speed is calibrated with the host's measured time, which removes the profiler's overhead.
-- A measured step that is longer than the simulation contains host time that no operation of the trace explains. It does
-  not depend on the GPU, so it is added unchanged for each GPU.
-- If the measured step is shorter, either the profiler slowed the host, or gaps between kernels were shorter, or the
-  device ran slightly faster. The first is assumed if the host is the bottleneck and its own time was not measured.
+- The speed of the host is calibrated with the host's measured time. This removes the overhead of the profiler.
+- If the measured step is longer than the simulated one, it contains host time that no operation of the trace explains.
+  This time does not depend on the GPU, so it is added unchanged for each GPU.
+- If the measured step is shorter, there are three possible causes: the profiler slowed the host, the gaps between
+  kernels were shorter, or the device ran slightly faster. The first one is assumed if the host is the bottleneck and
+  its own time was not measured.
 
-Predictions are therefore continuous and increasing in the measured step time. Example::
+Predictions are therefore a continuous and increasing function of the measured step time. Example::
 
     own = calibrate_step(trace, timed, gpu("V100-SXM2-32GB"), Host())
     own.residual_seconds       # 0.030 if a training_step takes 130 ms and its operations explain 100 ms
@@ -46,52 +47,56 @@ from lightning_predict.tracing.trace import Kernel, Trace
 from lightning_predict.units import MICROSECOND
 
 GAP_SECONDS: Final = 1 * MICROSECOND
-"""Default gap between two kernels that are queued in the same stream, if the trace does not show it. Medians of public
-recordings: V100 0.8-1.0 us, A100 1.0-1.2, H100 1.2-1.4; on a B200, where kernels may overlap, 0.4."""
+"""Default gap between two kernels that are queued in the same stream, for traces that do not show it. Medians of public
+recordings are 0.8-1.0 us on the V100, 1.0-1.2 on the A100, 1.2-1.4 on the H100, and 0.4 on a B200, where kernels may
+overlap."""
 
 LARGEST_GAP_SECONDS: Final = 3 * MICROSECOND
-"""Upper bound on a gap; longer pauses of a busy stream are waits for another stream."""
+"""Upper bound on a gap. If a busy stream pauses for longer, it waits for another stream."""
 
 MIN_GAPS: Final = 20
-"""Minimum number of gaps for a median."""
+"""Minimum number of gaps for computing a median."""
 
 HOST_BOUND_SHARE: Final = 0.05
-"""Share of the device's span spent waiting for late launches from which the host counts as the bottleneck. In public
-recordings it is 0-4 % for device-bound steps and 8-96 % for host-bound ones."""
+"""Minimum share of the device's span in which it waits for late launches, for the host to count as the bottleneck. In
+public recordings, the share is 0-4 % for device-bound steps and 8-96 % for host-bound ones."""
 
 SLOWEST_PROFILER: Final = 20.0
-"""Upper bound on the slowdown of the host by a profiler."""
+"""Upper bound on the factor by which a profiler slows the host."""
 
 HOST_TOLERANCE: Final = 0.02
-"""Relative tolerance: a step this close to the device's own time carries no information about the host."""
+"""Relative tolerance. A step whose time is this close to the device's own time contains no information about the
+host."""
 
 PROFILED_SPREAD: Final = 2.0
 """Maximum speedup of the host without the profiler. This is an assumption: no published run has both times. The
 profiler's events alone take a third of the host's time in recordings of ResNet-50."""
 
 STACKS_SPREAD: Final = 5.0
-"""Maximum speedup of the host without the profiler if it recorded Python stacks. A ResNet-50 of 1,715 operations took
-the host 44 ms without and 192 ms with stacks, on two machines."""
+"""Maximum speedup of the host without the profiler, if the profiler recorded Python stacks. For a ResNet-50 of 1,715
+operations, the host needed 44 ms without stacks and 192 ms with stacks, on two machines."""
 
 MACHINE_SPREAD: Final = 1.25
-"""Factor up and down around a measured host time, since machines with other GPUs have other CPUs. An assumption."""
+"""Factor to either end of the interval of a measured host time. This is an assumption: other GPUs are in machines with
+other CPUs."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCalibration:
-    """Calibrated host and corrections, which apply to every GPU.
+    """Calibrated host and corrections, which apply to the prediction for every GPU.
 
     Attributes:
         host: Host model.
         gap_seconds: Gap between two queued kernels of a stream; 0 if kernel times include it.
-        device_factor: Measured device time over the sum of recorded kernel times, at most 1.
-        residual_seconds: Measured step time that the trace does not explain.
+        device_factor: Measured device time divided by the sum of recorded kernel times, at most 1.
+        residual_seconds: Part of the measured step time that the trace does not explain.
         device_seconds: Device time of the step on the recorded GPU; 0 without measurements.
-        added_host_seconds: Host work per step that is missing from the recording, placed before the first operation.
-        running_share: Step time in a running loop over the measured step time. It is below 1 if the measured steps
-            waited for the device at their ends, and 1 if the overlapping launches were not recorded.
-        is_host_assumed: Whether the host is a median one because neither its launches nor a host-bound step was timed.
+        added_host_seconds: Host work per step that is missing from the recording. It is placed before the first
+            operation.
+        running_share: Step time in a running loop divided by the measured step time. It is below 1 if each measured
+            step waited for the device at its end, and 1 if the launches that overlap in a loop were not recorded.
+        is_host_assumed: Whether the host is a median one, because neither its launches nor a host-bound step was timed.
     """
 
     host: HostModel
@@ -109,8 +114,8 @@ def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: H
 
     Args:
         trace: The trace.
-        timed: Its work.
-        origin: GPU that the trace was recorded on; None if unknown.
+        timed: Predicted times of its work.
+        origin: GPU on which the trace was recorded; None if unknown.
         target: Assumptions about the host of the predicted GPUs.
     """
     if not trace.has_measured_kernels:
@@ -134,7 +139,10 @@ def with_host_work(work: Sequence[HostOperation], seconds: float) -> tuple[HostO
 
 
 def _of_shapes(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
-    """Calibrate the host from its measured time; waits in the middle of a step are unknown without recorded kernels."""
+    """Calibrate the host from its measured time.
+
+    Without recorded kernels, waits in the middle of a step are unknown.
+    """
     host = target.default_model
     if origin is None or not trace.host_seconds_unprofiled or trace.device == "cpu":
         return StepCalibration(host=host, is_host_assumed=True)
@@ -148,7 +156,7 @@ def _of_shapes(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host)
 
 @final
 class RecordedSimulation:
-    """Simulation of the recorded step on its own GPU, with a variable host speed, gap and added host work."""
+    """Simulation of the recorded step on its own GPU. The host speed, the gap and the added host work are variable."""
 
     def __init__(self, trace: Trace, timed: WorkTimes, host: HostModel, gap: float) -> None:
         kernels = [
@@ -168,7 +176,7 @@ class RecordedSimulation:
         return launch_schedule(with_host_work(self._work, added), gpus=1, gap_seconds=self.gap_seconds)
 
     def simulate(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> SimulatedTimeline:
-        """Simulate `steps` consecutive steps with a host that takes `own` times as long."""
+        """Simulate `steps` consecutive steps with a host that takes `own` times as long as the recorded one."""
         order = self._order if gap is None else replace(self._order, gap_seconds=gap)
         return simulate_timeline(order, replace(self._host, factor=own), steps=steps)
 
@@ -177,7 +185,7 @@ class RecordedSimulation:
         return float(self.simulate(own=own, gap=gap, steps=steps).seconds[0])
 
     def host_seconds(self, own: float) -> float:
-        """Return the time at which the host is done with a step, waits included, if the device is idle at the start."""
+        """Return the time at which the host has finished a step, with waits, if the device is idle at the start."""
         return float(self.simulate(own=own, steps=1).host_ends[0])
 
 
@@ -191,8 +199,8 @@ def _held_against(trace: Trace, timed: WorkTimes, host: HostModel, gap: float, f
     step = measured = statistics.median(trace.measured_steps)
     steps = STEADY_STEPS
     if trace.running_step_seconds is None:
-        # The measured step waited for the device at its ends. Any time between a running step of the replay and an
-        # isolated one is consistent with the recording.
+        # Each measured step waited for the device at its end. Any time between that of a simulated step in a loop and
+        # that of a simulated single step is consistent with the recording.
         standing = float(found.seconds[0])
         step, steps = (min(step, running), STEADY_STEPS) if step <= standing else (step, 1)
     late = late_launch_share(trace) if read is None else None
@@ -228,9 +236,9 @@ def _held_against(trace: Trace, timed: WorkTimes, host: HostModel, gap: float, f
 
 
 def _unprofiled(trace: Trace, replay: RecordedSimulation) -> tuple[float, float] | None:
-    """Return (host factor, additional host seconds) that reproduce the host time measured without the profiler.
+    """Return the host factor and additional host seconds that reproduce the host time measured without the profiler.
 
-    None if it was not measured, or if the host waits for the device until the end of the step at any speed.
+    None if this time was not measured, or if the host waits for the device until the end of the step at any speed.
     """
     if not trace.host_seconds_unprofiled:
         return None
@@ -243,7 +251,7 @@ def _unprofiled(trace: Trace, replay: RecordedSimulation) -> tuple[float, float]
 
 
 def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) -> float:
-    """Find by bisection the host factor, up to `highest`, at which an increasing time equals `wanted`."""
+    """Find by bisection the host factor, up to `highest`, for which an increasing function of it equals `wanted`."""
     low, high = highest / SLOWEST_PROFILER, highest
     for _ in range(20):
         middle = (low * high) ** 0.5
@@ -255,7 +263,7 @@ def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) 
 
 
 def recorded_gap(trace: Trace) -> float:
-    """Measure the median gap between two kernels of the main stream, if the second one is already queued."""
+    """Return the median gap between two kernels of the main stream where the second one was already queued."""
     gaps = [
         later.start_seconds - _end(earlier)
         for earlier, later in pairwise(_on_main_stream(trace))

@@ -1,17 +1,19 @@
-"""Host time of a step: five components per operation (T1 to T5 of Lin et al., HiPC 2022), recorded or from a table.
+"""Host time of a step: kernel launch cost and other overheads of each operation, recorded or from a table.
+
+An operation has five overheads (T1 to T5 of Lin et al., HiPC 2022)::
 
     T1  between two operations            T4  one launch call
     T2  from the start of an operation    T5  between two launches of one operation;
         to its first launch                   the whole operation if it launches nothing
     T3  from its last launch to its end
 
-A trace with host times gives the components of each operation (`recorded_host`). Operations without host times use a
-table by phase, for a median host.
+If a trace has host times, the overheads of each operation are derived from them (`recorded_host`). Operations without
+host times get the overheads of their phase, from a table for a median host.
 
-Waits are removed from recorded host times. The duration of synchronising calls, blocking copies and launches into a
-full queue depends on the device, so only the work around them is kept. The simulation derives the waits for another
-GPU. The remaining time between two operations is Python code: PyTorch's own, in microseconds, or the user's (an
-environment, tokenizing, metrics). Example::
+Waits are removed from recorded host times. The duration of synchronising calls, of blocking copies and of launches into
+a full queue depends on the device, so only the host's work around them is kept. The simulation computes the waits for
+another GPU. The remaining time between two operations is Python code. It is PyTorch's own code, which takes
+microseconds, or the user's code (an environment, tokenizing, metrics). Example::
 
     >>> kind = HostModel().overheads("forward")
     >>> round(kind.total_seconds(launches=1) * 1e6, 1)  # T1 + T2 + T4 + T3
@@ -46,15 +48,15 @@ from lightning_predict.units import MICROSECOND, microseconds_to_seconds
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Host seconds around one operation's launches.
+    """Overheads of one operation in seconds of host time.
 
     Attributes:
-        between_operations: T1.
-        before_first_launch: T2.
-        after_last_launch: T3.
-        launch: T4.
-        between_launches: T5.
-        without_launch: T5 of an operation that launches nothing.
+        between_operations: T1, between two operations.
+        before_first_launch: T2, from the start of the operation to its first launch.
+        after_last_launch: T3, from the last launch to the end of the operation.
+        launch: T4, one launch call.
+        between_launches: T5, between two launches of the operation.
+        without_launch: Time of an operation that launches nothing (also T5).
     """
 
     between_operations: float
@@ -95,17 +97,18 @@ SHARED_OVERHEADS: Final[Mapping[Phase, Overheads]] = {
     "optimizer": _table_row(2.8, 5.6, 1.4, 5.6, 1.4, 1.4),
     "other": _table_row(2.1, 4.2, 1.4, 5.6, 1.4, 2.1),
 }
-"""Overheads by phase of a median host in microseconds, for runs without a host profile.
+"""Overheads of a median host by phase, in microseconds, for runs without a host profile.
 
 A forward operation takes 13.3 us with one launch, and 4.2 us without. These totals come from KernelBench's small
 problems (version v0, 198 launch-bound rows of 6 to 80 operations). `SLOWEST_HOST` lists the hosts. The split into T1 to
 T5 is an assumption, as is the optimizer's row.
 
-The backward row is twice the 11.2 us of dispatch and launch: autograd's engine visits a node per operation and one more
-per gradient. This was checked on three machines with launch-bound training steps (torchvision's RTX 2080 Ti and RTX
-3090, 2019-21; milabench's H100, torch 2.6). With doubling, measured training times are 1.34, 1.23 and 1.12 times the
-table. Inference is at 1.09 and 1.14 on the first two. Without doubling, training is at 1.94, 1.79 and 1.80. Each of the
-three machines alone selects a factor between 2.0 and 2.7.
+The backward row is twice the 11.2 us of dispatch and launch, because autograd's engine visits one node per operation
+and one more per gradient. This factor was checked on three machines with launch-bound training steps (torchvision's RTX
+2080 Ti and RTX 3090, 2019-21; milabench's H100, torch 2.6). With it, the measured training times are 1.34, 1.23 and
+1.12 times the table's. Inference takes 1.09 and 1.14 times the table's on the first two. Without the factor, training
+takes 1.94, 1.79 and 1.80 times the table's. If chosen on each of the three machines alone, the factor is between 2.0
+and 2.7.
 """
 
 LIBRARY_SECONDS: Final[Mapping[str, float]] = {
@@ -131,34 +134,35 @@ LIBRARY_SECONDS: Final[Mapping[str, float]] = {
         COMPILED_CALL: 90.0,
     }.items()
 }
-"""Additional time of an operation before its first launch, on the same median host. It covers descriptors, algorithm
-selection and workspaces of libraries, multiple outputs, Python code of modules, and launches inside an operation
-that is recorded as one.
+"""Additional time of an operation before its first launch, on the same median host. Its causes are the descriptors,
+algorithm selection and workspaces of libraries, multiple outputs, Python code of modules, and launches inside an
+operation that is recorded as one.
 
 Convolutions (+40 us), batch norm (+34), group norm (+46), addmm with its module (+26) and logsumexp (+76) were fitted
 to the same rows of KernelBench. A training step of ResNet-50 was also profiled on a V100 (1,715 operations). There, a
-convolution takes 2.7 and a batch norm 3.2 times as long as a ReLU; in the backward pass 3.5 and 2.3 times. The values
-of the table lie between these. A convolution's backward pass calls its library twice, and backward values are doubled
-with their phase. Values of layer norm and of backward matmuls are ratios from such a profile only (51 and 25 us; a copy
-takes 17).
+convolution takes 2.7 times and a batch norm 3.2 times as long as a ReLU; in the backward pass, 3.5 and 2.3 times. The
+values of the table lie between these. The backward pass of a convolution calls the library twice, and the backward
+values are doubled like the others of that phase. The values of layer norm and of backward matmuls are ratios from such
+a profile only (51 and 25 us; a copy takes 17).
 
-Compiled code checks guards and wraps its arguments. Compiled, KernelBench's small problems take 0.12 to 0.19 ms on the
-hosts of its T4s and L40Ss, regardless of the number of kernels. On a host that is twice as fast they take 0.06 ms.
+Compiled code checks guards and wraps its arguments. KernelBench's small problems, if compiled, take 0.12 to 0.19 ms on
+the hosts of its T4s and L40Ss, regardless of the number of kernels. On a host that is twice as fast, they take 0.06 ms.
 """
 
 
 FASTEST_HOST, SLOWEST_HOST = 0.5, 1.5
-"""90 % interval of an unmeasured host's time, relative to the table.
+"""Ends of the 90 % interval of the time of an unmeasured host, relative to the table.
 
-The median of measured over tabled time, for each machine with published launch-bound steps: KernelBench's 0.53 (Lambda
-Labs), 0.54 (matx3), 1.02 (babel), 1.08 and 1.18 (two of modal's); torchvision's RTX 2080 Ti 1.04 (inference) and 1.09
-(training) and RTX 3090 1.20 and 1.16; milabench's H100 1.19. Two machines launch twice as fast as the others, and none
-is much slower.
+For each machine with published launch-bound steps, the medians of measured time divided by tabled time are:
+KernelBench's machines 0.53 (Lambda Labs), 0.54 (matx3), 1.02 (babel), 1.08 and 1.18 (two of modal's); torchvision's RTX
+2080 Ti 1.04 (inference) and 1.09 (training), and RTX 3090 1.20 and 1.16; milabench's H100 1.19. Two machines launch
+twice as fast as the others, and no machine is much slower.
 
-With machines weighted equally, 95 % of the rows lie below 1.43, or below 1.39 to 1.44 if one machine is left out. The
-bound is 1.51 if rows with a device time of up to 0.6 of the step are included. The upper end is slightly higher because
-there are few machines. The lower end includes the two fast machines, except for their own scatter. To reproduce this
-study, with leave-one-machine-out predictions: `python -m benchmarks.accuracy FOLDER --of hosts`.
+If machines have equal weight, 95 % of the rows lie below 1.43, or below 1.39 to 1.44 if one machine is left out. The
+bound is 1.51 if rows with a device time of up to 0.6 of the step are included. The upper end is slightly higher than
+this, because there are few machines. The lower end includes the two fast machines, but not their own scatter. To
+reproduce this study, with predictions for machines that were left out: `python -m benchmarks.accuracy FOLDER --of
+hosts`.
 """
 
 
@@ -169,9 +173,9 @@ class Host:
 
     Attributes:
         factor: Host time relative to the measured host, or to a median host if none was measured.
-        spread: Factor up and down for a 90 % interval of a host class; None without a class.
+        spread: Factor to either end of the 90 % interval of a host class; None without a class.
         name: Name of the class.
-        share: Additional factor on the host time that applies to any host, for example for fewer launches.
+        share: Additional factor on the time of any host, for example for fewer launches.
     """
 
     factor: float = 1.0
@@ -200,7 +204,7 @@ class Host:
 
     @property
     def measured_factor(self) -> float:
-        """Factor on the time of a measured host; a host class is ignored, since the measurement is more precise."""
+        """Factor on the time of a measured host. A host class is ignored, because the measurement is more precise."""
         return self.share * (self.factor if self.spread is None else 1.0)
 
 
@@ -213,16 +217,17 @@ HOSTS: Final[Mapping[str, Host]] = {
 }
 """Classes of hosts by launch speed.
 
-Two of the machines listed at `SLOWEST_HOST` launch twice as fast as the others and are `fast`. The other six are at
-1.02 to 1.20 and are `median`. Rows of one machine scatter by 0.11 to 0.19, so the widths are exp(1.645 * 0.15) and
-slightly more, because machines of a class differ. There are no published launch-bound steps of slower machines: `slow`,
-for CPUs with low clocks or shared ones, is an assumption. Each machine, except Lambda Labs' with its single row, lies
-within the interval that the others of its class define.
+Two of the machines in the docstring of `SLOWEST_HOST` launch twice as fast as the others. They are `fast`. The other
+six take 1.02 to 1.20 times the table's time. They are `median`. Rows of one machine scatter by 0.11 to 0.19, so the
+interval factors are exp(1.645 * 0.15) and slightly more, because the machines of a class differ. There are no published
+launch-bound steps of slower machines. The class `slow`, for CPUs with low clocks and shared CPUs, is therefore an
+assumption. Each machine, except that of Lambda Labs with a single row, lies within the interval that the others of its
+class define.
 """
 
 
 def host_of(host: str | float | Host | None) -> Host:
-    """Return the host for a class or a factor; None gives an unknown host.
+    """Return the host of a class, or with a factor. If None, an unknown host.
 
     Raises:
         InvalidArgumentError: `host` is not a class or a number above 0.
@@ -246,13 +251,13 @@ def host_of(host: str | float | Host | None) -> Host:
 @final
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """Host model: overheads for operations without recorded ones, and a speed factor.
+    """Model of a host: overheads of operations without recorded ones, and a speed factor.
 
     Attributes:
         by_phase: Overheads of operations that were not timed.
-        factor: Time of this host relative to the overheads, recorded or tabled.
-        low_factor: Lower end of the 90 % interval of its time, relative to the middle.
-        high_factor: Upper end of the interval.
+        factor: Time of this host relative to the overheads (recorded or from the table).
+        low_factor: Lower end of the 90 % interval of the host's time, relative to the middle.
+        high_factor: Upper end of that interval, relative to the middle.
     """
 
     by_phase: Mapping[Phase, Overheads] = field(default_factory=lambda: SHARED_OVERHEADS)
@@ -261,7 +266,7 @@ class HostModel:
     high_factor: float = SLOWEST_HOST
 
     def overheads(self, phase: Phase, recorded: Overheads | None = None, library_seconds: float = 0.0) -> Overheads:
-        """Return the overheads of an operation: recorded, or by phase plus its library's overhead."""
+        """Return the overheads of an operation: those recorded, or those of its phase plus its library's."""
         if recorded is not None:
             return recorded.scaled(self.factor)
         own = self.by_phase[phase]
@@ -272,25 +277,25 @@ class HostModel:
 # --- Host times of a recorded step
 
 PROFILER_EVENT_SECONDS: Final = 2 * MICROSECOND
-"""Time that the profiler adds per host event; Lin et al. subtract the same amount."""
+"""Time that the profiler adds per host event. Lin et al. subtract the same amount."""
 
 PYTHON_SECONDS: Final = 1000 * MICROSECOND
-"""Pauses between two operations that are longer than this are the user's code. PyTorch's pauses take microseconds, and
-Lightning's hooks some hundred microseconds. In recordings of ResNet-50 (1,200 to 1,700 operations), the longest pause
-within a forward or backward pass is 0.8 ms, with the profiler."""
+"""Minimum pause between two operations that counts as the user's code. PyTorch's own pauses take microseconds, and
+Lightning's hooks some hundred microseconds. In recordings of ResNet-50 (1,200 to 1,700 operations) with the profiler,
+the longest pause within a forward or backward pass is 0.8 ms."""
 
 BLOCKED_LAUNCH_SECONDS: Final = 50 * MICROSECOND
 BLOCKED_LAUNCH_RATIO: Final = 5.0
-"""A launch call was blocked if it exceeds both 50 us and five times the trace's median. The cause is a full queue, or a
-copy from pageable memory, which returns only when it is done. Other launches take 3-20 us in all recordings seen so
-far, with the profiler."""
+"""Minimum time of a launch call that counts as blocked, relative to the median of the trace; it must also exceed 50 us.
+The cause is a full queue, or a copy from pageable memory, which returns only when it is done. Other launches take 3-20
+us in all recordings seen so far, with the profiler."""
 
 WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
-"""Operations that synchronise because the host needs their result."""
+"""Operations that wait for the device (synchronise), because the host needs their result."""
 
 _PAGEABLE: Final = "Pageable"
 _TO_PAGEABLE: Final = "-> Pageable"
-"""Markers in the names of copies from and to pageable memory; copies to it always block."""
+"""Markers in the names of copies from and to pageable memory. Copies to pageable memory always block."""
 
 _NO_TIME: Final = _table_row(0, 0, 0, 0, 0, 0)
 
@@ -302,7 +307,7 @@ class RecordedHost:
 
     Attributes:
         overheads: Recorded T1 to T5, without waits and profiler events; None if launches were not timed.
-        python_seconds: Host work outside operations, before each operation, if at least `PYTHON_SECONDS`; else 0.
+        python_seconds: Host work outside operations, before each operation; 0 if it is shorter than `PYTHON_SECONDS`.
         waits: Whether the host waits for the compute stream after the operation.
     """
 
@@ -320,8 +325,8 @@ def recorded_host(trace: Trace) -> RecordedHost:
     python = [operation.python_seconds for operation in operations]
     if trace.device == "cuda" and any(operation.host_start_seconds is not None for operation in operations):
         python = list(_replayed(trace).python_seconds)  # the recording has no launches
-    # The trace does not show whether the host waited for the device before its own work. Usually it does: an
-    # environment needs the action, a metric needs the prediction. Work before the first operation waits for the
+    # The trace does not show whether the host waited for the device before the user's code. Usually it waits: an
+    # environment needs the action, a metric needs the prediction. Code before the first operation waits for the
     # previous step.
     following = [*python[1:], *python[:1]]
     drained = [own or seconds > 0 for own, seconds in zip(waits, following, strict=True)]
@@ -336,7 +341,7 @@ def has_recorded_launches(trace: Trace) -> bool:
 
 
 def _replayed(trace: Trace) -> RecordedHost:
-    """Extract host times from recorded launches, on a clock that stops while the host waits."""
+    """Extract host times from recorded launches. Time in which the host waits is not counted."""
     recorded = ((wait.start_seconds, wait.seconds) for wait in trace.waits)
     clock = _WorkClock([*recorded, *_blocked(trace.kernels), *_awaited(trace.operations)])
     synchronized = sorted(wait.start_seconds for wait in trace.waits if wait.cause == "device")
@@ -359,7 +364,8 @@ def _replayed(trace: Trace) -> RecordedHost:
         gap = max(start - now - events * PROFILER_EVENT_SECONDS, 0.0)
         python[index] = gap if gap >= PYTHON_SECONDS else 0.0
         overheads[index] = _overheads(gap - python[index], start, end, launches)
-        # A wait between two operations belongs to the first one. A wait after the last operation is the recorder's own.
+        # A wait between two operations belongs to the first one. A wait after the last operation is caused by the
+        # recorder.
         until = _span(trace.operations[timed[place + 1]])[0] if place + 1 < len(timed) else ended
         first = bisect_left(synchronized, began)
         is_synchronized = first < len(synchronized) and synchronized[first] < until
@@ -367,7 +373,7 @@ def _replayed(trace: Trace) -> RecordedHost:
         now, module = end, operation.module
     last = overheads[timed[-1]]
     if last is not None and trace.profiled_seconds is not None and trace.kernels:
-        # Work at the end of a step counts only from the time at which the device is done; until then the recorder
+        # Work at the end of a step counts only from the time at which the device has finished; until then the recorder
         # waits.
         done = max([kernel.start_seconds + kernel.seconds for kernel in trace.kernels])
         # The time of an imported step excludes the data loader, which lies inside the step.
@@ -403,7 +409,7 @@ def _launches(operation: Operation) -> list[tuple[float, float]]:
 
 
 def _overheads(gap: float, start: float, end: float, launches: Sequence[tuple[float, float]]) -> Overheads:
-    """Measure T1 to T5 of one operation, each without one profiler event."""
+    """Return T1 to T5 of one operation, each reduced by the time of one profiler event."""
     own = _less_one_event
     if not launches:
         return replace(_NO_TIME, between_operations=gap, without_launch=own([end - start]))
@@ -427,7 +433,7 @@ def _needs_result(operation: Operation) -> bool:
 
 
 def _blocks(operation: Operation) -> bool:
-    """Return whether a copy from or to pageable memory blocked the host; small ones to the device do not."""
+    """Return whether a copy from or to pageable memory blocked the host. Small copies to the device do not block."""
     return any(
         _TO_PAGEABLE in kernel.name
         or (_PAGEABLE in kernel.name and (kernel.launch_seconds or 0.0) >= max(kernel.seconds, BLOCKED_LAUNCH_SECONDS))
@@ -436,7 +442,10 @@ def _blocks(operation: Operation) -> bool:
 
 
 def _blocked(kernels: Sequence[Kernel]) -> Iterator[tuple[float, float]]:
-    """Yield start and duration of the blocked part of each launch; CUDA graph launches are long without blocking."""
+    """Yield start and duration of the blocked part of each launch.
+
+    Launches of CUDA graphs are long without blocking.
+    """
     calls = Counter(
         (kernel.launch_start_seconds, kernel.launch_seconds)
         for kernel in kernels
@@ -452,7 +461,7 @@ def _blocked(kernels: Sequence[Kernel]) -> Iterator[tuple[float, float]]:
 
 
 def _awaited(operations: Iterable[Operation]) -> Iterator[tuple[float, float]]:
-    """Yield start and duration of the wait for the last kernel, for each operation that waits for its result."""
+    """Yield start and duration of the wait for the last kernel, for each operation whose result the host needs."""
     for operation in operations:
         launches = _launches(operation)
         if launches and (_needs_result(operation) or _blocks(operation)):
@@ -463,7 +472,7 @@ def _awaited(operations: Iterable[Operation]) -> Iterator[tuple[float, float]]:
 
 @final
 class _WorkClock:
-    """Clock that counts only the time in which the host works.
+    """Clock that runs only while the host works.
 
     Args:
         waits: Start and duration of each wait; waits may overlap.

@@ -1,12 +1,12 @@
-"""Whole steps: the mean over kinds of steps, and the same-GPU check that corrects other GPUs.
+"""Same-GPU check, which corrects the predictions for other GPUs, and the mean step over kinds of steps.
 
-Steps of several kinds alternate, for example in a GAN whose generator is trained every fifth batch. Each kind is
-predicted separately. Totals use the mean of their Iterations, weighted by frequency.
+Steps of several kinds can alternate, for example in a GAN whose generator is trained on every fifth batch. Each kind is
+predicted separately. Totals use the mean over kinds, weighted by their frequency.
 
-The same-GPU check predicts the GPU in use as if it were unmeasured, and compares the prediction with the measured step.
-It shows the error on the user's own model before the rows of other GPUs are trusted. Part of this error depends on the
-model, not on the GPU (kernels without a table, work outside the trace). The other GPUs are corrected by this part,
-estimated on held-out data. Example::
+The same-GPU check predicts the step on the GPU in use as if this GPU were unmeasured, and compares the prediction with
+the measured step. So the user sees the error for the own model before trusting the rows of other GPUs. Part of this
+error depends on the model and not on the GPU (kernels without a table, work outside the trace). The predictions for
+other GPUs are corrected by this part, which was estimated on held-out data. Example::
 
     kinds, weights = weighted_kinds(trace)
     mean_step([critic_on_t4, both_on_t4], weights).seconds     # 4/5 of the first and 1/5 of the second
@@ -38,12 +38,12 @@ from lightning_predict.tracing.trace import Trace
 # --- The same-GPU check
 
 CORRECTION_EXPONENT: Final = 0.75
-"""Exponent of measured / predicted on the GPU in use; the device time on other GPUs is multiplied by this power.
+"""Exponent of the correction: the device time on other GPUs is multiplied by (measured / predicted on the GPU in use)
+to this power.
 
-Chosen on 876 pairs of GPUs that ran the same NVIDIA training benchmark in the same container.
-Leave-one-model-family-out selects 0.75 every time. The median error of held-out pairs is 9.2 %; 13.2 % without
-correction (exponent 0) and 9.9 % with full correction (exponent 1). To print this study: `python -m benchmarks.accuracy
-FOLDER`.
+Chosen on 876 pairs of GPUs that ran the same NVIDIA training benchmark in the same container. If any model family is
+left out, 0.75 is selected too. The median error of held-out pairs is 9.2 %. It is 13.2 % without correction (exponent
+0) and 9.9 % with full correction (exponent 1). To print this study: `python -m benchmarks.accuracy FOLDER`.
 """
 
 
@@ -57,7 +57,7 @@ class SameGpuCheck:
         measured_seconds: Median of the measured steps.
         predicted_seconds: Prediction from shapes only, without any measurement.
         bound_by: Bottleneck of the predicted step.
-        python_seconds: Host time outside operations, included in both.
+        python_seconds: Host time outside operations, which both times include.
     """
 
     gpu: str
@@ -81,7 +81,7 @@ class SameGpuCheck:
 
     @property
     def host_factor(self) -> float:
-        """Factor on the host time with other GPUs; 1 if the step is not host-bound."""
+        """Factor on the host time in predictions for other GPUs; 1 if the step is not host-bound."""
         return self.measured_seconds / self.predicted_seconds if self.bound_by == "host" else 1.0
 
     @property
@@ -123,10 +123,10 @@ def corrected_iterations(
     check: SameGpuCheck | None,
     host: Host = UNKNOWN_HOST,
 ) -> tuple[StepPrediction, ...]:
-    """Return one StepPrediction per GPU, corrected by the check unless kernels were measured.
+    """Return one StepPrediction per GPU. The check corrects it unless kernels were measured.
 
-    Measured kernels are more accurate: each is scaled from its own measurement, and the host is calibrated with the
-    step.
+    Measured kernels are more accurate than the check: each kernel is scaled from its own measurement, and the host is
+    calibrated with the step.
     """
     work, factor = corrected_work(trace, timed, check)
     is_corrected = check is not None and not trace.has_measured_kernels
@@ -147,7 +147,7 @@ def corrected_iterations(
 
 
 def corrected_work(trace: Trace, timed: WorkTimes, check: SameGpuCheck | None) -> tuple[WorkTimes, float]:
-    """Return the corrected work and the factor of the host time; unchanged and 1 without a correction."""
+    """Return the corrected work and the factor on the host time. Without a correction, the same work and 1."""
     if check is None or trace.has_measured_kernels:
         return timed, 1.0
     return replace(timed, interval=timed.interval.scaled(check.device_factor)), check.host_factor
@@ -157,7 +157,10 @@ def corrected_work(trace: Trace, timed: WorkTimes, check: SameGpuCheck | None) -
 
 
 def mean_step(steps: Sequence[StepPrediction], weights: Sequence[float]) -> StepPrediction:
-    """Average the kinds of step on one GPU or layout. Interval ends are averaged, too, since errors are correlated."""
+    """Average the kinds of steps on one GPU or layout.
+
+    Interval ends are averaged, too, because errors are correlated.
+    """
     if len(steps) == 1:
         return steps[0]
 
@@ -204,7 +207,7 @@ def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) 
 
 
 def kinds_note(trace: Trace) -> tuple[str, ...]:
-    """Note that the step is a mean over kinds; empty if there is only one."""
+    """Return a note that the step is a mean over kinds; empty if there is only one kind."""
     if not trace.other_steps:
         return ()
     shares = " and ".join(f"{100 * kind.share:.0f} %" for kind in trace.kinds)
@@ -212,7 +215,7 @@ def kinds_note(trace: Trace) -> tuple[str, ...]:
 
 
 def _mean_verdict(steps: Sequence[StepPrediction], weights: Sequence[float]) -> Verdict | None:
-    """Average verdicts weighted by step time; the bottleneck is the one with the larger total time."""
+    """Average verdicts, weighted by step time. The bottleneck is the one with the larger total time."""
     found = [
         (step.verdict, weight * step.seconds)
         for step, weight in zip(steps, weights, strict=True)
@@ -236,7 +239,7 @@ def _mean_verdict(steps: Sequence[StepPrediction], weights: Sequence[float]) -> 
 
 
 def _mean_shares(shares: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
-    """Average shares by name, each mapping summing to 1; kinds of weight 0 are ignored."""
+    """Average shares by name, where the shares of each kind add up to 1. Kinds of weight 0 are ignored."""
     total = sum(weights)
     if total <= 0:
         return dict(shares[0])

@@ -1,19 +1,19 @@
-"""Simulates a step on one host thread and the device's streams.
+"""Simulates the timeline of a step: one host thread launches kernels into the streams of the device.
 
-The host processes the operations in order, with overheads T1 to T5 each (`host.py`). Each launch appends a kernel to
-its stream; it starts when the stream is free and the launch has been made. The host runs ahead until an operation waits
-for the device (`.item()`, a blocking copy). In a running loop, a step begins while the device still executes the
-previous one. Several steps are therefore simulated, and the time between two ends is the step time; `steps=1` gives an
-isolated step (Lin et al., HiPC 2022, algorithm 1).
+The host processes the operations in order, each with overheads T1 to T5 (`host.py`). Each launch appends a kernel to
+its stream. The kernel starts when the launch has been made and the stream is free. The host runs ahead until an
+operation waits for the device (`.item()`, a blocking copy). In a running loop, a step begins while the device still
+executes the previous one. Therefore several steps are simulated, and the step time is the time between the ends of the
+last two. `steps=1` simulates an isolated step (Lin et al., HiPC 2022, algorithm 1).
 
-Kernel j of a stream starts at max(end of j - 1, launch of j). A queued kernel starts about a microsecond after the
-previous one (`gap_seconds`, counted as part of each kernel). On an idle stream it starts `START_SECONDS` after the
-call. Let P_j be the sum of the durations before j. Then start_j - P_j is the running maximum of launch_i - P_i over i
-<= j, so one cumulative maximum places all kernels of all GPUs. The depth of the driver's queue does not matter: a host
-that it blocks waits for the device, which is then the bottleneck.
+Kernel j of a stream starts at max(end of j - 1, launch of j). If it is queued, it starts about a microsecond after the
+previous kernel (`gap_seconds`, counted as part of each kernel). On an idle stream, it starts `START_SECONDS` after the
+launch call. Let P_j be the sum of the durations before j. Then start_j - P_j is the running maximum of launch_i - P_i
+over i <= j, so one cumulative maximum yields the starts of all kernels on all GPUs. The depth of the driver's queue has
+no influence: a host that is blocked by a full queue waits for the device, which is then the bottleneck.
 
-Data that does not depend on the host or on kernel speed (`LaunchSchedule`) is converted to arrays once. A host's
-timeline (`host_timeline`) then takes only a few sums, so many hosts and speeds can be tried. Example::
+Data that depends neither on the host nor on the speed of kernels (`LaunchSchedule`) is converted to arrays once. The
+timeline of a host (`host_timeline`) then takes only a few sums, so many hosts and speeds can be tried. Example::
 
     >>> from lightning_predict.timeline.simulation import HostOperation, launch_schedule
     >>> work = [HostOperation(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
@@ -44,7 +44,7 @@ COMPUTE_STREAM: Final = 0
 
 START_SECONDS: Final = 2 * MICROSECOND
 """Time from the end of a launch call to the start of its kernel on an idle stream. Medians are 1 to 3 us in 17 public
-recordings of V100, A100, H100, B200 and B300. From the start of the call it is 6-10 us."""
+recordings of V100, A100, H100, B200 and B300. Measured from the start of the call, they are 6-10 us."""
 
 
 @final
@@ -55,14 +55,15 @@ class HostOperation:
     Attributes:
         name: Name of the operation.
         phase: Phase of the step, which selects its overheads.
-        seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels); no kernels for host-only work.
+        seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels). Work of the host alone has no
+            kernels.
         streams: Stream of each kernel.
         calls: Index of the launch call of each kernel, from 0 in order (a CUDA graph launches all of its kernels in one
-            call); None if each has its own.
-        waits: Whether the host then waits until the compute stream is done.
-        module: Module that the time is attributed to.
-        recorded: Recorded overheads; None to use the host model.
-        library_seconds: Additional host time beyond the host model's; ignored with recorded overheads.
+            call). None if each kernel has its own call.
+        waits: Whether the host waits after the operation until the compute stream has finished.
+        module: Module to which the time is attributed.
+        recorded: Recorded overheads. If None, those of the host model.
+        library_seconds: Host time in addition to the host model's. It is ignored if there are recorded overheads.
         python_seconds: Host work outside operations, before this one.
         operation: Index in the trace; None if it is not in the trace.
     """
@@ -89,18 +90,18 @@ class HostOperation:
 @final
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
-    """A step's operations as arrays.
+    """The operations of a step as arrays.
 
     Attributes:
         kinds: Distinct (recorded overheads, phase, launch calls, library seconds) of the operations.
         kind: Index into `kinds` of each operation, shape (operations,).
-        python_seconds: Host work outside operations before each, shape (operations,).
+        python_seconds: Host work outside operations, before each operation, shape (operations,).
         seconds: Device seconds of all kernels, shape (gpus, kernels).
         gap_seconds: Gap between two queued kernels of a stream.
         streams: Stream of each kernel, shape (kernels,).
         owners: Operation of each kernel, shape (kernels,).
         calls: Index of each kernel's launch call within its operation, shape (kernels,).
-        waits: (operations done, kernels issued) at each wait for the device, in order.
+        waits: For each wait for the device, in order, the number of operations done and of kernels issued.
     """
 
     kinds: tuple[tuple[Overheads | None, Phase, int, float], ...]
@@ -122,7 +123,7 @@ class HostTimeline:
     Attributes:
         begins: Start of each operation, shape (operations,).
         launched: Earliest start of each kernel on an idle stream, shape (kernels,).
-        waits: (operations done, kernels issued, host time) at each wait, in order.
+        waits: For each wait, in order, the number of operations done, of kernels issued, and the host time.
         seconds: Total host time.
     """
 
@@ -192,8 +193,8 @@ def host_timeline(order: LaunchSchedule, host: HostModel) -> HostTimeline:
 def host_operations(trace: Trace, timed: WorkTimes, seconds: Array) -> tuple[HostOperation, ...]:
     """List the trace's operations in host order, with their device seconds, (gpus, items).
 
-    Operations that a GPU runs inside another's launch are omitted. If the trace was not recorded on CUDA, so are the
-    optimizer's views of single tensors, which the multi-tensor implementation does not need.
+    Operations that a GPU runs inside the launch of another one are omitted. If the trace was not recorded on CUDA, the
+    optimizer's views of single tensors are omitted, too. The multi-tensor implementation does not need them.
     """
     first = {item.operations[0]: column for column, item in enumerate(timed.items)}
     inside = {index for item in timed.items for index in item.operations[1:]}
@@ -214,7 +215,10 @@ def host_operations(trace: Trace, timed: WorkTimes, seconds: Array) -> tuple[Hos
 def _host_operation(
     trace: Trace, index: int, item: WorkItem | None, seconds: Array, main: Queue | None, host: RecordedHost
 ) -> HostOperation:
-    """Split an item's seconds over its kernels, by their measured shares or equally."""
+    """Return an item as a host operation.
+
+    Its seconds are split over its kernels, by their measured shares or equally.
+    """
     operation = trace.operations[index]
     streams: tuple[int, ...] = ()
     calls: tuple[int, ...] | None = None
@@ -245,7 +249,7 @@ def _host_operation(
 
 
 def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
-    """Return the launch call of each kernel, if some share one as in a CUDA graph; else None."""
+    """Return the launch call of each kernel, if some kernels share a call as in a CUDA graph; otherwise None."""
     starts = [kernel.launch_start_seconds for kernel in kernels]
     if None in starts or len(set(starts)) == len(starts):
         return None
@@ -266,7 +270,7 @@ def queue_of(kernel: Kernel) -> Queue:
 
 
 def _number(queue: Queue, main: Queue | None) -> int:
-    """Return a stream number for a queue other than the main one: the driver's plus one, offset per GPU."""
+    """Return a stream number for a queue other than the main one: the driver's plus one, with an offset per GPU."""
     others = queue[0] - main[0] if main is not None else 0
     return queue[1] + 1 + others * STREAMS_OF_A_GPU
 
@@ -293,10 +297,10 @@ class SimulatedTimeline:
         active_seconds: Kernel time of the compute stream, shape (gpus,).
         active_with_gaps_seconds: Kernel time of the compute stream including gaps, shape (gpus,).
         host_seconds: Host time without waits.
-        host_ends: Time at which the host is done with the last step, with its waits, relative to the start of the step;
-            shape (gpus,).
-        busy: Time of the compute stream for each operation's kernels and gaps, (gpus, operations).
-        waiting: Time that the compute stream waits for each operation's launches, shape (gpus, operations).
+        host_ends: Time at which the host has finished the last step, including waits, relative to the start of the
+            step; shape (gpus,).
+        busy: Time that the compute stream spends on the kernels of each operation and their gaps, (gpus, operations).
+        waiting: Time that the compute stream waits for the launches of each operation, shape (gpus, operations).
         begins: Start of the last step, which is the end of the previous one, shape (gpus,).
         operation_starts: Host start of each operation of the last step, shape (gpus, operations).
         kernel_starts: Start of each kernel of the last step, shape (gpus, kernels).
@@ -328,8 +332,8 @@ def simulate_timeline(
     Args:
         order: Operations in host order.
         host: Host model.
-        steps: Number of steps; with 1, the device is idle at the start.
-        speed: Speed of the kernels relative to their stated times.
+        steps: Number of steps. With 1, the device is idle at the start.
+        speed: Speed of the kernels relative to the times in `order`.
     """
     walk = host_timeline(order, host)
     durations = order.seconds / speed  # (gpus, kernels)
@@ -372,7 +376,7 @@ class _Placed:
 
 @final
 class _Segment:
-    """Launches between two waits of the host, with the quantities that are the same in every step.
+    """The launches between two waits of the host, with quantities that are the same in every step.
 
     Args:
         operations: Positions of its operations.
@@ -472,7 +476,8 @@ class _Clocks:
         for stream in sorted(set(segment.streams.tolist()) - {COMPUTE_STREAM}):
             mine = segment.streams == stream
             durations = segment.durations[:, mine]
-            # Other streams read results of the compute stream, so they wait for the kernels issued there before.
+            # Other streams read results of the compute stream, so they wait for those kernels that were issued there
+            # before.
             launched = np.maximum(self.host[:, None] + segment.launched[mine], done[:, issued[mine]])
             free = self.free.get(stream, np.zeros_like(self.host))
             starts[stream] = _placed(launched, durations, free)

@@ -1,15 +1,15 @@
 """Predicts a `StepPrediction`, the time of one step, by simulating the trace's operations on a host and its device.
 
 Every operation takes host time, even a view. Work that a GPU runs as one launch (`WorkItem`) is launched once. If the
-trace was recorded on a known GPU, the simulation is calibrated with the measured step (`anchoring.py`). The step ends
-when both the host and the device are done.
+trace was recorded on a known GPU, the simulation is calibrated with the measured step (`calibration.py`). The step ends
+when both the host and the device have finished.
 
-Intervals have two parts. The intervals of single operations come from isolated measurements, many on the same machine.
-In a whole step on another machine, operations also share errors, which do not average out (`StepSpread`). Causes are
-clocks and power limit of its GPU, library versions, and work that no table of operations contains. Both parts were
-calibrated on published steps of held-out GPUs and sources (`benchmarks/accuracy/step_calibration.py`; `python -m
-benchmarks.accuracy FOLDER --of steps`). A GPU without any measurement has an additional shared error (`UNKNOWN_GPU`).
-Example::
+Intervals have two parts. The first part is the intervals of single operations, which come from isolated measurements,
+many on the same machine. The second part is errors that the operations of a whole step on another machine share, and
+which do not average out (`StepSpread`). Their causes are the clocks and the power limit of the GPU, library versions,
+and work that no table of operations contains. Both parts were calibrated on published steps of held-out GPUs and
+sources (`benchmarks/accuracy/step_calibration.py`; `python -m benchmarks.accuracy FOLDER --of steps`). For a GPU
+without any measurement, the interval is widened by another shared error (`UNMEASURED_GPU_HALF_WIDTH`). Example::
 
     work = predict_work_times(trace, gpus, origin=None, models=models)
     steps = predict_steps(trace, work, gpus)
@@ -68,16 +68,17 @@ class StepPrediction:
         interval: Step time in seconds with its 90 % interval.
         device_seconds: Compute time of the device.
         host_seconds: Host time for all launches and the Python work of the step.
-        coverage: Share of the device time by method; sums to 1. Methods: `measured`, a kernel recorded on this GPU;
-            `wave`, wave-scaled from another GPU; `mlp`, a network trained on this operation and dtype; `proxy`, a
-            related operation or dtype; `bytes`, as a copy; `formula`, a formula of the operation's family; `roofline`,
-            from peaks only.
+        coverage: Share of the device time by prediction method; the shares add up to 1. The methods are `measured`, a
+            kernel recorded on this GPU; `wave`, wave-scaled from another GPU; `mlp`, a neural network trained on this
+            operation and dtype; `proxy`, a related operation or dtype; `bytes`, a copy of the same bytes; `formula`, a
+            formula of the operation's family; `roofline`, peak rates only.
         forward_seconds: Device time of the forward phase, to estimate validation.
-        optimizer_seconds: Device time of the optimizer, which does not shrink in a short accumulation window.
+        optimizer_seconds: Device time of the optimizer. It does not decrease if a step accumulates gradients over fewer
+            batches.
         verdict: The bottleneck, and time by module; None without a simulated timeline.
-        communication_seconds: Time of all collectives of a step between GPUs; 0 on one.
-        added_seconds: Difference to the time of a GPU's own work: exposed communication, and waits for other stages and
-            the slowest rank. Negative if sharding the optimizer update saves more than that.
+        communication_seconds: Time of all collectives between GPUs in a step; 0 on one GPU.
+        added_seconds: Step time beyond that of a GPU's own work: exposed communication, and waits for other stages and
+            the slowest rank. It is negative if sharding the optimizer update saves more than that.
         notes: Notes for the user about missing coverage.
         extrapolated_share: Share of the device time from networks without measurements of this GPU.
         measured_seconds: Measured step time; None except on the GPU in use.
@@ -116,7 +117,10 @@ class StepPrediction:
 
     @property
     def bound_by(self) -> Literal["device", "host"]:
-        """Queue that ends last. A faster GPU does not speed up a host-bound step."""
+        """The queue that ends last: that of the host or of the device.
+
+        A faster GPU does not speed up a host-bound step.
+        """
         return "host" if clearly_less(self.device_seconds, self.host_seconds) else "device"
 
     def scaled(self, factor: float, *, note: str) -> StepPrediction:
@@ -132,9 +136,9 @@ class StepPrediction:
         )
 
     def accumulated(self, batches: int) -> StepPrediction:
-        """Return the step with gradients accumulated over `batches` of its batches, and one update, on one GPU.
+        """Return a step that accumulates gradients over `batches` of these batches and has one update, on one GPU.
 
-        The update's share of the step time is assumed equal to its share of the device time.
+        The update's share of the step time is assumed to equal its share of the device time.
         """
         if batches == 1:
             return self
@@ -150,10 +154,10 @@ class StepPrediction:
         )
 
     def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
-        """Replace the interval by steps measured on this machine; unchanged without measurements.
+        """Replace the interval by that of steps measured on this machine. Without measurements, the step is unchanged.
 
-        The interval spans the measured steps and at least the spread of repeated runs, reduced by the root of their
-        number, so that equal steps do not seem to be exact.
+        The interval covers the measured steps, and at least the spread of repeated runs divided by the root of their
+        number. So a prediction from equal steps does not seem to be exact.
         """
         if not step_seconds:
             return self
@@ -164,24 +168,25 @@ class StepPrediction:
 
 
 FAMILY_CORRELATION: Final = 0.25
-"""Correlation between the errors of two operation families on one GPU. All operations were timed alone and in short
-bursts. Lower clocks under a long load, a hotter card or another library version therefore shift all of them.
+"""Correlation between the errors of two operation families on one GPU. The cause is that all operations were timed
+alone and in short bursts. Lower clocks under a long load, a hotter card or another library version therefore change all
+of them.
 
-This is the smallest of 0, 1/4, 1/2, 3/4 and 1 for which the 90 % interval covers 90 % of published iterations. The
-choice is the same for any model family left out, except that 0 suffices without Transformer-XL. It covers 92 % of the
-held-out iterations. To print this study: `python -m benchmarks.accuracy FOLDER --of correlations`.
+This is the smallest of 0, 1/4, 1/2, 3/4 and 1 for which the 90 % interval covers 90 % of published iterations. If any
+model family is left out, the same value is chosen, except that 0 suffices without Transformer-XL. The interval covers
+92 % of the held-out iterations. To print this study: `python -m benchmarks.accuracy FOLDER --of correlations`.
 """
 
 
 PROBLEM_CORRELATION: Final = 0.5
-"""Correlation between the errors of two problems of one family. Models with many shapes have smaller errors than
-modules with one shape. If errors simply added up, intervals would be too wide for models and too narrow for modules.
+"""Correlation between the errors of two problems of one family. Whole models with many shapes have smaller errors than
+modules with one shape. If errors were simply added, intervals would be too wide for models and too narrow for modules.
 
-The factor on the operations' half-widths that covers 90 % of the steps of a table depends on this correlation. It
-ranges from training benchmarks to KernelBench's modules: 0.44 to 1.04 with 1, 0.54 to 1.06 with 1/2, 0.67 to 1.16 with
-1/4, and 0.8 to 1.24 with 1/10. With 1/10, the tables agree best. We use 1/2, which gives wider intervals. Other
-constants were chosen on rows of these tables, so errors on other data will be larger (`python -m benchmarks.accuracy
-FOLDER --of steps`).
+The factor on the half widths of the operations that covers 90 % of the steps of a table depends on this correlation.
+From training benchmarks to KernelBench's modules, it ranges from 0.44 to 1.04 with a correlation of 1, 0.54 to 1.06
+with 1/2, 0.67 to 1.16 with 1/4, and 0.8 to 1.24 with 1/10. With 1/10, the tables agree best. We use 1/2, which gives
+wider intervals, because other constants were chosen on rows of these tables and errors on other data will be larger
+(`python -m benchmarks.accuracy FOLDER --of steps`).
 """
 
 
@@ -200,19 +205,19 @@ def predict_steps(
     correlation: float = FAMILY_CORRELATION,
     spread: StepSpread | None = None,
 ) -> tuple[StepPrediction, ...]:
-    """Return one StepPrediction per GPU from timed work.
+    """Predict the step on each GPU from the predicted times of its work.
 
     Args:
-        trace: The trace that was timed.
-        timed: Its work with device seconds, rows in the order of `gpus`.
+        trace: The trace.
+        timed: Predicted times of its work, with rows in the order of `gpus`.
         gpus: The GPUs.
-        origin: GPU that the trace was recorded on; its own row is the measured step.
+        origin: GPU on which the trace was recorded. Its own row is the measured step.
         host: Assumptions about the host of the GPUs.
-        is_host_measured: Whether the host's factor comes from a measured host-bound step, so that it is not an
+        is_host_measured: Whether the factor of the host comes from a measured host-bound step, so that it is not an
             assumption.
         correlation: See `interval_of_sum`.
-        spread: Scatter of whole steps around predictions from shapes only; None uses the bundled one. It is not applied
-            to steps with measured kernels: these are predicted by ratios, in which shared errors cancel.
+        spread: Scatter of whole steps around predictions from shapes only. If None, the bundled one. It is not applied
+            to steps with measured kernels, because these are predicted by ratios, in which shared errors cancel.
     """
     own = calibrate_step(trace, timed, origin, host)
     if is_host_measured:
@@ -274,9 +279,9 @@ def interval_of_sum(
 ) -> tuple[Array, Array]:
     """Return the ends of the interval of the device time, each of shape (gpus,).
 
-    Half-widths of the same problem add up over its repetitions. Families have a correlation r (the same model, the same
-    bias), so their half-widths combine as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)². The problems of a
-    family combine by the same formula.
+    Half widths of repetitions of the same problem are added. Errors of families have a correlation r (the same neural
+    network has the same bias), so their half widths combine like standard deviations: h² = (1 - r) Σ h_f² + r (Σ h_f)².
+    The problems of a family combine by the same formula.
 
     Args:
         timed: The work.
@@ -315,7 +320,7 @@ def _added(half_widths: Array, owners: IndexArray, count: int, correlation: floa
 
 
 def _spread(timed: WorkTimes, correlation: float) -> tuple[Array, Array]:
-    """Return the ends of the device time over its middle, each (gpus,), at least as wide as run-to-run variation."""
+    """Return the interval ends of the device time over its middle, (gpus,); at least the run-to-run variation."""
     device = timed.seconds.sum(axis=1)
     low, high = interval_of_sum(timed, correlation)
     is_known = device > 0
@@ -336,12 +341,13 @@ def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> 
 def _ends(
     middle: SimulatedTimeline, own: StepCalibration, spread: tuple[Array, Array], host_ends: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """Return the ends of the step's interval, from the slower queue and the overlap of the middle prediction.
+    """Return the ends of the step's interval, from the slower queue and the overlap in the middle prediction.
 
-    The unexplained time ranges from 0, if device work hides it, to its value scaled by the device's slowdown.
+    The time that the trace does not explain ranges from 0, if device work hides it, to its value multiplied by the
+    device's slowdown.
     """
     device, host = middle.active_with_gaps_seconds, middle.host_seconds
-    exposed = middle.seconds - np.maximum(device, host)  # alternating waits, in neither queue's own time
+    exposed = middle.seconds - np.maximum(device, host)  # mutual waits, which are in neither queue's own time
     launched = Interval(*(np.full_like(device, seconds) for seconds in (host_ends[0], host, host_ends[1])))
     computed = Interval(device * spread[0], device, device * spread[1])
     low, high = (end + exposed for end in ends_of_later(computed, launched))
@@ -388,7 +394,7 @@ def _share_of(part: Array | None, seconds: Array, row: int) -> float:
 
 
 def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
-    """List notes about dtypes that the target emulates or computes at float32's rate."""
+    """Return notes about dtypes that the target emulates, or computes at the rate of float32."""
     stood_in = sorted(dtype for dtype in dtypes & {"float16", "bfloat16"} if uses_float32_fallback(dtype, target))
     notes = [
         f"No {dtype} hardware: emulation is assumed."
@@ -403,7 +409,7 @@ def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
 
 
 def _untimed(trace: Trace, timed: WorkTimes, row: int) -> tuple[str, ...]:
-    """Note kernels of unknown work without a measurement to scale; they count as zero."""
+    """Return a note about kernels whose work is unknown and which have no measurement to scale; they count as zero."""
     zero = np.flatnonzero(timed.seconds[row] <= 0)
     names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
     if not names:
@@ -412,7 +418,7 @@ def _untimed(trace: Trace, timed: WorkTimes, row: int) -> tuple[str, ...]:
 
 
 def _beyond_operations(trace: Trace, own: StepCalibration, python: float) -> Iterator[str]:
-    """Note the host time outside operations, if it is a relevant part of the step."""
+    """Yield a note about the host time outside operations, if it is a relevant part of the step."""
     seconds = python + own.residual_seconds
     is_measured = own.device_seconds > 0
     step = statistics.median(trace.measured_steps) if is_measured else trace.profiled_seconds
@@ -431,7 +437,7 @@ recorded one: device-bound public recordings on their own GPU are within 10 % of
 
 
 def _too_short(trace: Trace, own: StepCalibration) -> Iterator[str]:
-    """Note that the measured step is too short for the recorded kernels."""
+    """Yield a note if the measured step is too short for the recorded kernels."""
     if not trace.measured_steps or own.device_factor >= FAR_SHORTER:
         return
     step = seconds_to_milliseconds(statistics.median(trace.measured_steps))
@@ -444,7 +450,7 @@ def _too_short(trace: Trace, own: StepCalibration) -> Iterator[str]:
 
 
 def _waited(trace: Trace, own: StepCalibration) -> Iterator[str]:
-    """Note how much shorter a step of the running loop is than steps that were timed one by one."""
+    """Yield a note about how much shorter a step of the running loop is than steps that were timed one by one."""
     if own.running_share == 1:
         return
     alone = seconds_to_milliseconds(statistics.median(trace.measured_steps))
@@ -488,19 +494,20 @@ def _profiled(trace: Trace, own: StepCalibration, *, is_bound: bool) -> Iterator
 # --- Scatter of whole steps
 
 OTHER_MAKERS_SPREAD: Final = 2.0
-"""Factor by which the device time is less certain, in both directions, for vendors other than NVIDIA: an assumption."""
+"""Factor to either end of the interval of the device time for vendors other than NVIDIA. This is an assumption."""
 
 UNMEASURED_GPU_HALF_WIDTH: Final = 0.09
-"""Extra log-scale half-width shared by all operations on a GPU without measured operations or published steps. It
-covers unknown clocks, power limits and library efficiency.
+"""Half width in log(seconds) by which the interval is widened for an unmeasured GPU, which has no measured operations
+and no published steps. All operations share this error. It includes unknown clocks, power limits and library
+efficiency.
 
-Six chips, each with all of its boards, were left out of the training one by one. Steps of whole models then deviate by
-0.077. This is the root mean square over chips of the mean log(measured / predicted) of a board in a table.
-`StepSpread.log_half_width` covers 0.055 of it, and 1.645 times the remainder is this constant. With each chip's value
-from the other five, the interval covers 94 % of 31 transformers (77 % without it) and 95 % of 106 training benchmarks
-(93 % without it). Its ratio of upper to lower end is 1.70 and 1.68 instead of 1.64 and 1.61 (`python -m
-benchmarks.accuracy FOLDER --of unseen`). A chip with measured matmul rates deviates by about as much (0.072); these
-rates leave less uncertainty for matmuls (`roofline.sustained_rate_uncertainty`).
+Six chips, each with all of its boards, were left out of the training one by one. Then the times of whole models deviate
+by 0.077, which is the root mean square over chips of the mean log(measured / predicted) of a board in a table.
+`StepSpread.log_half_width` includes 0.055 of it, and this constant is 1.645 times the remainder. If each chip's value
+comes from the other five, the interval covers 94 % of 31 transformers (77 % without it) and 95 % of 106 training
+benchmarks (93 % without it). The ratio of its upper to its lower end is 1.70 and 1.68, instead of 1.64 and 1.61
+(`python -m benchmarks.accuracy FOLDER --of unseen`). A chip with measured matmul rates deviates by about as much
+(0.072); these rates leave less uncertainty for matmuls (`roofline.sustained_rate_uncertainty`).
 """
 
 SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"
@@ -509,12 +516,12 @@ SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpread:
-    """Half-width of a step's interval in log(seconds), as two parts whose squares add up.
+    """Half width of a step's interval in log(seconds). It has two parts whose squares are added.
 
     Attributes:
-        kept: Factor on the half-width from the operations' own intervals.
-        log_half_width: Half-width that all operations of a step share.
-        unknown_gpu: Additional shared half-width on a GPU without measurements.
+        kept: Factor on the half width that results from the intervals of the operations.
+        log_half_width: Half width that all operations of a step share.
+        unknown_gpu: Additional shared half width for a GPU without measurements.
         known_gpus: GPUs with published steps.
     """
 
@@ -524,11 +531,11 @@ class StepSpread:
     known_gpus: frozenset[str] = frozenset()
 
     def of_unknown(self, gpus: Sequence[Gpu], is_measured: BoolArray | None) -> Array:
-        """Return the additional half-width of each GPU without measurements, shape (gpus,); 0 for the others.
+        """Return the additional half width of each GPU without measurements, shape (gpus,); 0 for the others.
 
         Args:
             gpus: The GPUs.
-            is_measured: Whether operations of each GPU were measured; None if unknown, which adds nothing.
+            is_measured: Whether operations of each GPU were measured. If None, this is unknown, and nothing is added.
         """
         known = np.array([gpu.name in self.known_gpus for gpu in gpus], dtype=np.bool_)
         return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
@@ -553,7 +560,7 @@ class StepSpread:
 
 
 UNCALIBRATED: Final = StepSpread(kept=1.0, log_half_width=0.0)
-"""No calibration: keeps the operations' own intervals."""
+"""No calibration: the intervals of the operations are kept."""
 
 
 @cache

@@ -1,6 +1,6 @@
 """Exports the predicted timeline of a step as a Chrome trace, for Perfetto and chrome://tracing.
 
-There is one row for the host and one per stream. Each kernel shows the operation that launched it and how long the
+There is one row for the host and one for each stream. Each kernel shows which operation launched it, and how long the
 device waited for it. Example::
 
     with open("timeline.json", "w") as file:
@@ -28,13 +28,13 @@ DEVICE_PROCESS: Final = 1
 def chrome_trace(
     trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
 ) -> dict[str, Any]:
-    """Return an isolated step (idle device at its start) in the Trace Event format.
+    """Return an isolated step, at whose start the device is idle, in the Trace Event format.
 
     Args:
         trace: Trace of one step.
         target: The GPU to predict.
-        origin: GPU that the trace was recorded on, if known.
-        models: Trained models; None uses rooflines.
+        origin: GPU on which the trace was recorded, if known.
+        models: Trained models. If None, rooflines.
         method: See `kernels/measured_scaling.py`.
     """
     timed = predict_work_times(trace, [target], origin=origin, models=models, method=method)
