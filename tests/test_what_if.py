@@ -171,6 +171,23 @@ def step_of_tokens() -> None:
     (rows + model(rows)).square().mean().backward()
 
 
+def step_of_sequences(samples: int) -> Callable[[], None]:
+    """Attention that has the samples in the second dimension, and its rows as (tokens, samples)."""
+    with torch.device("meta"):
+        model = nn.MultiheadAttention(96, 4, batch_first=True)
+        rows = torch.empty(samples, 50, 96)
+    return lambda: model(rows, rows, rows, need_weights=False)[0].square().mean().backward()
+
+
+def test_a_batch_in_the_second_dimension_is_scaled() -> None:
+    """Attention kept its size, because the view had no sample dimension."""
+    small, large = (lp.capture(step_of_sequences(size), warmup_steps=0, samples_per_step=size) for size in (6, 12))
+    scaled = with_samples(small, 12)
+    for got, wanted in zip(scaled.operations, large.operations, strict=True):
+        assert [one.shape for one in got.inputs] == [one.shape for one in wanted.inputs], got.name
+        assert [one.shape for one in got.outputs] == [one.shape for one in wanted.outputs], got.name
+
+
 def step_of_words() -> None:
     """The loss of a language model: its log-softmax keeps 16 bits, in both passes, and an odd vocabulary is slow."""
     with torch.device("meta"):

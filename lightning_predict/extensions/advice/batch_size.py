@@ -207,9 +207,22 @@ class _Places:
         outer, seen = math.prod(before[:place]), 1
         for at, side in enumerate(shape):
             if seen <= outer < seen * side or (seen == outer and side == before[place]):
-                return at
+                return self._within_split(shape, at, before[place])
             seen *= side
         return self._like(shape, (before[place],))
+
+    def _within_split(self, shape: tuple[int, ...], at: int, length: int) -> int:
+        """Return the sample dimension if a view splits it into several, from `at` on.
+
+        Rows of (tokens, samples) have the samples last.
+        """
+        parts, whole = [at], shape[at]
+        while whole < length and parts[-1] + 1 < len(shape):
+            parts.append(parts[-1] + 1)
+            whole *= shape[parts[-1]]
+        exact = (one for one in parts if shape[one] == self._samples)
+        multiple = (one for one in parts if shape[one] % self._samples == 0)
+        return next(exact, next(multiple, at))
 
     def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> SampleDimension:
         """Return the first dimension that is as long as a sample dimension, or else a multiple of the samples."""
