@@ -214,6 +214,8 @@ def predict(
         "evaluation_seconds": evaluation_seconds,
     }
     findings = _findings(step, layouts, iterations, deadline_hours, assumptions, notes, around)
+    if heading is not None:
+        heading = f"{heading} {_published_error(step, findings)}"
     findings = replace(findings, command=command, heading=heading, columns=asked)
     if pue != 1 and found_grid is None:
         raise InvalidArgumentError("--pue is for the energy of the run; give it with --grid.")
@@ -470,6 +472,24 @@ def _as_typed(given: Mapping[str, object]) -> str:
             continue
         words += [option] if value is True else [option, f"{value:g}" if isinstance(value, float) else str(value)]
     return shlex.join(words)
+
+
+def _published_error(step: Trace, findings: Findings) -> str:
+    """Say how far off the predictions of the most similar published steps are, on the recommended GPU."""
+    import statistics
+
+    from lightning_predict.reports.published_cases import describe, nearest_cases, read_published_cases
+
+    best = findings.ranking.cheapest
+    first = findings.predictions.items_in_order[0] if best is None else best.prediction
+    gpu = first.layout.gpu.name
+    found = nearest_cases(describe(step), gpu, read_published_cases(), number=PUBLISHED)
+    error = statistics.median(case.absolute_error for case in found)
+    return f"The {len(found)} most similar published steps, for the {gpu}: median error {error:.0%}."
+
+
+PUBLISHED: Final = 8
+"""Number of published steps whose errors are summarized, as many as `accuracy` shows."""
 
 
 def _step(trace: Path | None, model: str | None, options: Mapping[str, object]) -> Trace:

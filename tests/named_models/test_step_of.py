@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,8 +183,11 @@ def test_parameters_of_shipped_models(name: str, billions: float, source: str) -
 def test_the_command_line_names_a_model(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     assert main(["predict", "--model", gpt2, "--length", "64", "--batch-size", "2", "--gpus", "T4"]) == 0
-    out = capsys.readouterr().out
-    assert "0.14 M parameters; 2 sequences of 64 tokens; bf16-mixed; AdamW" in out.replace("\n  ", " ")
+    out, err = capsys.readouterr()
+    heading = out.partition("\n\n")[0].replace("\n  ", " ")
+    assert "0.14 M parameters; 2 sequences of 64 tokens; bf16-mixed; AdamW" in heading
+    assert re.search(r"The 8 most similar published steps, for the T4: median error \d+%\.$", heading)
+    assert err == ""
     assert "\nT4 " in out
 
 

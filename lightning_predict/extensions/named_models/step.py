@@ -97,15 +97,14 @@ def step_of(
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Silence the warnings of transformers and PEFT, which are about the values of weights and tokens."""
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # transformers sets its own level when it is imported
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        logging.disable(before)
 
 
 def _built(name: ModelName, options: StepOptions) -> NamedStep:
