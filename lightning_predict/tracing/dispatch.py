@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
+from lightning_predict.errors import CaptureError
 from lightning_predict.guard import own_error
 from lightning_predict.tracing.graph_release import HeldNodes, drain
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     from lightning_predict.tracing.assumed_values import AssumedValues
 
 _NoFunctionModes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+
+MAX_OPERATIONS: Final = 75_000
+"""Maximum number of operations of a recorded step, at about 1.1 KiB each; a model of 1,500 layers has 60,000."""
 
 _TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLAIN: Final = frozenset({bool, int, str})
@@ -356,6 +360,13 @@ class DispatchRecorder:
                 self._record(schema, args, kwargs, output)
         except Exception as error:
             self.fail(own_error(error))
+        if len(self.operations) >= MAX_OPERATIONS:
+            self.fail(
+                CaptureError(
+                    f"The step was cut after {MAX_OPERATIONS:,} operations, so that its recording takes less than "
+                    "100 MiB. Record a shorter step, for example fewer iterations of its loop."
+                )
+            )
 
     def run_without_values(
         self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError

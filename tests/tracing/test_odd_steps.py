@@ -19,6 +19,9 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
+import lightning_predict as lp
+from lightning_predict.errors import CaptureError
+from lightning_predict.tracing import dispatch
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.session import CaptureSession
 from tests.tracing.test_session import nothing_is_left
@@ -441,3 +444,19 @@ def test_a_mode_around_the_recorder_sees_subclasses_as_they_are() -> None:
         session.stop()
     assert any("subclasses under another dispatch mode" in note for note in session.trace().notes)
     assert nothing_is_left()
+
+
+def test_a_step_of_very_many_operations_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 300,000 tiny operations took 330 MiB.
+    monkeypatch.setattr(dispatch, "MAX_OPERATIONS", 100)
+    ran = []
+
+    def step() -> None:
+        total = torch.zeros(2)
+        for number in range(300):
+            total = total + 1
+            ran.append(number)
+
+    with pytest.raises(CaptureError, match="The step was cut after 100 operations"):
+        lp.capture(step)
+    assert len(ran) >= 300
