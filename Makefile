@@ -62,6 +62,7 @@ soak: $(VENV)/installed
 	$(BIN)/python -m tests.soak.combined
 	$(BIN)/python -m tests.soak.hostile --inputs $(INPUTS)
 	$(BIN)/python -m tests.soak.mutations --sample 200
+	$(BIN)/python -m tests.soak.surroundings
 
 # Projects of others, beside this torch: none of them brings another one.
 soak-modules: $(VENV)/installed
