@@ -223,7 +223,7 @@ def _case(
         status=values["status"],
         measured_bytes=measured_bytes,
         peer_bytes=peer_bytes,
-        tensors_bytes=float(memory.allocated_on(gpu(gpu_name))),
+        tensors_bytes=float(memory.allocated_on(gpu(gpu_name)) - memory.workspace_bytes),
         reserved=memory.relative.scaled(needed),
     )
 
