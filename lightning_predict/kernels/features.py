@@ -1,8 +1,8 @@
-"""Network inputs for a problem on a GPU: physical quantities, never the GPU's name.
+"""Input features of the neural networks for a problem on a GPU: physical quantities, never the name of the GPU.
 
-Every feature is computed from the problem's shape and the catalogue's figures, so a new GPU needs only a catalogue row.
-Most features are base-2 logarithms of ratios: work over peak, traffic over cache size, blocks of a tiled kernel over
-multiprocessors. The families (`families/`) combine these blocks. Example::
+Every feature is computed from the shape of the problem and the catalogue's figures, so a new GPU needs only a row in
+the catalogue. Most features are base-2 logarithms of ratios: work over peak, traffic over cache size, blocks of a tiled
+kernel over multiprocessors. The families (`families/`) combine the functions of this file. Example::
 
     >>> import numpy as np
     >>> waves, tail = wave_quantisation(np.array([[150.0]]), np.array([[100.0]]))
@@ -23,10 +23,10 @@ from lightning_predict.kernels.roofline import compute_peak, per_gpu, roofline_s
 from lightning_predict.units import GIGA, MICROSECOND
 
 LAUNCH_SECONDS: Final = 1.5 * MICROSECOND
-"""Shortest kernel time: the fastest graph-replayed kernel of the public tables, on any GPU, takes 1.5 µs."""
+"""Minimum kernel time: the fastest kernel in the public tables, replayed from a CUDA graph, takes 1.5 µs on any GPU."""
 
 SMALLEST: Final = 1e-12
-"""Lower bound in logarithms of quantities that may be zero (a copy without FLOPs)."""
+"""Lower bound in logarithms of quantities that can be zero (a copy without FLOPs)."""
 
 MACHINE_FEATURES: Final = (
     "multiprocessors",
@@ -41,11 +41,11 @@ MACHINE_FEATURES: Final = (
     "hopper_or_later",
     "blackwell_datacentre",
 )
-"""Names of `machine_features`. They are the same for all problems of a dtype, so together they identify the GPU."""
+"""Names of `machine_features`. Their values are the same for all problems of a dtype, so they identify the GPU."""
 
 ENOUGH_BASE_CLOCK: Final = 0.6
-"""Minimum base clock, as a share of the boost clock, for a GPU to sustain its boost clock. Boards with less (L4, T4,
-L40S: 0.37 to 0.44) have too little power for it."""
+"""Minimum base clock, as a share of the boost clock, of a GPU that sustains its boost clock. Boards with a lower base
+clock (L4, T4, L40S: 0.37 to 0.44) have too little power to sustain it."""
 
 
 def log2(values: Array) -> Array:
@@ -61,9 +61,9 @@ def multiprocessors(gpus: Sequence[Gpu]) -> Array:
 def reference_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
     """Return the reference time of utilisation, shape (gpus, problems).
 
-    It is a kernel launch plus the longer of compute time (fewest FLOPs of any algorithm) and memory time. Traffic up to
-    the size of the L2 cache may come from the cache; the rest must come from memory. Unlike the roofline, the reference
-    has no jump at the size of the L2, and no kernel is faster.
+    It is a kernel launch plus the longer of two times: the compute time (fewest FLOPs of any algorithm) and the memory
+    time. Traffic up to the size of the L2 cache may come from that cache; the rest must come from memory. Unlike the
+    roofline, this reference has no jump at the size of the L2 cache. No kernel is faster than the reference.
     """
     compute = batch.minimum_flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
     moved = batch.bytes_moved[None, :]  # (1, problems)
@@ -76,7 +76,7 @@ def reference_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
 
 
 def machine_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """Return features of the GPU, as ratios to its SMs and clock, each (gpus, 1)."""
+    """Return features of the GPU, as ratios to its number of SMs and its clock, each (gpus, 1)."""
     lanes = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * gpu.boost_clock_hz)  # (gpus, 1)
     capability = per_gpu(gpus, lambda gpu: gpu.network_capability[0] + gpu.network_capability[1] / 10)
     return {
@@ -95,13 +95,13 @@ def machine_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]
 
 
 def clock_features(gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """Return log2 of base over required base clock, at most 0, shape (gpus, 1); 0 if the boost clock is sustained."""
+    """Return log2 of base clock over required base clock, (gpus, 1), at most 0; 0 if the boost clock is sustained."""
     promised = per_gpu(gpus, lambda gpu: gpu.base_clock_hz / gpu.boost_clock_hz)
     return {"clock_shortage": np.minimum(log2(promised / ENOUGH_BASE_CLOCK), 0.0)}
 
 
 def work_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """Return ratios of the work to the machine: compute, memory and launch time, and size relative to the L2."""
+    """Return ratios of the work to the GPU: compute, memory and launch time, and size relative to the L2 cache."""
     compute = batch.flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
     memory = batch.bytes_moved[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
     bound = roofline_seconds(batch, gpus)
@@ -115,7 +115,7 @@ def work_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
 
 
 def wave_quantisation(blocks: Array, slots: Array) -> tuple[Array, Array]:
-    """Return the number of waves of `blocks` on `slots`, and the used share of all waves, including the last.
+    """Return the number of waves of `blocks` on `slots`, and the used share of all waves including the last one.
 
     Returns:
         waves (blocks / slots) and tail (waves / ceil(waves), in (0, 1]).

@@ -1,14 +1,15 @@
-"""Rewrite an eager step as `torch.compile` would run it: point-wise operations between products become fused kernels.
+"""Rewrites an eager step as `torch.compile` would run it: point-wise operations between matmuls become fused kernels.
 
-Inductor calls libraries for matrix products, convolutions, attention and embedding look-ups. It fuses element-wise
-operations and reductions that pass data to each other. A fused kernel reads its external inputs and writes its external
-outputs; intermediate results never reach memory. We therefore time it by the bytes that it reads and writes.
+Inductor calls libraries for matmuls, convolutions, attention and embedding look-ups. It fuses element-wise operations
+and reductions that pass data to each other. A fused kernel reads external inputs and writes external outputs, but its
+intermediate results never reach memory. Therefore we predict its time from the bytes that it reads and writes.
 
-* A norm over long rows becomes two kernels. The statistics are fused with the operations before the norm, the
-  normalisation with the operations after it.
-* The bias of a convolution is added by the kernel that reads its result, and images are stored in channels-last layout.
-* Odd sizes of 16-bit products are padded.
-* The host's calls of the compiled forward and backward pass take time, too.
+* A norm over long rows becomes two kernels. The statistics are fused with the operations before the norm, and the
+  normalisation with those after it.
+* The bias of a convolution is added by the kernel that reads the result of the convolution. Images are stored in
+  channels-last layout.
+* Odd sizes of 16-bit matmuls are padded.
+* The host needs additional time to call the compiled forward and backward passes.
 
 Example::
 
@@ -38,7 +39,7 @@ from lightning_predict.tracing.signatures import DRAWS_MASKS, FUSED
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 STATISTICS: Final = "triton::statistics"
-"""Name of the reduction part of a norm; its results are known only when it ends."""
+"""Name of the reduction part of a norm. Its results are known only when it ends."""
 
 NORMALISATION: Final = "triton::normalisation"
 """Name of the normalisation part of a norm."""
@@ -56,27 +57,27 @@ _NORMS: Final = {
     "aten::native_layer_norm": 1,
     "aten::native_layer_norm_backward": 2,
 }
-"""Norms, with the number of their leading tensors that are as large as the result."""
+"""Norms, each with the number of its first tensors that are as large as the result."""
 
 LONGEST_ROW_IN_A_KERNEL: Final = 4096
-"""Longest row, in elements, that a fused kernel keeps while it reduces it; a longer row is read again.
+"""Longest row, in elements, that a fused kernel keeps while it reduces the row. A longer row is read again.
 
-Compiled RMS norms, instance norms and softmaxes over longer rows take three or four passes in KernelBench (training
-data: those rows)."""
+In KernelBench, compiled RMS norms, instance norms and softmaxes over longer rows take three or four passes (those rows
+are training data)."""
 
 _SCANS: Final = frozenset({"aten::cumsum", "aten::cumprod"})
 
 LARGEST_WINDOW: Final = 25
-"""Largest pooling window, in elements, for which Inductor writes a kernel; it leaves larger and dilated ones to
-PyTorch.
+"""Largest pooling window, in elements, for which Inductor writes a kernel. PyTorch's kernels are used for larger and
+dilated windows.
 """
 
 _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "upsample")
-"""Name parts of operations that read or write by position, or read their input more than once."""
+"""Parts of the names of operations that read or write by position, or read their input more than once."""
 
 
 def fused(trace: Trace) -> Trace:
-    """Fuse the point-wise operations of a step; the optimizer is unchanged because it runs outside the compiled model.
+    """Fuse the point-wise operations of a step. The optimizer is unchanged, because it runs outside the compiled model.
 
     Args:
         trace: An eager step with tensor ids: recorded on the CPU or the meta device.
@@ -129,11 +130,11 @@ def _around_kernels(operation: Operation, inside: Set[int | None], masks: Set[in
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 PADDED_TO: Final = 8
-"""Multiple to which Inductor pads the sides of 16-bit products: 16 bytes (its `shape_padding`, on by default)."""
+"""Multiple to which Inductor pads the sides of 16-bit matmuls: 16 bytes (its option `shape_padding`, on by default)."""
 
 
 def _padded(operation: Operation) -> Operation:
-    """Pad the odd sides of a 16-bit product, which are slow on tensor cores; adjacent kernels write the padding."""
+    """Pad the odd sides of a 16-bit matmul, which are slow on tensor cores. Adjacent kernels write the padding."""
     if operation.name not in _PRODUCTS or operation.phase == "optimizer":
         return operation
 
@@ -148,7 +149,7 @@ def _padded(operation: Operation) -> Operation:
 
 
 def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Insert the host's call of compiled code before the forward and the backward pass."""
+    """Insert the host's call of compiled code before the forward pass and before the backward pass."""
     entered: set[str] = set()
     for operation in operations:
         if operation.phase in ("forward", "backward") and operation.phase not in entered:
@@ -175,7 +176,7 @@ def _apart(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Split each norm over long rows into statistics and normalisation."""
+    """Split each norm over long rows into two operations: statistics and normalisation."""
     for operation in operations:
         large = _NORMS.get(operation.name)
         if large is None or len(operation.outputs) < 2 or not _reduces_long_rows(operation):
@@ -194,7 +195,7 @@ def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def _reduces_long_rows(operation: Operation) -> bool:
-    """Return whether the operation reduces more elements at once than a kernel keeps, or over all samples."""
+    """Return whether an operation reduces over all samples, or more elements at once than a kernel keeps."""
     if "batch_norm" in operation.name:
         return operation.arguments.get("training") is not False
     small = min((tensor.elements for tensor in operation.outputs[1:] or operation.outputs), default=1)
@@ -206,16 +207,16 @@ def _reduces_long_rows(operation: Operation) -> bool:
 
 
 def _ends_kernel(operation: Operation) -> bool:
-    """Return whether later operations must wait for the result: statistics, scans, reductions of long rows."""
+    """Return whether later operations must wait for the result (statistics, scans, reductions of long rows)."""
     if operation.name == STATISTICS or operation.name in _SCANS:
         return True
     return operation.name in REDUCTIONS and (_reduces_long_rows(operation) or _reduces_outer_sides(operation))
 
 
 def _reduces_outer_sides(operation: Operation) -> bool:
-    """Return whether a reduction is over non-adjacent elements, so that its result is not in the block that reads them.
+    """Return whether a reduction is over elements that are not adjacent, so that a block does not contain the result.
 
-    Compiled RMS norms over channels take three passes in KernelBench, on all four GPUs (training data: those rows).
+    In KernelBench, compiled RMS norms over channels take three passes on all four GPUs (those rows are training data).
     """
     sides, dimensions = operation.arguments.get("dim"), len(operation.inputs[0].shape)
     listed = sides if isinstance(sides, list | tuple) else (sides,)
@@ -238,15 +239,16 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
 
 
 OPERATIONS_PER_CONVOLUTION: Final = 300
-"""Number of operations per convolution above which Inductor does not change the layout."""
+"""Number of operations per convolution above which Inductor does not change the layout of images."""
 
 LAYOUT_SHARES: Final = {"grouped": 1.358, "small": 0.783, "in_out": 0.725, "default": 0.823}
-"""Time in channels-last relative to channels-first layout that Inductor assumes for a convolution without gradients, by
-kind (`GraphLowering.decide_layout_opt`). It chooses channels last if this reduces the weighted FLOPs."""
+"""Time of a convolution without gradients in channels-last layout, relative to channels-first layout, as Inductor
+assumes it for each kind (`GraphLowering.decide_layout_opt`). It chooses channels last if this reduces the weighted
+FLOPs."""
 
 
 def _prefers_channels_last(operations: Sequence[Operation]) -> bool:
-    """Return whether Inductor chooses channels last; it has different rules for inference and training."""
+    """Return whether Inductor chooses channels-last layout. It has different rules for inference and training."""
     forward = [one for one in operations if one.name == "aten::convolution" and len(one.inputs) > 1 and one.outputs]
     if not forward or len(operations) >= OPERATIONS_PER_CONVOLUTION * len(forward):
         return False
@@ -302,8 +304,8 @@ _SOFTMAXES: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 def _in_channels_last(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     """Convert 2-d convolutions to channels-last layout.
 
-    Kernels between convolutions write the layout that the next one needs. External images and filters are copied first.
-    A convolution result that no operation reads is copied back.
+    Kernels between convolutions write the layout that the next convolution needs. Images and filters from outside are
+    copied first. If no operation reads the result of a convolution, the result is copied back.
     """
     read = {tensor.id for operation in operations for tensor in operation.inputs}
     written: set[int | None] = set()
@@ -347,10 +349,11 @@ def _is_left_out(operation: Operation) -> bool:
 
 
 def _groups(trace: Trace) -> Iterator[list[int]]:
-    """Group the operations of each fused kernel: each one reads a tensor that the group already read or wrote.
+    """Yield the operations of each fused kernel. Each operation reads a tensor that its group already read or wrote.
 
-    Statistics end a kernel because their input must be read again. Pooling starts one because it would compute its
-    input several times. The forward and the backward pass are compiled separately.
+    Statistics are the last operation of a kernel, because their input must be read again. Pooling is the first
+    operation of a kernel, which otherwise would compute the input of the pooling several times. The forward and the
+    backward pass are compiled separately.
     """
     group: list[int] = []
     read: dict[int | None, int] = {}  # tensor id -> number of elements
@@ -374,7 +377,7 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
 
 
 def _shares(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
-    """Return whether it reads a result of the group, or the group's largest input, which is then loaded only once."""
+    """Return whether an operation reads a result of the group or its largest input, which is then loaded only once."""
     largest = max(read.values(), default=0)
     return any(
         tensor.id in written or (read.get(tensor.id) == largest == tensor.elements) for tensor in operation.inputs

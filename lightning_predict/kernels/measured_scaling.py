@@ -1,19 +1,21 @@
-"""Choose a prediction method for each item of work, and time a whole trace.
+"""Scales measured kernel times to other GPUs: chooses a prediction method for each item, and predicts a whole trace.
 
-Without measured kernels, every item is predicted directly from its shape. With measured kernels of the origin GPU:
+Without measured kernels, the time of every item is predicted directly from its shape. With measured kernels of the GPU
+on which the trace was recorded (the origin), there are three methods:
 
-* `auto`: multiply the direct prediction by a power of measured / predicted time on the origin, because errors of a
+* `auto`: multiply the direct prediction by a power of (measured / predicted time on the origin), because errors of a
   model for an operation recur on other GPUs. The power (`RATIO_EXPONENTS`) is 1 if both GPUs run the same code
-  (element-wise work, norms, reductions, optimizers, copies). It is lower for matrix products, convolutions and
-  attention, whose kernels differ between GPUs. It is 0 if the two GPUs use different units, such as TF32 and float32.
-  If models were trained on measurements of both GPUs, only residuals far beyond the models' errors count
-  (`transferable_residuals`). Wave scaling serves operations without a model, such as the user's own kernels. Kernels
-  without a known operation (CUDA graphs, extensions) that do matrix work by their names are scaled by the rates of
-  large products (`kernel_names.py`).
-* `mlp`: the plain ratio for all items, from rooflines if there is no trained model (Habitat's MLPs).
+  (element-wise work, norms, reductions, optimizers, copies). It is lower for matmuls, convolutions and attention, whose
+  kernels differ between GPUs. It is 0 if the two GPUs use different units, such as those for TF32 and float32. If
+  neural networks were trained on measurements of both GPUs, only residuals far beyond the errors of these networks
+  count (`transferable_residuals`). Wave scaling is used for operations without a model, such as the user's own kernels.
+  Some kernels have no known operation (CUDA graphs, extensions), but their names show that they compute matmuls. These
+  are scaled by the rates of large matmuls (`kernel_names.py`).
+* `mlp`: multiply the direct prediction by the ratio itself for all items; without a trained model, from rooflines
+  (Habitat's MLPs).
 * `wave`: wave scaling for all items (Habitat's equations alone).
 
-On the origin itself, the measured time is used. A GPU operation without recorded kernels is predicted directly.
+On the origin itself, the measured time is used. An operation on the GPU without recorded kernels is predicted directly.
 Example::
 
     timed = predict_work_times(trace, [gpu("T4"), gpu("L4")], origin=None, models=models, method="auto")
@@ -61,34 +63,33 @@ Method = Literal["auto", "mlp", "wave"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
 WAVE_SPREAD: Final = 1.42
-"""Interval factor of a wave-scaled time: it covers 90 % of 793 same-code operations of one ResNet-50 step on a V100 and
-an A100, in both directions."""
+"""Factor to either end of the interval of a wave-scaled time. It covers 90 % of 793 operations with the same code, of
+one ResNet-50 step on a V100 and an A100, in both directions."""
 
 KernelRelation = Literal["same code", "same units", "other units"]
 KERNEL_RELATIONS: Final[tuple[KernelRelation, ...]] = get_args(KernelRelation)
-"""Relation between an operation's kernels on two GPUs.
+"""Kinds of relations between the kernels of an operation on two GPUs.
 
 `same code`: the same kernels. `same units`: different kernels for the same units, as libraries choose them. `other
 units`: different units, such as tensor cores on one GPU and CUDA cores on the other."""
 
 RATIO_EXPONENTS: Final[Mapping[KernelRelation, float]] = {"same code": 1.0, "same units": 0.75, "other units": 0.0}
-"""Power of measured / predicted time on the origin by which the destination's prediction is multiplied.
+"""Power of (measured / predicted time on the origin) by which the prediction for another GPU is multiplied.
 
-Chosen on 1,370 pairs of GPUs that ran the same problems, which no network was fitted to. Errors at powers 0, 1/2, 3/4
-and 1, and with each GPU left out of the choice: same code 0.046, 0.040, 0.034, 0.029 and 0.029; same units 0.102,
-0.094, 0.099, 0.109 and 0.096; other units 0.366, 0.382, 0.455, 0.514 and 0.356. Several powers are similar for the same
-units; whole steps select 3/4 (`timeline/same_gpu_check.py`). Study: `python -m benchmarks.accuracy FOLDER --of
-pairs`."""
+Chosen on 1,370 pairs of GPUs that ran the same problems, to which no neural network was fitted. For each relation, the
+errors at the powers 0, 1/2, 3/4 and 1, and with each GPU left out of the choice, are: same code 0.046, 0.040, 0.034,
+0.029 and 0.029; same units 0.102, 0.094, 0.099, 0.109 and 0.096; other units 0.366, 0.382, 0.455, 0.514 and 0.356. For
+the same units, the errors at several powers are similar; whole steps select 3/4 (`timeline/same_gpu_check.py`). Study:
+`python -m benchmarks.accuracy FOLDER --of pairs`."""
 
 SHARED_SCATTER: Final = 0.3
 OWN_SCATTER: Final = 0.4
-"""Sizes (in log) of a family's residual and of an operation's own residual at which half of it counts.
+"""Sizes (in log) of the residual of a family and of an operation, at which half of the residual counts.
 
-They apply if networks were trained on measurements of both the origin and the destination. Chosen from 0.05 to 0.4 and
-0.1 to 0.6 on 1,082 pairs of GPUs, with steps of twelve problems that no network was fitted to. Median errors without
-the measurement, with `RATIO_EXPONENTS` alone and with these: vector 0.0107, 0.0147, 0.0107; attention 0.0468, 0.0470,
-0.0463; convolutions 0.0419, 0.0510, 0.0419; 16-bit products 0.0396, 0.0493, 0.0402; float32 products 0.0698, 0.0860,
-0.0704.
+They apply if neural networks were trained on measurements of both GPUs. Chosen from 0.05 to 0.4 and 0.1 to 0.6 on 1,082
+pairs of GPUs, with steps of twelve problems to which no network was fitted. The median errors without the measurement,
+with `RATIO_EXPONENTS` alone, and with these sizes are: vector 0.0107, 0.0147, 0.0107; attention 0.0468, 0.0470, 0.0463;
+convolutions 0.0419, 0.0510, 0.0419; 16-bit matmuls 0.0396, 0.0493, 0.0402; float32 matmuls 0.0698, 0.0860, 0.0704.
 Study: `python -m benchmarks.accuracy FOLDER --of pairs`."""
 
 PAIR_SPREAD: Final[Mapping[KernelRelation, float]] = {
@@ -96,29 +97,30 @@ PAIR_SPREAD: Final[Mapping[KernelRelation, float]] = {
     "same units": math.exp(0.194),
     "other units": 1.0,
 }
-"""Minimum interval factor of a ratio: the conformal 90 % quantile of its errors in the same study, on operations with a
-network.
+"""Minimum factor to either end of the interval of a ratio. It is the conformal 90 % quantile of the errors in the same
+study, on operations with a neural network.
 
-The prediction's own interval counts if it is wider. For 793 same-code operations of one ResNet-50 step on a V100 and an
-A100, it covers 89 % of the errors, in both directions."""
+If the interval of the prediction itself is wider, it is used. For 793 operations with the same code, of one ResNet-50
+step on a V100 and an A100, it covers 89 % of the errors, in both directions."""
 
 MEASURED_SPREAD: Final = 1.05
-"""Interval factor of a time measured on the same GPU; repeated runs differ by a few per cent."""
+"""Factor to either end of the interval of a time measured on the same GPU. Repeated runs differ by a few per cent."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Work of a trace with GPU seconds on each GPU; arrays have shape (gpus, items).
+    """Work of a trace with its predicted seconds on each GPU; arrays have the shape (gpus, items).
 
     Attributes:
-        items: The work, in the trace's order.
-        families: Dominant operation of each item; errors within one family are correlated.
+        items: Items of work, in the order of the trace.
+        families: Dominant operation of each item. Errors within one family are correlated.
         phases: Phase of the step of each item.
         interval: GPU seconds.
-        shares: Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. They add up
-            to 1 if the item takes time.
-        extrapolated_share: Share of each item's time from networks without measurements of the GPU; None if unknown.
+        shares: Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. The shares
+            of an item add up to 1 if it takes time.
+        extrapolated_share: Share of each item's time from neural networks without measurements of the GPU; None if
+            unknown.
         is_measured: Whether any network was trained on measurements of the GPU, shape (gpus,); None if unknown.
     """
 
@@ -156,12 +158,14 @@ def predict_work_times(
     Args:
         trace: One recorded step.
         gpus: GPUs to predict.
-        origin: GPU on which the trace's kernels were measured; None without measured kernels or if the GPU is unknown.
-        models: Trained models; None uses rooflines instead.
+        origin: GPU on which the kernels of the trace were measured. None if no kernels were measured or the GPU is
+            unknown.
+        models: Trained models. If None, rooflines are used.
         method: `auto`, `mlp` or `wave`.
 
     Raises:
-        InvalidArgumentError: An unknown method, or `wave` for a trace without kernels measured on a known GPU.
+        InvalidArgumentError: The method is unknown, or it is `wave` and no kernels of the trace were measured on a
+            known GPU.
     """
     chosen = check_method(method)
     items = work_items(trace)
@@ -178,9 +182,9 @@ def predict_work_times(
 
 
 def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> WorkTimes:
-    """Predict from shapes alone, with the software versions of the trace.
+    """Predict times from shapes alone, with the software versions of the trace.
 
-    An item without a known problem (a fused kernel) gets zero seconds.
+    An item without a known problem (a fused kernel) takes zero seconds.
     """
     problems = [problem for item in items for problem in item.problems]
     owner = np.array([index for index, item in enumerate(items) for _ in item.problems], dtype=np.intp)
@@ -233,7 +237,7 @@ def _without_last(timed: WorkTimes) -> WorkTimes:
 
 
 def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], origin: Gpu, method: Method) -> WorkTimes:
-    """Scale the measured seconds to the GPUs; `direct` has the origin as its last row."""
+    """Scale the measured seconds to other GPUs. The last row of `direct` is the prediction for the origin."""
     kernels = [tuple(k for i in item.operations for k in trace.operations[i].kernels) for item in direct.items]
     measured = np.array([math.fsum(kernel.seconds for kernel in launched) for launched in kernels])
     missing = np.array([_lacks_kernels(trace, item) for item in direct.items], dtype=np.bool_)
@@ -279,7 +283,7 @@ def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], ori
 
 
 def _known(direct: WorkTimes) -> BoolArray:
-    """Return which items are timed by a network trained on measurements of their GPU, shape (gpus, items)."""
+    """Return which items were predicted by a network trained on measurements of their GPU, shape (gpus, items)."""
     if direct.extrapolated_share is None:
         return np.zeros(direct.seconds.shape, dtype=np.bool_)
     known: BoolArray = direct.shares["mlp"] - direct.extrapolated_share > 0.5
@@ -287,7 +291,7 @@ def _known(direct: WorkTimes) -> BoolArray:
 
 
 def _groups(direct: WorkTimes, by_ratio: BoolArray) -> IndexArray:
-    """Number the groups of items that are scaled by ratios, one per family and dtype; -1 for others, shape (items,)."""
+    """Return group numbers of items scaled by ratios, one for each family and dtype; -1 for others, shape (items,)."""
     numbers: dict[tuple[str, str], int] = {}
     return np.array(
         [
@@ -299,15 +303,16 @@ def _groups(direct: WorkTimes, by_ratio: BoolArray) -> IndexArray:
 
 
 def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
-    """Return the part of each origin residual to apply to another GPU, if both GPUs have trained networks.
+    """Return the part of each residual on the origin that applies to another GPU, if both have trained networks.
 
-    A residual has two parts: its family's median (a software version, a clock) and its own deviation from it. Each part
-    is shrunk by x^2 / (x^2 + t^2). Residuals within the networks' errors are noise that does not recur on another GPU.
-    Residuals far beyond them come from effects that the shapes do not show (`SHARED_SCATTER`, `OWN_SCATTER`).
+    A residual has two parts: the median of its family (a software version, a clock) and its own deviation from this
+    median. Each part x is multiplied by x^2 / (x^2 + t^2). So residuals within the errors of the networks hardly count,
+    because they are noise that does not recur on another GPU. Residuals far beyond these errors come from effects that
+    the shapes do not show. The sizes t are `SHARED_SCATTER` and `OWN_SCATTER`.
 
     Args:
         residuals: log(measured / predicted) on the origin, shape (items,).
-        groups: Number of each item's family; -1 for items without a family, whose residual is dropped.
+        groups: Number of each item's family. It is -1 for items without a family, whose residuals are dropped.
     """
     believed = np.zeros_like(residuals)
     for number in np.unique(groups[groups >= 0]):
@@ -325,7 +330,7 @@ def _trust(residual: Any, scatter: float) -> Any:
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
     """Return whether an item ran on the GPU but has no recorded kernels.
 
-    An operation without kernels ran on the host unless its tensors are known to be on the GPU. Communication between
+    An operation without kernels ran on the host, unless its tensors are known to be on the GPU. Communication between
     processes has no kernels of its own.
     """
     operations = [trace.operations[index] for index in item.operations]
@@ -335,9 +340,10 @@ def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
 
 
 def _goes_by_ratio(direct: WorkTimes, column: int, method: Method) -> bool:
-    """Return whether the item's measured time is scaled by the ratio of two predictions.
+    """Return whether the measured time of an item is scaled by the ratio of two predictions.
 
-    `auto` uses wave scaling for items known only by their bytes, and for vector operations without a trained model.
+    `auto` uses wave scaling for items of which only the bytes are known, and for vector operations without a trained
+    model.
     """
     item = direct.items[column]
     if method != "auto" or not item.problems:
@@ -350,7 +356,7 @@ def _goes_by_ratio(direct: WorkTimes, column: int, method: Method) -> bool:
 
 
 def _kinships(items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu], origin: Gpu) -> IndexArray:
-    """Return the index in `KERNEL_RELATIONS` of each item on each GPU, by its dominant problem."""
+    """Return the index in `KERNEL_RELATIONS` for each item and GPU, by the dominant problem of the item."""
     known: dict[tuple[str, str], list[int]] = {}
     table = np.zeros((len(gpus), len(items)), dtype=np.intp)
     for column in map(int, np.flatnonzero(by_ratio)):
@@ -386,10 +392,10 @@ def _wave_scaled(
     trace: Trace,
     method: Method,
 ) -> Array:
-    """Scale the measured seconds of each item by waves, shape (gpus, items); equal launches are computed once.
+    """Apply wave scaling to the measured seconds of each item, (gpus, items). Equal launches are computed once.
 
-    Kernels outside the dispatcher's operations that do matrix work by their names are scaled by the rates of large
-    products, unless the method is `wave`.
+    Some kernels were not launched by torch's own operations, but their names show that they compute matmuls. These are
+    scaled by the rates of large matmuls, unless the method is `wave`.
     """
     factors: dict[tuple[object, ...], Array] = {}
     seconds = np.zeros((len(gpus), len(items)))
@@ -408,7 +414,7 @@ def _wave_scaled(
 
 
 def _is_outside(trace: Trace, item: WorkItem) -> bool:
-    """Return whether no operation of torch's own launched the kernels: a CUDA graph, an extension, a user's kernel."""
+    """Return whether no operation of torch launched the kernels (a CUDA graph, an extension, a user's kernel)."""
     return not any(trace.operations[index].name.startswith("aten::") for index in item.operations)
 
 
@@ -429,7 +435,7 @@ def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, targ
 
 
 def _intensity(problems: Sequence[OperationShape]) -> tuple[float, str]:
-    """Return FLOPs per byte of an item, and its compute dtype; unknown work counts as memory-bound."""
+    """Return FLOPs per byte of an item, and its compute dtype. Unknown work counts as memory-bound."""
     flops = moved = 0.0
     dtype = "float32"
     for problem in problems:

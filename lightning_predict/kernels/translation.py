@@ -1,18 +1,18 @@
-"""Translate the operations of a trace into problems that a kernel model can time.
+"""Translates the operations of a trace into problems (operations with shapes) whose time a kernel model can predict.
 
 A translator maps one dispatcher call to the problems that it computes: `aten::addmm` to a `linear`,
 `aten::convolution_backward` to the two halves of a convolution's backward pass. Translators are defined in the file of
-their family and found by the call's name. A call without a translator is timed by its bytes; a call that only changes
-metadata costs nothing.
+their family and are found by the name of the call. If a call has no translator, its time is predicted from its bytes. A
+call that only changes metadata takes no time.
 
-A translator returns None for a call with unexpected tensors, which is then timed by its bytes. Bytes are a good
-estimate for the calls in the tables of `traffic.py`. For other calls, such as the user's own operators, only the
-tensors are known: the interval extends far upwards, and a note names the call and its share of the time
+A translator returns None for a call with unexpected tensors. Then its time is predicted from its bytes, too. Bytes are
+a good estimate for the calls in the tables of `memory_bound.py`. For other calls, such as the user's own operators,
+only the tensors are known. Then the interval extends far upwards, and a note names the call and its share of the time
 (`unknown_operation_notes`).
 
-An exception in a translator is a bug of this package. It does not stop a prediction, but it is reported: the call
-counts as `untranslated`, with its bytes and a very wide interval, and its work item records the error
-(`translation_notes`). Example::
+An exception in a translator is a bug of this package. It is reported but does not stop a prediction: the call counts as
+`untranslated`, with its bytes and a very wide interval, and its work item contains the error (`translation_notes`).
+Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")
@@ -50,7 +50,7 @@ it.
 
 COMPUTE_DTYPES: Final = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "float8"),
-    "float4_e2m1fn_x2": "float8",  # no peak of the catalogue is for four bits
+    "float4_e2m1fn_x2": "float8",  # the catalogue has no peak for four bits
     "complex32": "float16",
     "complex64": "float32",
     "complex128": "float64",
@@ -58,7 +58,7 @@ COMPUTE_DTYPES: Final = {
 """Compute dtype by tensor dtype, if the names differ."""
 
 COMPLEX_PRODUCTS: Final = 4
-"""Products of real numbers in a product of complex numbers."""
+"""Number of real matmuls in a matmul of complex numbers."""
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
@@ -71,7 +71,7 @@ def translate(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
 
 
 def _translated(operation: Operation, flags: Flags) -> tuple[tuple[OperationShape, ...], str | None]:
-    """Return an operation's problems, and the error message if its translator failed."""
+    """Return the problems of an operation, and the error message if its translator failed."""
     if is_free(operation):
         return (), None
     try:
@@ -98,7 +98,8 @@ def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False)
     """Return the compute dtype of a call that was recorded as a whole.
 
     Args:
-        inside: The call's argument `compute_dtype`: the dtype that autocast used inside it; None without autocast.
+        inside: The call's argument `compute_dtype`, which is the dtype that autocast used inside it; None without
+            autocast.
         data: Input of the call.
         tf32: Whether the flags allow TF32.
     """
@@ -106,12 +107,12 @@ def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False)
 
 
 def is_complex(tensor: TensorInfo) -> bool:
-    """Return whether the numbers are complex; a product of them takes `COMPLEX_PRODUCTS` real ones."""
+    """Return whether the numbers are complex. A matmul of them takes `COMPLEX_PRODUCTS` real ones."""
     return tensor.dtype.startswith("complex")
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the shape of the tensor as a matrix whose columns are its last dimension; a scalar is 1 x 1."""
+    """Return the shape of the tensor as a matrix whose columns are its last dimension. A scalar is 1 x 1."""
     if not shape:
         return 1, 1
     return math.prod(shape[:-1]), shape[-1]
@@ -120,13 +121,13 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Problems of one place in the trace.
+    """The problems of one place in the trace.
 
     Attributes:
-        operations: Indices of the trace's operations (several if the GPU runs them as one).
+        operations: Indices of the operations in the trace (several if the GPU runs them as one).
         problems: The problems that they compute.
         launches: Number of kernels that the host launches.
-        unknown: Names of its operations known only by their bytes, without duplicates.
+        unknown: Names of those operations of which only the bytes are known, without duplicates.
         error: Error message of a translator; None if none failed.
     """
 
@@ -194,11 +195,11 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
 
 
 def _firsts(operations: Sequence[Operation]) -> list[int]:
-    """Return, for each operation, the index of the first one with the same work, because models repeat their layers.
+    """Return, for each operation, the index of the first operation with the same work, because layers are repeated.
 
-    The comparison covers everything that a translator reads: name, phase, arguments and tensor metadata, but not
-    storages. An operation with recorded kernels only matches itself. This is a single loop because a trace has
-    thousands of operations.
+    The comparison includes everything that a translator reads: name, phase, arguments and metadata of tensors, but no
+    storages. An operation with recorded kernels is equal only to itself. This function is a single loop, because a
+    trace has thousands of operations.
     """
     places: dict[tuple[object, ...], int] = {}
     firsts = []
@@ -216,10 +217,10 @@ def _firsts(operations: Sequence[Operation]) -> list[int]:
 
 
 def _of_transposed_left(product: OperationShape) -> OperationShape:
-    """Return a product with a transposed left operand by the row sizes in memory.
+    """Return a matmul with a transposed left operand as one whose rows have the sizes in memory.
 
     The rows of that operand have m elements, not k, and rows of odd length are slow on tensor cores
-    (`unaligned_product_seconds`). The library computes the transposed product, (n, m, k), so m takes the place of the
+    (`unaligned_product_seconds`). The library computes the transposed matmul, (n, m, k), so m takes the place of the
     columns.
     """
     if product.operation != "linear":
@@ -229,7 +230,7 @@ def _of_transposed_left(product: OperationShape) -> OperationShape:
 
 
 def _added_in_place(operation: Operation) -> tuple[OperationShape, ...]:
-    """Count the added values and their indices as read, and the touched elements as read and written."""
+    """Return a transfer that reads the added values and their indices, and reads and writes the changed elements."""
     added = operation.inputs[-1]
     size, elements = float(added.size_bytes), float(added.elements)
     indices = math.fsum(tensor.size_bytes for tensor in operation.inputs[1:-1])
@@ -237,7 +238,7 @@ def _added_in_place(operation: Operation) -> tuple[OperationShape, ...]:
 
 
 def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> WorkItem:
-    """Merge single-tensor updates by equal operations into one multi-tensor operation."""
+    """Merge equal single-tensor updates of the optimizer into one multi-tensor operation."""
     indices = tuple([index for item in items for index in item.operations])
     transfers = {first: transfer_of(trace.operations[first]) for first in {firsts[index] for index in indices}}
     problem = _sum_transfers([transfers[firsts[index]] for index in indices])
@@ -256,9 +257,10 @@ def _sum_transfers(transfers: Iterable[tuple[OperationShape, ...]]) -> Operation
 
 
 def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Find dropouts as (mask drawn, mask scaled, data multiplied), by the index of the first.
+    """Find dropouts as (mask drawn, mask scaled, data multiplied), by the index of the first of these operations.
 
-    They are recognized by the mask's storage: drawn in place by `bernoulli_`, divided in place, read by a product.
+    They are recognized by the storage of the mask. `bernoulli_` draws it in place, it is divided in place, and a
+    multiplication reads it.
     """
     free = {first: is_free(operations[first]) for first in set(firsts)}
     computing = [index for index, first in enumerate(firsts) if not free[first]]
@@ -275,7 +277,7 @@ def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[in
 
 
 def _dropout_problem(drawn: Operation) -> tuple[OperationShape, ...]:
-    """Return the dropout of a tensor with the mask's shape."""
+    """Return the dropout of a tensor that has the shape of the mask."""
     mask = drawn.inputs[0]
     rows, columns = rows_and_columns(mask.shape)
     if rows < 1 or columns < 1:
@@ -284,7 +286,7 @@ def _dropout_problem(drawn: Operation) -> tuple[OperationShape, ...]:
 
 
 def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple[OperationShape, ...]:
-    """Count the gradient as read and written, plus one byte of the mask per element."""
+    """Return a transfer that reads and writes the gradient, and reads one byte of the mask per element."""
     gradient = next((tensor for tensor in product.inputs if tensor.id not in masks), product.inputs[0])
     size, elements = float(gradient.size_bytes), float(gradient.elements)
     return (OperationShape("transfer", "float32", (size + elements, size, 2 * elements)),) if elements else ()
@@ -293,25 +295,26 @@ def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple
 # --- Notes for the user
 
 UNKNOWN_SPREAD: Final = 10.0
-"""Additional upper interval factor for an operation known only by its bytes. An assumption: factorising a large matrix
-(`linalg.solve`, 4096 x 4096, float32) takes at least 20 times as long as copying it on an H100."""
+"""Additional factor to the upper interval end for an operation of which only the bytes are known. This is an
+assumption: factorising a large matrix (`linalg.solve`, 4096 x 4096, float32) takes at least 20 times as long as copying
+it on an H100."""
 
 SHARE_TO_NAME: Final = 0.01
-"""Minimum share of the time for an operation to be named."""
+"""Minimum share of the time of an operation that a note names."""
 
 MAX_NAMES: Final = 5
 
 
 def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasured: Array) -> tuple[str, ...]:
-    """Return a note on unknown operations with a relevant share of the time.
+    """Return a note on unknown operations that take a relevant share of the time.
 
     Args:
         items: Work of a trace.
         seconds: GPU seconds, shape (gpus, items).
-        unmeasured: Share of each item's time without measured kernels, shape (gpus, items).
+        unmeasured: Share of each item's time that does not come from measured kernels, shape (gpus, items).
 
     Returns:
-        One sentence, with shares over all GPUs; empty if every operation is known.
+        One sentence, with the range of the shares over all GPUs; empty if every operation is known.
     """
     total = seconds.sum(axis=1)
     spent: dict[str, Array] = {}
