@@ -352,6 +352,12 @@ class Prediction(Values):
     memory: MemoryNeed
     supply: PowerSupply = field(default_factory=PowerSupply)
 
+    def __repr__(self) -> str:
+        """Summarise the prediction in one line; its parts would fill a page."""
+        total = "" if self.total_seconds is None else f", total_seconds={self.total_seconds:.4g}"
+        cost = "" if self.cost_usd is None else f", cost_usd={self.cost_usd:.4g}"
+        return f"Prediction({self.gpu}, step_seconds={self.step_seconds:.4g}{total}{cost}, fits={self.fits})"
+
     def as_dict(self) -> dict[str, Any]:
         """Return all values by their flat names, JSON-serializable."""
         values = {row.name: row.value(self) for row in FIELDS if row.in_json}

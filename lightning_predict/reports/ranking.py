@@ -172,6 +172,12 @@ class Ranking:
         """Show the lines at a prompt or in a notebook instead of the dataclass fields."""
         return str(self)
 
+    def _repr_html_(self) -> str:
+        """Show the sentences in a notebook."""
+        from lightning_predict.reports.escaping import html_text
+
+        return "".join(f"<p>{html_text(text)}</p>" for text in (*advice(self), *remarks(self)))
+
     def as_dict(self) -> dict[str, Any]:
         """Return GPU names as JSON-serializable values; None for a missing choice."""
         return {

@@ -245,6 +245,10 @@ class Flags:
     set_to_none: bool | None = None
 
 
+def _elements(parameter: Parameter) -> int:
+    return math.prod(parameter.shape)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
@@ -321,6 +325,17 @@ class Trace:
         """All kinds of steps with their shares. This kind comes first."""
         own = 1.0 - sum(other.share for other in self.other_steps)
         return (OtherStep(share=own, trace=replace(self, other_steps=())), *self.other_steps)
+
+    def __repr__(self) -> str:
+        """Summarise the step in one line; its fields would fill pages."""
+        parts = [
+            f"{len(self.operations):,} operations",
+            *([] if self.samples is None else [f"{self.samples:,} samples"]),
+            *([] if not self.parameters else [f"{sum(map(_elements, self.parameters)):,} parameters"]),
+            f"recorded on {self.gpu_reported_name or self.device}",
+            *([] if self.other_steps == () else [f"{len(self.other_steps) + 1} kinds of step"]),
+        ]
+        return f"Trace({', '.join(parts)})"
 
     def changed(self, change: Callable[[Trace], Trace]) -> Trace:
         """Return the Trace with a change applied to every kind of step."""
