@@ -211,5 +211,5 @@ def _can_update(optimizer: Any) -> bool:
 
 def modules_of_callbacks(trainer: Trainer) -> list[nn.Module]:
     """Return the modules that callbacks hold, such as an EMA's copy of the model."""
-    callbacks: list[object] = trainer.callbacks
+    callbacks: Sequence[object] = getattr(trainer, "callbacks", ())
     return [value for one in callbacks for value in vars(one).values() if isinstance(value, nn.Module)]
