@@ -44,30 +44,29 @@ class Assumptions:
     Attributes:
         strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options as in
             `fsdp,tensor=8` (see `distributed/strategy.py`). A single GPU uses only the option `accumulate`.
-        method: How kernel times are predicted: `auto`, `mlp` or `wave` (see `kernels/measured_scaling.py`).
+        method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/measured_scaling.py`).
         weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
-            a cache folder, or offline mode. If None, the configured address, then the cache, then the weights that come
+            a cache folder, or offline mode. None takes the configured address, the cache, and the weights that come
             with the package.
-        offers: Offers from which prices are taken. If None, those that come with the package.
-        usd_per_hour: Your own price of one GPU, the same for all or by name. It takes precedence over the offers.
+        offers: Offers to take prices from; None takes those that come with the package.
+        usd_per_hour: Your own price of one GPU, the same for all or by name; it takes precedence over the offers.
         history: Earlier runs. Runs of the same model on the same GPU correct its prediction (see `run/history.py`).
-        interconnect: Bandwidths of the links between GPUs, if you know them. If None, the catalogue's figures.
-        release: PyTorch version of the predicted run, such as `1.13` or `2.6.0`. It determines kernels, the optimizer's
-            launches and how gradients are cleared. If None, the version of the trace. It is ignored for a step with
-            measured kernels.
-        host: CPU class of the machines of the predicted GPUs (`fast`, `median`, `slow`, see `timeline/host.py`), which
-            is used if the CPU time of the step was not measured. Or a factor on the CPU time of the recording machine,
-            below 1 for a faster CPU. If None, nothing is assumed.
-        zipf_alpha: Skew of the lookups in embedding tables: the exponent of Zipf's law, one for all tables or by the
-            name of a table's module. If None, lookups are uniform.
-        cores_per_node: CPU cores of each machine, which the data loaders of its GPUs share. If None, each loader has
-            enough cores.
+        interconnect: Bandwidths of the links between GPUs, if you know them; None takes the catalogue's figures.
+        release: PyTorch version of the predicted run, such as `1.13` or `2.6.0`. It decides kernels, the optimizer's
+            launches and how gradients are cleared. None takes the trace's version; a step with measured kernels
+            ignores this.
+        host: CPU class of the predicted GPUs' machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the
+            step's own CPU time was not measured. Or a factor on the CPU time of the recording machine, below 1 for a
+            faster CPU. None assumes nothing.
+        zipf_alpha: Skew of the lookups in embedding tables: the exponent of Zipf's law, one for all or by the name of a
+            table's module. None assumes uniform lookups.
+        cores_per_node: CPU cores of each machine, which the loaders of its GPUs share. None: each loader has enough
+            cores.
         measured: Rates of large matmuls that your machine sustains, in FLOP/s by dtype: `{"bf16": 1103e12}`, or by GPU,
-            `{"B200": {"bf16": 1103e12}}` (see `gpus/own_rates.py`). They correct the times of this GPU. If None, the
-            catalogue's rates.
+            `{"B200": {"bf16": 1103e12}}` (see `gpus/own_rates.py`). They correct this GPU's times. None takes the
+            catalogue's.
         charges: Costs of a rented machine other than training: `Charges(setup_minutes=20, storage_usd=3)` of
-            `lightning_predict.cost.prediction`. If None, there are no such costs. The GPU in use is already rented, so
-            it has none.
+            `lightning_predict.cost.prediction`. None: no such costs. The GPU in use is already rented, so it has none.
 
     Raises:
         InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, an object

@@ -1,6 +1,6 @@
-"""Safe reading and writing of files during training: with a timeout, and atomically.
+"""Safe reading and writing of files during training.
 
-A file can be on a network drive that hangs, or be a pipe without a reader. Therefore it is accessed in a thread with a
+A file may be on a hanging network drive, or be a pipe without a reader. It is therefore used in a thread with a
 timeout, and only if it is a regular file. Files are written atomically. Example::
 
     in_hook(path, lambda: write_atomically(path, b"..."), seconds=60.0)
@@ -27,11 +27,11 @@ PROGRESS_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"
 """Environment variable with the path of the progress file."""
 
 FILE_SECONDS: Final = 60.0
-"""Timeout in seconds for a file or a logger that a hook uses."""
+"""Timeout of a hook for a file or a logger."""
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path:
-    """Return the user's folder for data or downloads. Without a home directory, return a folder that cannot exist."""
+    """Return the user's folder for data or downloads. Without a home directory, it is one that cannot exist."""
     try:
         found = {"data": platformdirs.user_data_dir, "cache": platformdirs.user_cache_dir}[kind]("lightning-predict")
     except RuntimeError:  # a container's user without a home directory
@@ -44,12 +44,12 @@ def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds
 
     Args:
         path: The file, which need not exist.
-        work: Function that reads or writes the file.
+        work: Reads or writes it.
         seconds: Timeout.
 
     Raises:
-        OSError: The path exists and is not a regular file, or the work raised this error.
-        TimeoutError: The file did not respond in time, or still hangs since an earlier use.
+        OSError: The path exists and is not a regular file, or the work raised it.
+        TimeoutError: It did not respond in time, or still hangs since an earlier use.
     """
 
     def use() -> Result:
@@ -60,10 +60,10 @@ def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds
 
 
 def reject_irregular(path: str | os.PathLike[str]) -> None:
-    """Raise an error for a pipe, a device or a socket, which may block forever. Opening a folder fails by itself.
+    """Reject a pipe, a device or a socket, which may block forever; a folder fails by itself.
 
     Raises:
-        OSError: The path is one of these.
+        OSError: It is one of these.
     """
     try:
         mode = os.stat(path).st_mode
@@ -74,15 +74,15 @@ def reject_irregular(path: str | os.PathLike[str]) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically. An existing file is replaced. If the path is a link, its target is replaced.
+    """Write a file atomically; an existing file is replaced, and a link stays a link.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: It cannot be written.
     """
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
-    # The name is random and must not exist yet. So processes with the same number on two machines write different
-    # files, and a link that somebody put there is not followed.
+    # A random name that must not exist: processes with equal numbers on two machines write different files, and a
+    # link that was put there is not followed.
     part = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.part")
     try:
         with open(part, "xb") as file:

@@ -1,8 +1,8 @@
 """`log_exceptions` and `fallback_on_error`: decorators that keep errors in our code away from the training.
 
-If a guarded hook raises an error, the error is passed to the callback's `give_up`, which cleans up and warns once.
-Errors in `give_up` are only logged. So the Trainer never gets an error of ours. Every method that a Trainer or torch
-calls is guarded with a decorator, because a `try` inside the method would not cover argument errors. Example::
+An error inside a guarded hook is passed to the callback's `give_up`, which cleans up and warns once. Errors in
+`give_up` are only logged, so the Trainer sees none of them. Every method that a Trainer, or torch, calls is guarded,
+because a `try` inside the method would not cover argument errors. Example::
 
     class Careful(Callback):
         @log_exceptions
@@ -32,20 +32,20 @@ _LOG: Final = logging.getLogger("lightning_predict")
 Parameters = ParamSpec("Parameters")
 
 CAUGHT: Final = (Exception, GeneratorExit)
-"""Errors that are caught: all but KeyboardInterrupt and SystemExit. StopIteration and GeneratorExit are caught, too,
+"""Caught errors: all but KeyboardInterrupt and SystemExit. StopIteration and GeneratorExit must not escape either,
 because a calling loop or generator would end silently."""
 
 
 def log_warning(message: str) -> None:
-    """Log a message without a warning. Under `-W error`, a warning would be an exception, but logging is not."""
+    """Log a message that cannot be a warning: under `-W error` a warning is an exception, logging is not."""
     _LOG.warning(message)
 
 
 class CanGiveUp(Protocol):
-    """A callback that can be switched off after an error."""
+    """A callback that can be switched off."""
 
     def give_up(self, error: Exception) -> None:
-        """Clean up, report the error once, and do nothing in later hooks."""
+        """Clean up, report the error once, and do nothing from now on."""
 
 
 Guarded = TypeVar("Guarded", bound=CanGiveUp)
@@ -56,15 +56,15 @@ Result = TypeVar("Result")
 def log_exceptions(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """Wrap a hook so that its errors are passed to `give_up`. Only a BudgetExceededError is raised.
+    """Wrap a hook so that its errors go to `give_up`; only a BudgetExceededError is raised.
 
     StopIteration and GeneratorExit are caught, too, because a calling loop or generator would end silently.
-    KeyboardInterrupt, SystemExit and all errors of signal handlers are raised, because their cause is outside the hook.
+    KeyboardInterrupt, SystemExit and all errors of signal handlers pass: they came from outside while the hook ran.
     """
 
     @wraps(hook)
     def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        # Catch all errors: the training run is more important than its predictions.
+        # Catch broadly: the training run is worth more than its predictions.
         try:
             with unseen_by_modes():
                 hook(self, *args, **kwargs)
@@ -87,8 +87,8 @@ def fallback_on_error(
     """Return a decorator for a method with a result: if the method fails, report the error and return a fallback.
 
     Args:
-        make_fallback: Returns the fallback.
-        report: Reports the error. An error in this function is logged.
+        make_fallback: Makes the fallback.
+        report: Reports the error; an error in it is logged.
     """
 
     def decorate(
@@ -116,10 +116,9 @@ def fallback_on_error(
 
 
 def unseen_by_modes() -> AbstractContextManager[None]:
-    """Return a context in which the script's TorchFunctionModes do not see our code.
+    """Return a context in which our code does not pass the script's TorchFunctionModes.
 
-    Even reading the shape of a tensor passes through these modes. A mode that draws random numbers would change the
-    weights.
+    Even reading a tensor's shape passes them. A mode that draws random numbers would change the weights.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch._C._len_torch_function_stack():
@@ -132,11 +131,10 @@ _AS_IT_IS: Final = nullcontext()
 
 
 def own_error(error: BaseException) -> Exception:
-    """Return an error of our code; raise an error that a signal handler raised while our code ran.
+    """Return an error of ours; raise an error that a signal handler raised while our code ran.
 
-    Signal handlers of a script can raise errors, for example for a time limit with SIGALRM. Every `except` of ours that
-    may catch such an error calls this function. A GeneratorExit, which is not an Exception, is returned as a
-    RuntimeError.
+    Handlers raise for a time limit of the script's own, for example with SIGALRM. Every `except` of ours that may
+    catch such an error calls this function. A GeneratorExit, which is not an Exception, becomes a RuntimeError.
     """
     if comes_from_handler(error):
         raise error

@@ -1,4 +1,4 @@
-"""`Interval`: a predicted value with its 90 % interval, as scalars or as arrays of one shape.
+"""A predicted value with its 90 % interval: scalars, or arrays of one shape.
 
 Example::
 
@@ -57,7 +57,7 @@ class Interval(Generic[Value]):
         return self.map(lambda value: value * factor)
 
     def added(self, amount: Value | float | Interval[Value]) -> Interval[Value]:
-        """Add an exact amount, or add an interval end by end, which assumes fully correlated errors."""
+        """Add an exact amount, or add an interval end by end, assuming fully correlated errors."""
         if isinstance(amount, Interval):
             return self.map(operator.add, amount)
         return self.map(lambda value: value + amount)
@@ -78,7 +78,7 @@ class Interval(Generic[Value]):
         """Apply a function to the value and to each end.
 
         Args:
-            change: Function of one value of this interval and the corresponding value of each other interval.
+            change: Takes one value of this interval and the corresponding value of each other interval.
             others: Further intervals.
         """
         every = (self, *others)
@@ -98,26 +98,26 @@ def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
 
 
 OUTSIDE: Final = 0.05
-"""Share of cases below the interval, which is also the share above it."""
+"""Share of cases below an interval, and above it."""
 
 NORMAL_95: Final = NormalDist().inv_cdf(1 - OUTSIDE)
-"""Distance between the middle and either end of the interval of a normal distribution, in standard deviations."""
+"""Standard deviations of a normal distribution from its middle to either end of an interval."""
 
 ODDS: Final = (1 - OUTSIDE) / OUTSIDE
-"""Odds that a case is on the inner side of an end. On either side of the middle, log-odds are linear in log time."""
+"""Odds of a case on the inner side of an end. Log-odds are linear in log time on either side of the middle."""
 
 MIN_HALF_WIDTH: Final = 1e-3
-"""Minimum half width in log time, used if a time is certain."""
+"""Minimum half width in log time, for a time that is certain."""
 
 HALVINGS: Final = 24
-"""Number of bisections for finding an interval end. The precision is one millionth."""
+"""Number of bisections to find an end, for a precision of one millionth."""
 
 
 def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, Array]:
-    """Return the 90 % interval of the later of two times whose errors are independent.
+    """Return the 90 % interval of the later of two times with independent errors.
 
-    Both must be over. Therefore, if the intervals overlap, the low end is above both low ends, and the high end is
-    slightly above both high ends. The logarithm of each time is assumed to be logistic on either side of its middle.
+    Both must be over. If the intervals overlap, the low end is therefore above either low end, and the high end
+    slightly above either high end. Each log time is assumed logistic on either side of its middle.
     """
     import numpy as np
 
@@ -133,7 +133,7 @@ def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, 
 
 
 def _by_which(parts: Sequence[Interval[Array]], share: float, least: Array, most: Array) -> Array:
-    """Find by bisection the time, between two times, by which all parts are over with this probability."""
+    """Find the time by which all parts are over with this probability, by bisection between two times."""
     import numpy as np
 
     for _ in range(HALVINGS):

@@ -1,8 +1,7 @@
-"""`Note`: a sentence for the user next to a prediction, which may be marked as a detail or as decisive.
+"""`Note`: a sentence for the user next to a prediction, optionally marked as a detail or as decisive.
 
-Notes are strings, so they can be printed, compared and serialized to JSON directly. A note that does not change any
-decision is a detail. It is shown only in verbose output. A decisive note comes before others if only a few can be
-shown. Example::
+Notes are strings, so that they print, compare and serialize to JSON directly. A note that changes no decision is a
+detail, shown only in verbose output. A decisive note comes before others if there is room for few. Example::
 
     >>> notes = ("cuDNN converts the images.", Note("cudnn.benchmark is off.", is_detail=True))
     >>> [note for note in notes if not is_detail(note)]
@@ -20,8 +19,8 @@ class Note(str):
     """A sentence for the user.
 
     Attributes:
-        is_detail: Whether the note changes no decision, so that it is shown only in verbose output.
-        is_decisive: Whether the note may change a decision by itself, so that it is shown before others.
+        is_detail: It changes no decision, and is shown only in verbose output.
+        is_decisive: It may change a decision by itself, and is shown before others.
     """
 
     is_detail: bool
@@ -32,8 +31,8 @@ class Note(str):
 
         Args:
             text: The sentence.
-            is_detail: Whether the note changes no decision.
-            is_decisive: Whether the note may change a decision by itself.
+            is_detail: It changes no decision.
+            is_decisive: It may change a decision by itself.
         """
         made = super().__new__(cls, text)
         made.is_detail = is_detail
@@ -42,12 +41,12 @@ class Note(str):
 
 
 def is_detail(note: str) -> bool:
-    """Return whether a note is a detail. A plain string is none."""
+    """Return whether a note is a detail; a plain string is not."""
     return isinstance(note, Note) and note.is_detail
 
 
 def is_decisive(note: str) -> bool:
-    """Return whether a note is decisive. A plain string is not."""
+    """Return whether a note may change a decision by itself; a plain string is not marked so."""
     return isinstance(note, Note) and note.is_decisive
 
 

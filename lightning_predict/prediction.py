@@ -24,7 +24,6 @@ from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction,
 from lightning_predict.cost.priced_gpus import ALL, PricedGpus, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions import extension
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
@@ -38,7 +37,6 @@ from lightning_predict.run.workload import Loader, Workload, predict_run
 from lightning_predict.step_predictor import StepPredictor, layout_in_use
 from lightning_predict.ties import ordered
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.precision import emulates_bfloat16, in_float16
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.weights.source import AnyWeights
@@ -75,42 +73,41 @@ def predict(
 
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
-        gpus: `all`, `datacenter` or `consumer` for every NVIDIA GPU of that group with a current price; tables show the
-            best of them. Otherwise names of GPUs (our names, torch's and those of cloud providers are understood) or of
-            layouts, or a `Gpu` or `Layout`. `8xL4` is a machine with eight GPUs, and `2x8xH100-SXM-80GB` is two
-            machines. Each replica processes the samples of the trace.
-        iterations: Remaining steps on the recorded number of GPUs. A larger layout needs fewer steps for the same
-            samples. If None, only the step is predicted.
+        gpus: `all`, `datacenter` or `consumer`: every NVIDIA GPU of that group with a current price; tables show the
+            best of them. Or names of GPUs (our, torch's and cloud providers' spellings are understood) or of layouts,
+            or a `Gpu` or `Layout`. `8xL4` is a machine with eight GPUs, `2x8xH100-SXM-80GB` two machines. Each replica
+            takes the samples of the trace.
+        iterations: Remaining steps on the recorded number of GPUs; a larger layout needs fewer steps for the same
+            samples. None predicts only the step.
         loader_seconds: Seconds in which the data loader of one process loads a batch while the GPU computes; the longer
-            of the two times counts. If None, the recorded waits.
-        loader_samples_per_second: The speed of the data loader as a rate, instead of `loader_seconds`.
-        evaluation_seconds: Seconds of the run outside training steps, such as evaluation and checkpoints. They are the
-            same on every GPU.
+            of the two counts. None takes the recorded waits.
+        loader_samples_per_second: The same as a rate.
+        evaluation_seconds: Seconds of the run outside training steps, such as evaluation and checkpoints; the same on
+            every GPU.
         num_nodes: Number of machines, for layouts that do not include it.
         strategy: See `Assumptions`.
         method: See `Assumptions`.
         offers: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
-        history: Whether to use earlier runs of the same step for corrections (see `run/history.py`).
+        history: Use earlier runs of the same step for corrections (see `run/history.py`).
         interconnect: See `Assumptions`.
         release: See `Assumptions`.
         host: See `Assumptions`.
         zipf_alpha: See `Assumptions`.
-        gpus_file: TOML file with your own GPUs, which remain known in this process (see `gpus/user_gpus.py`).
+        gpus_file: TOML file with your own GPUs, which stay known in this process (see `gpus/user_gpus.py`).
         charges: See `Assumptions`.
         measured: See `Assumptions`.
 
     Returns:
-        One Prediction per GPU or layout, in the given order. If a group is given, the cheapest run is first.
+        One Prediction per GPU or layout, in the given order; of a group, the cheapest run first.
 
     Raises:
-        UnknownGpuError: A name is not in the catalogue, or the kernels of a trace without shapes are from an unknown
-            GPU.
-        InvalidArgumentError: The list is empty, or a price, layout, strategy, method or number of iterations is
-            invalid.
-        TraceError: The trace has no operations, or neither shapes nor kernels.
-        WeightsError: Weights cannot be found or trusted. An address that cannot be reached only adds a note.
+        UnknownGpuError: A name that the catalogue does not contain.
+        InvalidArgumentError: An empty list, or an invalid price, layout, strategy, method or number of iterations.
+        TraceError: A trace without operations, or with neither shapes nor kernels. Kernels of an unknown GPU without
+            shapes raise an UnknownGpuError.
+        WeightsError: Weights that cannot be found or trusted; an unreachable address only adds a note.
     """
     if gpus_file is not None:
         from lightning_predict.gpus.user_gpus import add_gpus
@@ -149,18 +146,17 @@ def remaining_steps(
     loader_samples_per_second: float | None = None,
     evaluation_seconds: float = 0.0,
 ) -> Workload:
-    """Describe a run of this many recorded steps, with a loader and an evaluation as given or as recorded.
+    """Describe a run of this many recorded steps, with a loader and evaluation as stated or recorded.
 
     Args:
         trace: The step.
-        iterations: Number of steps. If None, only the step is predicted.
+        iterations: Number of steps; None predicts only the step.
         loader_seconds: See `predict`.
         loader_samples_per_second: See `predict`.
         evaluation_seconds: See `predict`.
 
     Raises:
-        InvalidArgumentError: A number is negative, both speeds of the loader are given, or a rate is given for a step
-            whose batch size is unknown.
+        InvalidArgumentError: A negative number, two speeds of the loader, or a rate for a step of unknown size.
     """
     if iterations is not None and iterations < 0:
         raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of remaining steps.")
@@ -200,20 +196,16 @@ def predict_workload(
     *,
     validation: Trace | None = None,
     forecast: Interval[float] | None = None,
-    adapts_precision: bool = True,
 ) -> Predictions:
-    """Predict the rest of a run: like `predict`, with validation and other inputs that a Trainer knows.
+    """Predict the rest of a run: `predict` with validation and other facts that a Trainer knows.
 
     Args:
         trace: One training step.
-        layouts: GPUs and layouts to predict. If it is a `PricedGpus`, the GPU of the recording is added.
+        layouts: GPUs and layouts to predict. To a `PricedGpus`, the GPU of the recording is added.
         workload: Remaining steps and validation batches on each GPU of the recorded run.
         assumptions: The assumptions.
-        validation: One validation batch. If None, the forward share of the training step is used.
-        forecast: Remaining seconds on the machine in use, as forecast from the run so far. If None, they are predicted
-            from the steps of the trace.
-        adapts_precision: Whether a step under autocast in bfloat16 is predicted in float16 on GPUs that emulate
-            bfloat16.
+        validation: One validation batch; None takes the forward share of the training step.
+        forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
     """
     group = layouts.group if isinstance(layouts, PricedGpus) else None
     origin = gpu_in_use(trace)
@@ -223,14 +215,6 @@ def predict_workload(
     gpus = [layout.gpu for layout in layouts]
     step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)
-    if adapts_precision:
-        emulating = [
-            layout
-            for layout, one in zip(layouts, predictions, strict=True)
-            if layout != step.in_use and emulates_bfloat16(layout.gpu) and (group is None or one.fits is not False)
-        ]
-        instead = _in_float16(trace, emulating, workload, assumptions, validation)
-        predictions = tuple(instead.get(one.gpu, one) for one in predictions)
     if group is not None:
         predictions = tuple(ordered(predictions, _cost_of_steps))
     notes: list[str] = list(step.notes)
@@ -248,26 +232,8 @@ def predict_workload(
     )
 
 
-def _in_float16(
-    trace: Trace, layouts: Sequence[Layout], workload: Workload, assumptions: Assumptions, validation: Trace | None
-) -> dict[str, Prediction]:
-    """Predict a step under autocast in bfloat16 as under autocast in float16; empty for other steps or no layout."""
-    if not layouts or trace.flags.autocast_dtype != "bfloat16":
-        return {}
-    if gpu_in_use(trace) is None:
-        changed = trace.changed(in_float16)
-    else:
-        carry = extension("carry_measurements")
-        changed = trace.changed(lambda kind: carry(kind, in_float16, assumptions.weights))
-    validating = None if validation is None else validation.changed(in_float16)
-    gpus = [layout.gpu for layout in layouts]
-    step = StepPredictor(changed, gpus, assumptions, workload, validation=validating)
-    found = [step.predict_layout(step.with_offered_network(layout)) for layout in layouts]
-    return {one.gpu: replace(one, step=replace(one.step, precision="16-mixed")) for one in found}
-
-
 def _cost_of_steps(one: Prediction) -> float:
-    """Return the cost of a recorded step as a sort key. GPUs without a price or without enough memory come last."""
+    """Return the cost of a recorded step as a sort key; a GPU without a price or enough memory comes last."""
     if one.usd_per_hour is None or one.fits is False:
         return math.inf
     return one.usd_per_hour * one.cycle_seconds / one.layout.count
@@ -276,7 +242,7 @@ def _cost_of_steps(one: Prediction) -> float:
 def shown_layouts(
     trace: Trace, layouts: Sequence[Layout], iterations: int | None, assumptions: Assumptions
 ) -> tuple[Layout, ...]:
-    """Return the layouts of a group that a table would show, the cheapest first. Named layouts are unchanged."""
+    """Return the layouts of a group that a table would show, cheapest first; named layouts unchanged."""
     if not isinstance(layouts, PricedGpus):
         return tuple(layouts)
     found = predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
@@ -284,7 +250,7 @@ def shown_layouts(
 
 
 TABLES_DECIDE: Final = 0.5
-"""Share of a GPU's memory that embedding tables must exceed for a note that they should be sharded."""
+"""Share of a GPU's memory above which embedding tables should be sharded."""
 
 
 def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | None:

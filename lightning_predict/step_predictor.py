@@ -1,6 +1,6 @@
-"""`StepPredictor`: predicts a recorded step, first on every single GPU, then on any layout with any strategy.
+"""`StepPredictor`: predictor of a recorded step, timed once on every GPU, then for any layout with any strategy.
 
-`predict` calls it for each layout, and `best_layouts` for each strategy; it makes their `Prediction`s. Example::
+`predict` loops over layouts, `best_layouts` searches strategies; both make their `Prediction` here. Example::
 
     step = StepPredictor(trace, [gpu("H100-SXM-80GB")], Assumptions())
     step.predict_layout(layout_of("8xH100-SXM-80GB"), parse_strategy("fsdp")).iteration_seconds
@@ -64,26 +64,25 @@ if TYPE_CHECKING:
 
 @final
 class StepPredictor:
-    """Predictor of a recorded step on any layout of GPUs.
+    """Predictor of a recorded step on any layout.
 
     Args:
         trace: One training step.
         gpus: The GPUs of all layouts to predict.
         assumptions: The assumptions.
-        workload: Remaining work on each GPU of the recorded run. If None, only the step is predicted.
-        validation: One validation batch. If None, the forward share of the training step is used.
-        forecast: Remaining seconds on the machine in use, as forecast from the run so far. If None, they are predicted
-            from the steps of the trace.
+        workload: Remaining work on each GPU of the recorded run; None predicts only the step.
+        validation: One validation batch; None takes the forward share of the training step.
+        forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
 
     Attributes:
         trace: The step, changed by the assumptions.
-        setting: The GPUs, models and assumptions for the parts of the prediction.
-        kinds: The kinds of steps, each predicted on a single one of each GPU.
-        in_use: The GPUs on which the step was recorded. None without CUDA, or if the catalogue does not contain them.
+        setting: The GPUs, models and assumptions for its parts.
+        kinds: The kinds of step, each on one of each GPU.
+        in_use: The GPUs that it was recorded on; None without CUDA, or if the catalogue lacks them.
 
     Raises:
-        TraceError: The trace cannot be predicted.
-        WeightsError: The weights cannot be found or trusted.
+        TraceError: A trace that cannot be predicted.
+        WeightsError: Weights that cannot be found or trusted.
     """
 
     def __init__(
@@ -134,10 +133,7 @@ class StepPredictor:
         self._tables: dict[Strategy, ShardedEmbeddings] = {}
 
     def with_offered_network(self, layout: Layout) -> Layout:
-        """Return a layout with the network bandwidth of the machines whose price it has.
-
-        The layout in use has its own.
-        """
+        """Return a layout with the network of the machines whose price it has; the one in use has its own."""
         if layout == self.in_use:
             return layout
         own = self._assumptions
@@ -147,11 +143,11 @@ class StepPredictor:
         """Predict the step and the rest of the run on a layout.
 
         Args:
-            layout: A layout of GPUs that were given at construction.
-            strategy: How the GPUs share the work. If None, that of the assumptions.
+            layout: A layout of the GPUs given at construction.
+            strategy: How they share the work; None takes the assumptions'.
 
         Raises:
-            InvalidArgumentError: The strategy is impossible for the layout or the model.
+            InvalidArgumentError: A strategy that is impossible for the layout or the model.
         """
         strategy = self._assumptions.strategy if strategy is None else strategy
         batches, samples = self.trace.batches, self.trace.samples
@@ -165,9 +161,9 @@ class StepPredictor:
 
         Args:
             layout: The GPUs.
-            strategy: How the GPUs share the work.
-            step: The step on these GPUs.
-            memory: Memory need of each of these GPUs.
+            strategy: How they share the work.
+            step: The step on them.
+            memory: Memory need of each of them.
         """
         run = self._run(layout, strategy, step)
         price = price_of(
@@ -180,7 +176,7 @@ class StepPredictor:
         return Prediction(layout, step, run, price, memory)
 
     def iteration(self, layout: Layout, strategy: Strategy) -> StepPrediction:
-        """Predict the step on a layout, corrected by earlier runs. On the layout in use, it is the measured step."""
+        """Predict the step on a layout, corrected by earlier runs, and as measured on the layout in use."""
         row = self.setting.gpus.index(layout.gpu)
         correction = self._learnt[row]
         by_kind = []
@@ -200,19 +196,17 @@ class StepPredictor:
         return step.accumulated(strategy.accumulate) if layout.count == 1 else step
 
     def memory_need(self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None) -> MemoryNeed:
-        """Return whether the step fits in each GPU's memory, for the kind of step with the largest memory need.
-
-        Empty if no need is known.
+        """Judge whether the kind of step with the largest memory need fits on each GPU; empty if no need is known.
 
         Args:
             layout: The GPUs.
-            strategy: How the GPUs share the work.
+            strategy: How they share the work.
             reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
         """
         return memory_need_of(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
 
     def shared(self, kind: SingleSteps) -> MultiGpuStep:
-        """Return the cached simulation of a kind of step, from which steps on several GPUs are predicted."""
+        """Return the cached simulation of a kind of step, ready to be shared over GPUs."""
         if id(kind) not in self._ready:
             from lightning_predict.distributed.layout_steps import MultiGpuStep
 
@@ -250,7 +244,7 @@ class StepPredictor:
     def _shared(
         self, kind: SingleSteps, steps: Sequence[StepPrediction], layout: Layout, strategy: Strategy
     ) -> StepPrediction:
-        """Return one kind of step on a layout, from the steps on a single one of each GPU."""
+        """Return one kind of step on a layout, from the steps on one of each GPU."""
         tables, row = self._embeddings(strategy), self.setting.gpus.index(layout.gpu)
         if tables is not None:
             return tables.steps(kind, steps, [layout])[0]
@@ -259,7 +253,7 @@ class StepPredictor:
         return self.shared(kind).on(layout, steps[row], row, strategy, self.setting.interconnect)
 
     def _checked(self, layout: Layout, strategy: Strategy) -> StepPrediction | None:
-        """Predict one validation batch. Replicas work independently, but the GPUs of one replica work together."""
+        """Predict one validation batch; replicas work independently, the GPUs of one replica together."""
         one = self._validation
         if one is None:
             return None
@@ -269,7 +263,7 @@ class StepPredictor:
         return self._shared(one, one.steps, layout, own)  # a validation batch has its own size
 
     def _run(self, layout: Layout, strategy: Strategy, step: StepPrediction) -> Run:
-        """Predict the rest of the run. Replicas share the work, and data loaders share the CPU cores."""
+        """Predict the rest of the run; replicas share the work, and loaders share the cores."""
         trace, workload = self.trace, self._workload
         replicas, batches = strategy.replicas(layout), trace.batches * strategy.accumulate
         own = workload_with_shared_cores(
@@ -295,7 +289,7 @@ class StepPredictor:
         )
 
     def corrected(self, run: Run, layout: Layout | None) -> Run:
-        """Correct a run by its own progress if known, and by earlier runs, and end it at its time limit."""
+        """Correct a run by its own progress if known, and by earlier runs, and cut it off at its time limit."""
         if layout == self.in_use and self._forecast is not None:
             run = replace(run, total=self._forecast)
         factor = self._run_factor
@@ -305,7 +299,7 @@ class StepPredictor:
 
 
 def _wave_scaling_note(setting: PredictionContext) -> tuple[str, ...]:
-    """Return a warning if only wave scaling is used for GPUs on which libraries choose other kernels."""
+    """Warn if wave scaling alone carries kernels to GPUs for which libraries choose others."""
     origin = setting.origin
     if setting.method != "wave" or origin is None:
         return ()
@@ -355,15 +349,13 @@ def memory_need_of(
     *,
     reported_bytes: float | None = None,
 ) -> MemoryNeed:
-    """Return whether the step fits in each GPU's memory, for the kind of step with the largest memory need.
-
-    Empty if no need is known.
+    """Judge whether the kind of step with the largest memory need fits on each GPU; empty if no need is known.
 
     Args:
-        memory: Kinds of steps, each with its memory need on one GPU.
+        memory: Kinds of step, each with its memory need on one GPU.
         layout: The GPUs.
-        sharing: How the GPUs share the work.
-        tables: Sharded embedding tables; None if there are none.
+        sharing: How they share the work.
+        tables: Sharded embedding tables; None without.
         reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
     """
     found = []
@@ -399,9 +391,8 @@ def memory_need_of(
 
 
 SHARDED_FRAGMENTATION: Final = 1.25
-"""Factor by which the upper end of reserved memory is increased if parameters are sharded. Gathered parameters are
-allocated on another stream, and the forward and backward passes cannot use the free blocks of that stream.
-foundation-model-stack's runs reserved up to 1.49 times the memory that they allocated."""
+"""Extra upper end of reserved memory if parameters are sharded: gathered ones are allocated on another stream, whose
+free blocks the passes cannot use. foundation-model-stack's runs reserved up to 1.49 times what they allocated."""
 
 
 def _on_layout(kind: Trace, one: StepMemory, layout: Layout, sharing: Strategy) -> tuple[float, float]:
@@ -412,20 +403,20 @@ def _on_layout(kind: Trace, one: StepMemory, layout: Layout, sharing: Strategy) 
         shared_memory_bytes(size, kind, layout, sharing)
         for size in (one.bytes_on(layout.gpu), one.allocated_on(layout.gpu))
     )
-    # The allocator keeps memory that the passes fragmented, even if the update is the moment of the highest memory use.
+    # The allocator keeps what the passes fragmented, also if the update is the fullest moment.
     slack = one.bytes_on(layout.gpu) - one.allocated_on(layout.gpu) if sharing.runs_whole_model else 0
     return max(reserved, allocated + slack), allocated
 
 
 def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Interval[float]:
-    """Estimate the GPU memory of a process outside torch's allocator."""
+    """Estimate a process's GPU memory outside torch's allocator."""
     peers = min(sharing.expert, layout.gpus_per_node) - 1
     buffers = nccl_bytes(layout.gpu, communicators=sharing.communicators(layout), all_to_all_peers=peers)
     return context_bytes(layout.gpu, release_of(kind.software)).added(buffers)
 
 
 def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:
-    """Collect the notes about the kinds of steps, without repetition."""
+    """Collect the notes about the kinds of step, without repetition."""
     notes: dict[str, None] = {}
     for single in singles:
         kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)

@@ -1,7 +1,7 @@
-"""`run_with_timeout`: runs some work with a timeout.
+"""`within`: run some work with a timeout.
 
-Work that cannot be interrupted (a DNS lookup, a slow server, a hanging disk) runs in a separate thread. After the
-timeout, this thread is abandoned. Example::
+Work that cannot be interrupted (a DNS lookup, a slow server, a hanging disk) runs in a separate thread, which is
+abandoned after the timeout. Example::
 
     >>> run_with_timeout(1.0, lambda: 6 * 7)
     42
@@ -38,7 +38,7 @@ class BackgroundTask(Generic[Result]):
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="lightning-predict", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # raised as OSError, as for any other exhausted resource
+        except RuntimeError as error:  # as any other resource that is used up: callers handle an OSError
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def is_done(self, *, wait_seconds: float = 0.0) -> bool:
@@ -63,7 +63,7 @@ def run_with_timeout(seconds: float, work: Callable[[], Result]) -> Result:
     """Run some work with a timeout; return its result or raise its error.
 
     Raises:
-        TimeoutError: The work is not done. Its thread goes on.
+        TimeoutError: It is not done; its thread goes on.
     """
     background = BackgroundTask(work)
     if not background.is_done(wait_seconds=seconds):
@@ -72,7 +72,7 @@ def run_with_timeout(seconds: float, work: Callable[[], Result]) -> Result:
 
 
 _UNANSWERED: Final[dict[str, BackgroundTask[Any]]] = {}
-"""Work that timed out, by the name of its resource."""
+"""Work that timed out, by its `asked`."""
 
 
 def run_unless_hanging(seconds: float, asked: str, work: Callable[[], Result]) -> Result:
@@ -84,7 +84,7 @@ def run_unless_hanging(seconds: float, asked: str, work: Callable[[], Result]) -
         work: Uses the resource.
 
     Raises:
-        TimeoutError: The work is not done, or an earlier call for the same resource is not done yet.
+        TimeoutError: It is not done, or an earlier call is not done yet.
     """
     before = _UNANSWERED.get(asked)
     if before is not None and not before.is_done():

@@ -47,4 +47,5 @@ def due_job(
         tardiness_usd_per_hour=weight,
         low_factor=1.0 - error,
         high_factor=1.0 + error,
+        checkpoint="/shared",
     )

@@ -30,7 +30,6 @@ REGISTERED: Final[Mapping[str, str]] = {
     "with_skew": "embeddings.tables",
     # Changes of a training
     "advice_for": "advice.advice",
-    "carry_measurements": "advice.measured",
     "batch_size_lines": "advice.what_if",
     "batch_sizes_that_fit": "advice.what_if",
     "layer_table": "advice.layers",

@@ -83,7 +83,6 @@ class StepPrediction:
         extrapolated_share: Share of the device time from networks without measurements of this GPU.
         measured_seconds: Measured step time; None except on the GPU in use.
         unmeasured_seconds: Step time predicted without any measurement; None except on the GPU in use.
-        precision: Precision of the step, if it differs from the recorded one; None otherwise.
     """
 
     gpu: str
@@ -100,7 +99,6 @@ class StepPrediction:
     extrapolated_share: float = 0.0
     measured_seconds: float | None = None
     unmeasured_seconds: float | None = None
-    precision: str | None = None
 
     @property
     def seconds(self) -> float:

@@ -36,6 +36,7 @@ def job(
         deadline_seconds=deadline * HOUR,
         tardiness_usd_per_hour=weight,
         release_seconds=release * HOUR,
+        checkpoint="/shared",
     )
 
 

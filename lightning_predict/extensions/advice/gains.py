@@ -48,9 +48,7 @@ def predicted_with(
         trace = _shared_otherwise(trace, strategy, assumptions)
     if iterations is not None and samples and trace.samples and trace.samples != samples:
         iterations = max(round(iterations * samples / trace.samples), 1)
-    return trace, predict_workload(
-        trace, layouts, remaining_steps(trace, iterations), assumptions, adapts_precision=False
-    )
+    return trace, predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
 
 
 def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) -> Trace:

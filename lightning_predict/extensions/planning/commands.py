@@ -42,6 +42,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     """
     from rich.console import Console
 
+    from lightning_predict.extensions.planning.expected_cost import missed_deadlines
     from lightning_predict.extensions.planning.exports import plan_json, write_plan
     from lightning_predict.extensions.planning.files import read_problem, read_progress_of, read_situation
     from lightning_predict.extensions.planning.gantt_chart import plan_table
@@ -59,6 +60,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
         with _progress(console, "ways to plan", len(candidates(problem, method))) as advance:
             result = cheapest_plan(problem, method=method, since=since, on_candidate=advance)
         console.print(plan_table(result))
+        notes.extend(missed_deadlines(result, problem))
         notes.extend(note for job in problem.jobs for note in job.notes)
         for note in notes:
             console.print(note, highlight=False)

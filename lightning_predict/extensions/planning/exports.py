@@ -79,6 +79,7 @@ def plan_json(plan: Plan) -> str:
             "machine_usd": plan.machine_usd,
             "tardiness_usd": plan.tardiness_usd,
             "total_usd": plan.total_usd,
+            "outlook": None if plan.outlook is None else asdict(plan.outlook) | {"usd": plan.outlook.usd},
             "decisions": plan.decisions,
             "largest_gap": plan.largest_gap,
             "segments": [_segment(segment) for segment in plan.segments],

@@ -274,6 +274,7 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
     now, horizon = situation.now_seconds, horizon_seconds(problem, situation)
     running = tuple(situation.running.get(job.name) for job in jobs)
     runs = np.array([place is not None for place in running], dtype=bool)  # (J,)
+    can_move = np.array([job.can_move for job in jobs], dtype=bool)  # (J,)
     deadlines = np.array([job.deadline_seconds for job in jobs])
     weights = np.array([rental_usd(seconds=1.0, usd_per_hour=job.tardiness_usd_per_hour) for job in jobs])
     again = MOVES_TO_COME * np.array([restart_seconds(job, problem, situation) for job in jobs])  # (J,)
@@ -322,7 +323,8 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
         np.nanmin(run_later, axis=1) + np.nanmin(np.where(is_cheapest, late, math.nan), axis=1),
         np.nanmin(run_later + late, axis=1),
     )
-    no_start = np.isnan(seconds) | (runs[:, np.newaxis] & problem.formulation.fixes_running_jobs)
+    is_fixed = runs & (problem.formulation.fixes_running_jobs | ~can_move)  # (J,)
+    no_start = np.isnan(seconds) | is_fixed[:, np.newaxis]
     cost_usd, machine_usd = np.where(no_start, math.inf, cost_usd), np.where(no_start, math.inf, paid)
     cost_usd[_needless(cost_usd, machine_usd, machine_of)] = math.inf
     sizes = [item.num_gpus for item in configurations]
@@ -339,7 +341,7 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
         running=running,
         stay_usd=np.where(runs, stays_usd, math.inf),
         stay_machine_usd=np.where(runs, stay_rate * stay, math.inf),
-        postponed_usd=np.where(runs & (not problem.formulation.preempts), math.inf, postponed_usd),
+        postponed_usd=np.where(runs & ~(problem.formulation.preempts & can_move), math.inf, postponed_usd),
         reserved_usd=np.nanmin(seconds * machine_rate, axis=1),
         period_usd=usd_per_second * horizon,
         nodes=problem.limits.nodes,

@@ -18,7 +18,9 @@ from statistics import median
 from typing import Final, final
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.extensions.planning.expected_cost import DRAWS, is_uncertain, plan_outlook, time_draws
 from lightning_predict.extensions.planning.milp import MilpPlanner
+from lightning_predict.extensions.planning.objective import INTERVAL_PROBABILITY
 from lightning_predict.extensions.planning.problem import AbstractPolicy, Formulation, Plan, PlanningProblem, PlanState
 from lightning_predict.extensions.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.extensions.planning.simulator import simulate
@@ -51,18 +53,44 @@ WORTH_A_MOVE: Final = 0.01
 """Relative cost difference below which plans count as equal. Among equal plans, the one with the fewest moves wins."""
 
 
+PREDICTED_TIMES: Final = 0.5
+"""Probability that asks for no more than the predicted times."""
+
+SAME_PROBABILITY: Final = 1 / DRAWS
+"""Probabilities within one draw count as equal."""
+
+HARD_DEADLINES: Final = 1000.0
+"""Factor on the weight of tardiness for candidates that keep deadlines at any price."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
-    """Planning method to try: a policy with its freedom (formulation) and its horizon."""
+    """Planning method to try: a policy, its freedom, its horizon, and the weight of tardiness.
+
+    Attributes:
+        policy: The policy.
+        formulation: Its freedom.
+        horizon_seconds: Its horizon. If None, it is derived from the events.
+        tardiness: Factor on the problem's weight of tardiness.
+        probability: Probability with which its decisions keep deadlines, if that is more than the problem's.
+    """
 
     policy: AbstractPolicy
     formulation: Formulation
     horizon_seconds: float | None
+    tardiness: float = 1.0
+    probability: float = 0.0
 
     def applied_to(self, problem: PlanningProblem) -> PlanningProblem:
         """Return the problem with the candidate's freedom and horizon."""
-        return replace(problem, formulation=self.formulation, horizon_seconds=self.horizon_seconds)
+        return replace(
+            problem,
+            formulation=self.formulation,
+            horizon_seconds=self.horizon_seconds,
+            tardiness_factor=self.tardiness * problem.tardiness_factor,
+            probability=max(self.probability, problem.probability),
+        )
 
     @property
     def name(self) -> str:
@@ -72,6 +100,8 @@ class PlanCandidate:
             for allowed, words in (
                 (self.formulation.shares_gpus, "a machine a job"),
                 (self.formulation.preempts or self.formulation.migrates, "no moves"),
+                (self.tardiness == 1.0, "deadlines first"),
+                (not self.probability, "late times"),
                 (self.horizon_seconds is None, f"{seconds_to_hours(self.horizon_seconds or 0.0):.2g} h ahead"),
             )
             if not allowed
@@ -100,8 +130,13 @@ def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ..
     ways = [(formulation, horizon) for formulation in (most, least) for horizon in horizons]
     ways += [(replace(formulation, shares_gpus=False), own) for formulation in (most, least)]
     rules = QUEUE_RULES if most.shares_gpus else BASELINES
+    freedoms = tuple(dict.fromkeys((most, least)))
+    late = freedoms if any(is_uncertain(job) for job in problem.jobs) else ()
+    hard = freedoms if problem.probability > PREDICTED_TIMES else ()
     return (
         *(PlanCandidate(planner, formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
+        *(PlanCandidate(planner, formulation, own, probability=INTERVAL_PROBABILITY) for formulation in late),
+        *(PlanCandidate(planner, formulation, own, HARD_DEADLINES) for formulation in hard),
         *(PlanCandidate(rule, most, own) for rule in rules),
     )
 
@@ -127,14 +162,14 @@ def cheapest_plan(
         MissingDependencyError: The method is `milp`, and SciPy is not installed.
     """
     check_problem(problem)
-    plans = []
+    plans, draws = [], time_draws(problem, since)
     for candidate in candidates(problem, method):
         try:
             plan = simulate(candidate.applied_to(problem), candidate.policy, since=since)
         except InfeasiblePlanError:  # the budget was spent before all jobs had started
             plan = None
         if plan is not None:
-            plans.append(replace(plan, policy=candidate.name))
+            plans.append(replace(plan, policy=candidate.name, outlook=plan_outlook(plan, problem, draws)))
         if on_candidate is not None:
             on_candidate()
     return _cheapest(problem, plans, spent_usd=0.0 if since is None else since.spent_usd)
@@ -144,12 +179,29 @@ def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: flo
     budget = None if problem.limits.budget_usd is None else problem.limits.budget_usd - spent_usd
     affordable = [plan for plan in plans if budget is None or plan.machine_usd <= budget]
     if affordable:
-        enough = (1 + WORTH_A_MOVE) * min(plan.total_usd for plan in affordable)
-        good = [plan for plan in affordable if plan.total_usd <= enough]
+        safe = _safest(affordable, problem.probability)
+        enough = (1 + WORTH_A_MOVE) * min(map(_usd, safe))
+        good = [plan for plan in safe if _usd(plan) <= enough]
         fewest = min(len(plan.segments) for plan in good)
-        return least((plan for plan in good if len(plan.segments) == fewest), lambda plan: plan.total_usd)
+        return least((plan for plan in good if len(plan.segments) == fewest), _usd)
     found = min((plan.machine_usd for plan in plans), default=None)
     cheapest = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
     raise InfeasiblePlanError(
         f"No plan keeps the budget of ${budget:g}: {cheapest}. Raise the budget, or take jobs out."
     )
+
+
+def _usd(plan: Plan) -> float:
+    return plan.total_usd if plan.outlook is None else plan.outlook.usd
+
+
+def _safest(plans: Sequence[Plan], probability: float) -> list[Plan]:
+    """Return the plans that keep all deadlines with the probability, or else those that miss it by the least.
+
+    At a probability of 0.5, which is the predicted times, tardiness only costs money.
+    """
+    if probability <= PREDICTED_TIMES:
+        return list(plans)
+    missing = [0.0 if plan.outlook is None else plan.outlook.shortfall(probability) for plan in plans]
+    enough = min(missing) + SAME_PROBABILITY
+    return [plan for plan, lacks in zip(plans, missing, strict=True) if lacks <= enough]

@@ -103,6 +103,11 @@ class Job:
     checkpoint: str | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def can_move(self) -> bool:
+        """Whether a running job can be stopped and resumed: without a checkpoint, it would lose all its work."""
+        return self.checkpoint is not None
+
     def time(self, configuration: Configuration) -> Interval[float]:
         """Return the time of the whole run with its 90 % interval."""
         spread = self.spreads.get(configuration, Interval(self.low_factor, 1.0, self.high_factor))
@@ -330,6 +335,31 @@ class JobOutcome:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOutlook:
+    """Results of a plan over all draws.
+
+    Attributes:
+        machine_usd: Expected cost of machines.
+        tardiness_usd: Expected cost of tardiness.
+        in_time: Probability that each job meets its deadline, by name.
+    """
+
+    machine_usd: float
+    tardiness_usd: float
+    in_time: Mapping[str, float]
+
+    @property
+    def usd(self) -> float:
+        """Expected total cost."""
+        return self.machine_usd + self.tardiness_usd
+
+    def shortfall(self, probability: float) -> float:
+        """Sum over the jobs of the missing probability of their deadlines."""
+        return sum(max(0.0, probability - chance) for chance in self.in_time.values())
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Result of planning: placements, times and costs.
 
@@ -341,6 +371,7 @@ class Plan:
         decisions: Number of decisions.
         longest_decision_seconds: Duration of the slowest decision.
         largest_gap: Largest gap among decisions with a bound; None if no decision has one.
+        outlook: Expected cost and probability of each deadline; None if they were not computed.
     """
 
     policy: str
@@ -350,6 +381,7 @@ class Plan:
     decisions: int
     longest_decision_seconds: float
     largest_gap: float | None
+    outlook: PlanOutlook | None = None
 
     @property
     def machine_usd(self) -> float:
