@@ -92,3 +92,14 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         with suppress(OSError):
             os.unlink(part)
         raise
+
+
+STOPPED_VARIABLE: Final = "LIGHTNING_PREDICT_STOPPED"
+"""Path of a file that is created once a budget ends a fit, for `lightning-predict run --exit-code`."""
+
+
+def mark_stop() -> None:
+    """Let `lightning-predict run` know that a budget has ended a fit."""
+    if STOPPED_VARIABLE in os.environ:
+        with suppress(OSError):
+            Path(os.environ[STOPPED_VARIABLE]).touch()

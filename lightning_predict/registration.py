@@ -31,17 +31,6 @@ SEEN_VARIABLE: Final = "LIGHTNING_PREDICT_SEEN"
 """Path of a file that is created once a Trainer is made, so that `lightning-predict run` can report if none was."""
 
 
-STOPPED_VARIABLE: Final = "LIGHTNING_PREDICT_STOPPED"
-"""Path of a file that is created once a budget ends a fit, for `lightning-predict run --exit-code`."""
-
-
-def mark_stop() -> None:
-    """Let `lightning-predict run` know that a budget has ended a fit."""
-    if STOPPED_VARIABLE in os.environ:
-        with suppress(OSError):
-            Path(os.environ[STOPPED_VARIABLE]).touch()
-
-
 def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
     """Return the callbacks that the environment asks for.
 

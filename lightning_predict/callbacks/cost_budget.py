@@ -61,7 +61,7 @@ from lightning_predict.cost.energy import energy
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
-from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.files import FILE_SECONDS, in_hook, mark_stop
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.guard import fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.observe.budget import (
@@ -88,7 +88,6 @@ from lightning_predict.observe.ledger_file import (
     find_ledger,
     save_ledger,
 )
-from lightning_predict.registration import mark_stop
 from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
 from lightning_predict.reports.format import usd_per_hour as in_words

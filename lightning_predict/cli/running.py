@@ -27,7 +27,7 @@ from lightning_predict.cli.parsing import (
     unknown_command,
 )
 from lightning_predict.errors import LightningPredictError
-from lightning_predict.reports.escaping import escaped_streams, terminal_text
+from lightning_predict.escaping import escaped_streams, terminal_text
 
 EXIT_ERROR = 2
 

@@ -51,7 +51,8 @@ def run(
         exit_code: Exit code if a budget ended a fit and the script itself exits with 0, for example 75.
     """
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.registration import SEEN_VARIABLE, STOPPED_VARIABLE
+    from lightning_predict.files import STOPPED_VARIABLE
+    from lightning_predict.registration import SEEN_VARIABLE
 
     if not 0 <= exit_code <= HIGHEST_EXIT_CODE:
         raise InvalidArgumentError(f"--exit-code {exit_code} is not an exit code; expected 0 to {HIGHEST_EXIT_CODE}.")

@@ -26,6 +26,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.files import mark_stop
 from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
@@ -55,7 +56,6 @@ from lightning_predict.observe.predicted_vs_actual import (
 from lightning_predict.observe.recorder import Session, StepRecorder
 from lightning_predict.observe.remaining import Position
 from lightning_predict.prediction import predict_workload
-from lightning_predict.registration import mark_stop
 from lightning_predict.reports.format import duration_interval
 from lightning_predict.reports.ranking import lines_of_run
 from lightning_predict.reports.table import print_text

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from lightning_predict.reports.escaping import html_text as escape
+from lightning_predict.escaping import html_text as escape
 from lightning_predict.ties import ordered
 from lightning_predict.units import hours_to_seconds, seconds_to_milliseconds
 

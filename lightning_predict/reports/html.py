@@ -18,6 +18,7 @@ from typing import Final
 
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.cost.prediction import MachineInUse, Prediction
+from lightning_predict.escaping import html_text as escape
 from lightning_predict.reports.charts import (
     HEIGHT,
     Axis,
@@ -33,7 +34,6 @@ from lightning_predict.reports.charts import (
     tick_text,
 )
 from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_of
-from lightning_predict.reports.escaping import html_text as escape
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.reports.escaping import markdown_text
+from lightning_predict.escaping import markdown_text
 from lightning_predict.reports.format import duration, duration_interval, significant, usd, usd_per_hour
 from lightning_predict.units import kilograms_to_grams
 

@@ -116,7 +116,7 @@ class Predictions(AbstractPredictions):
 
     def _repr_html_(self) -> str:
         """Show the table and the renting advice in a notebook."""
-        from lightning_predict.reports.escaping import html_text as escape
+        from lightning_predict.escaping import html_text as escape
         from lightning_predict.reports.table_markup import html_table
 
         lines = "".join(f"<p>{escape(line)}</p>" for line in advice(self.ranking()))

@@ -23,8 +23,8 @@ from lightning_predict.cost.offers import kind_of_provider
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
 from lightning_predict.cost.priced_gpus import GROUPS
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.escaping import markdown_text
 from lightning_predict.interval import NORMAL_95, Interval
-from lightning_predict.reports.escaping import markdown_text
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,

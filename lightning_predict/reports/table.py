@@ -25,12 +25,12 @@ from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.cost.offers import OLD_DAYS, day_of
 from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.escaping import terminal_text
 from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.guard import own_error
 from lightning_predict.interval import Interval
 from lightning_predict.note import is_decisive, is_detail
-from lightning_predict.reports.escaping import terminal_text
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from lightning_predict.cost.prediction import AbstractPredictions
-from lightning_predict.reports.escaping import html_text as escape
-from lightning_predict.reports.escaping import markdown_text
+from lightning_predict.escaping import html_text as escape
+from lightning_predict.escaping import markdown_text
 from lightning_predict.reports.table import grid, table_notes
 
 

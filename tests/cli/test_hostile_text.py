@@ -10,7 +10,7 @@ import yaml
 
 from lightning_predict.testing import example_trace
 from tests.cli.conftest import Run
-from tests.reports.test_escaping import HOSTILE, RAW
+from tests.test_escaping import HOSTILE, RAW
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_20_of_20_runs_with_stalls_that_exceed_are_ended_most_of_them_early() ->
 
 
 def test_a_suspended_process_is_not_expected_to_be_suspended_again() -> None:
-    # 300 batches of 30 ms, of which one took 12 s: 133 s were forecast for the remaining 8 s.
+    # 300 batches of 30 ms, one of them 12 s: 133 s were forecast for the remaining 8 s.
     run = Scenario(step=lambda batch: 12.0 if batch == 20 else 0.03, wait=lambda batch: 0.0, epochs=1, batches=300)
     found, end = forecasts(run, {32, 64})
     for now, rest in found.values():

@@ -431,7 +431,7 @@ Outcome = dict[str, Any]
 
 
 def outcome(inject: Inject, ours: Callable[[], list[Any]]) -> Outcome:
-    """Train under a fault and return what is compared."""
+    """Train under a fault and return the values to compare."""
     torch.manual_seed(7)
     np.random.seed(7)
     random.seed(7)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.errors import MissingDependencyError
+from lightning_predict.escaping import html_text as escape
 from lightning_predict.extensions.advice.layers import LayerTable, layer_lines
 from lightning_predict.extensions.advice.table import CHANGES, change_named
 from lightning_predict.interval import Interval
-from lightning_predict.reports.escaping import html_text as escape
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, listed, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article

@@ -101,7 +101,7 @@ class LayerTable:
 
     def to_html(self) -> str:
         """Return the table as an HTML fragment, with shares of each column."""
-        from lightning_predict.reports.escaping import html_text as escape
+        from lightning_predict.escaping import html_text as escape
 
         head = "".join(f'<th scope="col" class="right">{escape(name)}</th>' for name in self.columns)
         rows = "".join(

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from lightning_predict.checked import read_json
 from lightning_predict.errors import PlanningFormatError
+from lightning_predict.escaping import comment_line, one_line
 from lightning_predict.extensions.planning.gantt_chart import gantt_page
 from lightning_predict.extensions.planning.problem import (
     Configuration,
@@ -31,7 +32,6 @@ from lightning_predict.extensions.planning.problem import (
     PlanState,
     Segment,
 )
-from lightning_predict.reports.escaping import comment_line, one_line
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
 from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRESS_PREFIX, Place
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from rich.table import Table
 
+from lightning_predict.escaping import html_text as escape
 from lightning_predict.extensions.planning.problem import JobOutcome, MachineType, Placement, Plan, Segment
-from lightning_predict.reports.escaping import html_text as escape
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
