@@ -316,11 +316,34 @@ def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:
         SystemExit: Help was requested and printed.
     """
     try:
-        found = vars(parser(name).parse_args([_hyphens(word) for word in words]))
+        found = vars(parser(name).parse_args(_joined_gpus([_hyphens(word) for word in words])))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(_in_words(str(error), name)) from None
     rest = [one.name for one in inspect.signature(COMMANDS[name]).parameters.values() if one.annotation == _THE_REST]
     return found | {one: list(words[len(words) - len(found[one]) :]) for one in rest}  # unchanged, with underscores
+
+
+def _joined_gpus(words: Sequence[str]) -> list[str]:
+    """Join names of GPUs after `--gpus` that are separated by spaces: `--gpus L4 H100` means `--gpus L4,H100`."""
+    found: list[str] = []
+    for place, word in enumerate(words):
+        follows = len(found) > 1 and found[-2] == "--gpus" and place > 1 and words[place - 1] in found[-1].split(",")
+        if follows and not word.startswith("-") and _is_layout(word):
+            found[-1] = f"{found[-1]},{word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _is_layout(word: str) -> bool:
+    from lightning_predict.errors import LightningPredictError
+    from lightning_predict.gpus.layouts import layout_of
+
+    try:
+        layout_of(word)
+    except LightningPredictError:
+        return False
+    return True
 
 
 def _hyphens(word: str) -> str:

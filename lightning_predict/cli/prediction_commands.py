@@ -102,7 +102,7 @@ def predict(
         gpus: all, datacenter or consumer (GPUs with a current price, of which the best are shown), or names of GPUs or
             layouts (8xL4, 2x8xH100), separated by commas.
         gpus_file: TOML file with your own GPUs: [gpu.NAME] with like = "RTX-4090" and the differences.
-        iterations: Remaining training steps; without it, times and costs are for one step.
+        iterations: Remaining training steps; without it, times and costs are for 1,000 steps.
         loader_seconds: Seconds in which the data loader of one process loads a batch; if longer than the step, the step
             waits for it.
         loader_samples_per_second: The same as a rate.

@@ -41,6 +41,9 @@ _GRAMMAR: Final = re.compile(r"\s*(?:(?P<nodes>\d+)\s*[xX*]\s*)?(?P<per_node>\d+
 _SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")
 """Notation of SkyPilot and Slurm: `H100:8` means `8xH100`."""
 
+_TIMES: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*[xX*]\s*(?P<per_node>\d+)\s*")
+"""The other order: `H100x8` means `8xH100`, if the name is not that of a GPU or a machine."""
+
 MAX_GPUS: Final = 65_536
 """Maximum number of GPUs in a layout. Larger numbers are treated as typing errors; published runs use fewer GPUs."""
 
@@ -104,6 +107,9 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
             f"{shown(name)} is not a layout; expected a name such as 'T4' or '8xL4', a Gpu or a Layout."
         )
     parts = _GRAMMAR.fullmatch(_SUFFIX.sub(r"\g<per_node>x\g<gpu>", name))
+    turned = None if parts is not None or _is_gpu(name) or find_machine(name) else _TIMES.fullmatch(name)
+    if turned is not None and _is_gpu(turned["gpu"]):
+        parts = _GRAMMAR.fullmatch(f"{turned['per_node']}x{turned['gpu']}")
     if parts is None or _is_gpu(name):
         return _machines_of(name, num_nodes) or _layout(name, 1, num_nodes)
     per_node = int(parts["per_node"])

@@ -49,6 +49,12 @@ def test_predict_without_names_takes_all_gpus_with_a_current_price(trace: Path, 
     assert costs == pytest.approx(sorted(costs))  # the step fits everywhere
 
 
+def test_gpus_may_be_separated_by_spaces_and_multiplied_from_the_right(trace: Path, run: Run) -> None:
+    found = run("predict", trace, "--gpus", "L4", "T4x8", "--iterations", "1000", "--json").json
+    assert [one["gpu"] for one in found["predictions"]] == ["L4", "8xT4"]
+    assert run("predict", "--gpus", "L4", trace, "--json").json["predictions"][0]["gpu"] == "L4"
+
+
 def test_predict_takes_a_group_and_the_prices_of_some_providers(trace: Path, run: Run) -> None:
     found = run("predict", trace, "--gpus", "datacenter", "--providers", "hyperscaler,Lambda", "--json").json
     assert {"T4", "A100-SXM-40GB"} <= {one["gpu"] for one in found["predictions"]}
