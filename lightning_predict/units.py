@@ -39,6 +39,11 @@ def seconds_to_microseconds(seconds: float) -> float:
     return seconds * MEGA
 
 
+def nanoseconds_to_seconds(nanoseconds: float) -> float:
+    """Convert nanoseconds to seconds."""
+    return nanoseconds / GIGA
+
+
 def microseconds_to_seconds(microseconds: float) -> float:
     """Convert microseconds to seconds."""
     return microseconds / MEGA

@@ -14,6 +14,7 @@ VALUES = st.floats(1e-9, 1e12)
 @pytest.mark.parametrize(
     ("given_value", "expected"),
     [
+        (units.nanoseconds_to_seconds(5e8), 0.5),
         (units.seconds_to_milliseconds(0.25), 250),
         (units.seconds_to_microseconds(0.25), 250_000),
         (units.seconds_to_hours(5400), 1.5),

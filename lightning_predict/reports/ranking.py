@@ -174,7 +174,7 @@ class Ranking:
 
     def _repr_html_(self) -> str:
         """Show the sentences in a notebook."""
-        from lightning_predict.reports.escaping import html_text
+        from lightning_predict.escaping import html_text
 
         return "".join(f"<p>{html_text(text)}</p>" for text in (*advice(self), *remarks(self)))
 

@@ -29,10 +29,10 @@ def weights(small: Small, folder: Path, callbacks: list[Any], *, around: str) ->
 
     class Enters(lightning.Callback):  # type: ignore[misc,name-defined]
         def on_train_start(self, *_: Any) -> None:
-            mode.__enter__()
+            mode.__enter__()  # type: ignore[no-untyped-call]
 
         def on_train_end(self, *_: Any) -> None:
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     torch.manual_seed(7)
     model = small.model()

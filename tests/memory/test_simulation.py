@@ -323,11 +323,12 @@ def test_attention_with_a_wider_mask_keeps_float32_probabilities(dropout: float,
     of one byte and its output.
     """
     with torch.device("meta"):
-        heads = [torch.empty(2, 8, 256, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        query, key, value = (torch.empty(2, 8, 256, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
         mask = torch.empty(1, 8, 256, 256)
 
     def step() -> None:
-        nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout).sum().backward()
+        attend = nn.functional.scaled_dot_product_attention
+        attend(query, key, value, attn_mask=mask, dropout_p=dropout).sum().backward()
 
     trace = lp.capture(step, warmup_steps=0)
     attention = next(index for index, one in enumerate(trace.operations) if "attention" in one.name)

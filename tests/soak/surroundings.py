@@ -85,14 +85,22 @@ def around(name: str, make: Callable[[], Any]) -> None:
 
 # Clocks.
 
+
+def running_backwards(clock: str) -> Any:
+    """Replace a clock by one whose readings fall."""
+    return mock.patch(clock, partial(next, iter(range(10**9, 0, -1))))
+
+
+def jumping(clock: str) -> Any:
+    """Replace a clock by one that reads anything within 30 years."""
+    return mock.patch(clock, partial(random.Random(7).uniform, 0, 1e9))
+
+
 CLOCKS: Final = ("time.time", "time.monotonic", "time.perf_counter")
 for clock in CLOCKS:
     around(f"{clock} stands still", partial(mock.patch, clock, lambda: 1e6))
-    around(f"{clock} runs backwards", lambda clock=clock: mock.patch(clock, partial(next, iter(range(10**9, 0, -1)))))
-    around(
-        f"{clock} jumps by years",
-        lambda clock=clock: mock.patch(clock, partial(random.Random(7).uniform, 0, 1e9)),
-    )
+    around(f"{clock} runs backwards", partial(running_backwards, clock))
+    around(f"{clock} jumps by years", partial(jumping, clock))
     around(f"{clock} is not a number", partial(mock.patch, clock, lambda: float("nan")))
 
 
@@ -200,9 +208,7 @@ around("two busy threads", busy_threads)
 around("umask 777", partial(swapped, lambda: 0o022, os.umask, 0o777))
 around("no environment", lambda: mock.patch.dict(os.environ, {}, clear=True))
 for variable in ("TMPDIR", "HOME", "XDG_DATA_HOME", "COLUMNS", "LANG", "TERM", "LIGHTNING_PREDICT_PRICES"):
-    around(
-        f"{variable} is nonsense", lambda variable=variable: mock.patch.dict(os.environ, {variable: "/dev/null/\udcff"})
-    )
+    around(f"{variable} is nonsense", partial(mock.patch.dict, os.environ, {variable: "/dev/null/\udcff"}))
 around(
     "the history is a folder without rights",
     lambda: mock.patch.dict(os.environ, {"LIGHTNING_PREDICT_HISTORY": "/proc"}),
@@ -315,9 +321,13 @@ def _(run: Fault) -> None:
 # Models and optimizers.
 
 
-def changed(name: str, change: Callable[[Any], None]) -> None:
+def changed(name: str, change: Callable[[Any], object]) -> None:
     """Register a fault that changes the module."""
-    FAULTS[name] = lambda run: change(run.model)
+
+    def fault_of(run: Fault) -> None:
+        change(run.model)
+
+    FAULTS[name] = fault_of
 
 
 changed("a parameter has no gradient", lambda model: model.register_parameter("unused", nn.Parameter(torch.ones(3))))
@@ -391,10 +401,19 @@ HOOKS: Final = (
     "on_train_end",
     "teardown",
 )
+
+
+def add_raising_callback(hook: str, run: Fault) -> None:
+    """Add a callback that raises in one hook."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise KeyError("another's")
+
+    run.callbacks.append(type("Raises", (LIGHTNING.Callback,), {hook: fails})())
+
+
 for hook in HOOKS:
-    FAULTS[f"another callback raises in {hook}"] = lambda run, hook=hook: run.callbacks.append(
-        type("Raises", (LIGHTNING.Callback,), {hook: lambda *_, **__: (_ for _ in ()).throw(KeyError("another's"))})()
-    )
+    FAULTS[f"another callback raises in {hook}"] = partial(add_raising_callback, hook)
 
 
 @fault("another callback fits another module")

@@ -181,7 +181,8 @@ class _Nodes:
         if rental not in self._gpus:
             rentals = self._rentals[rental.node]
             earlier = rentals[: rentals.index(rental)]
-            planned, actual = -math.inf, np.float64(-math.inf)
+            planned: float = -math.inf
+            actual: Draws | float = -math.inf
             for gpu in self._of(earlier[-1]) if earlier else ():
                 planned, actual = max(planned, gpu[0]), np.maximum(actual, gpu[1])
             self._gpus[rental] = [(planned, actual)] * self._machines[rental.machine].num_gpus
