@@ -42,7 +42,14 @@ def test_the_options_of_predict_are_grouped_and_few() -> None:
     since = {"--network-gbps", "--busbw", "--pcie", "--release", "--host", "--help"}
     since |= {f"--{name.replace('_', '-')}" for name in GROUPS["predict"]["a model by name"]}
     since |= {"--setup-minutes", "--storage-usd", "--minimum-minutes", "--pue", "--max-usd"}
-    since |= {"--measured-tflops", "--loader-seconds", "--loader-samples-per-second", "--evaluation-seconds"}
+    since |= {
+        "--measured-tflops",
+        "--columns",
+        "--providers",
+        "--loader-seconds",
+        "--loader-samples-per-second",
+        "--evaluation-seconds",
+    }
     assert len(set(option_names("predict")) - since) <= 18
     grouped = [name for names in GROUPS["predict"].values() for name in names]
     assert len(grouped) == len(set(grouped)) >= 16

@@ -43,7 +43,8 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: PredictionR
         raise CaptureError("the batch size in use could not be read from the batch")
     size = max(1, trace.samples // trace.batches)
     precision = _PRECISIONS.get(trace.flags.autocast_dtype)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    # Our hooks run without function modes, but the user's step may enter one, such as `torch.device("meta")`.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch._C._EnableTorchFunction():
         traces = {
             samples: capture(meta_step(samples), samples_per_step=samples, precision=precision)
             for samples in (size, 2 * size)

@@ -125,7 +125,7 @@ class MemoryReport:
         chart = share_chart([(self.gpu, shares, f"{gibibytes(total)} GiB")])
         words = "".join(f"<p>{escape(one)}</p>" for one in self.sentences)
         tables = "".join(_html_table(head, rows) for head, rows in self.tables)
-        curve = curve_chart(self.breakdown.curve, self.capacity_bytes)
+        curve = memory_chart(self.breakdown.curve, self.capacity_bytes)
         return f"<section><h2>{TITLE}</h2>{words}<figure>{curve}</figure><figure>{chart}</figure>{tables}</section>"
 
     def markdown(self) -> str:
@@ -177,7 +177,7 @@ def curve_lines(curve: Sequence[float], capacity_bytes: float | None) -> list[st
     return lines
 
 
-def curve_chart(curve: Sequence[float], capacity_bytes: float | None) -> str:
+def memory_chart(curve: Sequence[float], capacity_bytes: float | None) -> str:
     """Draw memory over the step as an SVG picture, with a line for the GPU's capacity; empty without a curve."""
     if not curve:
         return ""

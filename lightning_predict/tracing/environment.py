@@ -192,9 +192,9 @@ def measure_memory(
     if has_backward and not gradients:  # gradients were freed within the step; they have the size of their parameters
         gradients = [tensor for tensor in tensors.values() if tensor.requires_grad]
     return Memory(
-        parameter_bytes=total_bytes(tensors.values()),
-        gradient_bytes=total_bytes(gradients) if has_backward else 0,
-        optimizer_state_bytes=total_bytes(_state_tensors(optimizers)),
+        parameter_bytes=bytes_of_tensors(tensors.values()),
+        gradient_bytes=bytes_of_tensors(gradients) if has_backward else 0,
+        optimizer_state_bytes=bytes_of_tensors(_state_tensors(optimizers)),
         forward_gradient_bytes=forward_gradient_bytes if has_backward else 0,
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,
@@ -208,7 +208,7 @@ def _state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torc
             yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
-def tensors_of(holders: Iterable[nn.Module | torch.Tensor]) -> list[torch.Tensor]:
+def held_tensors(holders: Iterable[nn.Module | torch.Tensor]) -> list[torch.Tensor]:
     """Return the parameters and buffers of modules, and single tensors, each once."""
     tensors: dict[int, torch.Tensor] = {}
     for one in holders:
@@ -217,7 +217,7 @@ def tensors_of(holders: Iterable[nn.Module | torch.Tensor]) -> list[torch.Tensor
     return list(tensors.values())
 
 
-def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
+def bytes_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
     """Return the size of tensors."""
     return sum(int(tensor.numel()) * tensor.element_size() for tensor in tensors)
 

@@ -374,8 +374,8 @@ class CaptureSession:
 
     def _unused_bytes(self, roots: Sequence[nn.Module]) -> int | None:
         """Return the size of resident tensors that the step does not use; None if it uses all of them."""
-        tensors = environment.tensors_of(self._resident)
-        used = {id(tensor) for tensor in environment.tensors_of(roots)}
+        tensors = environment.held_tensors(self._resident)
+        used = {id(tensor) for tensor in environment.held_tensors(roots)}
         others = [tensor for tensor in tensors if id(tensor) not in used]
         if isinstance(self._recorder, DispatchRecorder):
             recorder = self._recorder
