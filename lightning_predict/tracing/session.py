@@ -380,7 +380,7 @@ class CaptureSession:
         if isinstance(self._recorder, DispatchRecorder):
             recorder = self._recorder
             others = [tensor for tensor in others if not recorder.read_storages([tensor])]
-        return environment.total_bytes(others) or None
+        return environment.bytes_of_tensors(others) or None
 
     @property
     def _forward_gradient_bytes(self) -> int | None:

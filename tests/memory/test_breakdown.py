@@ -13,7 +13,7 @@ from lightning_predict.cost.memory import total_bytes
 from lightning_predict.extensions.advice.memory_savings import memory_report
 from lightning_predict.gpus import gpu
 from lightning_predict.memory.breakdown import memory_breakdown
-from lightning_predict.reports.memory import curve_chart, curve_lines, folded_modules
+from lightning_predict.reports.memory import curve_lines, folded_modules, memory_chart
 from lightning_predict.tracing.trace import Memory, Trace
 from lightning_predict.units import MEBIBYTE
 
@@ -80,7 +80,7 @@ def test_the_curve_rises_to_the_peak_and_falls_in_the_backward_pass(trace: Trace
     bars = [line.count("█") for line in curve_lines(curve, report.capacity_bytes)[2:]]
     assert bars == sorted(bars)
     assert report.capacity_bytes == pytest.approx(total_bytes(gpu("L4")))
-    assert "<polyline" in curve_chart(curve, report.capacity_bytes)
+    assert "<polyline" in memory_chart(curve, report.capacity_bytes)
 
 
 def test_what_cannot_be_seen_is_none(trace: Trace) -> None:
