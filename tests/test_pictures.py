@@ -16,8 +16,8 @@ def test_no_picture_is_stale() -> None:
 def test_the_text_of_each_is_what_it_shows() -> None:
     found = example()
     shown = texts(found)
-    step = f"{1000 * found['L4'].iteration_seconds:.0f} ms"
-    assert all("Rent an L40S" in text for text in shown.values())
+    step = f"{1000 * found['RTX-4090'].iteration_seconds:.0f} ms"
+    assert all("Rent an RTX-4090" in text for text in shown.values())  # the cheapest that the catalogue holds
     assert all(step in text for text in shown.values())
-    assert "predict/L40S/cost_usd" in shown["tensorboard.png"]
+    assert "predict/RTX-4090/cost_usd" in shown["tensorboard.png"]
     assert "predict/T4/cost_usd" not in shown["tensorboard.png"]  # it does not decide

@@ -78,8 +78,9 @@ def test_all_ranks_end_after_the_same_batch_for_the_same_reason(seen: Seen, scen
 def test_how_far_apart_ranks_decide_is_said_once(seen: Seen) -> None:
     first, second = seen["ok"]
     assert first["informed"] == [
+        "CostBudget allows 41 d 16 h.",
         "CostBudget: 2 ranks decide together every 0 ms (or every batch, if longer). The run may exceed its budget by "
-        "that much."
+        "that much.",
     ]
     assert second["informed"] == []
 
@@ -103,9 +104,7 @@ def test_a_validation_that_uses_the_budget_up_ends_all_ranks(seen: Seen) -> None
     # The first validation tells what a batch takes; of the second, the hook of the batch that ends it is left out.
     assert (first["validated"], second["validated"]) == (3 + 1, 3 + 1)
     assert first["reason"] == second["reason"] == "it is used up"
-    words = "BudgetExceededError: CostBudget: it is used up. Validation stopped after 2 of 3 batches (the rest"
-    assert first["ended"] == second["ended"]
-    assert first["ended"].startswith(words)
+    assert first["ended"] == second["ended"] == ""  # a stop never raises
     assert first["said"] == second["said"] == []
 
 

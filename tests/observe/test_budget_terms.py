@@ -18,7 +18,7 @@ from lightning_predict.observe.budget import Ledger
 def trainer(processes: int = 1, nodes: int = 1) -> Any:
     """The part of a Trainer that is asked."""
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    return SimpleNamespace(strategy=strategy, world_size=processes, num_nodes=nodes)
+    return SimpleNamespace(strategy=strategy, world_size=processes, num_nodes=nodes, progress_bar_callback=None)
 
 
 def test_a_price_makes_seconds_dollars() -> None:

@@ -172,7 +172,10 @@ def test_a_refused_connection_is_a_download_error() -> None:
 
 def test_a_page_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text("<html>not here</html>")
-    with serving(tmp_path) as server, pytest.raises(WeightsFormatError, match="is not valid JSON"):
+    with (
+        serving(tmp_path) as server,
+        pytest.raises(WeightsFormatError, match="is not JSON: it begins with '<html>not here</html>'"),
+    ):
         download(server).manifest()
 
 

@@ -18,7 +18,9 @@ def test_a_manifest_reads_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_json_is_refused_with_its_place() -> None:
-    with pytest.raises(WeightsFormatError, match=r"manifest at https://example\.org is not valid JSON"):
+    with pytest.raises(
+        WeightsFormatError, match=r"manifest at https://example\.org is not JSON: it begins with '<html>'"
+    ):
         parse_manifest("<html>", where="https://example.org")
 
 
