@@ -53,7 +53,7 @@ MAX_DEPTH: Final = 100
 """Maximum nesting depth; a profile has six levels. Python's recursion limit is 1,000 calls."""
 
 MAX_DIGITS: Final = 100
-"""Maximum length of a number; a float has at most 309 digits before its point, an exact one 17."""
+"""Maximum digits of a number. The largest float has 309 digits, but 17 are enough to represent any float exactly."""
 
 MAX_INTEGER: Final = 2**63 - 1
 """Largest integer that arrays can hold."""
@@ -113,7 +113,7 @@ class Checked:
         return self.error(f"is {shown(self.value)}; expected {expected}.")
 
     def mapping(self) -> dict[Any, Any]:
-        """Return an object (a table, keys and values) unchanged."""
+        """Return the value if it is a dictionary; otherwise raise the file's error."""
         if not isinstance(self.value, dict):
             raise self.unexpected("an object of keys and values")
         return self.value

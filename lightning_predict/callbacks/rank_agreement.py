@@ -2,8 +2,8 @@
 
 All ranks count batches in the same way, and decide at agreed batches. Each rank reports whether it failed. Rank zero
 decides, and every rank reads its decision or the error. The values are in the key-value store of the process group, so
-they do not interfere with the collectives of the training. If ranks make several proposals, a compare-and-set makes one
-of them the decision. Waiting for a missing rank ends with a timeout.
+they do not interfere with the collectives of the training. A compare-and-set on the store ensures that only the first
+proposal (decision or error) takes effect. Waiting for a missing rank ends with a timeout.
 
 Example::
 
@@ -24,7 +24,8 @@ from typing import Any, Final, Protocol, final
 from lightning_predict.errors import LightningPredictError
 
 WAIT_SECONDS: Final = 60.0
-"""Maximum seconds until all ranks arrive, and until the decision. It is less if collectives have a shorter timeout."""
+"""Maximum seconds to wait for all ranks, and then for the decision. It is less if collectives have a shorter
+timeout."""
 
 TIMEOUT_SHARE: Final = 1 / 3
 """Share of the process group's timeout for which a joint decision may wait."""

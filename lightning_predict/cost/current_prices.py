@@ -1,9 +1,9 @@
 """Fetch the current prices of all providers in one go, and keep them for later predictions.
 
-If `gpuhunt` is installed (extra `prices`), its catalogues come first. Providers that it lacks, or all of them without
-it, come from the catalogues that SkyPilot publishes. Of each provider we keep the cheapest machine on demand and on
-spot for each GPU and number of GPUs, and the machines whose network the package knows. A provider that cannot be
-fetched keeps its earlier prices, with their date. Example::
+If `gpuhunt` is installed (extra `prices`), its catalogues come first. SkyPilot's catalogues supply the other providers,
+or all providers if `gpuhunt` is not installed. For each provider, GPU and GPU count, we keep the cheapest on-demand and
+spot machines. We also keep machines with a known network. A provider that cannot be fetched keeps its earlier prices,
+with their date. Example::
 
     refreshed = refresh_prices()     # needs the network; later predictions do not
     refreshed.path                   # .../lightning-predict/prices/current.json
@@ -43,7 +43,7 @@ SKY_PROVIDERS: Final = (
     "aws azure cudo do fluidstack gcp hyperbolic hyperstack jarvislabs lambda mithril nebius oci paperspace "
     "primeintellect runpod seeweb shadeform spheron vast verda yotta"
 ).split()
-"""Folders of catalogues with prices for rent."""
+"""Folders of SkyPilot's catalogues that contain rental prices."""
 
 GPUHUNT: Final = "gpuhunt"
 GPUHUNT_URL: Final = "https://github.com/dstackai/gpuhunt"
@@ -74,7 +74,7 @@ class RefreshedPrices:
 
     Attributes:
         path: File that later predictions read.
-        offers: Its offers, including earlier ones of providers that could not be fetched.
+        offers: Offers in the file at `path`. Providers that could not be fetched keep their earlier offers.
         sources: Names of the sources that answered.
         notes: Messages about providers and machines that were left out.
     """
@@ -110,7 +110,7 @@ def refresh_prices() -> RefreshedPrices:
 
 
 def _sky_offers(known: set[str], notes: list[str]) -> list[Offer]:
-    """Download the catalogues of SkyPilot for providers that are not known yet."""
+    """Download SkyPilot's catalogues for the providers that `gpuhunt` did not supply (those not in `known`)."""
     address = address_of(os.environ.get(URL_VARIABLE) or SKY_URL, what="Price address", expected="a folder")
     names = [name for name in SKY_PROVIDERS if _spelled(name) not in known]
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as threads, tempfile.TemporaryDirectory() as place:

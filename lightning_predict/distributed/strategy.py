@@ -3,8 +3,8 @@
 `"ddp"` replicates the model. `"zero1"` shards the optimizer state over the GPUs, `"zero2"` also the gradients, and
 `"fsdp"` (`"zero3"`) also the parameters. `"hybrid"` shards inside each machine, and replicates over machines. Options
 follow after a comma. `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 GPUs a quarter
-of the blocks, and `micro_batches=16` splits a batch. The other options are the fields of `Strategy`. Options without a
-name apply to `ddp`. Example::
+of the blocks, and `micro_batches=16` splits a batch. The other options are the fields of `Strategy`. If the text
+contains only options, the strategy is `ddp`. Example::
 
     >>> parse_strategy("fsdp").name
     'fsdp'
@@ -101,7 +101,7 @@ class Strategy:
         accumulate: Number of batches of the recorded size whose gradients are accumulated before an update.
         global_batches: Number of batches per update in all data-parallel groups together; `on` derives `accumulate`
             from it for each layout.
-        batch_samples: Samples of a batch that a file was written for; steps with another number are refused.
+        batch_samples: Batch size that the configuration file assumes. A step with another batch size raises an error.
         bucket_cap_mb: Size of DDP's gradient buckets in MiB, as torch counts them.
         virtual: Stages per GPU of a pipeline (Megatron's interleaved schedule).
         first_stage: Number of blocks in the first stage, which also has the embedding; if None, as many as in other
@@ -117,7 +117,7 @@ class Strategy:
         context: Number of GPUs that share each sequence. Keys and values circulate in a ring.
         expert: Number of data-parallel groups over which experts are distributed (expert parallelism).
         capacity: Tokens per expert relative to balanced routing, including padding. Without padding, it is the load of
-            the GPU with the most tokens, for which the others wait.
+            the busiest GPU, because the other GPUs wait for it.
         expert_launches: Whether each expert's matmuls are launched separately, although the recording has one launch
             per layer. In float8, casts of the operands precede each launch (Transformer Engine's `GroupedLinear`, used
             by Megatron and NeMo).
@@ -336,12 +336,12 @@ class Strategy:
         return self.batch_parallel == 1 and self.micro_batches in (None, 1) and self.accumulate == 1 and is_as_recorded
 
     def on(self, layout: Layout, *, batches: int = 1, samples: int | None = None) -> Strategy:
-        """Return the strategy on a layout, with the accumulation that makes `global_batches`.
+        """Return the strategy for a layout. `accumulate` is set so that each update uses `global_batches` batches.
 
         Args:
             layout: The GPUs.
-            batches: Batches of the recorded step, whose gradients it accumulates itself.
-            samples: Samples of one of them; None if unknown.
+            batches: Number of batches whose gradients the recorded step already accumulates.
+            samples: Number of samples in one batch; None if unknown.
 
         Raises:
             InvalidArgumentError: The groups do not divide the batches, or a batch has another size.

@@ -1,10 +1,10 @@
 """Parts of the package beyond the core. The core never imports one: it asks for a name, which is loaded on first use.
 
 `parallel` shares a model over GPUs (tensor, pipeline, context and expert parallelism) and searches layouts.
-`embeddings` shards the embedding tables of recommendation models. `advice` predicts the gain of changes. `planning`
-schedules jobs on machines to rent. `regression` predicts from past runs. `own_weights` measures a GPU and fits weights.
-`named_models` builds and records the step of a model by name.
-Example::
+`embeddings` shards the embedding tables of recommendation models. `advice` predicts how much changes to the training
+settings would gain. `planning` schedules jobs on machines to rent. `regression` predicts from past runs. `own_weights`
+measures a GPU and trains the weights of the prediction networks on the measurements. `named_models` builds and records
+the step of a model by name. Example::
 
     best_layouts = extension("best_layouts")
 """

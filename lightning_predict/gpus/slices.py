@@ -1,7 +1,7 @@
 """MIG slices (Multi-Instance GPU), derived from the whole GPU: fewer SMs, and a share of memory and cache.
 
 `catalogue/mig.toml` has a line for each profile. A slice can be named as CUDA reports it, `NVIDIA A100-SXM4-40GB MIG
-3g.20gb`. Our name of the GPU can also precede ` MIG `. Example::
+3g.20gb`. The part before ` MIG ` can also be the catalogue name of the GPU. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> half = gpu("A100-SXM-40GB MIG 3g.20gb")
@@ -60,8 +60,8 @@ def slice_of(whole: Gpu, profile_name: str) -> Gpu:
 
     Args:
         whole: The whole GPU.
-        profile_name: The profile, for example `3g.20gb`. `1c.3g.20gb` is a compute instance, with one of its three
-            compute slices and all of its memory.
+        profile_name: The profile, for example `3g.20gb`. `1c.3g.20gb` is a compute instance inside `3g.20gb`. It has
+            one of the three compute slices, and the whole memory.
 
     Raises:
         UnknownGpuError: The GPU has no such profile.

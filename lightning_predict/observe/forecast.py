@@ -37,8 +37,8 @@ FORWARD_SHARE: Final = 1 / 3
 """Share of the forward pass in the time of a training batch. The backward pass computes twice as much."""
 
 STALL_SHARE: Final = 0.1
-"""Wait for a batch, relative to the time of the batch, from which loader workers count as too slow. A shorter wait is
-only the transfer of a finished batch."""
+"""The loader workers count as too slow if the wait exceeds this share of the batch time. A shorter wait is only the
+transfer of a finished batch."""
 
 MIN_WAITS: Final = 16
 """Minimum number of waits before the loader can be called the bottleneck."""
@@ -50,7 +50,8 @@ MIN_STEPS: Final = 16
 """Minimum number of steps for a forecast that gives a recommendation or stops the run."""
 
 MIN_SECONDS: Final = 3.0
-"""Minimum seconds that these steps must span, because other jobs on the machine may change within less."""
+"""Minimum time that these steps must span. Within a shorter time, other jobs on the machine could distort the
+measurement."""
 
 SECONDS_ENOUGH: Final = 30.0
 """Seconds of training that are always enough for a forecast that gives a recommendation or stops the run."""
@@ -96,7 +97,7 @@ class RestOfRun:
         batch_times: Times of a batch on the machine in use; None before a step was timed.
         run: Times of the rest on the machine in use; None before a step was timed.
         forecast: Total remaining seconds; None for a run without an end.
-        end_seconds: Seconds that ending the run after a stop takes: a validation.
+        end_seconds: Duration of the final validation, which runs after a stop.
         steps: Number of steps on which the forecast is based.
         step: Seconds from the start of a step to the start of the next; None before one was timed.
     """
@@ -133,7 +134,10 @@ class TimedForecast:
         return None if forecast is None else forecast.added(self.at - now)
 
     def holds(self, rest: RestOfRun, now: float) -> bool:
-        """Return whether a new forecast (without an end: a new step time) is inside the interval of this forecast."""
+        """Return whether this forecast's interval contains the new forecast.
+
+        If the run has no end, the step times are compared instead.
+        """
         left, step = self.left(now), self.rest.step
         if left is None and rest.forecast is None and step is not None and rest.step is not None:
             return step.contains(rest.step.middle)

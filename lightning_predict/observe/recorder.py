@@ -44,13 +44,13 @@ SETTLED_TO_RECORD: Final = 0.5
 cent."""
 
 WATCHED_BATCHES: Final = 64
-"""Number of batches from the start of training in which kinds of windows are recognized, awaited and recorded. Lazy
-regularisation comes at least every 16th batch in the paper that introduced it (Karras et al., StyleGAN2, 2020). So
-these batches contain at least three periods."""
+"""Windows can differ in their operations (kinds). The recorder looks for new kinds only in this many first batches.
+Periodic operations create such kinds. For example, StyleGAN2 (Karras et al., 2020) applies lazy regularisation every
+16 batches or more often. After the warm-up, at least three periods of 16 batches remain."""
 
 WindowAction = Literal["time", "run", "record", "skip"]
-"""What to do with the next window: time it without recording, run it as part of a block, record it, or skip it. A block
-waits for the device only at its end."""
+"""Action for the next window: `time` it alone, `run` it in a block of untimed windows, `record` it, or `skip` it. A
+block waits for the device only at its end."""
 
 
 def next_action(
@@ -107,7 +107,7 @@ class Session(Protocol):
 
     @property
     def retry(self) -> Callable[[], Session] | None:
-        """Creates sessions that record later steps by other means, if this recording failed; None if there are none."""
+        """Factory of sessions with another recording method, used if this one fails; None without another."""
 
     @property
     def optimizers_seen(self) -> Sequence[object] | None:

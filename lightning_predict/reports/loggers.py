@@ -1,8 +1,8 @@
 """Send predictions to the loggers of a Trainer, each in the richest form that it supports.
 
-Every logger gets the metrics, a flat dict of floats, through `log_metrics`; a row of `DELIVERIES` describes anything
-beyond that. Small tables with text (a ranking, a budget event) go only to the loggers in `SENDERS`. Loggers are
-recognized by class name, so that this module works with both Lightning packages and imports neither. Example::
+Every logger receives a flat dict of floats through `log_metrics`. `DELIVERIES` lists what some loggers receive in
+addition. Small tables with text (a ranking, a budget event) go only to the loggers in `SENDERS`. Loggers are recognized
+by class name, so that this module works with both Lightning packages and imports neither. Example::
 
     for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
         rank_zero_warn(warning)
@@ -44,7 +44,7 @@ OF_OWN_GPU: Final = ("samples_per_second", "tokens_per_second", "mfu")
 
 
 MAX_IN_FULL: Final = 3
-"""Maximum number of GPUs whose metrics are all logged; with more, only the GPUs that matter for the decision."""
+"""Up to this number of GPUs, all GPUs are logged. Above it, only those that `that_decide` returns are logged."""
 
 
 def that_decide(ranking: Ranking, predictions: Predictions) -> frozenset[str]:

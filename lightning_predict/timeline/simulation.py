@@ -1,16 +1,17 @@
 """Simulates the timeline of a step: one host thread launches kernels into the streams of the device.
 
-The host processes the operations in order, each with overheads T1 to T5 (`host.py`). Each launch appends a kernel to
-its stream. The kernel starts when the launch has been made and the stream is free. The host runs ahead until an
-operation waits for the device (`.item()`, a blocking copy). In a running loop, a step begins while the device still
-executes the previous one. Therefore several steps are simulated, and the step time is the time between the ends of the
-last two. `steps=1` simulates an isolated step (Lin et al., HiPC 2022, algorithm 1).
+The host processes the operations in order. Each has five overheads, which `host.py` defines as T1 to T5. Each launch
+appends a kernel to its stream. The kernel starts when the launch has been made and the stream is free. The host runs
+ahead until an operation waits for the device (`.item()`, a blocking copy). In a running loop, a step begins while the
+device still executes the previous one. Therefore several steps are simulated, and the step time is the time between the
+ends of the last two. `steps=1` simulates an isolated step (Lin et al., HiPC 2022, algorithm 1).
 
-Kernel j of a stream starts at max(end of j - 1, launch of j). If it is queued, it starts about a microsecond after the
-previous kernel (`gap_seconds`, counted as part of each kernel). On an idle stream, it starts `START_SECONDS` after the
-launch call. Let P_j be the sum of the durations before j. Then start_j - P_j is the running maximum of launch_i - P_i
-over i <= j, so one cumulative maximum yields the starts of all kernels on all GPUs. The depth of the driver's queue has
-no influence: a host that is blocked by a full queue waits for the device, which is then the bottleneck.
+Kernel j of a stream starts at max(end of j - 1, launch of j). A queued kernel starts about a microsecond
+(`gap_seconds`) after the previous kernel ends. The simulation adds this gap to each kernel's duration. On an idle
+stream, it starts `START_SECONDS` after the launch call. Let P_j be the sum of the durations before j. Then start_j -
+P_j is the running maximum of launch_i - P_i over i <= j, so one cumulative maximum yields the starts of all kernels on
+all GPUs. The depth of the driver's queue has no influence: a host that is blocked by a full queue waits for the device,
+which is then the bottleneck.
 
 Data that depends neither on the host nor on the speed of kernels (`LaunchSchedule`) is converted to arrays once. The
 timeline of a host (`host_timeline`) then takes only a few sums, so many hosts and speeds can be tried. Example::
@@ -63,7 +64,8 @@ class HostOperation:
         waits: Whether the host waits after the operation until the compute stream has finished.
         module: Module to which the time is attributed.
         recorded: Recorded overheads. If None, those of the host model.
-        library_seconds: Host time in addition to the host model's. It is ignored if there are recorded overheads.
+        library_seconds: Extra host time inside a library call, added to the overheads of the host model. It is ignored
+            if there are recorded overheads.
         python_seconds: Host work outside operations, before this one.
         operation: Index in the trace; None if it is not in the trace.
     """
@@ -101,7 +103,7 @@ class LaunchSchedule:
         streams: Stream of each kernel, shape (kernels,).
         owners: Operation of each kernel, shape (kernels,).
         calls: Index of each kernel's launch call within its operation, shape (kernels,).
-        waits: For each wait for the device, in order, the number of operations done and of kernels issued.
+        waits: For each synchronization, the number of operations and kernels before it.
     """
 
     kinds: tuple[tuple[Overheads | None, Phase, int, float], ...]

@@ -1,13 +1,13 @@
-"""Attributes the device work in a profile to operations, at the level that a recorder below autograd sees.
+"""Assigns the kernels and copies of a profile to operations: those that a `TorchDispatchMode` would see.
 
-Composites and containers are replaced by the calls inside them. All work inside an operation belongs to it. Parts of
-the backward pass of a whole call are joined by autograd's sequence numbers. No device work is lost. Work outside every
-operation is named after the enclosing call, a fused kernel `triton::<kernel>`, all kernels of a CUDA graph together
-`cuda_graph`, and work without an enclosing call `unattributed`.
+A composite operator, or a call that only groups others, is replaced by the calls inside it. All work inside an
+operation belongs to it. Some calls are kept as one operation. Their backward parts are joined by autograd's sequence
+number. No device work is lost. Other work gets the enclosing call's name, or `unattributed`. Fused kernels become
+`triton::<kernel>`. The kernels of a CUDA graph become `cuda_graph`.
 
 The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`). A recorder below autograd
-sees only the parts, so a reader of profiler events must descend to the same level. The list of composites comes from
-torch's registry (kernels under `CompositeImplicitAutograd`, and none for the CPU). It is copied here, so that reading a
+sees only the parts, so a reader of profiler events must descend to the same level. Composites are the operators in
+torch's registry that have a `CompositeImplicitAutograd` kernel and no CPU kernel. It is copied here, so that reading a
 file does not need torch. A test compares it with the installed torch. Example::
 
     for found in select_operations(profile):

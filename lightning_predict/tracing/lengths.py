@@ -1,6 +1,6 @@
-"""`capture_lengths`: records a step with variable sequence lengths as the mean of a few representative lengths.
+"""`capture_lengths` records a step at a few representative sequence lengths. Predictions use their weighted mean.
 
-If each batch is as long as its longest sequence, steps differ in length. Each recorded length represents the batches
+If each batch is padded to its longest sequence, batches differ in length. Each recorded length represents the batches
 with the nearest lengths. The longest length is always recorded, because it determines the required memory. Example::
 
     trace = capture_lengths(lambda length: step_of(batch, length), lengths={64: 500, 128: 900, 512: 80})

@@ -26,7 +26,7 @@ FEATURE_TOLERANCE: Final = 1e-3
 """Features that differ by less than this are treated as equal."""
 
 CROSS_GPU: Final = "base"
-"""Name in place of a GPU in the base file, whose weights are used for every GPU without weights of its own."""
+"""The base file uses this name instead of a GPU name. GPUs without their own weights use the base weights."""
 
 
 @final
@@ -88,7 +88,7 @@ class NetworkWeights:
     interval: Mapping[str, float]
 
     def knows(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
-        """Return which operations match the training data in every feature that is constant there.
+        """Return which operations have the training data's values of all features that are constant there.
 
         For example, if all convolutions in the training data of a GPU are 3 x 3, its network cannot predict a 1 x 1
         one.
@@ -111,7 +111,9 @@ class NetworkWeights:
 @final
 @dataclass(frozen=True, slots=True)
 class MeasuredFactor:
-    """Measured over predicted time of one operation and dtype on one GPU, for operations without a tuned network.
+    """Ratio of measured to predicted time for one operation, dtype and GPU.
+
+    It corrects operations without a neural network of their own.
 
     Attributes:
         factor: Factor on the predicted time.

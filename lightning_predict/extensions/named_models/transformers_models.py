@@ -1,4 +1,4 @@
-"""Builds models of transformers on the meta device, with a batch and the loss that the model computes itself."""
+"""Builds Hugging Face `transformers` models on the meta device, with a batch. The model computes its own loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_predict.extensions.named_models.names import ModelName
 from lightning_predict.extensions.named_models.options import NamedStep, StepOptions, counted, library, on_meta
 
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
-"""Endings of architectures whose labels are one word a token."""
+"""Suffixes of architecture names whose labels are one vocabulary index per token."""
 
 _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification")
 """Endings of architectures whose labels are one class a sample."""
@@ -25,7 +25,8 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     """Return a model of transformers with a batch.
 
     Raises:
-        InvalidArgumentError: The configuration is unknown, its model cannot be built, or no batch is known for it.
+        InvalidArgumentError: The configuration is unknown, the model cannot be built, or no input batch can be made for
+            it.
         MissingDependencyError: transformers, or PEFT for LoRA, is not installed.
     """
     transformers = library("transformers", needed_for=name.text)
@@ -89,7 +90,7 @@ def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
     """Return the class of the model.
 
     Raises:
-        InvalidArgumentError: The configuration names none that transformers has.
+        InvalidArgumentError: `transformers` has no class with the architecture name in the configuration.
     """
     named = (getattr(config, "architectures", None) or [""])[0]
     found = getattr(transformers, named, None) if named else None
@@ -107,10 +108,11 @@ def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
 
 
 def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tuple[dict[str, Tensor], str]:
-    """Return a batch on the meta device, and its words.
+    """Return a batch on the meta device, and a text that describes it.
 
     Raises:
-        InvalidArgumentError: The model reads something else, or the length is missing or beyond its positions.
+        InvalidArgumentError: The model's input type is not supported, or the sequence length is missing or too long for
+            the model.
     """
     batch, reads = options.batch_size, model.main_input_name
     is_classifier = type(model).__name__.endswith(_CLASSIFIERS)

@@ -1,10 +1,10 @@
 """Predicts the memory of a GPU that holds only part of the model, or processes only part of a batch.
 
-Persistent memory is the size of the parameters (with gradients and state) of the largest stage, where split parameters
-are divided. Activations are the tensors of the stage's blocks that the backward pass reads, where split ones are
-divided. They are multiplied by the number of micro-batches in flight (`pipeline_parallel.in_flight`). Activations that
-are recomputed are not kept. Of such a block, only the input is kept, or everything except the inside of its attention.
-Example::
+Persistent memory is the largest stage's parameters, gradients and optimizer state. Tensor-parallel parameters are
+divided by the number of GPUs that share them. Activations are the tensors of the stage that the backward pass reads.
+Tensor-parallel activations are divided likewise. They are multiplied by the number of micro-batches in flight
+(`pipeline_parallel.in_flight`). Activations that are recomputed are not kept. Full recomputation keeps only the block's
+input. Selective recomputation keeps everything except the tensors inside attention. Example::
 
     held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # in `distributed/memory.py`, which asks for `StageMemory`
 """
@@ -52,7 +52,7 @@ class StageMemory:
 
         Args:
             strategy: Parallel strategy.
-            moments: Temporary memory of the whole step, and its gradients, at moments that may be the peak.
+            moments: Candidate peak times of the unsplit step, each as (temporary bytes, gradient bytes).
         """
         trace, whole, written = self._memory.trace, self._memory.whole, self._memory.update_bytes
         model = self._split(strategy)
@@ -109,13 +109,13 @@ def _shares(
 ) -> list[float]:
     """Return each stage's share of the temporary memory that a whole batch needs on one GPU.
 
-    Most of it is activations that the backward pass reads. The rest at the peak is the gradient of the logits, in the
-    last stage, plus allocator overhead in proportion to both. Tensor parallelism splits the vocabulary of the logits
-    unless `Strategy.loss` says otherwise.
+    Most of it is activations that the backward pass reads. The rest is the logits gradient in the last stage. Allocator
+    overhead is proportional to the sum of both. Tensor parallelism splits the vocabulary of the logits unless
+    `Strategy.loss` says otherwise.
 
     Args:
         trace: The step.
-        model: Model with the blocks of the step.
+        model: The model, split into its transformer blocks.
         strategy: Parallel strategy.
         kept_storages: Storages that the forward pass keeps for the backward pass.
         passing_bytes: Temporary memory of the step.

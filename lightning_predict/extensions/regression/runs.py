@@ -1,13 +1,13 @@
 """`PastRun`: a finished run as input of the regression, with readers of CSV files, MLflow and Weights & Biases.
 
 The variables follow Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of GPUs,
-threads and disk delay. "Inner modules" is the depth within a family of neural networks. We add memory bandwidth,
-because without it a GPU like the L4 looks three times as fast as it is.
+threads and disk delay. "Inner modules" is the number of repeated modules, which differs between the networks of a
+family. We add memory bandwidth, because without it a GPU like the L4 looks three times as fast as it is.
 
 A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names in
 `FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`). The user can give
 other names. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric. MLflow's
-database has rows instead. Both are read directly, without MLflow. Example::
+database stores the same values as table rows instead of files. Both are read directly, without MLflow. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
     >>> round(setting.value("flops_per_second") / 1e12, 2)  # sustained in float32, of a peak of 8.1
@@ -50,8 +50,8 @@ Variable = Literal[
 ]
 
 VARIABLES: Final[tuple[Variable, ...]] = tuple(name for name in get_args(Variable) if name != "flops_per_byte")
-"""Variables that the time of a run may depend on, in display order. `flops_per_byte` is excluded: it is not a term, but
-only measures the extrapolation to GPUs with a higher ratio than all past runs."""
+"""Variables that the time of a run may depend on, in display order. `flops_per_byte` is not a regression variable.
+It only detects GPUs whose ratio exceeds that of all past runs (extrapolation)."""
 
 WORDS: Final[dict[Variable, str]] = {
     "iterations": "iterations",
@@ -67,8 +67,8 @@ WORDS: Final[dict[Variable, str]] = {
 """Display names of the variables."""
 
 POWER_DTYPE: Final = "float32"
-"""Dtype of the rate that represents a GPU's computing power: the sustained rate of large matmuls. On the L4, this is
-less than half of the peak (`kernels/roofline.py`)."""
+"""A GPU's computing power is its sustained rate for large matmuls in this dtype. On the L4, this is less than half
+of the peak (`kernels/roofline.py`)."""
 
 
 @final
@@ -79,11 +79,11 @@ class RunSetting:
     Attributes:
         iterations: Training iterations.
         batch_size: Samples of one iteration on one GPU.
-        gpu: Name of the GPU, or of several (`8xL4`), which is converted to the catalogue name of one. None if only its
-            computing power is known.
+        gpu: Name of the GPU, optionally with a count (`8xL4`). It is replaced by the catalogue name without the count.
+            None if only its computing power is known.
         flops_per_second: Computing power of one GPU. If None, the sustained float32 rate of `gpu` is used.
         bytes_per_second: Memory bandwidth of one GPU. If None, the catalogue's value for `gpu` is used.
-        num_gpus: Number of GPUs of the run, including those in `gpu`.
+        num_gpus: Total number of GPUs. A count in `gpu` sets it.
         threads: Number of CPU threads of the loaders; None if unknown.
         disk_seconds: Delay of the disk; None if unknown.
         inner_modules: Number of repeated modules, for a family of neural networks that differ in depth; None for one

@@ -47,25 +47,26 @@ def _image(c: Columns) -> Array:
 
 WINDOW_CYCLES: Final = 1.5
 WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
-"""Multiprocessor cycles per window, and per element of it, to compute indices.
+"""SM cycles for index computation: a constant per window, and a constant per element of the window.
 
-3.6 to 8.5 cycles for windows of 8 to 27 elements in four problems of KernelBench on the H100-PCIe (training data: those
-rows)."""
+Both were fitted to four KernelBench problems on the H100-PCIe (training data: those rows). Windows of 8 to 27 elements
+take 3.6 to 8.5 cycles there."""
 
 
 COMPARED_CYCLES: Final = 1.26
-"""Multiprocessor cycles of the backward pass of max pooling with channels last, per position and window that contains
-it, besides its traffic. 1.42 in all for windows of 2 x 2 at stride 2 in VGG-16 on the H200."""
+"""SM cycles per pair of position and containing window in the channels-last max pooling backward pass. Memory
+traffic is not included. VGG-16 on the H200, with 2 x 2 windows at stride 2, takes 1.42 cycles including memory
+traffic."""
 
 MAX_BACKWARD_CYCLES: Final = (2.3, 0.23)
 AVG_BACKWARD_CYCLES: Final = (3.9, 0.75)
 """Multiprocessor cycles of a position in the backward passes of max and average pooling: one figure for the position,
 and one for each window that contains it.
 
-PyTorch's kernels visit each position of the image and look up the windows around it. H200, torch 2.11, windows of 2 to
-7 at strides of 2 to 7 (own measurements, 2026-11-27): 2.5 cycles for one window and 5.1 for 12 of max pooling, 4.6 and
-13 of average pooling, the same in bfloat16 and float32. Max pooling also agrees with 2.9 and 2.8 cycles for 2.25
-windows in steps of ResNet-50 on the A100 and RTX 2080 Ti; the V100 takes 4.3, and 2.1 with torch 1.9."""
+PyTorch's kernels visit each position of the image and look up the windows around it. On the H200, a position in one
+window takes 2.5 cycles (max) or 4.6 (average). In 12 windows, it takes 5.1 or 13 (torch 2.11, own measurements of
+2026-11-27, windows of 2 to 7 at strides of 2 to 7, bfloat16 and float32). ResNet-50 (2.25 windows) takes 2.9 cycles on
+the A100, 2.8 on the RTX 2080 Ti, and 4.3 on the V100 (2.1 with torch 1.9)."""
 
 
 def window_cycles(elements: float) -> float:
@@ -87,7 +88,7 @@ def _backward_cycles(cycles: tuple[float, float], positions: _Count, window_elem
     """Return multiprocessor cycles of a backward pass that visits each position and the windows that contain it.
 
     Args:
-        cycles: Those of a position, and of each window that contains it.
+        cycles: SM cycles per position, and SM cycles per window that contains the position.
         positions: Number of positions of the images.
         window_elements: Sum of the elements of all windows.
     """

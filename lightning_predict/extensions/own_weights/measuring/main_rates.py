@@ -1,10 +1,11 @@
 """Measures the main rates of a GPU in half a minute: throughput of large matmuls, and memory bandwidth.
 
-Predictions take these figures for the GPU. Its own networks were trained on short bursts on another machine, and for
-other GPUs the networks know only the data sheet. The figures are written to a file for `gpus_file`. The matmuls are A·B
-with large square matrices, as for the rates in the catalogue. Each is repeated for seconds, so that the GPU runs at its
-sustained clock. Memory bandwidth is measured by an addition and a ReLU. The result is the data sheet bandwidth that
-would explain both times, because other GPUs are compared by their data sheets. Example::
+Predictions for this GPU use the measured rates instead of the catalogue's rates. The GPU's networks, if it has any,
+were trained on short bursts on another machine. For other GPUs, predictions rely on the data sheet. `gpus_file_text`
+formats the rates as a file, which the option `gpus_file` reads. The matmuls are A·B with large square matrices, as for
+the rates in the catalogue. Each is repeated for seconds, so that the GPU runs at its sustained clock. Memory bandwidth
+is measured by an addition and a ReLU. The result is an equivalent data sheet bandwidth: the one for which the model
+predicts both times. It is comparable with other data sheets. Example::
 
     found = measure_main_rates(gpu="RTX-6000-Ada")
     Path("anchors.toml").write_text(gpus_file_text(found))
@@ -65,7 +66,7 @@ class MainRates:
     Attributes:
         gpu: Catalogue row of the GPU.
         flops_per_second: Sustained rates of large matmuls, by dtype.
-        dram_bytes_per_second: Data sheet bandwidth that would explain the times of the memory-bound operations.
+        dram_bytes_per_second: Equivalent data sheet bandwidth, fitted to the times of the memory-bound operations.
         state: Clock, power and throttling reasons at the end of the measurement.
     """
 
