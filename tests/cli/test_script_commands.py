@@ -95,13 +95,21 @@ def test_a_signal_is_passed_on(name: str, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text(
         f"import signal, sys, time\nsignal.signal(signal.{name}, lambda *_: sys.exit(7))\n"
-        "print('ready', flush=True)\ntime.sleep(600)"
+        "print('ready', flush=True)\ntime.sleep(60)"
     )
     command = [sys.executable, "-m", "lightning_predict.cli", "run", str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(os.environ)) as process:
+    number = getattr(signal, name)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=dict(os.environ),
+        # The tests themselves may run under nohup, which ignores SIGHUP in all children.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        process.send_signal(getattr(signal, name))
+        process.send_signal(number)
         assert process.wait() == 7
 
 
