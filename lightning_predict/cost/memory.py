@@ -34,7 +34,7 @@ from typing import Final, Literal, final
 
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.interval import NORMAL_95, Interval
 from lightning_predict.memory.libraries import context_bytes, convolved_share, cublas_bytes
 from lightning_predict.memory.simulation import (
     blocks_of,
@@ -216,10 +216,6 @@ def safe_bytes(gpu: Gpu, relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS) 
     return low
 
 
-_ENDS: Final = NormalDist().inv_cdf(0.95)
-"""Standard deviations from the middle to either end of a 90 % interval."""
-
-
 def fit_probability(reserved: Interval[float], context: Interval[float], total: float) -> float:
     """Compute the probability that the reserved memory and the context fit.
 
@@ -228,7 +224,7 @@ def fit_probability(reserved: Interval[float], context: Interval[float], total: 
     """
     spare = total - reserved.middle - context.middle
     ends = [one.high - one.middle if spare > 0 else one.middle - one.low for one in (reserved, context)]
-    deviation = sum(end**2 for end in ends) ** 0.5 / _ENDS
+    deviation = sum(end**2 for end in ends) ** 0.5 / NORMAL_95
     if deviation == 0:
         return float(spare >= 0)
     return NormalDist().cdf(spare / deviation)

@@ -49,6 +49,7 @@ from lightning_predict.extensions.planning.problem import (
     PlanState,
     rental_usd,
 )
+from lightning_predict.interval import NORMAL_95, OUTSIDE
 from lightning_predict.units import seconds_to_hours
 
 HORIZON_GAPS: Final = 3.0
@@ -116,7 +117,7 @@ def working_seconds(job: Job, problem: PlanningProblem, situation: PlanState) ->
     }
 
 
-INTERVAL_PROBABILITY: Final = 0.95
+INTERVAL_PROBABILITY: Final = 1 - OUTSIDE
 """Probability that a time is below the upper end of its 90 % interval."""
 
 
@@ -130,8 +131,7 @@ def late_factor(high_factor: float, probability: float) -> float:
         high_factor: Upper end of the time's interval, relative to the middle.
         probability: The required probability.
     """
-    normal = NormalDist()
-    return float(high_factor ** (normal.inv_cdf(probability) / normal.inv_cdf(INTERVAL_PROBABILITY)))
+    return float(high_factor ** (NormalDist().inv_cdf(probability) / NORMAL_95))
 
 
 def late_factors(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:

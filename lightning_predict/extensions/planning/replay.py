@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from types import MappingProxyType
 from typing import Final, Protocol, final
 
@@ -34,6 +33,7 @@ from lightning_predict.extensions.planning.problem import (
     rental_usd,
 )
 from lightning_predict.extensions.planning.simulator import MEASURED_SECONDS, ActualSeconds
+from lightning_predict.interval import NORMAL_95
 from lightning_predict.units import SECONDS_PER_MINUTE
 
 PREDICTION_DEVIATIONS: Final[Mapping[str, float]] = {"gpu": 0.052, "model": 0.111, "rest": 0.242}
@@ -45,7 +45,7 @@ values, but these stay fixed so that published figures can be reproduced."""
 def likely_factors() -> tuple[float, float, float]:
     """Return the 5th, 50th and 95th percentile of actual over predicted times, by `PREDICTION_DEVIATIONS`."""
     deviation = math.sqrt(sum(part**2 for part in PREDICTION_DEVIATIONS.values()))
-    far = math.exp(NormalDist().inv_cdf(0.95) * deviation)
+    far = math.exp(NORMAL_95 * deviation)
     return 1 / far, 1.0, far
 
 
