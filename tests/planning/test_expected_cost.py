@@ -17,6 +17,7 @@ from lightning_predict.extensions.planning.problem import (
     Placement,
     PlanningProblem,
     PlanState,
+    Rental,
 )
 from lightning_predict.extensions.planning.simulator import simulate
 from lightning_predict.interval import Interval
@@ -103,6 +104,16 @@ def test_a_late_job_delays_the_next_one_on_its_gpu() -> None:
     in_time = np.mean(draws["first"][on("l4", 1)] <= 1.0)
     assert outlook.in_time["second"] == pytest.approx(in_time)
     assert outlook.machine_usd == pytest.approx(0.2 * (2 * float(np.mean(draws["first"][on("l4", 1)])) + 2))
+
+
+def test_a_machine_that_no_job_used_costs_what_was_paid() -> None:
+    """A spot machine may be taken away before the job on it starts; its rental has no segment."""
+    plan = cheapest_plan(doubtful(0.5))
+    unused = Rental(node=1, machine="a100", start_seconds=0.0, end_seconds=60.0, usd=0.05)
+    draws = time_draws(doubtful(0.5), None)
+    before = plan_outlook(plan, doubtful(0.5), draws).machine_usd
+    more = plan_outlook(replace(plan, rentals=(*plan.rentals, unused)), doubtful(0.5), draws)
+    assert more.machine_usd == pytest.approx(before + 0.05)
 
 
 def test_draws_follow_the_interval_and_stop_where_a_job_was_measured() -> None:

@@ -93,18 +93,18 @@ def plan_outlook(
         draws: Ratios of actual to predicted time, from `time_draws`.
     """
     machines = {machine.name: machine for machine in problem.machines}
-    nodes = _Nodes(plan, machines)
+    rented = _Rentals(plan, machines)
     ready: dict[str, tuple[float, Draws | float]] = {}
     for segment in plan.segments:
         configuration = segment.placement.configuration
-        planned, actual = nodes.free(segment)
+        planned, actual = rented.free(segment)
         before, done = ready.get(segment.job, (-math.inf, -math.inf))
         enabled, latest = max(planned, before), np.maximum(actual, done)
         # A job that did not wait for another one starts at its planned time, not earlier.
         waited = segment.start_seconds - enabled <= SAME_MOMENT_SECONDS
         start = latest if waited else np.maximum(latest, segment.start_seconds)
         end = start + (segment.end_seconds - segment.start_seconds) * draws[segment.job][configuration]
-        nodes.occupy(segment, start, end)
+        rented.occupy(segment, start, end)
         ready[segment.job] = (segment.end_seconds, end)
     tardiness, in_time = 0.0, {}
     for job in problem.jobs:
@@ -112,7 +112,7 @@ def plan_outlook(
             late = np.maximum(0.0, ready[job.name][1] - job.deadline_seconds)
             in_time[job.name] = float(np.mean(late <= SAME_MOMENT_SECONDS))
             tardiness += rental_usd(seconds=float(np.mean(late)), usd_per_hour=job.tardiness_usd_per_hour)
-    return PlanOutlook(machine_usd=nodes.usd(), tardiness_usd=tardiness, in_time=in_time)
+    return PlanOutlook(machine_usd=rented.usd(), tardiness_usd=tardiness, in_time=in_time)
 
 
 def missed_deadlines(plan: Plan, problem: PlanningProblem) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def missed_deadlines(plan: Plan, problem: PlanningProblem) -> tuple[str, ...]:
 
 
 @final
-class _Nodes:
+class _Rentals:
     """Rented machines of a plan: when each of their GPUs becomes free, as planned and in every draw."""
 
     def __init__(self, plan: Plan, machines: Mapping[str, MachineType]) -> None:
@@ -161,12 +161,15 @@ class _Nodes:
         total = 0.0
         for rentals in self._rentals.values():
             for rental in rentals:
+                if rental not in self._starts:  # no job ran on it before it was returned
+                    total += rental.usd
+                    continue
                 price = self._machines[rental.machine].usd_per_hour
                 idle = rental.end_seconds - max(planned for planned, _ in self._of(rental))
                 end: Draws | float = rental.start_seconds
                 for _, actual in self._of(rental):
                     end = np.maximum(end, actual)
-                seconds = end - self._starts.get(rental, rental.start_seconds) + max(0.0, idle)
+                seconds = end - self._starts[rental] + max(0.0, idle)
                 total += rental_usd(seconds=float(np.mean(seconds)), usd_per_hour=price)
         return total
 
