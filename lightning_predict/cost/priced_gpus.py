@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Final, final
 
 from lightning_predict.cost.offers import OLD_DAYS, Offer, day_of, load_offers
@@ -78,7 +79,15 @@ def layouts_to_predict(
     if isinstance(gpus, Sequence) and len(gpus) == 1 and isinstance(gpus[0], str) and gpus[0] in GROUPS:
         gpus = gpus[0]
     if not isinstance(gpus, str):
-        return layouts_of(gpus, num_nodes=num_nodes)
+        try:
+            return layouts_of(gpus, num_nodes=num_nodes)
+        except UnknownGpuError:
+            only = gpus[0] if len(gpus) == 1 else None
+            if isinstance(only, str) and (near := get_close_matches(only, GROUPS)):
+                raise UnknownGpuError(
+                    f"{only!r} is neither a GPU nor a group of GPUs. Did you mean {near[0]!r}?"
+                ) from None
+            raise
     if gpus not in GROUPS:
         raise InvalidArgumentError(
             f"gpus={gpus!r} is no group of GPUs; expected {', '.join(GROUPS)}, or a list of names, for example "

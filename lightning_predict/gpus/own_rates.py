@@ -66,7 +66,10 @@ def parse_rates(text: str) -> dict[str, float | dict[str, float]]:
             ) from None
         if card:
             of_card = found.setdefault(card.strip(), {})
-            assert isinstance(of_card, dict)  # dtypes and GPUs have different names
+            if not isinstance(of_card, dict):
+                raise InvalidArgumentError(
+                    f"measured_tflops={text!r} has {card.strip()!r} as a dtype and as a GPU; name the GPU of each rate."
+                )
             of_card[dtype.strip()] = flops
         else:
             found[dtype.strip()] = flops
@@ -91,6 +94,12 @@ def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layou
             by_name[find_gpu(word).name] = rates
         else:
             common[word] = rates
+    dtypes = {dtype for layout in layouts for dtype in layout.gpu.peak_flops_per_second}
+    for word in common:
+        if DTYPE_WORDS.get(word, word) not in dtypes:
+            raise InvalidArgumentError(
+                f"measured has {word!r}, which is not a dtype of these GPUs; choose of {', '.join(sorted(dtypes))}."
+            )
     names = sorted({layout.gpu.name for layout in layouts})
     if common and len(names) > 1:
         some = ", ".join(names[:NAMES]) + " …" * (len(names) > NAMES)

@@ -10,7 +10,7 @@ from lightning_predict import predict
 from lightning_predict.cost.offers import KINDS, from_providers, kind_of_provider, load_offers
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.cost.priced_gpus import PricedGpus, is_consumer, layouts_to_predict
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
@@ -64,6 +64,15 @@ def test_a_gpu_belongs_to_a_group_by_a_price_of_at_most_180_days() -> None:
 def test_a_group_without_gpus_is_refused(names: str, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         layouts_to_predict(names, offers=[example_offer("L4")])
+
+
+def test_a_group_with_a_typing_mistake_is_suggested() -> None:
+    with pytest.raises(
+        UnknownGpuError, match=r"'dataccenter' is neither a GPU nor a group of GPUs\. Did you mean 'datac"
+    ):
+        layouts_to_predict(["dataccenter"])
+    with pytest.raises(UnknownGpuError, match="'L40X' is not a GPU of the catalogue"):
+        layouts_to_predict(["L40X"])
 
 
 @pytest.mark.parametrize(

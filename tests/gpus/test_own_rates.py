@@ -20,6 +20,11 @@ def test_another_form_is_rejected(text: str) -> None:
         parse_rates(text)
 
 
+def test_one_name_is_a_dtype_or_a_gpu() -> None:
+    with pytest.raises(InvalidArgumentError, match="has 'T4' as a dtype and as a GPU; name the GPU of each rate"):
+        parse_rates("T4=3,T4:bf16=3")
+
+
 def test_all_layouts_of_the_gpu_get_its_rates() -> None:
     one, eight, other = with_own_rates(layouts_of(["B200", "8xB200", "L4"]), {"B200": {"bf16": 1103e12}})
     assert one.gpu == eight.gpu
@@ -31,6 +36,7 @@ def test_all_layouts_of_the_gpu_get_its_rates() -> None:
     ("measured", "message"),
     [
         ({"bf16": 1103e12}, r"does not name its GPU, and there are 2: B200-SXM-180GB, L4"),
+        ({"bf": 1103e12}, r"measured has 'bf', which is not a dtype of these GPUs; choose of bfloat16, float16"),
         ({"B200": {"bf16": 1103.0}}, r"1103\.0 is not a rate of the B200-SXM-180GB, whose peak is 2250 TFLOP/s"),
         ({"L4": {"int4": 1e12}}, r"'int4', which L4 does not compute"),
         ({"B200": {"bf16": 3e15}}, r"is not a rate"),
