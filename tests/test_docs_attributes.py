@@ -52,6 +52,20 @@ def test_docstrings_name_what_exists() -> None:
     assert found == []
 
 
+OF_OTHERS = {"token_dispatcher.py"}
+"""Files of other projects that the package names."""
+
+
+def test_docstrings_name_files_that_exist() -> None:
+    ours = {path.name for folder in (PACKAGE, Path(__file__).parent.parent) for path in folder.rglob("*.py")}
+    named = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r"`(?:\w+/)*(\w+\.py)`", path.read_text(encoding="utf-8"))
+    }
+    assert {(path, name) for path, name in named if name not in ours | OF_OTHERS} == set()
+
+
 def test_an_old_name_is_noticed() -> None:
     source = '''
 @dataclass

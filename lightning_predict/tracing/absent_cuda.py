@@ -2,7 +2,7 @@
 
 Without CUDA, torch turns `torch.autocast("cuda")` and `GradScaler` off. For meta tensors it refuses fused and
 capturable optimizers, and updates and clips one tensor at a time where CUDA's default is all together (foreach; see
-`cuda_defaults.py`). `as_on_absent_cuda` changes that while a step is recorded. Example::
+`recorded_on.py`). `as_on_absent_cuda` changes that while a step is recorded. Example::
 
     with as_on_absent_cuda() as found:
         step()

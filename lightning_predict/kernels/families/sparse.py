@@ -1,7 +1,7 @@
 """Products with sparse matrices, counted by their stored elements.
 
 Each stored element multiplies one row of the dense operand: 2 x stored x columns, independent of the shape. Other
-operations on sparse tensors move their values and indices (`traffic.py`). Example::
+operations on sparse tensors move their values and indices (`memory_bound.py`). Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> adjacency = TensorInfo((1000, 1000), "float32", stored_elements=50, stored_bytes=1000)

@@ -121,8 +121,8 @@ class Group:
         seconds: Measured time of each shape, shape (problems,).
         floor_seconds: Launch time that short rows include; 0 if the source times only the device.
         build: Name of the timed software, without its version; empty if builds are averaged.
-        taken_off_seconds: Launch time that was subtracted from each time (`launches.py`), shape (problems,); None if
-            none was.
+        taken_off_seconds: Launch time that was subtracted from each time (`benchmarks/training/tables.py`), shape
+            (problems,); None if none was.
     """
 
     gpu: str
