@@ -3,17 +3,17 @@
 * `predictions`: the mapping GPU name -> `Prediction` that `predict` returns.
 * `format`: numbers for display (`3 h 12 min`, `$12.3`).
 * `table`: columns and footnotes, and plain-text, rich and Markdown tables made from them.
-* `ranking`: cheapest, fastest, cheapest within a deadline.
+* `ranking`: cheapest GPU, fastest GPU, cheapest GPU within a deadline.
 * `html`: the report as one HTML file.
 * `figures`: bar chart with intervals (needs the extra `tensorboard`, for matplotlib).
-* `loggers`: sends everything to the loggers of a Trainer, or writes a JSON file.
+* `loggers`: sends predictions to the loggers of a Trainer, or writes a JSON file.
 * `sky`: the SkyPilot task that rents the machine.
 
-Imports go one way: `format` -> `table`, `ranking` -> `predictions` -> the rest. Example::
+Example::
 
     print_table(result)
     for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
         rank_zero_warn(warning)
 
-No module here imports torch or Lightning; matplotlib and rich are imported only by the functions that draw with them.
+No module here imports torch or Lightning. matplotlib and rich are imported only by the functions that draw with them.
 """

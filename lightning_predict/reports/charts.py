@@ -1,8 +1,8 @@
 """Charts of the HTML report: bars and shares in HTML, scatter plots and curves in SVG.
 
-Text has the same size on a phone as on a desktop. Bars are HTML boxes that adapt to the page width. SVG drawings exist
-in two widths, `WIDE` and `NARROW`, and the page shows the one that fits. Points are numbered and explained in a list
-below, so that labels cannot overlap. Example::
+HTML bars adapt to the page width. Each SVG drawing exists in two widths, `WIDE` and `NARROW`; the page shows the width
+that fits the screen. Points are numbered and explained in a list below the drawing, so that labels cannot overlap.
+Example::
 
     >>> bar_chart([Bar("T4", 48.0, 45.0, 52.0, "48.0 ms")], unit="ms")[:18]
     '<div class="bars">'
@@ -20,10 +20,10 @@ from lightning_predict.ties import ordered
 from lightning_predict.units import hours_to_seconds, seconds_to_milliseconds
 
 LOG_AXIS_SPREAD: Final = 20.0
-"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
+"""The axis of a bar chart is logarithmic if the ratio of the largest to the smallest value exceeds this number."""
 
 SCATTER_SPREAD: Final = 2.0
-"""The same for scatter plots, whose axes need not start at zero because points have no length."""
+"""The axes of a scatter plot are logarithmic if the ratio of the largest to the smallest value exceeds this number."""
 
 WIDE: Final = 760
 NARROW: Final = 330
@@ -41,7 +41,7 @@ _LEFT: Final = 64
 _RADIUS: Final = 9
 
 MAX_PARTS: Final = 8
-"""Maximum number of named parts of a bar; the rest is merged into `OTHER`."""
+"""Maximum number of named parts of a bar. Smaller parts are merged into `OTHER`."""
 
 OTHER: Final = "other"
 
@@ -74,7 +74,15 @@ class Axis:
     def over(
         values: Sequence[float], start: float, end: float, *, from_zero: bool = True, spread: float = LOG_AXIS_SPREAD
     ) -> Axis:
-        """Make an axis over values: logarithmic if their ratio exceeds `spread`, else linear, by default from 0."""
+        """Make an axis over values; logarithmic if their ratio exceeds `spread`, otherwise linear.
+
+        Args:
+            values: Values that the axis must contain.
+            start: Pixel position of the lowest value.
+            end: Pixel position of the highest value.
+            from_zero: Whether a linear axis starts at 0.
+            spread: Maximum ratio of the largest to the smallest value on a linear axis.
+        """
         positive = [value for value in values if value > 0]
         if len(positive) == len(values) and max(values) > spread * min(values):
             return Axis(min(values) / 1.6, max(values) * 1.3, start, end, True)
@@ -90,7 +98,7 @@ class Axis:
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Return round tick values."""
+        """Return round tick values inside the range of the axis."""
         if self.logarithmic:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             steps: tuple[int, ...] = (1, 2, 5) if last - first <= 3 else (1,)
@@ -104,7 +112,7 @@ class Axis:
 
 
 def for_both_screens(draw: Callable[[int], str]) -> str:
-    """Draw for both desktop and phone; an empty drawing stays empty."""
+    """Draw for desktop and phone, and return both drawings as HTML; an empty drawing stays empty."""
     wide = draw(WIDE)
     return wide and f'<div class="wide">{wide}</div><div class="narrow">{draw(NARROW)}</div>'
 
@@ -112,7 +120,7 @@ def for_both_screens(draw: Callable[[int], str]) -> str:
 def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
     """Draw horizontal bars with their intervals, in order; return an empty string without bars.
 
-    On a logarithmic axis, the length of a bar has no meaning, so points are drawn instead.
+    On a logarithmic axis, points are drawn instead of bars, because the length of a bar would have no meaning.
 
     Args:
         bars: The bars to draw.
@@ -139,10 +147,10 @@ def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
 
 
 def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
-    """Return the named parts: the `MAX_PARTS` largest over all rows, largest first.
+    """Return the names of the `MAX_PARTS` parts with the largest sum over all bars, largest first.
 
     Args:
-        rows: Share by part, one mapping per bar.
+        rows: Share by part name, one mapping per bar.
     """
     together: dict[str, float] = {}
     for shares in rows:
@@ -199,7 +207,7 @@ def ticks_apart(axis: Axis) -> list[float]:
 
 
 def scale_note(axis: Axis) -> str:
-    """Return the suffix of an axis label if the axis is logarithmic."""
+    """Return ` (logarithmic)`, a suffix for axis labels, if the axis is logarithmic; otherwise an empty string."""
     return " (logarithmic)" if axis.logarithmic else ""
 
 
@@ -236,8 +244,9 @@ class Point:
 def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit: float | None, *, title: str) -> str:
     """Draw a scatter plot of hours (x) and US dollars (y), with a line, a limit on x, and a list of the points.
 
-    Return an empty string without points. Times use the unit that suits the longest. Points that overlap share a
-    number.
+    Return an empty string without points. Times are shown in the unit that suits the longest time. Overlapping points
+    share
+    a number.
     """
     if not points:
         return ""
@@ -305,7 +314,7 @@ def frame(x_axis: Axis, y_axis: Axis, width: int, unit: str, *, dollars: bool = 
 
 
 def _time_unit(hours: float) -> tuple[str, float]:
-    """Choose the most readable unit for a number of hours; return it and the number of units per hour."""
+    """Return the most readable unit for a number of hours, and how many of these units make an hour."""
     for unit, per_hour in (("hours", 1.0), ("minutes", 60.0), ("seconds", hours_to_seconds(1.0))):
         if hours * per_hour >= 1:
             return unit, per_hour

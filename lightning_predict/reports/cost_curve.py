@@ -1,7 +1,7 @@
 """Scaling curves: time, cost and efficiency over the number of GPUs, to find where more GPUs stop paying off.
 
-A curve holds the layouts of one GPU among the predictions. Efficiency is the throughput per GPU relative to the
-smallest layout. Example::
+A curve holds all predicted layouts of one GPU model. Efficiency is the throughput per GPU relative to the smallest
+layout. Example::
 
     result = lp.predict(trace, names_up_to("8x8xH100-SXM-80GB"), strategy="fsdp")
     for curve in cost_curves(result):
@@ -21,30 +21,31 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.units import seconds_to_hours
 
 MIN_POINTS: Final = 3
-"""Minimum number of layouts of a GPU for a curve."""
+"""Minimum number of layouts in a curve. A GPU with fewer predicted layouts has no curve."""
 
 MIN_GAIN: Final = 0.5
-"""Minimum throughput per added GPU, relative to one GPU of the smallest layout; below it, more GPUs do not pay off."""
+"""More GPUs pay off if each added GPU contributes at least this share of the throughput per GPU of the smallest
+layout."""
 
 SAMPLES: Final = 1_000_000
-"""Number of samples for which the cost is shown."""
+"""Number of samples in the "per million samples" column."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One layout of a curve.
+    """One layout of a scaling curve.
 
     Attributes:
         name: Name of the layout.
-        gpus: Total number of GPUs.
-        samples_per_second: Throughput of all of them.
-        seconds: Rest of the run; None if its length is unknown.
-        usd: Cost of that time; None if the time or the price is unknown.
-        usd_per_million_samples: Cost of a million samples; None without a price.
+        gpus: Total number of GPUs of the layout.
+        samples_per_second: Throughput of the whole layout.
+        seconds: Remaining time of the run; None if the length of the run is unknown.
+        usd: Cost of the remaining run; None if the time or the price is unknown.
+        usd_per_million_samples: Cost of training on a million samples; None without a price.
         efficiency: Throughput per GPU, relative to the smallest layout.
         fits: Whether a step fits into the memory of each GPU; None if unknown.
-        provider: Who rents it out at this price; None without a price.
+        provider: Provider whose price is used; None without a price.
     """
 
     name: str
@@ -61,14 +62,14 @@ class CurvePoint:
 @final
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """The layouts of one GPU, smallest first."""
+    """Scaling curve of one GPU model; `points` are sorted by the number of GPUs."""
 
     gpu: str
     points: tuple[CurvePoint, ...]
 
     @property
     def pays_up_to(self) -> CurvePoint:
-        """The largest layout up to which more GPUs pay off."""
+        """The largest layout up to which more GPUs pay off (`MIN_GAIN`)."""
         first = self.points[0]
         each = first.samples_per_second / first.gpus
         best = first
@@ -81,12 +82,12 @@ class CostCurve:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Where more GPUs stop paying off, and where the provider changes, in words."""
+        """Sentences for a report: where more GPUs stop paying off, and where the provider changes."""
         return (self.sentence,) if self.providers is None else (self.sentence, self.providers)
 
     @property
     def providers(self) -> str | None:
-        """Which provider rents out which layouts, in words; None if there is only one provider."""
+        """Sentence that names the provider of each layout; None if all layouts have the same provider."""
         names: dict[str, list[str]] = {}
         for point in self.points:
             if point.provider is not None:
@@ -98,7 +99,7 @@ class CostCurve:
 
     @property
     def sentence(self) -> str:
-        """The number of machines from which another stops paying off, in words."""
+        """Sentence that names the largest layout up to which more GPUs pay off."""
         last, best = self.points[-1], self.pays_up_to
         if best == last:
             return f"Further GPUs pay up to {last.name}, the largest asked for, at {share(last.efficiency)} efficiency."
@@ -110,7 +111,7 @@ class CostCurve:
 
 
 def layouts_up_to(layout: str | Layout) -> tuple[Layout, ...]:
-    """Return the layouts of 1, 2, 4, ... GPUs up to this one, filling machines first, with its network."""
+    """Return the layouts of 1, 2, 4, ... GPUs up to `layout`, with as few machines as possible."""
     largest = layout_of(layout) if isinstance(layout, str) else layout
     inside = [2**power for power in range(largest.gpus_per_node.bit_length()) if 2**power <= largest.gpus_per_node]
     machines = [2**power for power in range(1, largest.nodes.bit_length()) if 2**power <= largest.nodes]
@@ -120,12 +121,12 @@ def layouts_up_to(layout: str | Layout) -> tuple[Layout, ...]:
 
 
 def names_up_to(layout: str | Layout) -> tuple[str, ...]:
-    """Return the names of the layouts of 1, 2, 4, ... GPUs up to this one, filling machines first."""
+    """Return the names of the layouts of `layouts_up_to`."""
     return tuple(one.name for one in layouts_up_to(layout))
 
 
 def cost_curves(predictions: Predictions) -> tuple[CostCurve, ...]:
-    """Collect the curves of GPUs with at least `MIN_POINTS` layouts and a known number of samples."""
+    """Return a curve for each GPU model with at least `MIN_POINTS` layouts and a known number of samples per step."""
     by_gpu: dict[str, list[Prediction]] = {}
     for one in predictions.values():
         if one.samples_per_second is not None:
@@ -162,7 +163,7 @@ HEADERS: Final = ("GPUs", "samples/s", "efficiency", "per million samples", "tot
 
 
 def table_of(curve: CostCurve) -> tuple[list[str], list[list[str]]]:
-    """Return the headers and the text of each cell; columns without any known value are left out."""
+    """Return the headers and the rows of cell texts; columns without any known value are omitted."""
     rows = [
         [
             point.name,

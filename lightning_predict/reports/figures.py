@@ -1,7 +1,6 @@
 """Bar chart of the predicted iteration time by GPU, with 90 % intervals.
 
-Drawn through matplotlib's object interface on its own canvas: no pyplot, no window, and no state shared with the user's
-own plots. Example::
+matplotlib draws on a canvas of its own, without pyplot, so the user's plots are not affected. Example::
 
     figure = iteration_figure(result)
     figure.savefig("iteration_time.png")
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOG_AXIS_SPREAD: Final = 20.0
-"""Ratio of the slowest to the fastest GPU above which the axis is logarithmic, because short bars become unreadable."""
+"""The axis is logarithmic if the slowest GPU takes more than this many times as long as the fastest GPU, because
+shorter
+bars would be unreadable."""
 
 _COLOR: Final = "#4878a8"
 _COLOR_IN_USE: Final = "#d1733b"
@@ -55,7 +56,6 @@ def iteration_figure(predictions: Predictions) -> Figure:
 
 
 def _draw_bars(axes: Any, predictions: Predictions) -> None:
-    """Draw one bar per GPU from top to bottom, with its interval as an error bar and a label to the right."""
     for row, prediction in enumerate(predictions.values()):
         middle = seconds_to_milliseconds(prediction.iteration_seconds)
         low = seconds_to_milliseconds(prediction.iteration_seconds_low)
@@ -77,7 +77,6 @@ def _draw_bars(axes: Any, predictions: Predictions) -> None:
 
 
 def _scale_axis(axes: Any, predictions: Predictions) -> None:
-    """Set a linear axis from 0, or a logarithmic one if the GPUs differ too much."""
     middle = [seconds_to_milliseconds(prediction.iteration_seconds) for prediction in predictions.values()]
     low = [seconds_to_milliseconds(prediction.iteration_seconds_low) for prediction in predictions.values()]
     label = "ms of one iteration, with its 90 % interval"
@@ -111,7 +110,6 @@ def _name(prediction: Prediction, predictions: Predictions) -> str:
 
 
 def _label(prediction: Prediction) -> str:
-    """Return the time, the cost of the run if known, and whether it does not fit."""
     parts = [f"{milliseconds(prediction.iteration_seconds)} ms"]
     if prediction.cost_usd is not None:
         parts.append(usd(prediction.cost_usd))

@@ -18,25 +18,25 @@ from lightning_predict.interval import Interval
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_milliseconds
 
 PLAIN_WIDTH: Final = 120
-"""Characters on one line of plain text."""
+"""Maximum number of characters on a line of plain text."""
 
 SAME_SIDES: Final = 10
-"""Maximum difference between the sides of an interval, in percentage points, for a single `±` with the larger one."""
+"""Intervals whose sides differ by at most this many percentage points are shown as `±` with the larger side."""
 
 TIMES_FROM: Final = 10.0
-"""Ratio to the middle from which an end is shown as a factor instead of a percentage."""
+"""The upper end of an interval is shown as a factor, not as a percentage, from this multiple of the middle."""
 
 TIMES_TO: Final = 1000.0
-"""Ratio above which the exact factor is not shown."""
+"""Above this multiple of the middle, the exact factor is not shown."""
 
 CENTS_FROM: Final = 0.1
-"""Dollars (per hour or of some steps) from which cents are precise enough."""
+"""Amounts from this number of dollars are rounded to the cent; smaller amounts get three significant digits."""
 
 MIN_USD: Final = 0.005
-"""Dollars below which an amount is shown as `<$0.01`."""
+"""Amounts below this number of dollars are shown as `<$0.01`."""
 
 MIN_GIBIBYTES: Final = 0.1
-"""GiB below which the exact amount is not shown."""
+"""Sizes below this number of GiB are shown as `<0.1`."""
 
 _DIGITS: Final = 3
 _SMALLEST_EXPONENT: Final = -6
@@ -48,11 +48,13 @@ _UNIT_PAIRS: Final = (
     (SECONDS_PER_HOUR, "h", SECONDS_PER_MINUTE, "min", _SECONDS_PER_DAY),
     (_SECONDS_PER_DAY, "d", SECONDS_PER_HOUR, "h", math.inf),
 )
-"""Large unit in seconds, its name, small unit in seconds, its name, and the time from which the next pair is used."""
+"""Pairs of time units: the large unit in seconds and its name, the small unit in seconds and its name, and the time in
+seconds from which the next pair applies.
+"""
 
 
 def width_at_hand() -> int:
-    """Return the line width in characters: the columns of a narrow terminal, else `PLAIN_WIDTH`."""
+    """Return the line width in characters: the number of columns of a narrow terminal, otherwise `PLAIN_WIDTH`."""
     if not is_terminal():
         return PLAIN_WIDTH
     return min(PLAIN_WIDTH, shutil.get_terminal_size((PLAIN_WIDTH, 1)).columns)
@@ -72,7 +74,7 @@ def encoding_at_hand() -> str:
 
 
 def significant(value: float) -> str:
-    """Format with three significant digits: `0.0123`, `12.0`, `12,300`; with an exponent if very large or small."""
+    """Format with three significant digits: `0.0123`, `12.0`, `12,300`; very large or small values get an exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     rounded = f"{value:.{_DIGITS - 1}e}"
@@ -113,7 +115,7 @@ def gibibytes(size_bytes: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Format US dollars to the cent or to the dollar: `<$0.01`, `$12.34`, `$1,234`."""
+    """Format US dollars: to the cent, or from $1,000 to the dollar: `<$0.01`, `$12.34`, `$1,234`."""
     if 0 < amount < MIN_USD:
         return "<$0.01"
     if not math.isfinite(amount) or amount == 0 or abs(amount) >= 1e9:
@@ -122,12 +124,12 @@ def usd(amount: float) -> str:
 
 
 def usd_of_steps(amount: float) -> str:
-    """Format the cost of a few steps, with enough digits to multiply it: `$0.00467`, `$12.34`."""
+    """Format the cost of a few steps, with enough digits to extrapolate to more steps: `$0.00467`, `$12.34`."""
     return usd(amount) if amount >= CENTS_FROM else f"${significant(amount)}"
 
 
 def usd_per_hour(price: float) -> str:
-    """Format a price per hour, to the cent if that is precise enough: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
+    """Format a price per hour: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
     return f"${price:,.2f}/h" if price >= CENTS_FROM else f"{usd_of_steps(price)}/h"
 
 
@@ -164,13 +166,13 @@ def share(fraction: float) -> str:
 
 
 def listed(texts: Sequence[str], most: int = 3) -> str:
-    """Join texts with commas, at most `most` + 1 of them; further ones are only counted: `A, B, C and 5 more`."""
+    """Join texts with commas; if there are more than `most` + 1, only count the others: `A, B, C and 5 more`."""
     if len(texts) <= most + 1:
         return ", ".join(texts)
     return f"{', '.join(texts[:most])} and {len(texts) - most} more"
 
 
 def known_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Drop the columns in which every cell is empty; write other empty cells as a dash."""
+    """Drop columns in which every cell is empty; replace other empty cells with a dash."""
     known = [number for number in range(len(headers)) if any(row[number] for row in rows)]
     return [headers[number] for number in known], [[row[number] or "-" for number in known] for row in rows]

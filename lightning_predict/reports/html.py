@@ -1,7 +1,8 @@
 """The report as one self-contained HTML file: works offline, supports light and dark mode, phones, and printing.
 
-All text is escaped. One script sorts, filters and rescales the table, and keeps its state in the page's address. The
-content security policy allows only that script, by its hash, and forbids the browser to load anything.
+All text is escaped. One script sorts, filters and rescales the table; the page's address stores the user's selection.
+The content security policy identifies the script by its hash. It allows no other script and no external content.
+
 Example::
 
     Path("report.html").write_text(html_report(result, rank(result, deadline_hours=8)), encoding="utf-8")
@@ -42,7 +43,7 @@ from lightning_predict.units import bytes_to_gibibytes, hours_to_seconds, second
 
 STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 SCRIPT: Final = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
-"""Sorts and filters the table; the page is complete without it."""
+"""JavaScript that sorts and filters the table. The page is complete without JavaScript."""
 
 
 TITLE = "What this training run takes on other GPUs"
@@ -68,10 +69,10 @@ def html_report(
         predictions: The predictions to show.
         ranking: Ranking of the same predictions.
         title: Heading of the page.
-        columns: Names of fields whose columns are shown on request.
-        offers: Offers behind the prices, for their sources; None uses the offers of the package.
+        columns: Names of optional columns to show.
+        offers: Offers that the prices come from, cited as sources; None uses the offers of the package.
         made_on: Date on the page; None for today.
-        sections: Further sections after the table and its charts, as HTML with escaped text.
+        sections: Further sections after the table and the charts, as HTML. Text in these sections must be escaped.
     """
     made_on = made_on or datetime.date.today()
     shown = grid(predictions, columns=columns)
@@ -180,7 +181,6 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
 
 
 def _cost_curves(predictions: Predictions) -> str:
-    """Draw throughput over the number of GPUs, next to ideal scaling, with a table of time and cost."""
     sections = []
     for curve in cost_curves(predictions):
         headers, rows = table_of(curve)
@@ -199,7 +199,7 @@ def _cost_curves(predictions: Predictions) -> str:
 
 
 def curve_chart(curve: CostCurve, width: int) -> str:
-    """Draw the throughput of a curve on log-log axes."""
+    """Draw the throughput of a scaling curve on log-log axes."""
     first = curve.points[0]
     ideal = [first.samples_per_second / first.gpus * point.gpus for point in curve.points]
     x_axis = Axis.over([float(point.gpus) for point in curve.points], 72, width - 48)
@@ -274,7 +274,7 @@ def _table(predictions: Predictions, ranking: Ranking, shown: Grid) -> str:
 
 
 def _data(line: Prediction | MachineInUse) -> str:
-    """Return the numbers of a row, from which the script computes time and cost for other numbers of steps."""
+    """Return the numbers of a row as HTML attributes, for the script that recomputes time and cost."""
     total = None if line.total is None else line.total.middle
     price, cost = line.price.usd_per_hour, line.price.cost_usd
     fixed = None if None in (total, price, cost) else cost - seconds_to_hours(total) * price  # type: ignore[operator,arg-type]
@@ -298,7 +298,7 @@ def _data(line: Prediction | MachineInUse) -> str:
 
 
 def _controls(predictions: Predictions) -> str:
-    """Return the controls of the table, which the script shows and fills."""
+    """Return the form with the sliders of the table; hidden until the script shows the form."""
     steps = next((one.iterations for one in predictions.values() if one.iterations is not None), None)
     fixed = any(one.is_cut_off for one in predictions.values())
     sliders = {
@@ -320,7 +320,7 @@ def _controls(predictions: Predictions) -> str:
 
 
 def _methods(predictions: Predictions) -> str:
-    """Return a collapsed section with the interval of a step and the prediction methods."""
+    """Return a collapsed section with the step's interval and the prediction methods of each GPU."""
     brief = [column.title for column in columns_of(predictions)]
     columns = [column for column in columns_of(predictions, verbose=True) if column.title not in brief[1:]]
     heads = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in columns)
@@ -374,7 +374,6 @@ def _prices(predictions: Predictions, offers: Sequence[Offer]) -> str:
 
 
 def _link(source: str) -> str:
-    """Return a source, as a link if it is a URL."""
     if not source.startswith("https://"):
         return escape(source)
     shown = source.removeprefix("https://").removeprefix("www.").split("/")[0]

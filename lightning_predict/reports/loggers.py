@@ -1,8 +1,8 @@
 """Send predictions to the loggers of a Trainer, each in the richest form that it supports.
 
-Every logger receives a flat dict of floats through `log_metrics`. `DELIVERIES` lists what some loggers receive in
-addition. Small tables with text (a ranking, a budget event) go only to the loggers in `SENDERS`. Loggers are recognized
-by class name, so that this module works with both Lightning packages and imports neither. Example::
+Every logger receives a flat dict of floats through `log_metrics`. `DELIVERIES` lists the additional output of some
+loggers. Small tables with text (a ranking, a budget event) go only to the loggers in `SENDERS`. Loggers are recognized
+by class name, so this module works with both Lightning packages and imports neither package. Example::
 
     for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
         rank_zero_warn(warning)
@@ -32,19 +32,19 @@ def _converted(convert: Callable[[float], float], value: float | None) -> float 
 
 
 QUANTITIES: Final[Mapping[str, Field[Any]]] = {row.log: row for row in FIELDS if row.log is not None}
-"""Logged fields by their logger key, with unit."""
+"""Fields that are logged, by logger key."""
 
 
 BRIEF: Final = ("iteration_ms", "total_hours", "cost_usd")
-"""Quantities logged by default; few, because each adds a chart per GPU."""
+"""Quantities logged by default. The list is short because every quantity adds a chart per GPU."""
 
 
 OF_OWN_GPU: Final = ("samples_per_second", "tokens_per_second", "mfu")
-"""Further quantities logged by default for the GPU in use."""
+"""Additional quantities logged by default for the GPU in use."""
 
 
 MAX_IN_FULL: Final = 3
-"""Up to this number of GPUs, all GPUs are logged. Above it, only those that `that_decide` returns are logged."""
+"""Up to this number of GPUs, all GPUs are logged. With more GPUs, only the selection of `that_decide` is logged."""
 
 
 def that_decide(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
@@ -59,16 +59,16 @@ def that_decide(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
 def metrics(
     predictions: Predictions, *, separator: str = "/", in_full: bool = False, gpus: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Collect the known quantities of GPUs.
+    """Return the known quantities of GPUs, keyed for a logger.
 
     Args:
         predictions: The predictions to log.
-        separator: Separator between the parts of a key; a logger's `group_separator`.
-        in_full: Include all quantities, not only the step, the total and the cost.
+        separator: Separator between the parts of a key: the logger's `group_separator`.
+        in_full: Include all quantities, not only those in `BRIEF` and `OF_OWN_GPU`.
         gpus: Names of the GPUs; None for all.
 
     Returns:
-        Values by key `predict/<gpu>/<quantity>`; unknown quantities are left out.
+        Values by key `predict/<gpu>/<quantity>`; unknown quantities are omitted.
     """
     return {
         separator.join(("predict", prediction.gpu, name)): float(value)
@@ -81,7 +81,7 @@ def metrics(
 
 
 def left_here(predictions: Predictions, *, separator: str = "/") -> dict[str, float]:
-    """Return the remaining hours and dollars of a run in progress on its machine; unknown ones are left out."""
+    """Return the remaining hours and dollars of a run in progress on its machine; unknown values are omitted."""
     here = predictions.get(predictions.used_gpu or "") or predictions.machine
     if here is None or not predictions.is_running:
         return {}
@@ -91,7 +91,6 @@ def left_here(predictions: Predictions, *, separator: str = "/") -> dict[str, fl
 
 
 def _readable(value: float) -> float:
-    """Round to four significant digits."""
     return float(f"{value:.4g}")
 
 
@@ -101,7 +100,7 @@ ARTIFACT_FOLDER: Final = "lightning_predict"
 
 
 TENSORBOARD_WIDTH: Final = 90
-"""Maximum row width of a table in characters; at 1280 pixels, TensorBoard breaks the numbers of wider tables."""
+"""Maximum row width of a table in characters. At 1280 pixels, TensorBoard breaks numbers in wider tables."""
 
 
 def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
@@ -112,7 +111,7 @@ def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
 
 
 def _tensorboard_layout(logger: Any, _predictions: Predictions, _step: int) -> None:
-    """Add a page with one chart per quantity, each with all GPUs."""
+    """Add a custom-scalars page with one chart per quantity; each chart shows all GPUs."""
     charts = {
         title: ["Multiline", [rf"^predict/[^/]+/{quantity}$"]]
         for title, quantity in (("step (ms)", "iteration_ms"), ("total (h)", "total_hours"), ("cost ($)", "cost_usd"))
@@ -129,7 +128,7 @@ def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> Non
 
 
 def _wandb_table(logger: Any, predictions: Predictions, step: int) -> None:
-    """Send the table with numeric cells, so that it can be sorted; numbers are rounded."""
+    """Send the table with numeric cells, so that W&B can sort the rows."""
     columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
     logger.log_table(TABLE_KEY, columns=columns, data=list(_wandb_rows(predictions)), step=step)
 
@@ -151,7 +150,7 @@ def _wandb_rows(predictions: Predictions) -> Iterator[list[Any]]:
 
 
 def _wandb_summary(logger: Any, predictions: Predictions, _step: int) -> None:
-    """Write the recommendation to the run's summary, so that runs can be sorted and filtered by it."""
+    """Write the recommendation to the W&B run summary, which runs can be sorted and filtered by."""
     ranking = predictions.ranking()
     chosen = {"cheapest": ranking.cheapest, "fastest": ranking.fastest}
     found: dict[str, Any] = {f"predict/{word}_gpu": one.gpu for word, one in chosen.items() if one is not None}
@@ -203,17 +202,17 @@ def log_predictions(
     in_full: bool = False,
     gpus: Collection[str] | None = None,
 ) -> tuple[str, ...]:
-    """Log predictions to every logger; the failure of one does not affect the others.
+    """Log predictions to every logger; a logger that fails does not affect the other loggers.
 
     Args:
         loggers: Lightning loggers, or objects with the same interface.
         predictions: The predictions to log.
         step: Training step for the logged values.
-        in_full: Log every quantity, not only the step, the total and the cost.
-        gpus: Names of the GPUs with logged quantities; None for all. Tables and figures always have all GPUs.
+        in_full: Log every quantity, not only those in `BRIEF` and `OF_OWN_GPU`.
+        gpus: Names of the GPUs whose quantities are logged; None for all. Tables and figures always show all GPUs.
 
     Returns:
-        One warning for everything that could not be logged, for the caller to show.
+        Warnings, one for each output that could not be logged. The caller should show the warnings.
     """
 
     def values(separator: str) -> dict[str, float]:
@@ -226,7 +225,7 @@ def log_predictions(
 def _log_predictions_to(
     logger: Any, predictions: Predictions, step: int, values: Callable[[str], dict[str, float]]
 ) -> Iterator[str]:
-    """Log predictions to one logger, and yield warnings."""
+    """Log predictions to one logger; yield a warning for each failed output."""
     # We catch Exception because a logger is third-party code, often with network access, and its errors must not end a
     # training run.
     try:
@@ -266,12 +265,12 @@ RANKING_KEY: Final = "predict/ranking"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTable:
-    """A small table for loggers, with text in it.
+    """A small table for loggers, with text and numbers.
 
     Attributes:
         key: Name of the table in the logger.
         columns: Names of the columns.
-        rows: Texts and numbers.
+        rows: Cells of each row; None is an empty cell.
         markdown: The same table as Markdown.
     """
 
@@ -298,10 +297,10 @@ def ranking_table(ranking: Ranking) -> LoggedTable:
 
 
 def log_table(loggers: Iterable[Any], table: LoggedTable, *, step: int) -> tuple[str, ...]:
-    """Log a table to every logger that supports tables; the failure of one does not affect the others.
+    """Log a table to every logger that supports tables; a logger that fails does not affect the other loggers.
 
     Returns:
-        One warning for everything that could not be logged, for the caller to show.
+        Warnings, one for each logger that failed. The caller should show the warnings.
     """
     return tuple(warning for logger in loggers for warning in _log_table_to(logger, table, step))
 
@@ -330,7 +329,7 @@ SENDERS: Final[Mapping[str, Callable[[Any, LoggedTable, int], None]]] = {
     "WandbLogger": _wandb,
     "MLFlowLogger": _mlflow,
 }
-"""Functions that send a table, by the name of the logger's class or of a base class."""
+"""Functions that send a table to a logger, by the name of the logger's class or of a base class."""
 
 
 def _log_table_to(logger: Any, table: LoggedTable, step: int) -> Iterator[str]:

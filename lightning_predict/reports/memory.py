@@ -21,13 +21,13 @@ from lightning_predict.reports.charts import grid_line, share_chart, svg_of, tex
 from lightning_predict.reports.format import gibibytes, share
 
 MODULES_SHOWN: Final = 10
-"""Number of modules in tables; JSON has all of them."""
+"""Maximum number of modules in a table. JSON output contains all modules."""
 
 SAVINGS_SHOWN: Final = 3
-"""Number of remedies in a terminal; the report has all of them."""
+"""Maximum number of memory savings shown in a terminal. The HTML report shows all savings."""
 
 CURVE_ROWS: Final = 6
-"""Height of the curve in a terminal."""
+"""Height of the memory curve in a terminal, in lines."""
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _BLOCK_NUMBER: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
@@ -43,7 +43,7 @@ class MemorySaving:
     Attributes:
         words: Description of the change.
         bytes: Saved bytes.
-        note: Its cost; empty if there is nothing to mention.
+        note: Drawback of the change, such as a longer step; empty if the change has no drawback.
     """
 
     words: str
@@ -60,9 +60,9 @@ class MemoryReport:
         gpu: Name of the GPU.
         need: Memory of the step, and whether it fits.
         breakdown: Memory at the peak, by purpose and module.
-        savings: Changes that would help, each on its own, largest first.
-        largest: The largest batch size, in words; None if unknown.
-        several: Memory of each of several GPUs, in words; None for a single GPU.
+        savings: Changes that would reduce memory, largest first. Each value is for that change alone.
+        largest: Sentence that states the largest batch size that fits; None if unknown.
+        several: Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU.
     """
 
     gpu: str
@@ -74,7 +74,7 @@ class MemoryReport:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Whether the step fits, where its peak is, and the largest batch size, in words."""
+        """Sentences that state whether the step fits, where its peak is, and the largest batch size."""
         process, chance = self.need.process, self.need.fit_probability
         found = self.breakdown
         module = "" if found.module is None else f" of {found.module}"
@@ -89,7 +89,7 @@ class MemoryReport:
 
     @property
     def tables(self) -> tuple[tuple[tuple[str, str], list[tuple[str, str]]], ...]:
-        """Headers and rows of purposes, modules and savings, without empty tables."""
+        """Tables of purposes, modules and savings, each as (headers, rows); empty tables are omitted."""
         found = self.breakdown
         shown = folded_modules(found.modules)[:MODULES_SHOWN]
         tables = (
@@ -152,7 +152,7 @@ class MemoryReport:
 
 
 def folded_modules(modules: Sequence[MemoryPart]) -> list[MemoryPart]:
-    """Sum the modules whose names differ by the number of their block: `layers.3.mlp` becomes `layers.*.mlp (x 32)`."""
+    """Sum modules whose names differ only in the block number: `layers.3.mlp` becomes `layers.*.mlp (x 32)`."""
     sizes, counts = dict[str, float](), dict[str, int]()
     for one in modules:
         name = _BLOCK_NUMBER.sub(r"\1*", one.name, count=1)
@@ -164,7 +164,7 @@ def folded_modules(modules: Sequence[MemoryPart]) -> list[MemoryPart]:
 
 
 def curve_lines(curve: Sequence[float], capacity_bytes: float | None) -> list[str]:
-    """Draw memory over the step with characters, `CURVE_ROWS` lines high; no lines without a curve."""
+    """Draw the memory curve of the step with characters, `CURVE_ROWS` lines high; no lines for an empty curve."""
     if not curve:
         return []
     top, width = max(curve), len(gibibytes(max(curve)))
@@ -178,7 +178,7 @@ def curve_lines(curve: Sequence[float], capacity_bytes: float | None) -> list[st
 
 
 def memory_chart(curve: Sequence[float], capacity_bytes: float | None) -> str:
-    """Draw memory over the step as an SVG picture, with a line for the GPU's capacity; empty without a curve."""
+    """Draw the memory curve of the step as SVG, with a line for the GPU's capacity; empty for an empty curve."""
     if not curve:
         return ""
     width, height, top = 640, 160, 1.05 * max(*curve, capacity_bytes or 0.0)

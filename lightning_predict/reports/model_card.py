@@ -1,7 +1,7 @@
 """Summary of a predicted run to paste into a pull request or a model card.
 
-Hugging Face's model cards have a field for emissions, in grams, with the place and hardware of the training. The values
-here are marked as predicted. Example::
+Hugging Face's model cards have a field for emissions, in grams, with the place and hardware of the training. The
+summary marks its values as predicted. Example::
 
     print(model_card(result["L4"], place="Frankfurt"))
 """
@@ -17,12 +17,15 @@ from lightning_predict.units import kilograms_to_grams
 
 
 def model_card(prediction: Prediction, *, place: str | None = None, command: str | None = None) -> str | None:
-    """Write hardware, time, cost and emissions, and the fields of a model card; None if the run's length is unknown.
+    """Return hardware, time, cost and emissions as Markdown with the fields of a model card.
 
     Args:
         prediction: The run on its GPU.
-        place: Place of the grid.
+        place: Place of the electricity grid.
         command: Command that repeats the prediction.
+
+    Returns:
+        The text; None if the length of the run is unknown.
     """
     if prediction.total is None:
         return None

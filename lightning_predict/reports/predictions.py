@@ -30,18 +30,18 @@ _Default = TypeVar("_Default")
 @final
 @dataclass(frozen=True)
 class Predictions(AbstractPredictions):
-    """Mapping from GPU names to predictions, in the requested order; accepts any name that `predict` takes.
+    """Mapping from GPU names to predictions, in the requested order. Keys can be any name that `predict` accepts.
 
     Attributes:
         items_in_order: One prediction per GPU.
         used_gpu: Name of the GPU that recorded the trace, if it is in the catalogue.
-        notes: Notes on all predictions.
-        machine: The machine in use, if there is no prediction for it; None if it was not timed.
-        heading: Title of the predictions: number and size of the steps, and where one was recorded.
-        is_running: Whether the run is still in progress, so that the machine in use is this one.
-        made_on: Day of the prediction (ISO 8601), used for the age of prices; None leaves the age out.
-        group: Group of GPUs that was compared (`all`), of which tables show the best; None for named GPUs.
-        left_out: Number of GPUs of the group that this selection leaves out.
+        notes: Notes that apply to all predictions.
+        machine: The machine in use, if `items_in_order` has no prediction for that machine; None if no step was timed.
+        heading: Title of the table: number and size of the steps, and where a step was recorded.
+        is_running: Whether the predictions are for a run in progress on this machine.
+        made_on: Day of the prediction (ISO 8601), used for the age of prices; None omits the age.
+        group: Requested group of GPUs (`all`). Tables then show only the best GPUs. None if the user named GPUs.
+        left_out: Number of GPUs of the group that are not in `items_in_order`.
     """
 
     items_in_order: tuple[Prediction, ...]
@@ -62,7 +62,7 @@ class Predictions(AbstractPredictions):
         raise UnknownGpuError(f"No prediction for {name!r} here. Predicted: {asked}.")
 
     def __contains__(self, name: object) -> bool:
-        # Mapping.__contains__ expects a KeyError, but __getitem__ raises another error; the same holds for `get` below.
+        # Mapping.__contains__ and Mapping.get expect a KeyError from __getitem__, which raises UnknownGpuError here.
         return self._find(name) is not None
 
     @overload
@@ -80,7 +80,7 @@ class Predictions(AbstractPredictions):
         return default if found is None else found
 
     def _find(self, name: object) -> Prediction | None:
-        """Find a GPU or layout by its name here, or by any other name that `predict` takes."""
+        """Find a prediction by GPU or layout name, or by any other name that `predict` accepts."""
         by_name = {prediction.gpu: prediction for prediction in self.items_in_order}
         if not isinstance(name, str):
             return None
@@ -99,7 +99,6 @@ class Predictions(AbstractPredictions):
         return plain_table(self)
 
     def __repr__(self) -> str:
-        """Show the table at a prompt instead of the dataclass fields."""
         return str(self)
 
     def text(self, *, verbose: bool = False, columns: Collection[str] = ()) -> str:
@@ -110,12 +109,11 @@ class Predictions(AbstractPredictions):
             columns: Columns to add, for example `mfu`, `samples_per_second`, `tokens_per_second`, `kilowatt_hours`.
 
         Raises:
-            InvalidArgumentError: A name without a column.
+            InvalidArgumentError: `columns` contains an unknown name.
         """
         return plain_table(self, verbose=verbose, columns=columns)
 
     def _repr_html_(self) -> str:
-        """Show the table and the renting advice in a notebook."""
         from lightning_predict.escaping import html_text as escape
         from lightning_predict.reports.table_markup import html_table
 
@@ -123,10 +121,11 @@ class Predictions(AbstractPredictions):
         return html_table(self) + lines
 
     def shown(self) -> Predictions:
-        """Return the predictions that a table shows: of a group the best, of named GPUs all.
+        """Return the predictions that a table shows: all named GPUs, or the best GPUs of a group.
 
-        The best are the Pareto frontier of time and cost, and GPUs that may be the cheapest, cheapest first; the GPU
-        in use comes first.
+        The best GPUs are the Pareto frontier of time and cost, and GPUs that may be the cheapest, cheapest first. The
+        GPU in
+        use comes first.
         """
         if self.group is None:
             return self
@@ -135,7 +134,7 @@ class Predictions(AbstractPredictions):
         return replace(self, items_in_order=items, group=None, left_out=len(self) - len(items))
 
     def ranking(self, *, deadline_hours: float | None = None) -> Ranking:
-        """Rank the GPUs: cheapest, fastest, and cheapest within a deadline; prints as lines.
+        """Rank the GPUs: cheapest, fastest, and cheapest within a deadline. The ranking prints as sentences.
 
         Args:
             deadline_hours: Maximum time of the run; None for no deadline.
@@ -146,7 +145,7 @@ class Predictions(AbstractPredictions):
         return rank(self, deadline_hours=deadline_hours)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON-serializable values."""
+        """Return all predictions as JSON-serializable values."""
         machine = self.machine
         return {
             "heading": self.heading,
@@ -158,11 +157,11 @@ class Predictions(AbstractPredictions):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as `as_dict`, under the name that pandas uses."""
+        """Return `as_dict()`, under the method name that pandas uses."""
         return self.as_dict()
 
     def to_json(self) -> str:
-        """Return everything as JSON text."""
+        """Return all predictions as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
 
     def to_pandas(self) -> pd.DataFrame:

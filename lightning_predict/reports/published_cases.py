@@ -1,7 +1,7 @@
-"""Published steps with the errors of their predictions, and those most like a recorded step.
+"""Published step times with the errors of their predictions, and the cases most similar to a recorded step.
 
-The cases ship as `published_cases.json`, which `make docs` collects from the results of the benchmark commands. A case
-is a model on a GPU in one precision, as one source measured it. Example::
+`make docs` collects the cases from the benchmark results into `published_cases.json`, which ships with the package. A
+case is one model on one GPU in one precision, measured by one source. Example::
 
     >>> step = describe(Trace.load("vit.json.gz"))
     >>> step.kind, step.precision
@@ -59,32 +59,33 @@ RECURRENT: Final = ("lstm", "gru", "rnn")
 EMBEDDING: Final = ("embedding", "embedding_bag")
 
 FEW_CONVOLUTIONS: Final = 8
-"""Transformers of images or audio have up to seven convolutions that cut up their input (wav2vec 2.0)."""
+"""Minimum number of convolutions of a convolutional network. Transformers of images or audio have up to seven, which
+embed
+the input (wav2vec 2.0)."""
 
 FEW_NORMS: Final = 4
-"""Language models have two layer norms a block, even if their attention is many operations (Reformer); recommenders
-have none."""
+"""A language model has at least this number of layer norms (two per block). Recommenders have none."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCase:
-    """A published step and how far off its prediction is.
+    """A published step time and the error of its prediction.
 
     Attributes:
-        model: Model, with its mode and precision as the source names them.
+        model: Name of the model, with its mode and precision as in the source.
         kind: Kind of model.
-        gpu: Our name of the GPU or layout.
+        gpu: Catalogue name of the GPU or layout.
         precision: Precision of most of the floating-point operations.
-        source: Who measured it.
-        split: Whether constants were chosen on this source.
-        steps: Number of measured steps (batch sizes, releases of torch) that the errors are over.
-        error: Median of predicted over measured time, less one; None if only the absolute error is known.
-        absolute_error: Median of the absolute errors.
-        inside: Number of steps within their 90 % interval.
+        source: Name of the source that measured the step.
+        split: Whether constants of the package were chosen on this source.
+        steps: Number of measured steps (batch sizes, torch versions) that the errors summarize.
+        error: Median of predicted over measured time, minus 1; None if only the absolute error is known.
+        absolute_error: Median of the absolute relative errors.
+        inside: Number of steps whose measured time lies in the 90 % interval.
         measured_ms: Measured milliseconds of the median step; None if the source's licence does not allow copies.
-        predicted_ms: Predicted milliseconds of that step.
-        is_training: The step has a backward pass.
+        predicted_ms: Predicted milliseconds of the median step.
+        is_training: Whether the step has a backward pass.
     """
 
     model: str
@@ -103,14 +104,14 @@ class PublishedCase:
 
     @property
     def generation(self) -> str:
-        """Architecture of the GPU, `ada`."""
+        """Architecture of the GPU, for example `ada`."""
         return gpu_of(self.gpu).architecture
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StepDescription:
-    """The properties by which steps are compared."""
+    """Properties by which a recorded step is compared with published cases."""
 
     kind: ModelKind
     precision: PrecisionClass
@@ -118,7 +119,7 @@ class StepDescription:
 
 
 def describe(trace: Trace) -> StepDescription:
-    """Kind of model and precision of a recorded step, and whether it trains."""
+    """Return kind of model and precision of a recorded step, and whether the step trains."""
     counts: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     for problem in (problem for item in work_items(trace) for problem in item.problems):
@@ -131,7 +132,7 @@ def describe(trace: Trace) -> StepDescription:
 
 
 def _kind(counts: Counter[str]) -> ModelKind:
-    """Kind of a model by how often its operations are called."""
+    """Guess the kind of a model from the number of calls of each operation."""
 
     def number(*words: str) -> int:
         return sum(count for name, count in counts.items() if any(word in name for word in words))
@@ -158,12 +159,12 @@ def _precision(dtype: str) -> PrecisionClass:
 
 
 def precision_on(precision: PrecisionClass, gpu: str) -> PrecisionClass:
-    """Precision that a GPU runs: float32 for TF32 on a GPU without it."""
+    """Return the precision that a GPU runs: float32 instead of TF32 on a GPU without TF32."""
     return "float32" if precision == "TF32" and "tf32" not in gpu_of(gpu).peak_flops_per_second else precision
 
 
 def gpu_of(layout: str) -> Gpu:
-    """GPU of a layout's name: of `2x8xL4` the L4."""
+    """Return the GPU of a layout name: L4 for `2x8xL4`."""
     return find_gpu(re.sub(r"^(\d+x)+", "", layout))
 
 
@@ -175,7 +176,7 @@ def read_published_cases() -> tuple[PublishedCase, ...]:
 
 
 def cases_text(cases: Iterable[PublishedCase]) -> str:
-    """Return the content of `published_cases.json` for these cases, one case a line."""
+    """Return the content of `published_cases.json` for these cases, with one case per line."""
     names = [field.name for field in fields(PublishedCase)]
     rows = (json.dumps([getattr(case, name) for name in names], ensure_ascii=False) for case in cases)
     return f'{{"fields": {json.dumps(names)},\n"cases": [\n' + ",\n".join(rows) + "\n]}\n"
@@ -184,14 +185,15 @@ def cases_text(cases: Iterable[PublishedCase]) -> str:
 def nearest_cases(
     step: StepDescription, gpu: str, cases: Sequence[PublishedCase], *, number: int
 ) -> tuple[PublishedCase, ...]:
-    """Return the cases most like a step on a GPU, the most similar first.
+    """Return the cases most similar to a step on a GPU, most similar first.
 
-    Only cases of the same kind of model are returned if there are any. The same GPU comes first, then one of its
-    generation or the same precision; among equals, training for training, and sources on which no constant was chosen.
+    If the same kind of model has cases, only these are returned. Cases on the same GPU come first, then cases on a GPU
+    of the same generation or in the same precision. Ties go to cases with the same mode (training or inference), then
+    to sources on which no constant was chosen.
 
     Args:
         step: The step.
-        gpu: Our name of the GPU.
+        gpu: Catalogue name of the GPU.
         cases: Cases to choose from.
         number: Number of cases to return.
     """

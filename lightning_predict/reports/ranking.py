@@ -1,9 +1,10 @@
 r"""Rank GPUs for renting: cheapest, fastest, cheapest within a deadline, and the Pareto frontier of time and cost.
 
-A GPU on which the run does not fit is never recommended. Times and costs within 1 % count as equal: ties in time go to
-the cheaper GPU, ties in cost to the faster one, then to the first in the list. If intervals overlap so much that
-another GPU may be the cheapest, both are named. If the host or the loader is the bottleneck, the advice suggests
-remedies. If the length of the run is unknown, time and cost are per iteration, and printed for a thousand. Example::
+A GPU on which the run does not fit is never recommended. Times or costs within 1 % count as equal. Ties in time go to
+the cheaper GPU, ties in cost to the faster GPU, and further ties to the first GPU in the list. If intervals overlap so
+much that another GPU may be the cheapest, the advice names both GPUs. If the host or the loader is the bottleneck, the
+advice suggests remedies. If the length of the run is unknown, time and cost are per iteration, and printed for 1,000
+iterations. Example::
 
     ranking = rank(result, deadline_hours=2.0)
     ranking.cheapest.gpu if ranking.cheapest else None
@@ -40,18 +41,19 @@ from lightning_predict.ties import TIE, clearly_less, least, ordered
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 EQUAL: Final = 0.01
-"""Relative difference below which two times, or two costs, count as equal; far below the accuracy of a prediction."""
+"""Relative difference below which two times, or two costs, count as equal. Predictions are far less accurate than
+this."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedGpu:
-    """A GPU that fits the run, with its time and cost.
+    """A GPU on which the run fits, with the time and cost of the run.
 
     Attributes:
-        prediction: The full prediction.
+        prediction: The prediction for this GPU.
         time: Seconds of the run, or of one iteration if the run's length is unknown.
-        cost_usd: Cost of that time; None if no price is known.
+        cost_usd: Cost of the run, or of one iteration; None if no price is known.
     """
 
     prediction: Prediction
@@ -70,33 +72,34 @@ class RankedGpu:
 
 
 MIN_RIVAL_PROBABILITY: Final = 1 / 3
-"""Minimum probability that a GPU beats the apparent best one for both to be named. Each end of a 90 % interval is
-treated as a 5 % or 95 % quantile of a log-normal distribution."""
+"""The advice also names a GPU that beats the best GPU with at least this probability. The probability follows from
+log-normal distributions whose 5 % and 95 % quantiles are the ends of the intervals."""
 
 MONTHS_FROM: Final = 100
-"""Age of a price in days from which it is shown in months."""
+"""The age of a price is shown in months from this number of days."""
 
 WORTH_NAMING: Final = 0.05
-"""Minimum relative time saving for a GPU to be named next to the cheapest."""
+"""Minimum relative time saving for a GPU to be named next to the cheapest GPU."""
 
 MOVING_SECONDS: Final = 300.0
-"""Remaining time below which we recommend no other GPU: starting a rented machine takes minutes, and setting up the
-environment and data takes more."""
+"""If less than this time remains, we recommend no other GPU. Starting a rented machine takes minutes, and setting up
+the
+environment and the data takes longer."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InUse:
-    """The machine in use, for comparison.
+    """The machine in use, which recommended GPUs are compared with.
 
     Attributes:
-        name: Name of its GPU or layout in the catalogue, or as reported by itself.
-        label: Its name in a sentence: `this L4`.
-        is_running: Whether the run is still in progress there.
-        time: Seconds of the run, or of one iteration, there.
-        cost_usd: Cost of that time; None if no price is known.
-        left: Remaining seconds of the run there; None if its length is unknown.
-        at_most: Whether it may end earlier.
+        name: Catalogue name of the machine's GPU or layout, or the name that the GPU reports.
+        label: Name of the machine in a sentence: `this L4`.
+        is_running: Whether the run is in progress on this machine.
+        time: Seconds of the run, or of one iteration, on this machine.
+        cost_usd: Cost of `time` on this machine; None if no price is known.
+        left: Remaining seconds of the run on this machine; None if the length of the run is unknown.
+        at_most: Whether the run may end earlier than predicted.
     """
 
     name: str
@@ -109,41 +112,42 @@ class InUse:
 
     @property
     def seconds(self) -> float:
-        """Predicted time of the run, or of one iteration, there."""
+        """Predicted time of the run, or of one iteration, on this machine."""
         return self.time.middle
 
     @property
     def is_short(self) -> bool:
-        """Whether the run ends before it could be moved."""
+        """Whether the run ends before it could be moved to another machine (`MOVING_SECONDS`)."""
         return self.left is not None and self.left.middle <= MOVING_SECONDS
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The GPUs to rent, and those that cannot be recommended.
+    """Recommended GPUs, and GPUs that cannot be recommended.
 
     Attributes:
         per_iteration: Whether times and costs are per iteration because the length of the run is unknown.
         cheapest: The GPU with the lowest cost; None if no price is known.
-        fastest: The GPU with the least time; None if the run fits nowhere.
-        as_fast: Names of other GPUs that tie with `fastest`, in the requested order.
+        fastest: The fastest GPU; None if the run fits on no GPU.
+        as_fast: Names of GPUs within 1 % of the time of `fastest`, in the requested order.
         perhaps_cheapest: Names of GPUs that may be the cheapest within their intervals, likeliest first.
         perhaps_fastest: Names of GPUs that may be the fastest within their intervals, likeliest first, without
             `as_fast`.
-        limit: Bottleneck of the fastest GPU if it is not the device: `loader` or `host`; faster GPUs then do not help.
+        limit: Bottleneck on the fastest GPU: `loader` or `host`, so that a faster GPU does not help; None for the GPU
+            itself.
         in_use: The machine in use; None if unknown or not timed.
         deadline_hours: Maximum time of the run; None without a deadline.
         within_deadline: The cheapest GPU (the fastest, if no price is known) that meets the deadline; None if no GPU
             does, or without a deadline.
         frontier: Pareto frontier of time and cost, fastest first.
-        group: Group of GPUs that was compared; None for named GPUs.
-        compared: Number of GPUs with a price that were compared.
+        group: Requested group of GPUs (`all`); None if the user named GPUs.
+        compared: Number of compared GPUs that have a price.
         does_not_fit: Names of the GPUs on which the run does not fit.
-        tight: Names of the GPUs on which it fits tightly.
-        without_price: Names of the GPUs that fit but have no price.
-        memory_unknown: Whether it is unknown for all GPUs if the run fits.
-        made_on: ISO day of the predictions, for the age of prices; None leaves the age out.
+        tight: Names of the GPUs on which the run fits tightly.
+        without_price: Names of the GPUs on which the run fits but which have no price.
+        memory_unknown: Whether the memory need of the run is unknown on every GPU.
+        made_on: ISO day of the predictions, for the age of prices; None omits the age.
     """
 
     per_iteration: bool
@@ -169,17 +173,15 @@ class Ranking:
         return "\n".join(ranking_lines(self))
 
     def __repr__(self) -> str:
-        """Show the lines at a prompt or in a notebook instead of the dataclass fields."""
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Show the sentences in a notebook."""
         from lightning_predict.escaping import html_text
 
         return "".join(f"<p>{html_text(text)}</p>" for text in (*advice(self), *remarks(self)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return GPU names as JSON-serializable values; None for a missing choice."""
+        """Return the GPU names of each field as JSON-serializable values; None for a missing choice."""
         return {
             "per_iteration": self.per_iteration,
             "cheapest": None if self.cheapest is None else self.cheapest.gpu,
@@ -200,11 +202,11 @@ class Ranking:
 
 
 def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None = None) -> Ranking:
-    """Rank the GPUs of some predictions.
+    """Rank the predicted GPUs.
 
     Args:
         predictions: The predictions to rank.
-        deadline_hours: Maximum time of the run, compared with the middle of the prediction.
+        deadline_hours: Maximum time of the run; the middle of the predicted interval must not exceed this time.
 
     Raises:
         InvalidArgumentError: The deadline is not above 0.
@@ -212,7 +214,7 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     if deadline_hours is not None and not (math.isfinite(deadline_hours) and deadline_hours > 0):
         raise InvalidArgumentError(f"deadline_hours={deadline_hours!r} is not a deadline; expected hours above 0.")
     fitting = [prediction for prediction in predictions.values() if prediction.fits is not False]
-    # With a time limit, all GPUs take the same time; they differ in the number and the cost of steps.
+    # With a time limit, all GPUs take the same time, and differ in the number and the cost of steps.
     per_iteration = any(one.total_seconds is None or one.is_cut_off for one in predictions.values())
     candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
     in_time: list[RankedGpu] = []
@@ -266,14 +268,15 @@ MOST_ROWS: Final = 7
 """Maximum number of GPUs of a group in a table."""
 
 FEWEST_ROWS: Final = 5
-"""Minimum number of GPUs of a group in a table, if as many fit."""
+"""Minimum number of GPUs of a group in a table, if the run fits on this number of GPUs."""
 
 
 def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[str, ...]:
     """Choose the GPUs of a group that a table shows, cheapest first.
 
-    These are the frontier, thinned to `MOST_ROWS`, and GPUs that may be the cheapest. If that is less than
-    `FEWEST_ROWS`, the next ones of the group follow; if the run fits on none, those that lack the least memory.
+    The table shows at most `MOST_ROWS` GPUs of the Pareto frontier, and GPUs that may be the cheapest. Up to
+    `FEWEST_ROWS`,
+    the next GPUs of the group follow. If the run fits on no GPU, the GPUs that lack the least memory follow.
     """
     front = thinned(ranking.frontier, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
     names = {one.gpu for one in front} | {*ranking.perhaps_cheapest[: MOST_ROWS - len(front)]}
@@ -285,12 +288,12 @@ def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[
 
 
 def _largest(predictions: Mapping[str, Prediction]) -> list[str]:
-    """Sort GPUs by the memory that a step lacks on them, least first."""
+    """Sort GPUs by the memory that is missing for a step, least first."""
     return ordered(predictions, lambda name: -(predictions[name].memory_free_bytes or 0.0))
 
 
 def thinned(front: Sequence[RankedGpu], most: int) -> tuple[RankedGpu, ...]:
-    """Drop the steps of a frontier that save the least time, until at most `most` GPUs are left, fastest first."""
+    """Shorten a frontier to `most` GPUs: repeatedly drop the GPU that is hardly faster than the next slower GPU."""
     left = list(front)
     while len(left) > max(most, 1):
         left.remove(min(left[:-1], key=lambda one: left[left.index(one) + 1].seconds / one.seconds))
@@ -303,12 +306,12 @@ def ranking_lines(ranking: Ranking, *, width: int = PLAIN_WIDTH) -> tuple[str, .
 
 
 def lines_of_run(ranking: Ranking, *, when: str, news: str, width: int = PLAIN_WIDTH) -> tuple[str, ...]:
-    """Return the ranking of a run in progress as lines; its remaining time comes first and is stated once.
+    """Return the ranking of a run in progress as lines; the first line states the remaining time.
 
     Args:
         ranking: The ranking.
-        when: Start of the first sentence if that states the remaining time: `After 16 steps: `.
-        news: Sentence with the remaining time, used if no sentence of the ranking states it.
+        when: Start of the first sentence if the ranking states the remaining time itself: `After 16 steps: `.
+        news: Sentence with the remaining time, used if the ranking does not state the remaining time.
         width: Maximum line width.
     """
     texts = [*advice(ranking), *remarks(ranking)]
@@ -325,7 +328,7 @@ def ranking_markdown(ranking: Ranking) -> str:
 
 
 def advice(ranking: Ranking) -> Iterable[str]:
-    """Yield the recommendations, one sentence each: what to rent, and how to speed up the run."""
+    """Yield the recommendations: what to rent, and how to speed up the run."""
     in_use, cheapest = ranking.in_use, ranking.cheapest
     short = tuple(too_short(ranking))
     if short:
@@ -344,7 +347,7 @@ def advice(ranking: Ranking) -> Iterable[str]:
 
 
 def _is_soon_over(ranking: Ranking) -> bool:
-    """Return whether a run in progress ends before it could be moved; the first sentence then says so."""
+    """Return whether a run in progress ends before it could be moved to another machine."""
     in_use = ranking.in_use
     return in_use is not None and in_use.is_running and in_use.is_short
 
@@ -358,14 +361,14 @@ def _is_too_short(ranking: Ranking) -> bool:
 
 
 def _in_time(ranking: Ranking) -> Iterable[str]:
-    """Yield the answer for the deadline, if there is one."""
+    """Yield the cheapest GPU that meets the deadline, as a sentence; nothing without a deadline."""
     if ranking.deadline_hours is not None:
         seconds = hours_to_seconds(ranking.deadline_hours)
         yield f"Within {duration(seconds)}: {_deadline_text(ranking, seconds)}."
 
 
 def too_short(ranking: Ranking) -> Iterable[str]:
-    """Yield sentences if the run is too short to rent a machine, with a ranking for longer runs; else nothing."""
+    """Yield sentences if the run is too short to rent a machine, with a ranking for longer runs; otherwise nothing."""
     if not (_is_soon_over(ranking) or _is_too_short(ranking)):
         return
     in_use, best, doubt = ranking.in_use, ranking.cheapest, ""
@@ -397,7 +400,7 @@ def alternatives_text(name: str, others: Sequence[str]) -> str:
 
 
 _KIND_WORDS: Final = {"specialised": "specialised cloud", "marketplace": "marketplace", "hyperscaler": "hyperscaler"}
-"""Kinds of providers in a sentence."""
+"""Name of each kind of provider in a sentence."""
 
 
 def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
@@ -426,7 +429,7 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
 
 
 def _among(ranking: Ranking) -> str:
-    """Name the group that was compared, after a space: ` of 41 GPUs with a price`; empty for named GPUs."""
+    """Return the size of the compared group, after a space: ` of 41 GPUs with a price`; empty for named GPUs."""
     return (
         ""
         if ranking.group is None or ranking.compared < 2
@@ -435,7 +438,7 @@ def _among(ranking: Ranking) -> str:
 
 
 def _whole_machine(best: Prediction) -> str:
-    """Return the share of a GPU that is rented only with others: `sold only in eights: $1.25/h each`."""
+    """Describe the price of a GPU that is rented only in larger machines: `sold only in eights: $1.25/h each`."""
     paid, price = best.price.machine_gpus, best.usd_per_hour
     if paid is None or price is None or paid <= best.layout.gpus_per_node or best.num_gpus > 1:
         return ""
@@ -444,7 +447,7 @@ def _whole_machine(best: Prediction) -> str:
 
 
 def _stale(candidate: RankedGpu, ranking: Ranking) -> str:
-    """Format the age of a price that is no longer fresh: `price 63 days old`; empty for others."""
+    """Format the age of an outdated price: `price 63 days old`; empty for a recent price."""
     days = candidate.prediction.price.stale_days(ranking.made_on)
     if days is None:
         return ""
@@ -452,19 +455,19 @@ def _stale(candidate: RankedGpu, ranking: Ranking) -> str:
 
 
 def _is_slower(candidate: RankedGpu, in_use: InUse) -> bool:
-    """Return whether a run would take longer than on the machine in use; such a GPU is never recommended."""
+    """Return whether the run would take longer than on the machine in use; slower GPUs are never recommended."""
     return candidate.seconds > (1 + EQUAL) * in_use.seconds
 
 
 def _is_worth_renting(candidate: RankedGpu, in_use: InUse) -> bool:
-    """Return whether a GPU saves money, or saves time if the cost of the machine in use is unknown."""
+    """Return whether a GPU saves money, or time if the cost of the machine in use is unknown."""
     if in_use.cost_usd is None:
         return (1 + WORTH_NAMING) * candidate.seconds <= in_use.seconds
     return not _is_slower(candidate, in_use)
 
 
 _SPELLED: Final = re.compile(r"[A-Z]+(?![a-z])")
-"""Capital letters at the start of a name that are pronounced one by one: the L of L4, RTX, but not the M of MyL4."""
+"""Capital letters at the start of a name that are spelled out: `L` in L4, `RTX`, but not `M` in MyL4."""
 
 
 def with_article(name: str) -> str:
@@ -476,7 +479,7 @@ def with_article(name: str) -> str:
 
 
 def _beside(candidate: RankedGpu, ranking: Ranking) -> str:
-    """Compare with the machine in use, in a sentence after a space."""
+    """Compare a GPU with the machine in use: text after a space, empty if there is nothing to compare."""
     in_use = ranking.in_use
     if in_use is None or in_use.name == candidate.gpu or in_use.seconds <= 0 or candidate.seconds <= 0:
         return ""
@@ -494,7 +497,7 @@ MOST_SOONER: Final = 3
 
 
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
-    """Name the GPUs that are faster for more money, each with the saved time and the extra cost."""
+    """Yield a sentence with the faster, more expensive GPUs, each with the saved time and the extra cost."""
     texts, on_frontier = [], {one.gpu for one in ranking.frontier}
     for one in reversed(thinned(ranking.frontier, MOST_SOONER + 1)):
         saved = cheapest.seconds - one.seconds
@@ -551,7 +554,7 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
 
 
 def memory_of(candidate: RankedGpu) -> str | None:
-    """Format the memory: `fits, 7.81 of 14.1 GiB`; None if unknown."""
+    """Format the memory of a GPU: `fits, 7.81 of 14.1 GiB`; None if unknown."""
     one = candidate.prediction
     usable = one.memory.usable_bytes
     if one.memory_bytes is None or usable is None:
@@ -561,7 +564,7 @@ def memory_of(candidate: RankedGpu) -> str | None:
 
 
 def remarks(ranking: Ranking) -> Iterable[str]:
-    """Yield remarks on GPUs that the ranking leaves out or recommends with reservations."""
+    """Yield remarks on GPUs that are not recommended, or recommended with reservations."""
     if ranking.fastest is None:
         yield "No GPU can be recommended: the run does not fit on any of them."
     if ranking.does_not_fit and ranking.group is not None:
@@ -585,17 +588,17 @@ def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:
 
 
 def _cheapest(candidates: Iterable[RankedGpu]) -> RankedGpu | None:
-    """Return the GPU with the lowest cost, ties to the faster one; None if no cost is known."""
+    """Return the GPU with the lowest cost, or the fastest of several within 1 %; None if no cost is known."""
     return _fastest(_equal_least([one for one in candidates if one.cost_usd is not None], _cost))
 
 
 def _fastest(candidates: Sequence[RankedGpu]) -> RankedGpu | None:
-    """Return the fastest GPU, ties to the cheaper one, then to the first; None without candidates."""
+    """Return the fastest GPU, or the cheapest of several within 1 %; None without candidates."""
     return least(_equal_least(candidates, _time), _cost) if candidates else None
 
 
 def _equal_least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]) -> list[RankedGpu]:
-    """Return the candidates within 1 % of the minimum, in order."""
+    """Return the candidates within 1 % of the minimum value, in order."""
     smallest = min(map(value, candidates), default=0.0)
     return [one for one in candidates if value(one) <= smallest * (1 + EQUAL)]
 
@@ -617,13 +620,18 @@ def _rivals(
 
 
 def _spread(candidate: RankedGpu) -> float:
-    """Compute the standard deviation of the logarithm of the time from its 90 % interval."""
+    """Return the standard deviation of the logarithm of the time, from its 90 % interval."""
     low, high = candidate.time.low, candidate.time.high
     return math.log(high / low) / (2 * NORMAL_95) if 0 < low < high < math.inf else 0.0
 
 
 def _chance_of_less(log_ratio: float, spread: float) -> float:
-    """Compute the probability that the first of two values is smaller, from their log ratio and its deviation."""
+    """Return the probability that the first of two log-normal values is smaller.
+
+    Args:
+        log_ratio: Logarithm of the ratio of the medians, first over second.
+        spread: Standard deviation of the logarithm of the ratio.
+    """
     return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < -TIE)
 
 
@@ -633,7 +641,6 @@ def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:
 
 
 def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | None:
-    """Return the machine in use with the time and cost of the run there."""
     own = predictions.get(predictions.used_gpu or "")
     if own is not None:
         candidate = _candidate(own, per_iteration)

@@ -1,9 +1,8 @@
 """SkyPilot tasks that rent the chosen machine, and a time estimator for SkyPilot's optimizer.
 
-Without an estimate, SkyPilot assumes one hour. This module does not import SkyPilot. Example::
+Without a time estimate, SkyPilot assumes one hour. This module does not import SkyPilot. Example::
 
     Path("task.yaml").write_text(sky_task(machine_to_rent("L4"), run="python train.py"))   # sky launch task.yaml
-
     task = sky.Task.from_yaml("task.yaml")
     task.set_time_estimator(sky_time_estimator(result))
 """
@@ -51,7 +50,7 @@ CLOUDS: Final[Mapping[str, str]] = {
     "verda": "verda",
     "yotta": "yotta",
 }
-"""SkyPilot's cloud name by provider in lower case (the clouds of SkyPilot 0.14)."""
+"""SkyPilot's cloud name (SkyPilot 0.14) by provider name in lower case."""
 
 ACCELERATORS: Final[Mapping[str, str]] = {
     "A100-PCIe-40GB": "A100",
@@ -73,7 +72,7 @@ ACCELERATORS: Final[Mapping[str, str]] = {
     "V100-SXM2-16GB": "V100",
     "V100-SXM2-32GB": "V100-32GB",
 }
-"""SkyPilot's accelerator names, unless equal to ours with or without hyphens (`RTX-4090`: `RTX4090`)."""
+"""SkyPilot's accelerator names that differ from ours by more than a missing hyphen (`RTX-4090`: `RTX4090`)."""
 
 RUNPOD_ACCELERATORS: Final[Mapping[str, str]] = {
     "A100-SXM-80GB": "A100-80GB-SXM",
@@ -81,7 +80,7 @@ RUNPOD_ACCELERATORS: Final[Mapping[str, str]] = {
     "H100-SXM-80GB": "H100-SXM",
     "H200-SXM-141GB": "H200-SXM",
 }
-"""RunPod's accelerator names; its catalogue distinguishes form factors."""
+"""RunPod's accelerator names, which distinguish form factors."""
 
 _CATALOGUE: Final = "SkyPilot catalogue"
 _SAME_INSTANCE_NAMES: Final = frozenset({"aws", "gcp", "lambda"})
@@ -89,7 +88,7 @@ _GEFORCE: Final = re.compile(r"RTX-")
 
 
 def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) -> Offer:
-    """Choose the machine that prices a layout: the one it names, else the cheapest with enough of its GPUs.
+    """Return the offer that prices a layout: the offer that the layout names, otherwise the cheapest suitable offer.
 
     Args:
         gpu: A layout, or any name of a layout or GPU.
@@ -97,7 +96,7 @@ def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) ->
 
     Raises:
         UnknownGpuError: The catalogue does not have the GPU.
-        UnknownOfferError: No current offer has the GPU.
+        UnknownOfferError: No current offer has enough of these GPUs.
     """
     layout = layout_of(gpu) if isinstance(gpu, str) else gpu
     found = offer_for(layout, offers=offers)
@@ -112,7 +111,7 @@ def sky_task(
     """Write a SkyPilot task in YAML that rents the machine of an offer.
 
     Args:
-        offer: The machine. If SkyPilot does not support its cloud, only the GPU is specified.
+        offer: The machine to rent. If SkyPilot does not support the provider, the task specifies only the GPU.
         run: Command that trains.
         name: Name of the task.
         prediction: Prediction of the run, for the comment at the top.
@@ -146,11 +145,11 @@ def write_sky_task(
     envs: Mapping[str, str] | None = None,
     comment: Iterable[str] = (),
 ) -> str:
-    """Write a SkyPilot task in YAML; omitted fields are left to SkyPilot.
+    """Return a SkyPilot task in YAML; SkyPilot chooses fields that are None.
 
     Args:
         name: Name of the task.
-        run: Command that trains; None rents the machine and starts no command.
+        run: Command that trains; None rents the machine without starting a command.
         accelerators: SkyPilot's GPU name and count: `L4:1`.
         cloud: SkyPilot's name of the cloud.
         region: The cloud's name of the region.
@@ -159,7 +158,7 @@ def write_sky_task(
         num_nodes: Number of machines.
         file_mounts: Mounted sources, by folder on the machine.
         envs: Environment variables of the command.
-        comment: Lines at the top.
+        comment: Comment lines at the top.
     """
     resources = {
         "cloud": cloud,
@@ -188,14 +187,15 @@ def sky_accelerator(gpu: str, provider: str = "") -> str:
 
 
 def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
-    """Return the function for SkyPilot's `Task.set_time_estimator`: from a `sky.Resources` to seconds.
+    """Return a function for SkyPilot's `Task.set_time_estimator`, which maps a `sky.Resources` to seconds.
 
     Args:
         predictions: Predictions of a run with a known length.
 
     Returns:
-        The function. It raises UnknownGpuError for resources without a prediction. It raises InvalidArgumentError
-        without an accelerator, if the run does not fit, or if its length is unknown.
+        The function. For a GPU without a prediction, the function raises UnknownGpuError. The function raises
+        InvalidArgumentError if the resources have no accelerator, the run does not fit, or the length of the run is
+        unknown.
     """
 
     def seconds(resources: Any) -> int:
@@ -235,15 +235,15 @@ def _is_called(gpu: Gpu, name: str) -> bool:
 
 
 def _instance(cloud: str, offer: Offer) -> str | None:
-    """Return SkyPilot's name of the machine; None if the price list does not use it."""
+    """Return SkyPilot's name of the machine; None if the price list uses other names."""
     if offer.source.startswith(_CATALOGUE):
         return offer.instance
     return sky_instance(cloud, offer.instance)
 
 
 def sky_instance(cloud: str, instance: str) -> str | None:
-    """Return a machine's name in SkyPilot; None if SkyPilot knows it only by its GPUs."""
-    if cloud in _SAME_INSTANCE_NAMES:  # not "n1-highmem-8 + 1x V100", a machine with an attached card
+    """Return a machine's name in SkyPilot; None if SkyPilot identifies the machine only by its GPUs."""
+    if cloud in _SAME_INSTANCE_NAMES:  # excludes "n1-highmem-8 + 1x V100", a machine with an attached card
         return None if " " in instance else instance
     if cloud == "azure":
         return instance if instance.startswith("Standard_") else "Standard_" + instance.replace(" ", "_")

@@ -1,8 +1,8 @@
 """Tables of predictions: plain text, rich, Markdown and HTML, all from the same columns and footnotes.
 
 The heading describes the predictions; the machine in use comes first. Details that change no decision (prediction
-methods, sources of prices, most notes) appear only with `verbose`. Less important columns are dropped if the line is
-too narrow. A column is a row of `cost/prediction.py` with a title. Example::
+methods, sources of prices, most notes) appear only with `verbose`. If a line is too narrow, less important columns are
+dropped. Every field in `cost/prediction.py` with a title has a column. Example::
 
     print(result)            # plain_table: at most 120 columns, no colours
     print_table(result)      # rich: as wide as the terminal
@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 
 
 SHARE_TO_MENTION: Final = 0.01
-"""Minimum share of a total for its part to be mentioned."""
+"""Parts of a total are mentioned from this share."""
 
 LARGE_PART: Final = 0.1
-"""Minimum share of a total, apart from training steps, or of a wait for the loader, to be shown without `verbose`."""
+"""Parts of a total other than training steps, and waits for the loader, are shown without `verbose` from this share."""
 
 EXTRAPOLATION_MARK: Final = "†"
-"""Marks a GPU whose time comes from networks without any measurement of it."""
+"""Marks a GPU whose time is mostly extrapolated from other GPUs."""
 
 MARKED_EXTRAPOLATED_SHARE: Final = 0.5
-"""Minimum time share of such networks for a GPU to be marked."""
+"""A GPU is marked if at least this share of its time is extrapolated from other GPUs."""
 
 _METHODS: Final = {
     "measured": "measured here",
@@ -84,7 +84,7 @@ def name_in_use(name: str, predictions: AbstractPredictions) -> str:
 
 
 def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the prediction error of the GPU in use, had it not been measured."""
+    """Yield a note on the error that the prediction for the GPU in use would have without the measured step."""
     own = predictions.get(predictions.used_gpu or "")
     if own is None or own.measured_seconds is None or own.unmeasured_seconds is None:
         return
@@ -102,7 +102,7 @@ def end_notes(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield notes on the contents of the total time and the meaning of its interval."""
+    """Yield notes on the parts of the total time and the meaning of its interval."""
     if predictions:
         yield "Interval (90 %): nine in ten measured times should lie in it."
     if any(prediction.validation_is_estimated for prediction in predictions.values()):
@@ -114,7 +114,7 @@ def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def sum_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the parts of the total besides its steps, if they are not small."""
+    """Yield a note on the parts of the total other than training steps, if these parts are large."""
     one: TableLine | None = next(iter(predictions.values()), None) if predictions.machine is None else None
     if one is None or one.total is None or one.is_cut_off or not one.iterations or one.run.training_seconds is None:
         return
@@ -136,7 +136,7 @@ def _checkpoint_share(prediction: Prediction) -> float:
 
 
 def is_bound_by_loader(prediction: Prediction) -> bool:
-    """Return whether the loader takes longer for the batches of a step than the step itself."""
+    """Return whether the loader takes longer to load the batches of a step than the step takes."""
     return clearly_less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_reliable
 
 
@@ -151,12 +151,13 @@ def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 LOADER_RATE: Final = 5000.0
-"""Samples per second of a machine above which a loader may not keep up: about 32 cores that decode JPEGs, a rounded
-figure."""
+"""Samples per second and machine above which a loader may not keep up: a rounded figure for about 32 cores that
+decode
+JPEG images."""
 
 
 def loader_rate_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on samples per second that a loader may not deliver, if its speed was not measured."""
+    """Yield a note on layouts that need more than `LOADER_RATE` samples per second, if the loader was not measured."""
     rates = {
         one.gpu: one.samples_per_second / one.layout.nodes
         for one in predictions.values()
@@ -197,7 +198,7 @@ def links_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def replicas_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note that each replica takes its own samples, with the remaining number of steps."""
+    """Yield a note with the number of remaining steps and the samples per step of layouts with several GPUs."""
     several = [one for one in predictions.values() if one.num_gpus > 1]
     if several:
         steps = [
@@ -217,7 +218,7 @@ def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def uncertain_bottleneck_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note if it is uncertain whether host or device bounds a step."""
+    """Yield a note if the bottleneck of a step may be either the host or the device."""
     if any(bound_by(prediction).endswith("?") for prediction in predictions.values()):
         yield "?: the CPU speed is assumed, so either host or device may be the bottleneck."
 
@@ -242,7 +243,7 @@ def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def large_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the missing memory of GPUs that are too small, and on commands that help."""
+    """Yield a note on the missing memory of GPUs that are too small, with commands that reduce memory."""
     missing = [
         (one, f"{one.gpu} lacks at least {gibibytes(-one.memory_free_bytes)} GiB")
         for one in predictions.values()
@@ -281,7 +282,7 @@ def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def is_mostly_extrapolated(prediction: Prediction) -> bool:
-    """Return whether a GPU is marked: its time is mostly extrapolated from other GPUs, or a user's file describes it.
+    """Return whether a GPU is marked: its time is mostly extrapolated, or the GPU comes from a user's file.
 
     A GPU with a measured step is never marked.
     """
@@ -290,7 +291,7 @@ def is_mostly_extrapolated(prediction: Prediction) -> bool:
 
 
 def extrapolation_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on GPUs without measurements, with the extrapolated share of the time."""
+    """Yield a note on marked GPUs, with the extrapolated share of their time."""
     marked = [one for one in predictions.values() if is_mostly_extrapolated(one)]
     if len(marked) == 1:
         part, gpu = share(marked[0].base_share), marked[0].gpu
@@ -307,7 +308,7 @@ def extrapolation_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def base_shares_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note with the extrapolated share of each marked GPU, if there are several."""
+    """Yield a note with the extrapolated share of each marked GPU, if several GPUs are marked."""
     names_of_share: dict[str, list[str]] = {}
     marked = [one for one in predictions.values() if is_mostly_extrapolated(one)]
     for one in marked:
@@ -318,13 +319,13 @@ def base_shares_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def _share_range(shares: Sequence[float]) -> str:
-    """Format the range of some shares: `42 to 61 %`."""
+    """Format the range of several shares: `42 to 61 %`."""
     low, high = share(min(shares)), share(max(shares))
     return high if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
 def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on accelerators of vendors without any measured GPU."""
+    """Yield a note on accelerators of vendors other than NVIDIA, none of which we have measured."""
     makers: dict[str, list[str]] = {}
     for prediction in predictions.values():
         if prediction.layout.gpu.vendor != NVIDIA:
@@ -337,7 +338,8 @@ def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 LARGE_INDIRECT_SHARE: Final = 0.1
-"""Minimum share of GPU time from indirect methods (`proxy`, `bytes`, `formula`, `roofline`) for a note."""
+"""A note appears if indirect methods (`proxy`, `bytes`, `formula`, `roofline`) predict at least this share of GPU
+time."""
 
 
 def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -355,7 +357,7 @@ def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def asked_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on ambiguous GPU names and the card chosen for them."""
+    """Yield a note for each ambiguous GPU name, with the chosen GPU."""
     for asked, one in {
         one.layout.requested_name: one for one in predictions.values() if one.layout.requested_name is not None
     }.items():
@@ -378,7 +380,7 @@ def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def whole_machine_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on GPUs that are rented only with others, whose cost is that of the whole machine."""
+    """Yield a note on GPUs that are rented only in larger machines; their cost is the price of the whole machine."""
     for one in predictions.values():
         paid, price = one.price.machine_gpus, one.usd_per_hour
         if paid is not None and price is not None and one.num_gpus == 1 and paid > 1 and one.fits is not False:
@@ -387,7 +389,7 @@ def whole_machine_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note with each price, its GPUs, source and date."""
+    """Yield a note with each price, the GPUs with this price, its source and date."""
     names_of_price: dict[tuple[float, str], list[str]] = {}
     for prediction in predictions.values():
         if prediction.usd_per_hour is not None:
@@ -404,7 +406,7 @@ def _is_plain(note: str) -> bool:
 
 
 def prediction_notes(predictions: AbstractPredictions, is_wanted: Callable[[str], bool]) -> Iterable[str]:
-    """Yield the notes of individual predictions, each once with the names of its GPUs.
+    """Yield the notes of individual predictions; a note that several GPUs share appears once, with their names.
 
     Args:
         predictions: The predictions.
@@ -420,15 +422,17 @@ def prediction_notes(predictions: AbstractPredictions, is_wanted: Callable[[str]
 
 
 TableLine = Prediction | MachineInUse
-"""Subject of a table row."""
+"""What a table row describes."""
 
 
 def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[TableLine, ...]:
-    """Return the rows: the machine in use, the others in the requested order, GPUs without enough memory last.
+    """Return the rows: first the machine in use, then the other GPUs in the requested order.
+
+    GPUs without enough memory come last.
 
     Args:
         predictions: The predictions.
-        fold: Leave out GPUs that a cheaper, equally fast one represents; see `folded_gpus`.
+        fold: Omit GPUs that a cheaper, equally fast GPU represents; see `folded_gpus`.
     """
     own = predictions.get(predictions.used_gpu or "")
     left_out = folded_gpus(predictions) if fold else ()
@@ -438,10 +442,10 @@ def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[T
 
 
 def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
-    """Find the GPUs that are as slow as a cheaper one because the loader or the host is the bottleneck.
+    """Find GPUs that take as long as a cheaper GPU because the loader or the host is the bottleneck.
 
     Returns:
-        GPU name -> the cheaper GPU that represents it; their rows would differ only in price and name.
+        The cheaper GPU that represents each of these GPUs, by GPU name. Their rows would differ only in price and name.
     """
     span = shown_period(predictions)
     alike: dict[tuple[str, str, str | None], list[Prediction]] = {}
@@ -459,7 +463,7 @@ def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
 
 
 def folded_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the GPUs without a row of their own."""
+    """Yield a note on the GPUs that have no row of their own (`folded_gpus`)."""
     names_of_gpu: dict[str, list[str]] = {}
     found = folded_gpus(predictions)
     for name, one in found.items():
@@ -474,7 +478,7 @@ GAP: Final = 2
 
 _UNKNOWN: Final = "unknown"
 _MOST_LINES: Final = 2
-"""Maximum number of lines per row; with more, a table cannot be read at a glance."""
+"""Maximum number of lines per row."""
 
 
 @final
@@ -483,7 +487,7 @@ class Column:
     """A column of a table.
 
     Attributes:
-        field: Row of the table of fields.
+        field: Field of `cost/prediction.py` that the column shows.
         header: Header, possibly of several lines.
         cell: Returns the text for a row; None if the value is unknown.
     """
@@ -510,16 +514,16 @@ class Column:
 
 
 STEPS_SHOWN: Final = 1000
-"""Number of steps whose time and cost are shown if the length of the run is unknown; one step is too small a unit."""
+"""If the length of the run is unknown, times and costs are shown for this number of steps."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShownPeriod:
-    """Period for which times and costs are shown: the run, or `STEPS_SHOWN` steps if its length is unknown.
+    """Period of the shown times and costs: the run, or `STEPS_SHOWN` steps if the length of the run is unknown.
 
     Attributes:
-        title: Title of the column.
+        title: Title of the time column.
         times: Number of steps; None for the whole run.
     """
 
@@ -527,13 +531,13 @@ class ShownPeriod:
     times: int | None = None
 
     def seconds(self, line: TableLine) -> Interval[float] | None:
-        """Return the seconds on one GPU with their interval; None if unknown."""
+        """Return the time of the period in one row, with its interval; None if unknown."""
         if self.times is None:
             return line.total
         return line.cycle.scaled(self.times)
 
     def cost_usd(self, line: TableLine) -> float | None:
-        """Return the cost on one GPU; None if unknown."""
+        """Return the cost of the period in one row; None if unknown."""
         price, seconds = line.price, self.seconds(line)
         if self.times is None:
             return price.cost_usd
@@ -574,11 +578,11 @@ def bound_by(prediction: Prediction) -> str:
 
 
 MAIN_SHARE: Final = 1 / 3
-"""Minimum share of the time spent waiting for the loader to be called the bottleneck in a table."""
+"""A table names the loader as the bottleneck if waiting for the loader takes at least this share of the time."""
 
 
 def bound_cell(prediction: Prediction) -> str:
-    """Return the bottleneck for a table: with the loader's share of the time, if a step waits for it."""
+    """Return the bottleneck for a table, with the loader's share of the time if the share is large."""
     part, bound = prediction.loader_share, bound_by(prediction)
     if part < LARGE_PART or not prediction.run.loader_is_reliable:
         return bound
@@ -600,18 +604,18 @@ _BY_UNIT: Final[Mapping[str, Callable[[Any], str]]] = {
     "share": share,
     "": str,
 }
-"""Functions that print a value, by its unit; other units have three significant digits."""
+"""Formatters by unit; values with other units get three significant digits."""
 
 
 def columns_of(
     predictions: AbstractPredictions, *, verbose: bool = False, asked: Collection[str] = ()
 ) -> tuple[Column, ...]:
-    """Return the columns of a table of these predictions: the rows of the table of fields that have a title.
+    """Return the columns of a table of these predictions.
 
     Args:
         predictions: The predictions.
-        verbose: Include the columns of prediction methods and of the interval of a step.
-        asked: Names of fields whose columns are shown on request.
+        verbose: Include the prediction methods and the step's interval.
+        asked: Names of optional columns to show.
 
     Raises:
         InvalidArgumentError: `asked` has a name without a column.
@@ -627,7 +631,7 @@ def columns_of(
 
 
 def waits_for_loader(predictions: AbstractPredictions) -> bool:
-    """Return whether the wait for the loader changes the total of any row, so that it needs a column."""
+    """Return whether waiting for the loader takes a notable share of the time in any row."""
     lines: list[TableLine] = [*predictions.values()]
     if predictions.machine is not None:
         lines.append(predictions.machine)
@@ -635,10 +639,10 @@ def waits_for_loader(predictions: AbstractPredictions) -> bool:
 
 
 def column_names(asked: Collection[str]) -> tuple[str, ...]:
-    """Return the fields with these names or titles of columns: `mfu`, `MFU`, `tokens/s`.
+    """Return the field names for names or titles of columns: `mfu`, `MFU`, `tokens/s`.
 
     Raises:
-        InvalidArgumentError: A name without a column.
+        InvalidArgumentError: `asked` contains an unknown name.
     """
     titled = {row.name: row.title.replace("\n", " ") for row in FIELDS if row.title is not None}
     fields = {word.casefold(): name for name, title in titled.items() for word in (name, title)}
@@ -707,20 +711,20 @@ _SPECIAL: Final[Mapping[str, Callable[[AbstractPredictions, Any], str | None]]] 
     "verdict": lambda _, one: bound_cell(one),
     "coverage": lambda _, one: _covered_by(one),
 }
-"""Cells that depend on more than the value of their field, by its name."""
+"""Cell functions of fields whose text depends on all predictions, by field name."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Columns and texts of one table.
+    """Columns and cell texts of one table.
 
     Attributes:
         columns: The columns that are shown.
-        rows: The texts of each row, with line breaks in broken cells.
+        rows: The cell texts of each row. A line break in a text breaks the cell.
         unknown: Titles of the columns without any known value.
         hidden: Titles of the columns that were dropped for lack of space.
-        lines: Subject of each row.
+        lines: What each row describes.
     """
 
     columns: tuple[Column, ...]
@@ -749,9 +753,9 @@ def grid(
     Args:
         predictions: The predictions to show.
         width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
-        columns: Names of fields whose columns are shown on request.
-        verbose: Include the interval of a step and the prediction methods.
-        fold: Leave out the rows of GPUs that others represent.
+        columns: Names of optional columns to show.
+        verbose: Include the step's interval and the prediction methods.
+        fold: Omit the GPUs of `folded_gpus`.
     """
     offered = columns_of(predictions, verbose=verbose, asked=columns)
     known = [
@@ -789,7 +793,7 @@ def _most_lines(shown: Grid) -> int:
 
 
 def _broken(whole: Grid, width: int) -> Grid:
-    """Break the cells of breakable columns as far as the width requires."""
+    """Break cells of breakable columns until the table fits the width, as far as possible."""
     excess = _total_width(whole.widths) - width
     if excess <= 0:
         return whole
@@ -808,7 +812,7 @@ def _break_after_commas(text: str, width: int) -> str:
     lines = [first]
     for piece in others:
         joined = f"{lines[-1]}, {piece}"
-        if len(joined) < width:  # `<`, because a comma may follow
+        if len(joined) < width:  # `<`, not `<=`, because a comma may follow
             lines[-1] = joined
         else:
             lines[-1] += ","
@@ -827,7 +831,7 @@ def energy_note(predictions: AbstractPredictions) -> str:
 
 
 _ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+", "±": "~", "−": "-", "×": "x"})  # noqa: RUF001
-"""Single-character replacements, so that columns stay aligned."""
+"""ASCII replacements of one character each, so that columns stay aligned."""
 
 
 def plain_table(
@@ -841,7 +845,7 @@ def plain_table(
 
     Args:
         predictions: The predictions to show.
-        columns: Names of fields whose columns are shown on request.
+        columns: Names of optional columns to show.
         verbose: Add prediction methods, sources of prices, and all notes.
         notes: Additional notes.
     """
@@ -869,12 +873,12 @@ def print_table(
     verbose: bool = False,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print the table and its footnotes; columns that do not fit into a narrow terminal are named below it.
+    """Print the table and its footnotes. Columns that do not fit into a narrow terminal are named below the table.
 
     Args:
         predictions: The predictions to print.
-        console: Where to print; None uses standard output, with 120 columns if it is a file.
-        columns: Names of fields whose columns are shown on request.
+        console: Console to print to; None uses standard output, with 120 columns if standard output is a file.
+        columns: Names of optional columns to show.
         verbose: Add prediction methods, sources of prices, and all notes.
         notes: Additional notes.
     """
@@ -903,14 +907,14 @@ def print_table(
 
 
 def print_text(text: Callable[[], str], write: Callable[[str], object] = print) -> str | None:
-    """Print a text in characters that standard output supports.
+    """Print a text; replace characters that standard output does not support.
 
     Args:
-        text: Returns the text; it may ask for the width of the terminal.
+        text: Function that returns the text. Its errors are returned, too.
         write: Prints the text.
 
     Returns:
-        The error message if printing failed, for example because the pipe is closed or a progress bar raised an error.
+        The error message if printing failed, for example because the pipe is closed; None on success.
     """
     try:
         encoding = encoding_at_hand()
@@ -935,14 +939,14 @@ def table_notes(
     asked_by: str = "verbose",
     asked_for: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Collect the notes below a table: the `MAX_NOTES` most important ones, with `verbose` all of them.
+    """Return the notes below a table: the `MAX_NOTES` most important notes, or all notes with `verbose`.
 
     Args:
         predictions: The predictions.
-        shown: Their table.
+        shown: The table of the predictions.
         verbose: Include all notes.
-        asked_by: Option that shows the omitted notes, as the user would type it.
-        asked_for: Notes on what the user asked for; they come last and are never omitted.
+        asked_by: Option that shows the omitted notes, as the user would type the option.
+        asked_for: Notes that answer an option of the user. These notes come last and are never omitted.
     """
     decisive = (
         *(note for note in predictions.notes if is_decisive(note)),
@@ -1003,7 +1007,6 @@ def table_notes(
 
 
 def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
-    """Align the lines of one row of a plain-text table."""
     for line in zip_longest(*(text.split("\n") for text in row), fillvalue=""):
         cells = (
             text.rjust(width) if column.justify == "right" else text.ljust(width)

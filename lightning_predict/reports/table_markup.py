@@ -24,11 +24,11 @@ def markdown_table(
     notes: Sequence[str] = (),
     width: int | None = None,
 ) -> str:
-    """Return the table and its footnotes in Markdown, in full by default.
+    """Return the table and its footnotes in Markdown.
 
     Args:
         predictions: The predictions to show.
-        columns: Names of fields whose columns are shown on request.
+        columns: Names of optional columns to show.
         verbose: Add prediction methods, sources of prices, and all notes.
         notes: Additional notes.
         width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
@@ -37,7 +37,7 @@ def markdown_table(
     shown = grid(predictions, width, columns=columns, verbose=verbose, fold=not verbose)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
     heads = [markdown_text(column.title) for column in shown.columns]
-    # Markdown viewers make room for a long cell by breaking words in short ones.
+    # Markdown viewers break words in short cells to make room for a long cell.
     rows = [
         [
             markdown_text(text).replace(", ", ",<br>") if column.field.breaks else markdown_text(text)
