@@ -136,9 +136,7 @@ class RuntimePredictorCallback(TrainerCallback):
         run.__enter__()
 
     @log_exceptions
-    def on_step_begin(
-        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, /, *_: Any, **kwargs: Any) -> None:
         """Time or record the next step."""
         if self._run is not None:
             self._run.starts()
@@ -156,9 +154,7 @@ class RuntimePredictorCallback(TrainerCallback):
             control.should_training_stop = True
 
     @log_exceptions
-    def on_prediction_step(
-        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_prediction_step(self, /, *_: Any, **kwargs: Any) -> None:
         """Time the evaluation batches; the Trainer reports only their ends."""
         if self._run is not None:
             self._run.clock.on_validation_start(is_check=False)
@@ -166,16 +162,14 @@ class RuntimePredictorCallback(TrainerCallback):
             self._run.clock.validation.on_batch_start()
 
     @log_exceptions
-    def on_evaluate(
-        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, /, *_: Any, **kwargs: Any) -> None:
         """Exclude an evaluation from the waits for the loader."""
         self._evaluation = kwargs.get("eval_dataloader")  # absent before the first evaluation
         if self._run is not None:
             self._run.clock.on_validation_end()
 
     @log_exceptions
-    def on_save(self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, /, *_: Any, **kwargs: Any) -> None:
         """Exclude a checkpoint from the waits for the loader."""
         if self._run is not None:
             self._run.clock.exclude_interruption()

@@ -23,12 +23,13 @@ import safetensors.numpy
 
 from lightning_predict.checked import Checked, File, parse_json, shown
 from lightning_predict.errors import WeightsFormatError, WeightsHashError
+from lightning_predict.files import reject_irregular
 from lightning_predict.weights.records import Float32Array, GpuWeights, Layer, MeasuredFactor, NetworkWeights
 
 FORMAT_VERSION: Final = 1
 
 MAX_BYTES: Final = 1 << 27
-"""Maximum size of a weights file. The largest shipped file has 1 MB."""
+"""Maximum size of a weights file, 100 times that of the largest shipped one. A header may have a hundredth of it."""
 
 METADATA_KEY: Final = "lightning_predict"
 VECTORS: Final = ("mean", "scale", "low", "high")
@@ -76,8 +77,9 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
     Raises:
         WeightsHashError: The checksum differs from the expected one.
         WeightsFormatError: The file is truncated, has another format version, or its tensors do not match the header.
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or is a pipe or a device.
     """
+    reject_irregular(path)
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -97,6 +99,8 @@ def parse_weights(content: bytes, path: Path | str) -> GpuWeights:
         tensors: _Tensors = safetensors.numpy.load(content)
     except safetensors.SafetensorError as error:
         raise _unusable(path, f"it is truncated or not a safetensors file ({error})") from None
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise _unusable(path, f"numpy has no such dtype or shape ({error})") from None
     descriptions = header.member("families").members()
     families = {name: _network(name, description, tensors, path) for name, description in descriptions.items()}
     if tensors:
@@ -136,6 +140,8 @@ def _unusable(path: Path | str, why: str) -> WeightsFormatError:
 
 def _header(content: bytes, path: Path | str) -> Checked:
     length = int.from_bytes(content[:8], "little")
+    if length > MAX_BYTES // 100:  # JSON takes 40 times its length in memory
+        raise _unusable(path, f"its header has {length:,} bytes; expected at most {MAX_BYTES // 100:,}")
     if len(content) < 8 + length:
         raise _unusable(path, f"it is truncated: {len(content)} bytes, and its header alone needs {8 + length}")
     file = File(f"Weights file {path} cannot be used: its header", WeightsFormatError, _ADVICE)
@@ -160,6 +166,7 @@ def _network(name: str, description: Checked, tensors: _Tensors, path: Path | st
     if not widths or widths[-1] != 1:
         raise description.member("layers").unexpected("layers of which the last has one output")
     vectors = {vector: _take(tensors, f"{name}/{vector}", (len(features),), path) for vector in VECTORS}
+    pairs = (pair.items(length=2) for pair in description.member("trained").items())
     layers = []
     for index, (inputs, outputs) in enumerate(zip([len(features), *widths], widths, strict=False)):
         weight = _take(tensors, f"{name}/layer{index}/weight", (members, inputs, outputs), path)
@@ -167,18 +174,13 @@ def _network(name: str, description: Checked, tensors: _Tensors, path: Path | st
         layers.append(Layer(weight, bias))
     return NetworkWeights(
         family=name,
-        trained=frozenset(_pair(pair) for pair in description.member("trained").items()),
+        trained=frozenset((one.text(), other.text()) for one, other in pairs),
         features=features,
         lowest_utilisation=lowest.any_number(),
         layers=tuple(layers),
         interval=interval,
         **vectors,
     )
-
-
-def _pair(value: Checked) -> tuple[str, str]:
-    operation, dtype = (item.text() for item in value.items(length=2))
-    return operation, dtype
 
 
 def _take(tensors: _Tensors, key: str, shape: tuple[int, ...], path: Path | str) -> Float32Array:

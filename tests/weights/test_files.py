@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from lightning_predict.errors import WeightsFormatError, WeightsHashError
-from lightning_predict.weights.files import METADATA_KEY, read_weights, sha256, write_weights
+from lightning_predict.weights.files import MAX_BYTES, METADATA_KEY, read_weights, sha256, write_weights
 from tests.weights.example import weights
 
 
@@ -127,4 +130,90 @@ def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> Non
     path = tmp_path / "other.safetensors"
     path.write_bytes(safetensors.numpy.save({"x": np.zeros(2, np.float32)}))
     with pytest.raises(WeightsFormatError, match="its header: __metadata__ is missing"):
+        read_weights(path)
+
+
+def _entry(text: str, **changes: Any) -> str:
+    """Change the entry of the first tensor in a header."""
+    header = json.loads(text)
+    next(entry for name, entry in header.items() if name != "__metadata__").update(changes)
+    return json.dumps(header)
+
+
+HOSTILE_HEADERS: dict[str, tuple[Callable[[str], str], str]] = {
+    "offsets below zero": (lambda text: _entry(text, data_offsets=[-4, 4]), "not a safetensors file"),
+    "offsets that overlap": (lambda text: _entry(text, data_offsets=[4, 16]), "not a safetensors file"),
+    "offsets that fall": (lambda text: _entry(text, data_offsets=[12, 0]), "not a safetensors file"),
+    "offsets beyond the file": (lambda text: _entry(text, data_offsets=[0, 2**62]), "not a safetensors file"),
+    "offsets that are no numbers": (lambda text: _entry(text, data_offsets=[float("nan")] * 2), "NaN is not JSON"),
+    "a shape below zero": (lambda text: _entry(text, shape=[-1]), "not a safetensors file"),
+    "a shape that overflows": (lambda text: _entry(text, shape=[2**40, 2**40]), "not a safetensors file"),
+    "200 dimensions": (lambda text: _entry(text, shape=[1] * 200 + [3]), "no such dtype or shape .*found 201"),
+    "8-bit floats": (lambda text: _entry(text, dtype="F8_E4M3", shape=[12]), r"no such dtype or shape \('F8_E4M3'\)"),
+    "bfloat16": (lambda text: _entry(text, dtype="BF16", shape=[6]), r"no such dtype or shape \('BF16'\)"),
+    "an unknown dtype": (lambda text: _entry(text, dtype="nonsense"), "not a safetensors file"),
+    "100,000 brackets": (lambda text: "[" * 100_000, "nested 100,000 levels deep"),
+    "a name twice": (
+        lambda text: text.rstrip()[:-1] + ', "toy/high": {"dtype": "F32", "shape": [3], "data_offsets": [12, 24]}}',
+        "not a safetensors file",
+    ),
+    "metadata twice": (
+        lambda text: text.rstrip()[:-1] + ', "__metadata__": {}}',
+        "__metadata__.lightning_predict is missing",
+    ),
+    "metadata of a terminal": (
+        lambda text: json.dumps(json.loads(text) | {"__metadata__": {METADATA_KEY: "\x1b[2J\x1b]0;x\x07"}}),
+        r"begins with '\\x1b\[2J",
+    ),
+    "a name of a terminal": (
+        lambda text: text.rstrip()[:-1] + ', "\\u001b[2J": {"dtype": "F32", "shape": [0], "data_offsets": [116, 116]}}',
+        "cannot be used",
+    ),
+    "not UTF-8": (lambda text: "{\udcff}", "not valid JSON"),
+    "garbage behind": (lambda text: text + " x", "not valid JSON"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), HOSTILE_HEADERS.values(), ids=HOSTILE_HEADERS)
+def test_a_hostile_header_is_refused_in_plain_text(tmp_path: Path, change: Callable[[str], str], words: str) -> None:
+    path = tmp_path / "T4.safetensors"
+    write_weights(weights("T4"), path)
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    text = change(content[8 : 8 + length].decode()).encode(errors="surrogateescape")
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    with pytest.raises(WeightsFormatError, match=words) as refused:
+        read_weights(path)
+    assert str(refused.value).isprintable()
+
+
+ENTRY = '"{}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+LONG_HEADERS = {
+    "many entries": "{" + ",".join(map(ENTRY.format, range(30_000))) + "}",
+    "many lists": '{"x":[' + "[]," * 500_000 + "[]]}",
+    "a long name": '{"' + "x" * 1_500_000 + '":1}',
+}
+
+
+@pytest.mark.parametrize("text", LONG_HEADERS.values(), ids=LONG_HEADERS)
+@pytest.mark.parametrize("promised", [None, 2**63, 2**64 - 1])
+def test_a_long_header_is_not_parsed(tmp_path: Path, text: str, promised: int | None) -> None:
+    # 100 million entries would be more bytes than any weights file may have. Parsed, 2 million took 29 s and 1.2 GiB.
+    path = tmp_path / "T4.safetensors"
+    path.write_bytes(struct.pack("<Q", promised or len(text)) + text.encode())
+    tracemalloc.start()
+    try:
+        start = time.process_time()
+        with pytest.raises(WeightsFormatError, match=r"its header has [\d,]+ bytes; expected at most 1,342,177"):
+            read_weights(path)
+        assert time.process_time() - start < 1
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES + 2**20  # the read buffer
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "T4.safetensors"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="not a regular file"):
         read_weights(path)
