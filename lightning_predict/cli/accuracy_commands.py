@@ -1,4 +1,4 @@
-"""`accuracy`: published steps like yours, and how far off their predictions are.
+"""Command `accuracy`: published steps similar to a recorded step, with the errors of their predictions.
 
 Example::
 

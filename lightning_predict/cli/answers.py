@@ -1,4 +1,4 @@
-"""Results of commands: JSON values for programs, and text for people.
+"""Results of commands, as JSON values and as text.
 
 Example::
 
@@ -28,12 +28,12 @@ SENTENCE_WIDTH = 120
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAnswer:
-    """Result of a command, as text and as JSON values; only one of the two is computed.
+    """Result of a command as two functions: one returns JSON values, the other prints text. Only one of them is called.
 
     Attributes:
         data: Returns JSON values.
         show: Prints text.
-        exit_code: Exit code of the command: 0, except after a failed script or above `--max-usd`.
+        exit_code: Exit code of the command: 0, except after a failed script or if `--max-usd` is exceeded.
     """
 
     data: Callable[[], object]
@@ -42,7 +42,7 @@ class CommandAnswer:
 
 
 def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    """Align columns under their headers.
+    """Return a text table with aligned columns.
 
     Args:
         headers: Column headers.
@@ -55,12 +55,12 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
-    """Wrap sentences to the width of the notes below a table."""
+    """Wrap each sentence to `SENTENCE_WIDTH` characters."""
     return [line for text in texts for line in textwrap.wrap(text, SENTENCE_WIDTH, subsequent_indent="  ") or [""]]
 
 
 def json_value(value: object) -> Any:
-    """Convert frozen values to JSON: records to objects, sets to sorted lists, infinite and NaN numbers to null."""
+    """Convert to JSON: dataclasses to objects, sets to sorted lists, infinite and NaN numbers to null."""
     if is_dataclass(value) and not isinstance(value, type):
         values: dict[str, Any] = {}
         for field in fields(value):
@@ -81,7 +81,7 @@ def json_value(value: object) -> Any:
 
 
 def _ends(time: Interval[float] | None) -> dict[str, float | None]:
-    """Convert the time of a record and its interval to flat names; None if unknown."""
+    """Return the middle and the ends of a time interval under flat names; None values if the time is unknown."""
     ends = (None, None, None) if time is None else (time.middle, time.low, time.high)
     return dict(zip(("seconds", "low_seconds", "high_seconds"), map(json_value, ends), strict=True))
 

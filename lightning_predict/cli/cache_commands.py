@@ -1,4 +1,4 @@
-"""`cache`: the downloaded weights.
+"""Command `cache`: shows or deletes downloaded weights.
 
 Example::
 
@@ -14,7 +14,7 @@ from lightning_predict.cli.answers import CommandAnswer, aligned
 from lightning_predict.units import bytes_to_mebibytes
 
 _OURS: Final = ("*.safetensors*", "manifest.json*")
-"""File name patterns of downloaded weights, finished or not."""
+"""File name patterns of downloaded weights, including unfinished downloads."""
 
 
 def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> CommandAnswer:

@@ -1,4 +1,4 @@
-"""`gpus` and `offers`: the catalogue of GPUs and the list of prices.
+"""Commands `gpus` (the catalogue of GPUs) and `offers` (rental prices).
 
 Example::
 

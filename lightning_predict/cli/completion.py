@@ -1,4 +1,4 @@
-"""Shell completion of `lightning-predict`: commands, their options, and names of GPUs.
+"""Shell completion of commands, options, and names of GPUs.
 
 Example::
 
@@ -30,11 +30,11 @@ _FISH = "complete -c lightning-predict -n '__fish_seen_subcommand_from {name}' -
 def completion_text(
     shell: Literal["bash", "zsh", "fish"], options: Mapping[str, Sequence[str]], gpus: Sequence[str]
 ) -> str:
-    """Return the lines for a shell's startup file.
+    """Return the completion code for a shell's startup file.
 
     Args:
         shell: Name of the shell.
-        options: Options of each command, by its name.
+        options: Options of each command, by command name.
         gpus: Names of GPUs.
     """
     names = " ".join(gpus)

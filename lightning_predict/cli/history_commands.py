@@ -1,4 +1,4 @@
-"""`history`: predicted and actual times of earlier runs, and the corrections learned from them.
+"""Command `history`: predicted and actual times of earlier runs, and corrections learned from these runs.
 
 Example::
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightning_predict.run.history import HistoryRecord
 
 MODEL_DIGITS: Final = 8
-"""Digits of a model's fingerprint that are enough to distinguish the models of a team."""
+"""Number of shown digits of a model's fingerprint; enough to distinguish the models of a team."""
 
 
 def history(
@@ -80,7 +80,7 @@ def _runs(count: int) -> str:
 
 
 def _learnt(records: Sequence[HistoryRecord]) -> list[dict[str, object]]:
-    """Return the median of actual over predicted time, by model and GPU, in the order of their first runs."""
+    """Return the median ratio of actual to predicted time, by model and GPU."""
     groups: dict[tuple[str | None, str], list[float]] = {}
     for record in records:
         ratio = record.actual_seconds / record.predicted_seconds

@@ -1,7 +1,7 @@
 """Argument parser: argparse, filled from each command's type hints and docstring.
 
-Type hints are read as strings and never evaluated, so that `--help` does not import a command's dependencies. Numbers
-may be written as `1e6`, `1,000` and `100k`, options with underscores. Example::
+Type hints are read as strings and never evaluated, so `--help` does not import a command's dependencies. Numbers can be
+written as `1e6`, `1,000` or `100k`. Option names can contain underscores. Example::
 
     >>> parsed("gpus", ["H100", "--min-memory-gib", "80"])["search"]
     'H100'
@@ -55,17 +55,17 @@ _OWN: Final[Mapping[str, str]] = {
     "cache": "cache_commands",
     "completion": "parsing",
 }
-"""Commands of the core, each with the module of its function."""
+"""Commands of the core, each with the module that defines its function."""
 
 _ORDER: Final = (
     "predict run advise trace history regress shard parallel curve accuracy plan simulate gpus offers measure "
     "first-hour train cache completion"
 ).split()
-"""The order in which the help lists commands."""
+"""Order of the commands in the help."""
 
 
 class Commands(Mapping[str, Callable[..., CommandAnswer]]):
-    """The function of each command, imported when it is asked for."""
+    """Mapping from command names to functions. A function is imported on first access."""
 
     def __getitem__(self, name: str) -> Callable[..., CommandAnswer]:
         found: Callable[..., CommandAnswer]
@@ -85,7 +85,7 @@ class Commands(Mapping[str, Callable[..., CommandAnswer]]):
 COMMANDS: Final = Commands()
 
 ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=report.html")}
-"""Expansion of older command names; options after the name override these options."""
+"""Older command names with their replacement. Options after the name override the options given here."""
 
 WORD_AFTER: Final[Mapping[str, str]] = {
     "predict": "trace",
@@ -93,7 +93,7 @@ WORD_AFTER: Final[Mapping[str, str]] = {
     "cache": "action",
     "history": "action",
 }
-"""The optional positional parameter of a command: a word directly after its name."""
+"""Commands with an optional positional parameter: a word directly after the command sets this parameter."""
 
 GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "predict": {
@@ -127,25 +127,26 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "what is shown": ("columns", "verbose", "output", "json"),
     },
 }
-"""Headings in the help of commands with many options, and their parameters; others come before the headings."""
+"""Headings in the help of commands with many options, with their parameters. Other parameters come before the
+headings."""
 
 _DESCRIPTION: Final = "Predict the time, memory and cost of a training run on the GPUs that you could rent."
 
 _WIDEST: Final = 100
-"""Maximum width of help texts in columns; longer lines are hard to read."""
+"""Maximum width of help texts, in characters."""
 
 
 _GROUPED: Final = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
-"""A number with commas between groups of three digits."""
+"""Pattern of a number with commas between groups of three digits."""
 
 _SUFFIXES: Final[Mapping[str, float]] = {"k": 1e3, "K": 1e3, "M": 1e6}
 
 
 def _value(text: str) -> float | None:
-    """Parse `1000`, `1,000`, `1_000`, `1e3` or `1k`; None if it is no number.
+    """Parse `1000`, `1,000`, `1_000`, `1e3` or `1k`; return None if the text is not a number.
 
     Raises:
-        ArgumentTypeError: A comma may be a decimal point.
+        ArgumentTypeError: The text has a comma that may be a decimal point.
     """
     plain = text.strip()
     if "," in plain:
@@ -179,7 +180,7 @@ def _number(text: str) -> float:
 
 
 def _prices(text: str) -> float | dict[str, float]:
-    """Parse one price, or prices by GPU or layout: `L4=0.5,H100=2`."""
+    """Parse one price (`0.5`), or prices by GPU or layout (`L4=0.5,H100=2`)."""
     from lightning_predict.errors import LightningPredictError
     from lightning_predict.gpus.layouts import layouts_of
 
@@ -206,7 +207,7 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 _THE_REST: Final = "Sequence[str]"
-"""Type hint of a parameter that takes all remaining words unchanged."""
+"""Type hint of a parameter that takes all remaining arguments unchanged."""
 
 _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
     "str": str,
@@ -218,14 +219,14 @@ _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
 
 
 def _reader(hint: str) -> tuple[Callable[[str], Any], tuple[str, ...]]:
-    """Return the function that parses a word of this type, and the choices of a Literal."""
+    """Return the function that parses an argument with this type hint, and the choices of a Literal."""
     hint = hint.removesuffix(" | None")
     choices = tuple(re.findall(r"['\"](.*?)['\"]", hint)) if hint.startswith("Literal[") else ()
     return (_one_of(choices), choices) if choices else (_TYPES[hint], ())
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that raises an error instead of printing the usage and exiting."""
+    """Argument parser that raises InvalidArgumentError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidArgumentError(message)
@@ -236,11 +237,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of one command.
-
-    Args:
-        name: The command.
-    """
+    """Return the argument parser of one command."""
     function = COMMANDS[name]
     documentation = inspect.getdoc(function) or ""
     summary, _, details = documentation.partition("\n")
@@ -263,7 +260,6 @@ def parser(name: str) -> argparse.ArgumentParser:
 
 
 def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Parameter, words: str) -> None:
-    """Add one parameter of a command's function."""
     words = words.replace("%", "%%")
     if parameter.annotation == _THE_REST:
         made.add_argument(parameter.name, nargs=argparse.REMAINDER, help=words)
@@ -289,16 +285,12 @@ def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Paramet
 
 
 def option_of(parameter: str) -> str:
-    """Convert a parameter's name to an option: `--usd-per-hour`, and `--try` for `try_`, a Python keyword."""
+    """Return the option of a parameter: `--usd-per-hour` for `usd_per_hour`, `--try` for `try_`."""
     return f"--{parameter.rstrip('_').replace('_', '-')}"
 
 
 def option_names(name: str) -> tuple[str, ...]:
-    """List the options of a command.
-
-    Args:
-        name: The command.
-    """
+    """Return the options of a command."""
     parameters = inspect.signature(COMMANDS[name]).parameters.values()
     own = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and WORD_AFTER.get(name) != one.name]
     return (*map(option_of, own), "--json", "--help")
@@ -309,10 +301,10 @@ def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:
 
     Args:
         name: The command.
-        words: The words after it.
+        words: The arguments after the command.
 
     Raises:
-        InvalidArgumentError: Invalid arguments, in one sentence with the nearest valid ones.
+        InvalidArgumentError: An argument is invalid. The message suggests the nearest valid option.
         SystemExit: Help was requested and printed.
     """
     try:
@@ -320,11 +312,11 @@ def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:
     except InvalidArgumentError as error:
         raise InvalidArgumentError(_in_words(str(error), name)) from None
     rest = [one.name for one in inspect.signature(COMMANDS[name]).parameters.values() if one.annotation == _THE_REST]
-    return found | {one: list(words[len(words) - len(found[one]) :]) for one in rest}  # unchanged, with underscores
+    return found | {one: list(words[len(words) - len(found[one]) :]) for one in rest}  # keeps underscores
 
 
 def _joined_gpus(words: Sequence[str]) -> list[str]:
-    """Join names of GPUs after `--gpus` that are separated by spaces: `--gpus L4 H100` means `--gpus L4,H100`."""
+    """Join GPU names that are separated by spaces: `--gpus L4 H100` becomes `--gpus L4,H100`."""
     found: list[str] = []
     for place, word in enumerate(words):
         follows = len(found) > 1 and found[-2] == "--gpus" and place > 1 and words[place - 1] in found[-1].split(",")
@@ -352,7 +344,7 @@ def _hyphens(word: str) -> str:
 
 
 def _in_words(problem: str, name: str) -> str:
-    """Rephrase an error of argparse as a sentence, with the nearest valid option."""
+    """Rephrase an error message of argparse as a sentence, with the nearest valid option."""
     wrong = re.match(r"argument (?:(--[\w-]+)|(\S+)): (is .*)", problem, re.DOTALL)
     if wrong is not None:
         return f"{wrong[1] or f'The word after {name}'} {wrong[3]}"
@@ -365,7 +357,7 @@ def _in_words(problem: str, name: str) -> str:
 
 
 def unknown_command(arguments: Sequence[str]) -> str | None:
-    """Return an error for an unknown first word; None for a command or an option."""
+    """Return an error message if the first argument is neither a command nor an option; otherwise None."""
     if not arguments or arguments[0] in (*COMMANDS, *ALIASES) or arguments[0].startswith("-"):
         return None
     near = difflib.get_close_matches(arguments[0], [*COMMANDS, *ALIASES], n=1)
@@ -377,8 +369,8 @@ def as_options(problem: str, name: str) -> str:
     """Replace Python arguments in an error message by options: `usd_per_hour=-1` by `--usd-per-hour -1`.
 
     Args:
-        problem: A sentence.
-        name: The command that was run.
+        problem: The error message.
+        name: The command that failed.
     """
     problem = problem.replace(LISTING, f"{PROGRAM} gpus")
     for parameter in inspect.signature(COMMANDS[name]).parameters:
@@ -390,12 +382,12 @@ def as_options(problem: str, name: str) -> str:
 
 
 def _renamed(problem: str, parameter: str, option: str) -> str:
-    """Replace a parameter outside of quotes, which have the user's words."""
+    """Replace a parameter name by its option, except in quotes, which contain the user's words."""
     return re.sub(rf"((?<!\w)'[^']*')|(?<![\w.-]){parameter}\b", lambda found: found[1] or option, problem)
 
 
 def help_text() -> str:
-    """Return the help of the program: its commands, each with a sentence."""
+    """Return the help of the program: usage, and each command with a sentence."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     column = max(map(len, COMMANDS)) + 4
     lines = [f"usage: {PROGRAM} COMMAND ...", "", *textwrap.wrap(_DESCRIPTION, width), "", "commands:"]
@@ -407,7 +399,7 @@ def help_text() -> str:
 
 
 def _documented(documentation: str) -> dict[str, str]:
-    """Parse the section `Args:` of a docstring: descriptions by parameter."""
+    """Parse the `Args:` section of a docstring: return the description of each parameter."""
     _, _, section = documentation.partition("\nArgs:\n")
     section = section.split("\n\n")[0]
     return dict(_entries(section))
@@ -420,7 +412,7 @@ def _entries(section: str) -> Iterator[tuple[str, str]]:
 
 
 def _paragraphs(details: str) -> list[str]:
-    """Return the paragraphs of a docstring before its sections."""
+    """Return the paragraphs of a docstring that come before its sections."""
     paragraphs = [" ".join(paragraph.split()) for paragraph in details.split("\n\n")]
     sections = [number for number, text in enumerate(paragraphs) if text.startswith(("Args:", "Raises:", "Returns:"))]
     return [text for text in paragraphs[: min(sections, default=len(paragraphs))] if text]

@@ -1,4 +1,4 @@
-"""`predict`: the time, memory and cost of a recorded step on other GPUs, on the terminal and in files.
+"""Command `predict`: time, memory and cost of a recorded step on other GPUs, on the terminal and in files.
 
 Example::
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 ENDINGS: Final = (".html", ".md", ".json", ".yaml")
-"""File formats of `--output`."""
+"""File suffixes that `--output` accepts."""
 
 
 def predict(
@@ -244,7 +244,7 @@ def predict(
 
 
 def over_limit(ranking: Ranking, max_usd: float) -> str | None:
-    """Return why a run is over a limit in dollars; None if the cheapest GPU is within it."""
+    """Return an error message if the run costs more than `max_usd` on the cheapest GPU; otherwise None."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.reports.format import usd
 
@@ -269,7 +269,7 @@ def _own_rates(text: str) -> OwnRates:
 @final
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Options for the price of an hour."""
+    """Options of `predict` that determine the hourly price."""
 
     usd_per_hour: float | dict[str, float] | None = None
     file: Path | None = None
@@ -302,7 +302,7 @@ class Prices:
         return (with_spot_prices(table) if self.spot else table), notes
 
     def on_demand(self, layouts: Sequence[Layout], listed: Sequence[Offer]) -> tuple[str, ...]:
-        """Return notes about the limits of spot prices, and the layouts without a cheaper spot price."""
+        """Return notes about spot prices: their limits, and the layouts that use on-demand prices."""
         from lightning_predict.cost.prediction import offer_for
         from lightning_predict.cost.priced_gpus import PricedGpus
 
@@ -315,7 +315,7 @@ class Prices:
             "`lightning-predict parallel --spot --mtbf-hours` includes it."
         )
         if isinstance(layouts, PricedGpus):
-            names = ""  # of a group, the prices of the chosen GPUs say so
+            names = ""  # for a group, the price of each chosen GPU is labelled
         return (
             *([interrupted] if any(offer is not None and offer.spot for offer in chosen.values()) else []),
             *([f"On-demand price, because no listed spot price is lower: {names}."] if names else []),
@@ -325,7 +325,7 @@ class Prices:
 @final
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All predictions for one trace, with methods for every output format."""
+    """All predictions for one trace, with a method for every output format."""
 
     predictions: Predictions
     ranking: Ranking
@@ -338,7 +338,7 @@ class Findings:
     heading: str | None = None
 
     def with_memory(self, trace: Trace) -> Findings:
-        """Add a memory report, for the GPU in use, otherwise for the cheapest or first one."""
+        """Add a memory report: for the GPU in use, otherwise for the cheapest GPU, otherwise for the first GPU."""
         from lightning_predict.extensions import extension
         from lightning_predict.reports.format import gibibytes
         from lightning_predict.tracing.recorded_on import gpu_in_use
@@ -355,7 +355,7 @@ class Findings:
         return replace(self, memory=found)
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
-        """Add optimization advice, with gains on the GPU in use, the cheapest and the fastest one."""
+        """Add optimization advice, with gains on the cheapest and the fastest GPU."""
         from lightning_predict.extensions import extension
 
         best = (self.ranking.cheapest, self.ranking.fastest)
@@ -365,7 +365,7 @@ class Findings:
         return replace(self, advice=advice)
 
     def with_energy(self, grid: PowerGrid | None, pue: float = 1.0) -> Findings:
-        """Show the energy of each run, and its CO2 on a grid."""
+        """Add columns with the energy of each run and its CO2 emissions on a power grid."""
         from lightning_predict.cost.prediction import PowerSupply
 
         supply = PowerSupply(grams_per_kwh=None if grid is None else grid.grams_per_kwh, overhead=pue)
@@ -374,7 +374,7 @@ class Findings:
         return replace(self, predictions=replace(self.predictions, items_in_order=items), columns=columns, grid=grid)
 
     def energy_notes(self) -> tuple[str, ...]:
-        """Return notes about the scope of the energies and the grid."""
+        """Return notes about the assumptions behind the energy columns."""
         from lightning_predict.reports.table import energy_note
 
         if "kilowatt_hours" not in self.columns:
@@ -383,7 +383,7 @@ class Findings:
         return (energy_note(self.predictions), *place)
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert everything to JSON values."""
+        """Return all results as JSON values."""
         energies: dict[str, Any] = {}
         if "kilowatt_hours" in self.columns:
             energies = {"energy": {one.gpu: one.energy for one in self.predictions.values()}}
@@ -393,18 +393,18 @@ class Findings:
         return values
 
     def json_text(self) -> str:
-        """Return everything as JSON text."""
+        """Return all results as JSON text."""
         import json
 
         return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
 
     def text(self, form: str) -> str:
-        """Return the text of a file with this suffix."""
+        """Return the content of an output file with this suffix."""
         forms = {".html": self.html, ".json": self.json_text, ".md": self.markdown, ".yaml": self.sky}
         return forms[form]()
 
     def html(self) -> str:
-        """Return the report as an HTML document."""
+        """Return the HTML report."""
         from lightning_predict.reports.html import html_report
 
         return html_report(
@@ -421,7 +421,7 @@ class Findings:
         )
 
     def markdown(self) -> str:
-        """Return the tables in Markdown."""
+        """Return the ranking and the tables in Markdown."""
         from lightning_predict.reports.ranking import ranking_markdown
         from lightning_predict.reports.table_markup import markdown_table
 
@@ -430,7 +430,7 @@ class Findings:
         return f"{ranking_markdown(self.ranking)}\n\n{table}\n{memory}{self.card()}"
 
     def card(self) -> str:
-        """Return lines to paste, about the best GPU; empty without a recommendation or a length of the run."""
+        """Return a model card summary of the best GPU; empty without a recommendation or a known run length."""
         from lightning_predict.reports.model_card import model_card
 
         chosen = self.ranking.within_deadline or self.ranking.cheapest or self.ranking.fastest
@@ -441,7 +441,7 @@ class Findings:
         return "" if card is None else f"\n## For a model card or a pull request\n\n{card}\n"
 
     def sky(self) -> str:
-        """Return a SkyPilot task for the best GPU: the cheapest, within the deadline if there is one."""
+        """Return a SkyPilot task for the best GPU: the cheapest GPU that meets the deadline."""
         from lightning_predict.errors import InvalidArgumentError
         from lightning_predict.reports.sky import machine_to_rent, sky_task
 
@@ -464,7 +464,7 @@ class Findings:
 
 
 def _as_typed(given: Mapping[str, object]) -> str:
-    """Reconstruct the command line of `predict`, without the output options."""
+    """Reconstruct the command line of `predict`, without `--output` and `--verbose`."""
     words = ["lightning-predict", "predict", *([] if given["trace"] is None else [str(given["trace"])])]
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
@@ -475,7 +475,7 @@ def _as_typed(given: Mapping[str, object]) -> str:
 
 
 def _published_error(step: Trace, findings: Findings) -> str:
-    """Say how far off the predictions of the most similar published steps are, on the recommended GPU."""
+    """Return a sentence with the prediction errors of the most similar published steps, on the recommended GPU."""
     import statistics
 
     from lightning_predict.reports.published_cases import describe, nearest_cases, read_published_cases
@@ -489,14 +489,14 @@ def _published_error(step: Trace, findings: Findings) -> str:
 
 
 PUBLISHED: Final = 8
-"""Number of published steps whose errors are summarized, as many as `accuracy` shows."""
+"""Number of published steps whose errors are summarized: the default of `accuracy --cases`."""
 
 
 def _step(trace: Path | None, model: str | None, options: Mapping[str, object]) -> Trace:
-    """Read a recorded step, or record the step of a named model.
+    """Load a recorded step, or record the step of a named model.
 
     Raises:
-        InvalidArgumentError: Neither or both are given, or options of a named model without one.
+        InvalidArgumentError: `trace` and `model` are both given or both missing, or an option needs `model`.
     """
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions import extension
@@ -508,7 +508,7 @@ def _step(trace: Path | None, model: str | None, options: Mapping[str, object]) 
         if options:
             raise InvalidArgumentError(f"--{next(iter(options)).replace('_', '-')} has no effect without --model.")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unknown GPU is a note, too
+            warnings.simplefilter("ignore")  # an unknown GPU also causes a note
             return load_step(trace)
     named: Trace = extension("step_of")(model, **options)
     return named
@@ -523,7 +523,6 @@ def _findings(
     notes: Sequence[str],
     around: Mapping[str, Any],
 ) -> Findings:
-    """Predict and rank."""
     from lightning_predict.prediction import predict_workload, remaining_steps
     from lightning_predict.reports.ranking import rank
 

@@ -41,18 +41,17 @@ _IMMEDIATE_OPTIONS: Final[Mapping[str, Callable[[], str]]] = {
 def main(
     arguments: Sequence[str] | None = None, commands: Mapping[str, Callable[..., CommandAnswer]] = COMMANDS
 ) -> int:
-    """Run the command line.
+    """Run a command and return the exit code of the program.
 
     Args:
-        arguments: Arguments after the program's name; None for those of the process.
+        arguments: Arguments after the program's name; None for `sys.argv`.
         commands: Functions of the commands, by name.
 
     Returns:
-        Exit code: 0 on success, 2 on an error, which is printed as one line to stderr. For `run`, the script's exit
-        code.
+        0 on success; 2 on an error, which is printed as one line to stderr; for `run`, the script's exit code.
     """
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the shell: `>&-`
+        if getattr(sys, stream) is None:  # the shell closed the stream (`>&-`)
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     argv = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     problem = unknown_command(argv)

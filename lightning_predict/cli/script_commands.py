@@ -1,4 +1,4 @@
-"""`run`: an unmodified training script, with predictions.
+"""Command `run`: runs an unmodified training script with predictions.
 
 Example::
 
@@ -24,7 +24,7 @@ from lightning_predict.cli.answers import CommandAnswer
 HIGHEST_EXIT_CODE: Final = 255
 
 _FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""Signals for the script: to end, to save a checkpoint, to be requeued."""
+"""Signals that are forwarded to the script: to end, to save a checkpoint, or to be requeued."""
 
 
 def run(
@@ -73,16 +73,16 @@ def run(
         )
     return CommandAnswer(
         data=lambda: {"command": command, "exit_code": code, "predicted": predicted},
-        show=lambda: None,  # the script has printed
+        show=lambda: None,  # the script has already printed its output
         exit_code=code,
     )
 
 
 def _program(script: str) -> list[str]:
-    """Return the command to start: Python for a script, otherwise an installed program.
+    """Return the start of the command: Python and the script, or the path of an installed program.
 
     Raises:
-        InvalidArgumentError: Neither exists.
+        InvalidArgumentError: The script or the program does not exist.
     """
     from lightning_predict.errors import InvalidArgumentError
 
@@ -99,10 +99,10 @@ def _program(script: str) -> list[str]:
 
 
 def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) -> dict[str, str]:
-    """Check the options and convert them to environment variables.
+    """Validate the options and convert them to environment variables.
 
     Raises:
-        LightningPredictError: Invalid options.
+        LightningPredictError: An option is invalid.
     """
     from lightning_predict.cost.prediction import check_price
     from lightning_predict.cost.priced_gpus import layouts_to_predict
@@ -121,9 +121,9 @@ def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) 
 
 
 def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a process to its end and forward signals; after a signal, the exit code is 128 plus its number."""
-    # Slurm signals every process of a step, and the terminal sends Ctrl-C to the script, too: the script would get the
-    # signal twice, so this process only has to outlive it.
+    """Run a process to its end, forward signals, and return its exit code; after signal N, the exit code is 128 + N."""
+    # Slurm and the terminal (Ctrl-C) send their signals to the script, too. Forwarding would deliver the signal twice,
+    # so this process only waits for the script to end.
     is_forwarded, started, early = _parent() != "slurmstepd", list[subprocess.Popen[bytes]](), list[int]()
 
     def forward(number: int, _: object) -> None:
@@ -132,9 +132,9 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
         early.extend(() if started else (number,))
 
     numbers = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores SIGHUP
     before = {number: signal.signal(number, forward) for number in heard}
-    process = subprocess.Popen(command, env=environment)  # inherits ignored signals, so SIGINT is ignored after it
+    process = subprocess.Popen(command, env=environment)  # before SIGINT is ignored: a child inherits that
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     started.append(process)
     for number in early:

@@ -1,4 +1,4 @@
-"""`trace`: tools for recorded steps: check, anonymise, import, and inspect predictions.
+"""Command `trace`: check, anonymise, import and inspect recorded steps.
 
 Example::
 
@@ -97,11 +97,10 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "layers": frozenset({"gpu", "weights"}),
     "memory": frozenset({"gpu"}),
 }
-"""Options of each action."""
+"""Options that each action accepts."""
 
 
 def _check_options(action: str, options: Mapping[str, object]) -> None:
-    """Reject options that the action does not use."""
     from lightning_predict.errors import InvalidArgumentError
 
     for name, value in options.items():
@@ -111,7 +110,7 @@ def _check_options(action: str, options: Mapping[str, object]) -> None:
 
 
 def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
-    """Read another tool's file; its warnings become notes."""
+    """Import a file of another tool, without Python warnings; the trace's notes contain the same information."""
     import warnings
 
     from lightning_predict.tracing.imports import import_trace
@@ -122,7 +121,7 @@ def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
 
 
 def _notes(recorded: Trace) -> list[str]:
-    """List the trace's notes, after a note about an unknown GPU."""
+    """Return the trace's notes, preceded by a note if the catalogue lacks the trace's GPU."""
     from lightning_predict.tracing.recorded_on import unknown_gpu_note
 
     unknown = unknown_gpu_note(recorded)
@@ -130,7 +129,7 @@ def _notes(recorded: Trace) -> list[str]:
 
 
 def _beside(file: Path, ending: str) -> Path:
-    """Name a file in the folder of another: its name without suffixes, and an ending."""
+    """Return a path next to `file`, with its suffixes replaced by `ending`."""
     name = file.name
     while (stem := Path(name)).suffix in _SUFFIXES:
         name = stem.stem
@@ -151,7 +150,7 @@ def _gpus_of(recorded: Trace, name: str | None) -> tuple[Gpu, Gpu | None]:
 
 
 EXPLAINED: Final = 30
-"""Number of rows that `explain` prints; its JSON has all."""
+"""Number of rows that `explain` prints. JSON output contains all rows."""
 
 
 def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandAnswer:
@@ -187,7 +186,7 @@ def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandA
 
 
 def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
-    """Format the sources and limits of the operations' times, longest first."""
+    """Format the source and the limits of each operation's time, longest first."""
     total = math.fsum(one.interval.middle * times for one, times in found)
     rows = []
     for one, times in found[:EXPLAINED]:
@@ -260,7 +259,7 @@ def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) 
 
 
 def _summary(recorded: Trace) -> dict[str, Any]:
-    """Summarize a trace as JSON values."""
+    """Return the number of operations, kernels and modules of a trace, and similar facts, as JSON values."""
     operations = recorded.operations
     return {
         "operations": len(operations),
@@ -282,7 +281,7 @@ def _summary(recorded: Trace) -> dict[str, Any]:
 
 
 def _why_not_predictable(recorded: Trace) -> str | None:
-    """Return why nothing can be predicted from a trace; None if it can be predicted."""
+    """Return why a trace cannot be predicted; None if it can."""
     from lightning_predict.errors import LightningPredictError
     from lightning_predict.tracing.recorded_on import check_predictable
 
@@ -294,7 +293,7 @@ def _why_not_predictable(recorded: Trace) -> str | None:
 
 
 def _lines(recorded: Trace) -> Iterable[str]:
-    """Summarize a trace in lines of text."""
+    """Return a summary of a trace as lines of text."""
     found = _summary(recorded)
     phases = ", ".join(f"{count} {phase}" for phase, count in found["operations_by_phase"].items())
     compiled = ", compiled" if recorded.compiled else ""

@@ -1,4 +1,4 @@
-"""Fetch the current prices of all providers in one go, and keep them for later predictions.
+"""Fetch the current prices of all providers, and store them for later predictions.
 
 If `gpuhunt` is installed (extra `prices`), its catalogues come first. SkyPilot's catalogues supply the other providers,
 or all providers if `gpuhunt` is not installed. For each provider, GPU and GPU count, we keep the cheapest on-demand and
@@ -56,27 +56,27 @@ SPELLINGS: Final[Mapping[str, str]] = {
     "vast": "Vast.ai",
     "vastai": "Vast.ai",
 }
-"""Names of providers that catalogues abbreviate; others are spelled as in the package's price lists."""
+"""Providers whose name in the catalogues differs from the package's price lists."""
 
 REFRESH_SECONDS: Final = 180.0
-"""Time limit of each of the two sources; the largest catalogue has about 10 MB."""
+"""Time limit in seconds for gpuhunt, and for each SkyPilot catalogue. The largest catalogue has about 10 MB."""
 
 PARALLEL_DOWNLOADS: Final = 8
 
 MEMORY_TOLERANCE: Final = 0.125
-"""Relative difference up to which two sizes of a GPU's memory are the same; providers round and mix GB and GiB."""
+"""Memory sizes within this relative difference count as equal, because providers round and mix GB and GiB."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshedPrices:
-    """Prices that were fetched.
+    """Fetched prices, and the file that stores them.
 
     Attributes:
         path: File that later predictions read.
         offers: Offers in the file at `path`. Providers that could not be fetched keep their earlier offers.
         sources: Names of the sources that answered.
-        notes: Messages about providers and machines that were left out.
+        notes: Messages about omitted providers and machines.
     """
 
     path: Path
@@ -89,8 +89,8 @@ def refresh_prices() -> RefreshedPrices:
     """Fetch the current prices of all providers, and store them for later predictions.
 
     Raises:
-        CatalogueError: No provider could be fetched; nothing was changed.
-        InvalidArgumentError: The mirror's address is not valid.
+        CatalogueError: No provider could be fetched. Stored prices are unchanged.
+        InvalidArgumentError: The address in `LIGHTNING_PREDICT_PRICES_URL` is invalid.
     """
     notes: list[str] = []
     hunted = _gpuhunt_offers(notes)
@@ -126,7 +126,7 @@ def _sky_offers(known: set[str], notes: list[str]) -> list[Offer]:
 
 
 def _sky_provider(name: str, address: Address, place: Path) -> tuple[Offer, ...] | str:
-    """Download and read one catalogue; a string is the reason for a failure."""
+    """Download and read the catalogue of one provider; return a string with the reason on failure."""
     folder = Address(address.parts._replace(path=f"{address.parts.path}/{name}"))
     download = Download(folder, seconds=REFRESH_SECONDS, error=CatalogueError, remedy="")
     path = place / f"{name}.csv"
@@ -138,25 +138,25 @@ def _sky_provider(name: str, address: Address, place: Path) -> tuple[Offer, ...]
 
 
 def _gpuhunt_offers(notes: list[str]) -> list[Offer]:
-    """Query gpuhunt's published catalogues; empty if it is not installed or fails, with a note."""
+    """Return gpuhunt's offers; on failure, or if gpuhunt is not installed, return no offers and add a note."""
     if find_spec(GPUHUNT) is None:
         notes.append("gpuhunt is not installed; SkyPilot's catalogue is used alone. More: pip install gpuhunt.")
         return []
     try:
         items = run_with_timeout(REFRESH_SECONDS, _gpuhunt_items)
-    except Exception as error:  # its providers raise many types
+    except Exception as error:  # providers in gpuhunt raise many types
         notes.append(f"gpuhunt failed ({type(error).__name__}); SkyPilot's catalogue is used alone.")
         return []
     return list(_from_gpuhunt(items, today().isoformat()))
 
 
 def _gpuhunt_items() -> Sequence[Any]:
-    """Download gpuhunt's catalogues; providers that need an account are left out."""
+    """Download gpuhunt's catalogues, without providers that need an account."""
     import gpuhunt
 
     logger = logging.getLogger(GPUHUNT)
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # a provider that is missing is an error there, and a note here
+    logger.setLevel(logging.CRITICAL)  # gpuhunt logs a missing provider as an error; here, a note says so
     try:
         catalog = gpuhunt.Catalog(auto_reload=False)
         catalog.load()
@@ -167,7 +167,7 @@ def _gpuhunt_items() -> Sequence[Any]:
 
 
 def _from_gpuhunt(items: Iterable[Any], date: str) -> Iterator[Offer]:
-    """Convert gpuhunt's items, one per region and kind of price, to offers."""
+    """Convert gpuhunt's items to offers. gpuhunt has separate items for on-demand and spot prices."""
     spot: dict[tuple[str, str, str], float] = {}
     for item in items:
         if item.spot:
@@ -191,7 +191,7 @@ def _from_gpuhunt(items: Iterable[Any], date: str) -> Iterator[Offer]:
 
 
 def _gpu_of(name: str | None, gibibytes: float | None, instance: str) -> str | None:
-    """Return the catalogue name of a GPU with this memory; None if the catalogue does not have it."""
+    """Return the catalogue name of a GPU with this name and memory size; None for an unknown GPU."""
     if name is None:
         return None
     for text in ([] if gibibytes is None else [f"{name}-{gibibytes:g}GB"]) + [name]:
@@ -206,14 +206,17 @@ def _gpu_of(name: str | None, gibibytes: float | None, instance: str) -> str | N
 
 
 def _spelled(provider: str) -> str:
-    """Return a provider's name as in the package's price lists."""
+    """Return a provider's name as spelled in the package's price lists."""
     names = itertools.chain((offer.provider for offer in load_offers()), *KINDS.values())
     known = {name.casefold(): name for name in names}
     return SPELLINGS.get(provider.casefold()) or known.get(provider.casefold()) or provider.capitalize()
 
 
 def _chosen(offers: Iterable[Offer]) -> list[Offer]:
-    """Return the cheapest machine of each provider, GPU and number of GPUs, on demand and on spot, and known ones."""
+    """Return the cheapest machines, and machines with a known network.
+
+    A machine is the cheapest on demand, or on spot, of its provider, GPU and GPU count.
+    """
     groups: dict[tuple[str, str, int], list[Offer]] = {}
     for offer in offers:
         groups.setdefault((offer.provider, offer.gpu, offer.num_gpus), []).append(_without_odd_spot(offer))
@@ -222,14 +225,14 @@ def _chosen(offers: Iterable[Offer]) -> list[Offer]:
         cheapest = min(group, key=lambda one: one.usd_per_hour)
         on_spot = min((one for one in group if one.spot_usd_per_hour), key=_spot_price, default=cheapest)
         machines = [one for one in sorted(group, key=lambda one: -one.usd_per_hour) if find_machine(one.instance)]
-        known = {one.instance: one for one in machines}.values()  # the cheapest region of each
+        known = {one.instance: one for one in machines}.values()  # the cheapest region of each machine
         for one in (cheapest, on_spot, *known):
             chosen.setdefault((one.provider, one.instance, one.gpu, one.num_gpus, one.region), one)
     return list(chosen.values())
 
 
 def _without_odd_spot(offer: Offer) -> Offer:
-    """Leave a spot price out that is above the on-demand price."""
+    """Remove a spot price that exceeds the on-demand price."""
     spot = offer.spot_usd_per_hour
     return replace(offer, spot_usd_per_hour=None) if spot is not None and spot > offer.usd_per_hour else offer
 
@@ -239,12 +242,7 @@ def _spot_price(offer: Offer) -> float:
 
 
 def write_prices(path: Path, offers: Iterable[Offer]) -> None:
-    """Write offers as price lists that `load_offers` reads.
-
-    Args:
-        path: A JSON file.
-        offers: Offers with prices on demand.
-    """
+    """Write offers to a JSON file that `load_offers` reads. The offers must have on-demand prices."""
 
     def heading(offer: Offer) -> tuple[str, str, str, str]:
         return offer.provider, offer.date, offer.source, offer.region or ""

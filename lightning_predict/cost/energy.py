@@ -1,12 +1,13 @@
 """Estimate the energy of a run, and its CO2 emissions if the grid is known.
 
-While the GPU computes, it draws its power limit; while it waits for the host, it draws a share of that::
+A computing GPU draws its power limit. A GPU that waits for the host draws a share of the limit::
 
     mean watts = power limit x (busy share + idle share x (1 - busy share))
     kWh        = mean kilowatts x hours x GPUs
-The limit comes from the data sheet, so this is an upper estimate. Machines with eight H100s drew 76 % of their maximum
-rated power in training (Newkirk et al., "Empirically-Calibrated H100 Node Power Models", arXiv 2506.14551). The rest of
-the machine and its cooling are left out unless `overhead` includes them. Example::
+
+The power limit is from the data sheet, so the result is an upper estimate. Machines with eight H100s drew 76 % of their
+maximum rated power in training (Newkirk et al., "Empirically-Calibrated H100 Node Power Models", arXiv 2506.14551). The
+other parts of the machine and the cooling count only if `overhead` includes them. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> t4 = energy(3600.0, gpu("T4"), busy_share=1.0, grid_grams_per_kwh=400)  # an hour at 70 W
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
     from lightning_predict.cost.prediction import Values
 
 IDLE_SHARE: Final = 0.2
-"""Power of a waiting GPU, as a share of its limit; a rounded figure.
-
-An open CUDA context alone costs 26 to 66 W on H100, A100 and L40S, with limits of 350 to 700 W (Vadari, "The Model
-Parking Tax", arXiv 2605.23918). The power of the unused card comes on top of that."""
+"""Power of a waiting GPU, as a share of its power limit; a rounded figure. An open CUDA context adds 26 to 66 W to
+the power of an unused H100, A100 or L40S, whose limits are 350 to 700 W (Vadari, "The Model Parking Tax", arXiv
+2605.23918)."""
 
 
 @final
@@ -44,7 +44,7 @@ class Energy:
         watts: Mean power of one GPU.
         kilowatt_hours: Energy of all GPUs over the whole run.
         grid_grams_per_kwh: Carbon intensity of the grid; None if not given.
-        co2_kilograms: CO2-equivalent at that intensity; None if not given.
+        co2_kilograms: CO2-equivalent of the energy; None without `grid_grams_per_kwh`.
         overhead: Total power per watt of the GPU, including cooling; 1 counts the GPU alone.
     """
 
@@ -70,15 +70,15 @@ def energy(
     idle_share: float = IDLE_SHARE,
     overhead: float = 1.0,
 ) -> Energy:
-    """Estimate the energy of a given time on a GPU.
+    """Estimate the energy that GPUs use in a given time.
 
     Args:
-        seconds: Length of the run.
-        gpu: The GPU, for its power limit.
+        seconds: The time.
+        gpu: The GPU; its power limit counts.
         busy_share: Share of the time in which the GPU computes, in [0, 1].
         num_gpus: Number of GPUs.
         grid_grams_per_kwh: Carbon intensity of the grid, in grams of CO2-equivalent per kWh.
-        idle_share: Power of a waiting GPU, as a share of the limit, in [0, 1].
+        idle_share: Power of a waiting GPU, as a share of its power limit, in [0, 1].
         overhead: Factor for the rest of the machine and its cooling (including the PUE); at least 1.
 
     Raises:
@@ -104,10 +104,10 @@ def energy(
 
 
 def prediction_energy(prediction: Values) -> Energy | None:
-    """Estimate the energy of a predicted run on its grid; None if its length or its GPU is unknown.
+    """Estimate the energy of a predicted run; None if the length of the run or the GPU is unknown.
 
     Raises:
-        InvalidArgumentError: A number of the grid is outside its range.
+        InvalidArgumentError: A value of `prediction.supply` is outside its range.
     """
     layout = prediction.layout
     if prediction.total_seconds is None or layout is None:

@@ -1,7 +1,6 @@
-"""`Field`: one row of the table of prediction fields, from which every surface derives.
+"""`Field`: a value of a prediction, defined once for attributes, JSON, tables and loggers.
 
-A row has a name (attribute and JSON key), a unit, how it is computed, the title of its column, and its logger key. The
-rows are in `cost/prediction.py`; `reports/table.py` formats a column by its unit. Example::
+`cost/prediction.py` lists all fields. `reports/table.py` formats the column of a field by its unit. Example::
 
     class Values:
         usd_per_hour = Field[float | None]("price.usd_per_hour", "Price of all machines.", "$/h", title="$/h")
@@ -21,7 +20,7 @@ LOGGED_UNITS: Final[dict[str, Callable[[float], float]]] = {
     "_hours": seconds_to_hours,
     "_gib": bytes_to_gibibytes,
 }
-"""Conversion of a logged value, by an ending of its key."""
+"""Unit conversion of a logged value, by the suffix of its logger key."""
 
 
 @final
@@ -29,18 +28,19 @@ class Field(Generic[Value]):
     """A value of a prediction, as a read-only attribute.
 
     Args:
-        source: Path of attributes (`step.seconds`), or a function of the prediction. A path ends with None if an
-            attribute on it is None.
-        description: Description in words, for `help`.
-        unit: Unit of the value, which decides how it is printed; empty for names, counts and flags.
-        title: Title of its column; None without a column.
+        source: Path of attributes (`step.seconds`), or a function of the prediction. If an attribute of the path is
+            None, the value is None.
+        description: Description of the value, for `help`.
+        unit: Unit of the value, which determines the format; empty for names, counts and flags.
+        title: Title of the table column; None if the value has no column.
         shown: When the column is shown: always, with `verbose`, or if the user asks for it.
         is_left: Whether a column of numbers is aligned to the left.
-        gives_way: Order in which columns are dropped if the line is too narrow, 1 first; None for columns that stay.
-        breaks: Whether the cells may be broken into lines, after commas only.
+        gives_way: Order in which columns are dropped if the line is too narrow, 1 first; None if the column is never
+            dropped.
+        breaks: Whether cells may be broken into several lines, after commas.
         in_json: Whether the value is part of JSON and pandas.
-        on_machine: Whether the machine in use has the value, too.
-        log: Key in loggers; None if it is not logged. An ending such as `_ms` converts the value.
+        on_machine: Whether the row of the machine in use shows the value.
+        log: Logger key; None if the value is not logged. The suffix of the key selects a unit (`LOGGED_UNITS`).
     """
 
     name: str
@@ -92,7 +92,7 @@ class Field(Generic[Value]):
 
 
 def fields_of(table: type) -> tuple[Field[Any], ...]:
-    """Return the rows of a class, in order."""
+    """Return the fields of a class, in the order of their definition."""
     return tuple(row for row in vars(table).values() if isinstance(row, Field))
 
 

@@ -1,12 +1,12 @@
-"""Carbon intensity of an electric grid, from a number or the name of a region, place or country.
+"""Carbon intensity of an electricity grid, from a number or the name of a region, place or country.
 
 Example::
 
-    >>> grid_of("europe-west3").grams_per_kwh  # what Frankfurt's grid emitted in 2025
+    >>> grid_of("europe-west3").grams_per_kwh  # average of Frankfurt's grid in 2025
     275.81
     >>> grid_of("frankfurt") == grid_of("europe-west3")
     True
-    >>> grid_of("FR") == grid_of("france")  # the average of a country
+    >>> grid_of("FR") == grid_of("france")  # average of a country
     True
     >>> grid_of("380").grams_per_kwh
     380.0
@@ -31,12 +31,12 @@ GRIDS_FILE: Final = Path(__file__).with_name("grids.toml")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerGrid:
-    """An electric grid.
+    """An electricity grid and its carbon intensity.
 
     Attributes:
         grams_per_kwh: Grams of CO2-equivalent per kWh.
         name: Region and place, or country; None for a number from the user.
-        year: Year over which the figure is averaged; None for a number from the user.
+        year: Year of the average; None for a number from the user.
     """
 
     grams_per_kwh: float
@@ -45,21 +45,21 @@ class PowerGrid:
 
     @property
     def sentence(self) -> str:
-        """Carbon intensity and origin for display: `275.81 g/kWh (europe-west3, Frankfurt, 2025)`."""
+        """Carbon intensity and its origin: `275.81 g/kWh (europe-west3, Frankfurt, 2025)`."""
         known = "" if self.name is None else f" ({self.name}, {self.year})"
         return f"{self.grams_per_kwh:g} g/kWh{known}"
 
 
 def grid_of(name: str | float) -> PowerGrid:
-    """Return a grid by its carbon intensity or by the name of a region, place or country.
+    """Return the grid of a region, place or country, or a grid with the given carbon intensity.
 
     Args:
-        name: Grams of CO2-equivalent per kWh, a Google Cloud region (`us-central1`), its place (`Iowa`), or a country
-            by name or ISO code (`France`, `FR`, `FRA`). Places also serve the regions of other clouds there. A name of
-            a place and a country (`Belgium`) means the place.
+        name: Grams of CO2-equivalent per kWh; a Google Cloud region (`us-central1`); the place of a region (`Iowa`); or
+            a country by name or ISO code (`France`, `FR`, `FRA`). If a name is a place and a country (`Belgium`), the
+            place is used.
 
     Raises:
-        InvalidArgumentError: A number below 0, or an unknown name; the message suggests the nearest one.
+        InvalidArgumentError: The number is below 0, or the name is unknown. The message suggests the nearest name.
     """
     try:
         grams = math.nan if isinstance(name, bool) else float(name)
@@ -96,7 +96,7 @@ def _grids() -> Mapping[str, PowerGrid]:
 
 
 def _countries(document: Checked) -> Iterator[tuple[tuple[str, ...], PowerGrid]]:
-    """Yield each country: its name, its ISO codes and other common names, and its grid."""
+    """Yield all names of each country (name, ISO codes, other common names) with its grid."""
     for code, row in document.member("countries").members().items():
         name = row.member("name").words()
         grid = PowerGrid(

@@ -1,10 +1,12 @@
-"""Derive the GPU memory that a step needs, and decide whether it fits.
+"""Derive the GPU memory that a step needs, and decide whether the step fits.
 
 There are three amounts, each with an interval. *Allocated* is torch's peak of allocated memory. *Reserved* is the
-memory that the caching allocator holds for it (`memory/simulation.py`). *Process* is what nvidia-smi shows and what
-fills a card: reserved memory, the CUDA context and loaded library code. Measured peaks in the trace take precedence.
-The amount that must fit is below the reserved memory: before an out-of-memory error, torch frees unused segments, and
-cuDNN skips algorithms whose workspace does not fit. Example::
+memory that the caching allocator holds at that peak (`memory/simulation.py`). *Process* is the amount that nvidia-smi
+shows: reserved memory, the CUDA context and loaded library code. Measured peaks in the trace take precedence.
+
+A step can fit although its reserved memory exceeds the GPU: before an out-of-memory error, torch frees unused segments,
+and cuDNN skips algorithms whose workspace does not fit. Workspaces of convolutions are unknown if cuDNN picks
+algorithms by heuristics, so intervals of convolutional networks are wider. Example::
 
     >>> from lightning_predict.tracing.trace import Memory, Operation, TensorInfo, Trace
     >>> hidden = TensorInfo((256,), "float32", id=7)
@@ -21,9 +23,6 @@ cuDNN skips algorithms whose workspace does not fit. Example::
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> [memory_need(layout_of("T4"), gibibytes * 2**30).memory_fit for gibibytes in (12, 13.5, 15)]
     ['fits', 'tight', 'exceeds']
-
-The workspaces of convolutions cannot be known beforehand if cuDNN picks algorithms by heuristics; the interval is wider
-for them.
 """
 
 from __future__ import annotations
@@ -47,19 +46,20 @@ from lightning_predict.memory.simulation import (
 from lightning_predict.tracing.trace import Trace
 
 MemoryFit = Literal["fits", "tight", "exceeds"]
-"""`fits`: with a probability of at least 97 %. `tight`: the predicted amount fits, but less surely. `exceeds`: the
-predicted amount does not fit."""
+"""`fits`: the step fits with a probability of at least 97 %. `tight`: the predicted amount fits, with a lower
+probability. `exceeds`: the predicted amount does not fit."""
 
 FITS_FROM: Final = 0.97
-"""Minimum probability for `fits`: at most three of a hundred such verdicts may be wrong."""
+"""Minimum probability for the verdict `fits`, so that at most 3 % of these verdicts are wrong."""
 
 ECC_SHARE: Final = 1 / 16
-"""Share of memory taken by inline ECC, which stores its bits in the memory itself: a T4 of 16,384 MiB shows 15,360 in
-nvidia-smi (github.com/robbyant-research/MagicQuill/issues/57)."""
+"""Share of memory that stores the bits of inline ECC: nvidia-smi shows 15,360 of a T4's 16,384 MiB
+(github.com/robbyant-research/MagicQuill/issues/57)."""
 
 DRIVER_SHARE: Final = 0.03
-"""Share of the remaining memory that the driver keeps. torch reports 14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an
-L40S (1.0 %), 23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on an H100 (1.1 %). We use the largest."""
+"""Share of the memory without ECC bits that the driver reserves: the largest of four observed values. torch reports
+14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an L40S (1.0 %), 23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on
+an H100 (1.1 %)."""
 
 
 def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
@@ -67,7 +67,7 @@ def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
 
     Args:
         gpu: The GPU.
-        reported_bytes: The `total_memory` that torch reports; None derives it from the nominal size.
+        reported_bytes: `total_memory` as reported by torch; None derives the value from the nominal memory size.
     """
     if reported_bytes is not None:
         return reported_bytes
@@ -76,62 +76,59 @@ def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
 
 
 def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
-    """Estimate the GPU memory available to the tensors of one process; arguments as for `total_bytes`."""
+    """Estimate the GPU memory available to the tensors of one process; same arguments as `total_bytes`."""
     return max(0.0, total_bytes(gpu, reported_bytes) - context_bytes(gpu).middle)
 
 
 DERIVED: Final = Interval(0.94, 1.0, 1.08)
-"""Measured over simulated memory of steps without cuDNN convolutions (90 % interval)."""
+"""Ratio of measured to simulated reserved memory, for steps without cuDNN convolutions (90 % interval)."""
 
 DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.91, 1.0, 1.14)
-"""Measured over simulated memory of convolutional networks, for which cuDNN allocates workspaces.
-
-90 % interval over runs of ten timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
+"""Ratio of measured to simulated reserved memory, for convolutional networks (90 % interval). The runs are of ten
+timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
 
 CONVOLVED: Final = 0.25
-"""Share of the forward pass's bytes that convolutions write in such a network (median of the same runs). With a smaller
-share, the interval is interpolated towards `DERIVED`."""
+"""Share of the forward pass's bytes that convolutions write in these runs (median). For steps with a smaller share,
+the interval is interpolated between `DERIVED` and `DERIVED_WITH_CONVOLUTIONS`."""
 
 TRIALS_SHARE: Final = 0.14
-"""Extra reserved memory after cuDNN's trials (`torch.backends.cudnn.benchmark`), as a share of the simulated memory.
-
-It is multiplied by the share of bytes that convolutions write, and fitted to the median of the same runs, which all had
-trials."""
+"""Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), as a share of simulated
+memory. This share is multiplied by the share of bytes that convolutions write. It fits the median of the same runs,
+all of which used trials."""
 
 ALLOCATED: Final = Interval(0.97, 1.0, 1.06)
-"""Measured over simulated peak of allocated memory, without convolutions (90 % interval).
-
-Both allocated intervals are from our steps on an H200, Mistral-7B of foundation-model-stack and UPerNet of
-mmsegmentation. Figures of torchao, PEFT, SimuMax and KempnerForge were left out."""
+"""Ratio of measured to simulated peak of allocated memory, without convolutions (90 % interval). Both allocated
+intervals are fitted to our steps on an H200, Mistral-7B of foundation-model-stack and UPerNet of mmsegmentation.
+Figures of torchao, PEFT, SimuMax and KempnerForge were not used."""
 
 ALLOCATED_WITH_CONVOLUTIONS: Final = Interval(0.97, 1.0, 1.20)
-"""The same for convolutional networks. The upper end has workspaces of algorithms that cuDNN may pick: it tries them
-under `cudnn.benchmark`, and early releases preferred fast ones."""
+"""Ratio of measured to simulated peak of allocated memory, for convolutional networks (90 % interval). The upper end
+includes workspaces of algorithms that cuDNN may pick, for example in trials."""
 
 MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)
-"""Interval of allocated memory if its peak was measured."""
+"""Interval of allocated memory whose peak was measured, as factors."""
 
 MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
-"""Interval if the reserved memory was measured; later steps may fragment it differently."""
+"""Interval of reserved memory that was measured, as factors. Later steps may fragment memory differently."""
 
 MEASURED_ALLOCATED: Final = Interval(1.0, 1.03, 1.15)
-"""Reserved over allocated memory, for steps with only the allocated memory measured."""
+"""Ratio of reserved to allocated memory, for steps in which only the allocated memory was measured."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Memory need of a step on each GPU; None for unknown values.
+    """Memory need of a step on each GPU. Unknown values are None.
 
     Attributes:
         memory_bytes: Memory that torch's allocator reserves for a step.
         memory_fit: `fits`, `tight` or `exceeds`.
-        memory_free_bytes: Usable memory left by a step without `spare_bytes`; negative if it does not fit.
+        memory_free_bytes: Usable memory minus `memory_bytes` plus `spare_bytes`; negative if the step does not fit.
         spare_bytes: Part of `memory_bytes` that the allocator releases if the GPU runs out of memory.
         allocated: Peak of tensors and workspaces (`torch.cuda.max_memory_allocated`).
-        reserved: Peak of the allocator's memory (`torch.cuda.max_memory_reserved`).
-        process: Memory of the process (nvidia-smi).
-        fit_probability: Probability that the process fits.
+        reserved: Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`).
+        process: Memory of the process, as nvidia-smi shows.
+        fit_probability: Probability that the step fits.
     """
 
     memory_bytes: float | None = None
@@ -145,12 +142,12 @@ class MemoryNeed:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits, perhaps tightly; None if unknown."""
+        """Whether the predicted amount fits (`fits` or `tight`); None if unknown."""
         return None if self.memory_fit is None else self.memory_fit != "exceeds"
 
     @property
     def usable_bytes(self) -> float | None:
-        """GPU memory that a process can use; None if the need is unknown."""
+        """GPU memory available to tensors of the process; None if the need is unknown."""
         if self.memory_bytes is None or self.memory_free_bytes is None:
             return None
         return self.memory_bytes - self.spare_bytes + self.memory_free_bytes
@@ -170,14 +167,14 @@ def memory_need(
     """Decide whether a step fits on each GPU of a layout.
 
     Args:
-        layout: The GPUs.
+        layout: The GPUs that share the step.
         needed_bytes: Memory that the allocator reserves for a step on each GPU; None if unknown.
         relative: Interval of `needed_bytes`, as factors.
         allocated_bytes: Peak of allocated memory; None if unknown.
         relative_allocated: Interval of `allocated_bytes`, as factors.
         spare_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory.
-        context: Memory of the process outside the allocator; None uses the CUDA context of current torch alone.
-        reported_bytes: Memory that the GPU itself reports; None if unavailable.
+        context: Memory of the process outside the allocator; None uses the CUDA context of the current torch version.
+        reported_bytes: `total_memory` as reported by torch; None derives the value from the nominal memory size.
     """
     if needed_bytes is None:
         return MemoryNeed()
@@ -187,7 +184,7 @@ def memory_need(
     must = relative.scaled(max(needed_bytes - spare_bytes, 0.0))
     chance = fit_probability(must, context, total)
     free = total - must.middle - context.middle
-    if free >= 0:  # the allocator fills the GPU at most, then releases what it can
+    if free >= 0:  # the allocator fills the GPU, then releases spare memory
         filled = min(needed_bytes, total - context.middle)
         if filled < needed_bytes:
             reserved = replace(reserved, low=min(must.low, filled)).clamp_max(filled)
@@ -207,7 +204,12 @@ def memory_need(
 
 
 def safe_bytes(gpu: Gpu, relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS) -> float:
-    """Find the largest reserved memory that fits with a probability of 97 %; arguments as for `memory_need`."""
+    """Return the largest reserved memory that fits with a probability of 97 %.
+
+    Args:
+        gpu: The GPU.
+        relative: Interval of the reserved memory, as factors.
+    """
     low, high = 0.0, usable_bytes(gpu)
     for _ in range(60):
         middle = (low + high) / 2
@@ -217,10 +219,14 @@ def safe_bytes(gpu: Gpu, relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS) 
 
 
 def fit_probability(reserved: Interval[float], context: Interval[float], total: float) -> float:
-    """Compute the probability that the reserved memory and the context fit.
+    """Return the probability that the reserved memory and the CUDA context fit into the GPU.
 
-    Both are modelled as independent normal variables whose widths match their intervals, separately above and below the
-    middle.
+    Both are modelled as independent normal variables. The widths below and above the middle match the intervals.
+
+    Args:
+        reserved: Reserved memory in bytes.
+        context: Memory of the process outside the allocator, in bytes.
+        total: Memory of the GPU in bytes.
     """
     spare = total - reserved.middle - context.middle
     ends = [one.high - one.middle if spare > 0 else one.middle - one.low for one in (reserved, context)]
@@ -233,17 +239,18 @@ def fit_probability(reserved: Interval[float], context: Interval[float], total: 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """Memory that a step needs.
+    """Memory need of a step, by cause, in bytes.
 
     Attributes:
-        lasting_bytes: Memory that is always allocated; if measured, the whole peak with its workspaces.
-        passing_bytes: Additional memory at the peak of the forward and backward pass.
+        lasting_bytes: Memory allocated throughout the step. If the peak was measured: the whole peak, with workspaces.
+        passing_bytes: Additional memory at the peak of the forward and backward passes.
         update_bytes: Additional memory at the peak of the optimizer step.
         slack_bytes: Excess of reserved memory over the tensors, simulated or measured.
-        workspace_bytes: Simulated excess of allocated memory over the tensors: workspaces of libraries, whole blocks.
+        workspace_bytes: Simulated excess of allocated memory over the tensors: library workspaces and block rounding.
         spare_bytes: Part of `slack_bytes` that the allocator releases if the GPU runs out of memory.
-        cublas_handles: cuBLAS handles whose workspaces are not counted yet; 0 if measured.
-        relative: Interval of the sum, as factors.
+        cublas_handles: Number of cuBLAS handles whose workspaces the other fields do not include; 0 if memory was
+            measured.
+        relative: Interval of the reserved memory, as factors.
         relative_allocated: Interval of the allocated memory, as factors.
     """
 
@@ -266,16 +273,22 @@ class StepMemory:
         return self.bytes_on(gpu) - self.slack_bytes + self.workspace_bytes
 
     def moments_on(self, gpu: Gpu) -> tuple[int, int]:
-        """Return the memory at the peak of the passes, which grows with the batch size, and of the optimizer step."""
+        """Return reserved memory at the peak of forward and backward, and at the peak of the optimizer step.
+
+        Only the first value grows with the batch size.
+        """
         always = self.lasting_bytes + self.slack_bytes + cublas_bytes(gpu, handles=self.cublas_handles)
         return always + self.passing_bytes, always + self.update_bytes
 
 
 def step_memory(trace: Trace) -> StepMemory | None:
-    """Derive the memory of a trace's step; None if the trace has no memory peak and no output tensors.
+    """Derive the memory need of a trace's step.
 
     Args:
-        trace: Without a measured peak, its operations must have their output tensors.
+        trace: The recorded step. Without a measured peak, its operations must have output tensors.
+
+    Returns:
+        The memory need; None if the trace has neither a measured peak nor output tensors.
     """
     memory = trace.memory
     if memory.reserved_bytes is not None:
@@ -309,14 +322,14 @@ def step_memory(trace: Trace) -> StepMemory | None:
         slack_bytes=max(reserved - tensors, 0),
         workspace_bytes=max(step.allocated_bytes - tensors, 0),
         spare_bytes=max(reserved - max(least_reserved_bytes(blocks, step), tensors), 0),
-        cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has its own handle
+        cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has a second handle
         relative=_interpolated(share, DERIVED, DERIVED_WITH_CONVOLUTIONS),
         relative_allocated=_interpolated(share, ALLOCATED, ALLOCATED_WITH_CONVOLUTIONS),
     )
 
 
 def _interpolated(share: float, without: Interval[float], of_them: Interval[float]) -> Interval[float]:
-    """Interpolate an interval by the share of the forward pass's bytes that convolutions write."""
+    """Interpolate between two intervals by the share of the forward pass's bytes that convolutions write."""
     part = min(share / CONVOLVED, 1.0)
     return Interval(
         without.low + part * (of_them.low - without.low), 1.0, without.high + part * (of_them.high - without.high)

@@ -1,13 +1,13 @@
 """Rental prices of GPUs, with dates and sources, and the cheapest current offer of a GPU.
 
-`offers.toml` holds price lists: the provider, the date and source of the prices, and a row for each machine. Prices
-fall fast. A newer price of a machine replaces an older one. A fresh price of a GPU takes precedence over older prices
-of the same GPU, and a price that was not confirmed for two years is never called the cheapest. Example::
+`offers.toml` holds price lists: the provider, the date and source of the prices, and a row for each machine. A newer
+price of a machine replaces an older price. A fresh price of a GPU takes precedence over older prices of the same GPU. A
+price that is more than two years older than the newest price is never used. Example::
 
     >>> offer = cheapest_offer("T4")
     >>> offer.usd_per_gpu_hour < 1
     True
-    >>> cheapest_offer("M60") is None  # listed in 2019 only
+    >>> cheapest_offer("M60") is None  # the only prices are from 2019
     True
 """
 
@@ -33,16 +33,16 @@ RELEASE_FILE: Final = Path(__file__).with_name("current.json")
 """Prices that `make prices` fetched for a release; the file is optional."""
 
 PRICES_VARIABLE: Final = "LIGHTNING_PREDICT_PRICES"
-"""Environment variable with the path of fetched prices; a path without a file leaves the package's prices."""
+"""Environment variable with the path of fetched prices. If the file does not exist, the package's prices are used."""
 
 USER: Final = "user"
 """Provider name of the user's own prices and machines."""
 
 OWN_PRICE_MACHINE: Final = "own price"
-"""Placeholder machine name for a user's price that names no machine. Such a price gets today's date."""
+"""Machine name of a user's price that names no machine. The date of this price is today."""
 
 CURRENT_YEARS: Final = 2
-"""Maximum age of a current offer in years, relative to the newest offer of its price table."""
+"""An offer is current if it is at most this number of years older than the newest offer."""
 
 FRESH_DAYS: Final = 60
 """Maximum age of a fresh on-demand price, in days; a rounded figure. Lists change every few months."""
@@ -51,10 +51,8 @@ FRESH_SPOT_DAYS: Final = 14
 """Maximum age of a fresh spot price, in days; a rounded figure. Spot prices move by the hour."""
 
 OLD_DAYS: Final = 180
-"""Age in days above which a price counts as old; a rounded figure.
-
-`offers.toml` lists 14 machines at two dates, a year to a year and a half apart: 8 kept their price, 4 became 12 to 44 %
-cheaper, and 2 became 27 to 29 % more expensive."""
+"""Age in days above which a price counts as old; a rounded figure. `offers.toml` lists 14 machines at two dates, 12
+to 18 months apart: 8 prices stayed, 4 fell by 12 to 44 %, and 2 rose by 27 to 29 %."""
 
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "marketplace": ("Akash", "OpenRelay", "RunPod Community", "Vast.ai", "TensorDock", "Shadeform", "Salad"),
@@ -81,32 +79,32 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "hyperscaler": ("AWS", "Azure", "GCP", "Oracle Cloud"),
 }
-"""Kinds of providers: marketplaces rent out machines of third parties; specialised clouds have mainly GPUs."""
+"""Providers by kind. Marketplaces rent out machines of third parties. Specialised clouds offer mainly GPUs."""
 
 LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
 
 MAX_GPUS_KEY: Final = "max_gpus"
-"""Price-list key for providers that rent single GPUs of a machine at the same price per GPU. Its value is the maximum
-number of GPUs in one machine."""
+"""Price-list key for providers that rent single GPUs of a machine at the same price per GPU. Its value is the
+maximum number of GPUs in one machine."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A machine for rent.
+    """A machine for rent, with its price.
 
     Attributes:
-        provider: Who rents it out; `user` for the user's own price.
+        provider: Name of the provider; `user` for the user's own price.
         instance: The provider's name for the machine.
-        gpu: Catalogue name of its GPU.
-        num_gpus: GPUs of one machine, or GPUs rented together if the provider rents by the GPU.
-        usd_per_hour: On-demand price of the whole machine (its spot price if `spot`).
-        spot_usd_per_hour: Spot price of the whole machine; None if not offered or unknown.
+        gpu: Catalogue name of the machine's GPU.
+        num_gpus: Number of GPUs that `usd_per_hour` pays for.
+        usd_per_hour: Price of all `num_gpus` GPUs: on demand, or on spot if `spot` is true.
+        spot_usd_per_hour: Spot price of all `num_gpus` GPUs; None if not offered or unknown.
         spot: Whether `usd_per_hour` is a spot price.
-        region: Region of the price; None if it holds everywhere or was not stated.
+        region: Region of the price; None if the price applies everywhere, or the source names no region.
         date: ISO date (or month) of the price.
-        source: Where the price was found.
+        source: Source of the price.
         max_gpus: Maximum number of GPUs that can be rented in one machine, at the same price per GPU; None if the
             machine is rented as a whole.
         in_stock: Whether the machine was available when the price was read; None if the list does not say.
@@ -126,7 +124,7 @@ class Offer:
     in_stock: bool | None = None
 
     def with_gpus(self, num_gpus: int) -> Offer | None:
-        """Return the offer of at least `num_gpus` GPUs in one machine; None if the provider has no such machine."""
+        """Return the offer with at least `num_gpus` GPUs in one machine; None if the provider rents no such machine."""
         if num_gpus <= self.num_gpus:
             return self
         if self.max_gpus is None or num_gpus > self.max_gpus:
@@ -139,22 +137,22 @@ class Offer:
             num_gpus=num_gpus,
             usd_per_hour=self.usd_per_hour * factor,
             spot_usd_per_hour=spot,
-            in_stock=None if self.in_stock else self.in_stock,  # one available GPU does not mean that several are
+            in_stock=None if self.in_stock else self.in_stock,  # one available GPU does not imply several
         )
 
     @property
     def usd_per_gpu_hour(self) -> float:
-        """Price of one of its GPUs."""
+        """Price of one GPU per hour."""
         return self.usd_per_hour / self.num_gpus
 
     @property
     def fresh_days(self) -> int:
-        """Age in days up to which the price is fresh."""
+        """Age in days up to which this price is fresh."""
         return FRESH_SPOT_DAYS if self.spot else FRESH_DAYS
 
     @property
     def label(self) -> str:
-        """Provider, instance, date and availability, as printed with every cost."""
+        """Provider, instance, date and availability: printed with every cost."""
         if self.provider == USER:
             return (
                 f"your {self.instance}" if self.instance == OWN_PRICE_MACHINE else f"your {self.instance} ({self.date})"
@@ -165,7 +163,7 @@ class Offer:
 
     @property
     def stock(self) -> str:
-        """Availability on the date of the price, in words; empty if unknown."""
+        """`in stock` or `sold out` on the date of the price; empty if unknown."""
         return {None: "", True: "in stock", False: "sold out"}[self.in_stock]
 
 
@@ -173,14 +171,12 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
     """Load all offers of a price list file, in the file's order.
 
     Args:
-        path: A TOML or JSON file of `[[price_list]]` tables with provider, date, source, optionally region, and
-            `offers`. Each offer has instance, gpu (a catalogue name), num_gpus, usd_per_hour and optionally
-            spot_usd_per_hour and in_stock. If None, the files of the package and the prices that
-            `lightning-predict offers --refresh` fetched are loaded.
+        path: A TOML or JSON file of `[[price_list]]` tables with provider, date, source, offers and optionally region.
+            Each offer has instance, gpu (a catalogue name), num_gpus, usd_per_hour and optionally spot_usd_per_hour and
+            in_stock. None loads the package's files and the prices that `lightning-predict offers --refresh` fetched.
 
     Raises:
-        CatalogueError: The file is missing or not TOML, or an offer is invalid; the message names the offer and its
-            list.
+        CatalogueError: The file is missing or malformed, or an offer is invalid. The message names the offer.
     """
     if path is not None:
         return _parse_offers((read_json if path.suffix == ".json" else read_toml)(path, CatalogueError))
@@ -190,17 +186,17 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
 
 
 def current_prices_file() -> Path:
-    """Return the file of fetched prices: `LIGHTNING_PREDICT_PRICES`, otherwise in the platform's data folder."""
+    """Return the path of fetched prices: `LIGHTNING_PREDICT_PRICES`, otherwise a file in the platform's data folder."""
     named = os.environ.get(PRICES_VARIABLE)
     return Path(named) if named else user_folder("data") / "prices" / "current.json"
 
 
 def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Offer, ...]:
-    """List the offers of one GPU, cheapest per GPU first, with only the newest price of each machine.
+    """Return the offers of one GPU, cheapest per GPU first, with only the newest price of each machine.
 
     Args:
-        gpu_name: Catalogue name of the GPU, as in `Gpu.name`.
-        offers: Offers to choose from; None for the package's price list.
+        gpu_name: Catalogue name of the GPU.
+        offers: Offers to choose from; None uses the offers of the package.
     """
     listed = [offer for offer in (load_offers() if offers is None else offers) if offer.gpu == gpu_name]
     newest = [offer for offer in listed if not any(_replaces(other, offer) for other in listed)]
@@ -208,16 +204,16 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 
 
 def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_gpus: int = 1) -> Offer | None:
-    """Choose the current machine with the lowest price per hour; None if there is no current offer.
+    """Return the current machine with the lowest price per hour; None if there is no current offer.
 
-    A run on one GPU pays for the whole machine, so the price of the machine counts, not the price per GPU. A sold-out
-    machine is chosen only if there is no other. An on-demand price more than 60 days older than the newest one of the
-    GPU is chosen only if no newer machine is in stock; a spot price if it is 14 days older than the newest spot price.
+    The price of the whole machine counts, because a run on one GPU pays for all of its GPUs. A sold-out machine is
+    chosen only if no other machine is available. Fresh prices take precedence: an on-demand price is fresh for 60 days,
+    a spot price for 14 days after the newest such price of the GPU.
 
     Args:
-        gpu_name: Catalogue name of the GPU, as in `Gpu.name`.
-        offers: Offers to choose from; None for the package's price list. An offer is current if it is at most
-            `CURRENT_YEARS` older than the newest one, of any GPU.
+        gpu_name: Catalogue name of the GPU.
+        offers: Offers to choose from; None uses the offers of the package. An offer is current if it is at most
+            `CURRENT_YEARS` older than the newest offer, whatever its GPU.
         num_gpus: Minimum number of GPUs of the machine.
     """
     table = load_offers() if offers is None else tuple(offers)
@@ -239,13 +235,13 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
 
 
 def today() -> calendar_date:
-    """Return the current day, or the one of SOURCE_DATE_EPOCH, with which documents are rendered reproducibly."""
+    """Return the current day, or the day of the environment variable SOURCE_DATE_EPOCH, for reproducible documents."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     return datetime.fromtimestamp(int(epoch), timezone.utc).date() if epoch.isdecimal() else calendar_date.today()
 
 
 def day_of(listed: str) -> calendar_date:
-    """Parse the date of a price; a month without a day counts as its 28th."""
+    """Parse the date of a price; the 28th is assumed for a month without a day."""
     return calendar_date.fromisoformat(listed if listed.count("-") == 2 else f"{listed}-28")
 
 
@@ -256,14 +252,14 @@ def kind_of_provider(provider: str) -> str | None:
 
 
 def from_providers(names: str | Iterable[str], offers: Sequence[Offer] | None = None) -> tuple[Offer, ...]:
-    """Return the offers of some providers, or of some kinds of providers.
+    """Return the offers of the named providers, or of the named kinds of providers.
 
     Args:
         names: Names such as `RunPod` or `AWS`, or kinds (`marketplace`, `specialised`, `hyperscaler`).
         offers: Offers to choose from; None uses the offers of the package.
 
     Raises:
-        InvalidArgumentError: A name that no offer has.
+        InvalidArgumentError: No offer has this provider.
     """
     table = load_offers() if offers is None else offers
     asked = {_plain(name): name for name in ([names] if isinstance(names, str) else names)}
@@ -280,41 +276,41 @@ def _plain(provider: str) -> str:
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:
-    """Return whether `newer` is a later price of the same machine (and of the same region, if both name one)."""
+    """Return whether `newer` is a later price of the same machine, and of the same region if both name a region."""
     same_machine = (newer.provider, newer.instance, newer.num_gpus) == (older.provider, older.instance, older.num_gpus)
     same_region = newer.region == older.region or None in (newer.region, older.region)
     return same_machine and same_region and newer.date > older.date
 
 
 def machine_offer(machine: str, gpu_name: str, offers: Iterable[Offer] | None = None) -> Offer | None:
-    """Find the newest offer of a machine by its cloud's name; None if it is not listed.
+    """Return the newest offer of a machine; None if the machine is not listed.
 
     Args:
-        machine: The name, for example `p4d.24xlarge`.
-        gpu_name: Catalogue name of its GPU.
-        offers: Offers to choose from; None for the package's price list.
+        machine: The cloud's name of the machine, for example `p4d.24xlarge`.
+        gpu_name: Catalogue name of the machine's GPU.
+        offers: Offers to choose from; None uses the offers of the package.
     """
     listed = (offer for offer in offers_for(gpu_name, offers) if is_same_machine(offer.instance, machine))
     return max(listed, key=lambda offer: offer.date, default=None)
 
 
 def _years_before(date: str, years: int) -> str:
-    """Return the same day (or month) some years earlier.
+    """Subtract years from an ISO day or month.
 
-    ISO dates can be compared as strings, even if some lack the day.
+    ISO dates can be compared as strings, even if some of them lack the day.
     """
     return f"{int(date[:4]) - years:04d}{date[4:]}"
 
 
 @cache
 def _shipped_offers() -> tuple[Offer, ...]:
-    """Load the prices that were read by hand, and those that the release fetched."""
+    """Load the prices that ship with the package: `offers.toml`, and prices fetched for the release."""
     return load_offers(OFFERS_FILE) + (load_offers(RELEASE_FILE) if RELEASE_FILE.is_file() else ())
 
 
 @lru_cache(maxsize=1)
 def _fetched_offers(path: Path, _changed: int) -> tuple[Offer, ...]:
-    """Load fetched prices once for each change of their file."""
+    """Load fetched prices; the cache is valid until the file changes."""
     return load_offers(path)
 
 

@@ -41,12 +41,12 @@ class Price:
 
     Attributes:
         usd_per_hour: Price of all machines of the layout; None if there is no offer.
-        cost_usd: Cost of the whole run; None if its length or its price is unknown.
+        cost_usd: Cost of the whole run; None if the length of the run or the price is unknown.
         offer: Source and date of the price; None if there is no offer.
         priced_on: Date of the price, as listed (a day or a month); None if there is no offer.
-        provider: Who rents out the machines; None if there is no offer.
+        provider: Name of the provider; None if there is no offer.
         fresh_days: Age in days up to which the price is fresh; None if there is no offer.
-        machine_gpus: GPUs of each machine, which are all paid for; None if there is no offer.
+        machine_gpus: Number of GPUs of each machine, all of which must be paid for; None if there is no offer.
     """
 
     usd_per_hour: float | None = None
@@ -58,7 +58,7 @@ class Price:
     machine_gpus: int | None = None
 
     def stale_days(self, today: str | None) -> int | None:
-        """Return the age of the price in days on an ISO day, if it is no longer fresh; else None."""
+        """Return the age of the price in days on an ISO day; None if the price is still fresh."""
         if today is None or self.priced_on is None or self.fresh_days is None:
             return None
         days = (date.fromisoformat(today) - day_of(self.priced_on)).days
@@ -102,10 +102,10 @@ def _energy(one: Values) -> Energy | None:
 
 
 class Values:
-    """The table of prediction fields: one row for each value of a GPU or layout, or of the machine in use.
+    """All fields of a prediction: values of a GPU or layout, or of the machine in use.
 
-    Every surface derives from these rows: attributes, JSON, pandas, the columns of tables, loggers and the model card.
-    A new value, with its column, is one new row. The order of the rows is the order of columns and of JSON.
+    Attributes, JSON, pandas, table columns, loggers and the model card derive from these fields. To add a value, add a
+    field. Columns and JSON keys have the order of the fields.
     """
 
     __slots__ = ()
@@ -309,7 +309,7 @@ class Values:
 
 
 FIELDS: Final = fields_of(Values)
-"""All rows of the table, in order."""
+"""All fields of a prediction, in order."""
 
 
 @final
@@ -329,17 +329,17 @@ class PowerSupply:
 @final
 @dataclass(frozen=True, slots=True)
 class Prediction(Values):
-    """Everything predicted for one GPU or layout; unknown values have the value None.
+    """Prediction for one GPU or layout. Unknown values are None.
 
-    The parts hold the values; each value also has a flat name, by a row of `Values`.
+    Each value also has a flat name, defined in `Values`: `prediction.cost_usd` is `prediction.price.cost_usd`.
 
     Attributes:
         layout: The GPUs.
         step: One training step.
         run: The rest of the run.
         price: Price of the run.
-        memory: Memory of a step, and whether it fits.
-        supply: Power supply, for its energy and CO2.
+        memory: Memory of a step, and whether the step fits.
+        supply: Power supply, for energy and CO2 emissions.
     """
 
     layout: Layout
@@ -350,13 +350,12 @@ class Prediction(Values):
     supply: PowerSupply = field(default_factory=PowerSupply)
 
     def __repr__(self) -> str:
-        """Summarise the prediction in one line; its parts would fill a page."""
         total = "" if self.total_seconds is None else f", total_seconds={self.total_seconds:.4g}"
         cost = "" if self.cost_usd is None else f", cost_usd={self.cost_usd:.4g}"
         return f"Prediction({self.gpu}, step_seconds={self.step_seconds:.4g}{total}{cost}, fits={self.fits})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values by their flat names, JSON-serializable."""
+        """Return all values by flat name, JSON-serializable."""
         values = {row.name: row.value(self) for row in FIELDS if row.in_json}
         values |= {"coverage": dict(self.coverage), "notes": list(self.notes)}
         if self.verdict is not None:
@@ -367,16 +366,16 @@ class Prediction(Values):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineInUse(Values):
-    """The machine that recorded the step, timed by its own steps: a CPU, or a GPU without a prediction.
+    """The machine that recorded the step, with measured times: a CPU, or a GPU without a prediction.
 
     Attributes:
-        name: Name of its GPU in the catalogue, or as it reports itself, or `CPU`.
-        step: Its measured step.
-        run: The rest of the run there.
-        layout: Its GPUs; None for a CPU, or a GPU that the catalogue lacks.
-        price: Price of the run there.
-        memory: Memory of its GPU; empty for a CPU.
-        supply: Power supply, for its energy and CO2.
+        name: Catalogue name of the GPU, the name that the GPU reports, or `CPU`.
+        step: The measured step.
+        run: The rest of the run on this machine.
+        layout: The GPUs; None for a CPU, or a GPU that the catalogue lacks.
+        price: Price of the run on this machine.
+        memory: Memory of the GPU; empty for a CPU.
+        supply: Power supply, for energy and CO2 emissions.
     """
 
     name: str
@@ -388,23 +387,23 @@ class MachineInUse(Values):
     supply: PowerSupply = field(default_factory=PowerSupply)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values of a measured machine by their flat names, JSON-serializable."""
+        """Return the known values by flat name, JSON-serializable."""
         values = {row.name: row.value(self) for row in FIELDS if row.in_json and row.on_machine and row.name != "gpu"}
         return {"name": self.name, **values}
 
 
 class AbstractPredictions(Mapping[str, Prediction]):
-    """Mapping from GPU names to predictions, with the information that a table shows for all of them.
+    """Mapping from GPU names to predictions, with information that applies to all predictions.
 
     Attributes:
         used_gpu: Name of the GPU that recorded the trace, if it is in the catalogue.
-        notes: Notes on all predictions.
-        machine: The machine in use, if there is no prediction for it; None if it was not timed.
-        heading: Title of the predictions: number and size of the steps, and where one was recorded.
-        is_running: Whether the run is still in progress, so that the machine in use is this one.
-        made_on: Day of the prediction (ISO 8601), used for the age of prices; None leaves the age out.
-        group: Group of GPUs that was compared (`all`), of which tables show the best; None for named GPUs.
-        left_out: Number of GPUs of the group that this selection leaves out.
+        notes: Notes that apply to all predictions.
+        machine: The machine in use, if the mapping has no prediction for that machine; None if no step was timed.
+        heading: Title of the table: number and size of the steps, and where a step was recorded.
+        is_running: Whether the predictions are for a run in progress on this machine.
+        made_on: Day of the prediction (ISO 8601), used for the age of prices; None omits the age.
+        group: Requested group of GPUs (`all`). Tables then show only the best GPUs. None if the user named GPUs.
+        left_out: Number of GPUs of the group that are not in the mapping.
     """
 
     used_gpu: str | None
@@ -417,13 +416,13 @@ class AbstractPredictions(Mapping[str, Prediction]):
     left_out: int
 
     def shown(self) -> AbstractPredictions:
-        """Return the predictions that a table shows: of a group the best, of named GPUs all."""
+        """Return the predictions that a table shows: all named GPUs, or the best GPUs of a group."""
         return self
 
 
 UserPrice = float | Decimal | Fraction | Mapping[str, float | Decimal | Fraction] | None
-"""Price of one GPU: a single price, or prices by catalogue name; under the name of a layout, the price of the whole
-layout. Other GPUs use the listed offers."""
+"""Price of one GPU in dollars per hour, for all GPUs or by catalogue name. Under the name of a layout, the price is
+for the whole layout. GPUs without a price use the listed offers."""
 
 
 def check_price(usd_per_hour: UserPrice) -> None:
@@ -443,12 +442,12 @@ def check_price(usd_per_hour: UserPrice) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charges:
-    """Costs of a rented machine besides its training time.
+    """Costs of a rented machine in addition to training time.
 
     Attributes:
-        setup_minutes: Time from the start of the machine until training starts: boot, environment, data.
+        setup_minutes: Paid time from the start of the machine until training starts: boot, environment, data.
         minimum_minutes: Minimum billed time of a machine.
-        storage_usd: Dollars for storage and transfer, on any machine.
+        storage_usd: Dollars for storage and data transfer.
 
     Raises:
         InvalidArgumentError: A value is negative or not a number.
@@ -465,13 +464,13 @@ class Charges:
                 raise InvalidArgumentError(f"{name}={shown(amount)} is out of range; expected a number of at least 0.")
 
     def cost_usd(self, seconds: float, usd_per_hour: float) -> float:
-        """Return the cost of a run of this length on machines of this price."""
+        """Return the cost of a run of `seconds` on machines that cost `usd_per_hour` together."""
         billed = max(seconds + minutes_to_seconds(self.setup_minutes), minutes_to_seconds(self.minimum_minutes))
         return seconds_to_hours(billed) * usd_per_hour + self.storage_usd
 
     @property
     def sentence(self) -> str | None:
-        """Costs that are included besides training, in words; None without such costs."""
+        """Text that lists the additional costs; None without additional costs."""
         parts = (
             f"{self.setup_minutes:g} min of setup" if self.setup_minutes else "",
             f"${self.storage_usd:,.2f} for storage and transfer" if self.storage_usd else "",
@@ -485,9 +484,9 @@ class Charges:
 
 
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
-    """Choose the offer that prices one machine; None without any.
+    """Return the offer that prices one machine of a layout; None if there is no offer.
 
-    The order is: the user's own price, the offer of the machine that the layout names, the cheapest offer.
+    The user's own price comes first, then the offer of the machine that the layout names, then the cheapest offer.
     """
     own = _own_price(layout, usd_per_hour)
     layout = in_trays(layout)
@@ -509,10 +508,10 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
 def on_offered_network(
     layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None
 ) -> Layout:
-    """Return the layout with the network of the cloud machine that prices it, if its provider states one.
+    """Return the layout with the network of the cloud machine that prices it, if the provider states a network.
 
-    This makes the predicted machine the one that would be rented. A layout with a named machine, on a single machine,
-    or with the user's own price is unchanged.
+    The predicted machine is then the machine that would be rented. A layout on a single machine, with a named machine,
+    or with the user's own price is returned unchanged.
     """
     if layout.nodes == 1 or layout.network is not None:
         return layout
@@ -523,7 +522,7 @@ def on_offered_network(
 
 
 def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:
-    """Return the user's price of the whole layout: its own entry, else the price of one GPU times their number."""
+    """Return the user's price of the whole layout; None if the user gave no price for this layout or GPU."""
     if isinstance(usd_per_hour, Mapping):
         if layout.name in usd_per_hour:
             return float(usd_per_hour[layout.name])
@@ -539,11 +538,11 @@ def price_of(
     usd_per_hour: UserPrice = None,
     charges: Charges | None = None,
 ) -> Price:
-    """Price a run on a layout. Whole machines are paid for, even if only some of their GPUs are used.
+    """Return the price of a run on a layout. Whole machines count, even if the layout uses only some of their GPUs.
 
     Args:
         run: The rest of the run.
-        layout: The GPUs that it runs on.
+        layout: The GPUs that the run uses.
         offers: Offers to choose from; None uses the offers of the package.
         usd_per_hour: The user's own price, which takes precedence.
         charges: Additional costs; None for no additional costs, as on the machine in use.

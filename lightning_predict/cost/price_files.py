@@ -1,30 +1,23 @@
 """The user's own prices: a YAML file, a SkyPilot catalogue, or a machine that is already paid for.
 
-The user's prices take precedence; GPUs without one keep the prices of the package. A YAML file holds a list of offers,
-and each error names its line and key::
+The user's prices take precedence. GPUs without a user's price keep the prices of the package. A YAML file holds a list
+of offers::
 
-    - provider: Our cluster
-      instance: dgx-2
-      gpu: H100-SXM-80GB     # any name that the catalogue knows
-      num_gpus: 8            # default: 1
-      max_gpus: 8            # if single GPUs are rented at the same price each; default: the whole machine
-      usd_per_hour: 12.40    # of the whole machine
-      spot: false            # true for the price of an interruptible machine
-      region: berlin         # optional
-      in_stock: true         # whether one was available then; omit if unknown
-      date: 2026-11-01
-      source: contract 4711  # default: the file's name
+    - provider: Our cluster instance: dgx-2 gpu: H100-SXM-80GB     # any name that the catalogue knows num_gpus: 8
+      # default: 1 max_gpus: 8            # if single GPUs are rented at the same price each; default: the whole machine
+      usd_per_hour: 12.40    # of the whole machine spot: false            # true for the price of an interruptible
+      machine region: berlin         # optional in_stock: true         # whether a machine was available on the date;
+      omit if unknown date: 2026-11-01 source: contract 4711  # default: the file's name
 
-A SkyPilot catalogue is read unchanged: `vms.csv` of one provider, one row per machine and zone. The columns are
-documented in the README of github.com/skypilot-org/skypilot-catalog: `InstanceType`, `AcceleratorName`,
-`AcceleratorCount`, `Price`, `SpotPrice`, `Region` and usually `AvailabilityZone` and `GpuInfo`. We ignore the memory in
-`GpuInfo`: providers fill it in MiB or GB, for one GPU or for all. The files have neither date nor provider. The date
-comes from the argument or the file's modification time, the provider from the folder.
+A SkyPilot catalogue is the file `vms.csv` of one provider, with one row per machine and zone. The README of
+github.com/skypilot-org/skypilot-catalog documents its columns: `InstanceType`, `AcceleratorName`, `AcceleratorCount`,
+`Price`, `SpotPrice`, `Region` and usually `AvailabilityZone` and `GpuInfo`. We ignore the memory in `GpuInfo`, because
+its unit (MiB or GB) and meaning (one GPU or all) vary. A catalogue has no date and no provider. The date is an argument
+or the file's modification time; the provider is the name of the folder.
 
-SkyPilot's GPU names do not state the form factor, so we take it from the machine's name or the card's name in
-`GpuInfo`. Google's catalogue prices hosts and GPUs separately: hosts have no accelerator, GPUs no machine. If a machine
-family has one kind of GPU, the two prices are added by zone. GPUs that users attach to any machine are left out.
-Example::
+SkyPilot's GPU names lack the form factor, so we take the form factor from the machine's name or the card's name in
+`GpuInfo`. Google's catalogue prices hosts and GPUs separately. If a machine family has one kind of GPU, we add the two
+prices of a zone. GPUs that can be attached to any machine are omitted. Example::
 
     own = read_offer_file("our-prices.yaml").offers
     result = lp.predict(trace, gpus=["T4", "L4"], iterations=1000, offers=with_listed(own))
@@ -61,7 +54,7 @@ class OfferFile:
     """Contents of a price file.
 
     Attributes:
-        offers: Its offers, in order.
+        offers: Offers of the file, in order.
         notes: Messages for the user about skipped entries and the reasons.
     """
 
@@ -70,12 +63,11 @@ class OfferFile:
 
 
 def _price(value: Checked) -> float:
-    """Parse a positive price (number or numeric string)."""
     return value.parsed().positive("in US dollars per hour of the whole machine")
 
 
 def _check_currency(value: Checked) -> None:
-    """Reject prices in another currency; the user has to choose the exchange rate."""
+    """Raise an error for prices in another currency than US dollars."""
     if value.words().strip().upper() != CURRENCY:
         raise value.error(
             f"is {shown(value.value)}; prices are compared in US dollars only. Convert them, and leave this key out."
@@ -83,7 +75,7 @@ def _check_currency(value: Checked) -> None:
 
 
 def _gpu_name(value: Checked) -> str:
-    """Return the catalogue's name of a GPU, or raise `UnknownGpuError` with the nearest names."""
+    """Return the catalogue name of a GPU; raise `UnknownGpuError` with the nearest names."""
     try:
         return find_gpu(_written(value)).name
     except UnknownGpuError as error:
@@ -91,14 +83,14 @@ def _gpu_name(value: Checked) -> str:
 
 
 def _written(value: Checked) -> str:
-    """Return a non-blank string; numbers are converted to strings."""
+    """Return a value that may be a string or a number as a non-blank string."""
     if isinstance(value.value, int | float) and not isinstance(value.value, bool):
         return str(value.value)
     return value.words().strip()
 
 
 def _day(value: Checked) -> str:
-    """Return a month or day as a string; YAML parses days as dates."""
+    """Return a day or month as a string. YAML parses days as dates."""
     day = replace(value, value=str(value.value)) if isinstance(value.value, calendar_date | int) else value
     return day.matching("the day or month that the price holds for, like 2026-11 or 2026-11-21", MONTH, DAY)
 
@@ -115,8 +107,8 @@ def read_yaml_offers(path: Path) -> OfferFile:
         path: A file with a list of offers, or with such a list under the key `offers`.
 
     Raises:
-        CatalogueError: The file is not YAML, or an offer is invalid; with line and key.
-        UnknownGpuError: The catalogue does not have an offer's GPU; with line and nearest names.
+        CatalogueError: The file is not YAML, or an offer is invalid. The message names line and key.
+        UnknownGpuError: The catalogue does not have an offer's GPU. The message names the line and the nearest GPUs.
     """
     document = read_yaml(path, CatalogueError)
     is_mapping = isinstance(document.value, dict)
@@ -156,7 +148,7 @@ REQUIRED_COLUMNS: Final = ("InstanceType", "AcceleratorName", "AcceleratorCount"
 ZONE: Final = "AvailabilityZone"
 CURRENCY_COLUMN: Final = "Currency"
 GENERIC_STEMS: Final = frozenset({"vms", "instances", "catalog"})
-"""Generic file names; the provider is then the name of the folder."""
+"""Generic file names of catalogues. For a file with such a name, the folder's name is the provider."""
 
 ACCELERATOR_OF_HOST: Final[Mapping[str, str]] = {
     "a2-highgpu": "A100",
@@ -174,7 +166,8 @@ ACCELERATOR_OF_HOST: Final[Mapping[str, str]] = {
 (https://cloud.google.com/compute/docs/accelerator-optimized-machines)."""
 
 GPUS_OF_G2_VCPUS: Final[Mapping[int, int]] = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
-"""GPUs of a g2-standard machine by the vCPUs in its name (same page); other families have the GPU count in the name."""
+"""Number of GPUs of a g2-standard machine by the number of vCPUs in its name (same page). Names of other families
+contain the GPU count."""
 
 FORMS: Final = (
     (re.compile(r"PCIE|Standard_NC\d+ads_A100", re.IGNORECASE), {
@@ -184,9 +177,8 @@ FORMS: Final = (
     }),
     (re.compile(r"(?<![A-Za-z])NVL(?![A-Za-z])|Standard_NC\d+adi?s_H100"), {"H100-SXM-80GB": "H100-NVL-94GB"}),
 )  # fmt: skip
-"""Name patterns of machines or cards for another form factor than SkyPilot's default, and the GPUs they stand for.
-
-For Azure's NC series see https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nc-family."""
+"""Name patterns of machines or cards whose GPU has another form factor than SkyPilot's default, with the renamed
+GPUs. For Azure's NC series see https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nc-family."""
 
 _ALONE = "GPUs priced without the machine that they are attached to"
 _PART = "machines with a part of a GPU, or without a number of GPUs"
@@ -195,7 +187,7 @@ _REASONS = (_ALONE, _PART, _UNPRICED)
 
 _CARD_NAME = re.compile(r"'Name': '([^']*)'")
 _CONSUMER_CARD = re.compile(r"^\d+x-(RTX_\d{4}\w*)-")
-"""Card in the names of Vast.ai's machines: `2x-RTX_4060_Ti-32-65536`; the accelerator's name lacks the suffix."""
+"""Card name in Vast.ai's machine names: `2x-RTX_4060_Ti-32-65536`. The accelerator's name lacks the suffix `Ti`."""
 
 _HOST = re.compile(r"(a2-\w+|a3-\w+|a4-\w+|a4x-\w+)-(\d+)g(?:-nolssd)?|(g2-standard)-(\d+)")
 
@@ -203,7 +195,7 @@ _HOST = re.compile(r"(a2-\w+|a3-\w+|a4-\w+|a4x-\w+)-(\d+)g(?:-nolssd)?|(g2-stand
 @final
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One validated row of the CSV; zero and empty prices become None."""
+    """One validated row of the CSV. Zero and empty prices are None."""
 
     instance: str
     accelerator: str
@@ -219,15 +211,15 @@ def read_sky_offers(path: Path, *, region: str | None = None, date: str | None =
     """Read the GPU machines of a SkyPilot catalogue, each at the price of its cheapest region.
 
     Args:
-        path: The CSV file; the provider is the name of its folder, or the file's own name unless it is generic.
-        region: Use prices of this region only.
+        path: The CSV file. Its name is the provider; for a generic name (`vms.csv`), the folder's name is the provider.
+        region: Region whose prices are used; None for all regions.
         date: ISO day of the prices; None uses the file's modification time.
 
     Returns:
         The offers, and the number of skipped machines by reason.
 
     Raises:
-        CatalogueError: Not a catalogue, a malformed row (with line and column), or an unlisted region.
+        CatalogueError: The file is not a catalogue, a row is malformed, or the region is not listed.
     """
     rows = [_row(row) for row in read_csv(path, CatalogueError, name=path.name, columns=REQUIRED_COLUMNS)]
     left_out: Counter[str] = Counter()
@@ -259,14 +251,14 @@ def _row(row: Checked) -> _Row:
 
 
 def _amount(cell: Checked) -> float | None:
-    """Parse a positive number; None if the cell is empty or 0, which means "not offered"."""
+    """Parse a positive number; return None if the cell is empty or 0, which means "not offered"."""
     if not cell.value.strip() or cell.value.strip().lower() == "nan" or cell.parsed().value == 0:
         return None
     return _price(cell)
 
 
 def _with_hosts(rows: Sequence[_Row], left_out: Counter[str]) -> Iterable[_Row]:
-    """Add up the prices of machines whose host and GPUs are priced separately."""
+    """Yield machines whose host and GPUs are priced separately, with the sum of both prices."""
     gpus_alone = {
         (row.accelerator, row.count, row.region, row.zone): row for row in rows if row.accelerator and not row.instance
     }
@@ -338,7 +330,7 @@ def _offers(machines: Iterable[_Row], provider: str, date: str, path: Path, left
 
 
 def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
-    """Write a note for each reason with skipped machines, and list unknown accelerators by name."""
+    """Yield a note for each reason why machines were skipped, and a note that names unknown accelerators."""
     for reason in _REASONS:
         if left_out[reason]:
             yield f"{file}: left out {reason}: {left_out[reason]}."
@@ -349,7 +341,7 @@ def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
 
 
 def _name_of(accelerator: str, hints: str = "") -> str | None:
-    """Return the catalogue name of an accelerator; None if it is unknown (AMD, TPU, other NVIDIA cards)."""
+    """Return the catalogue name of an accelerator; None if unknown (AMD, TPU, other NVIDIA cards)."""
     suffixed = _CONSUMER_CARD.search(hints)
     try:
         name = find_gpu(accelerator if suffixed is None else suffixed[1].replace("_", " ")).name
@@ -359,12 +351,12 @@ def _name_of(accelerator: str, hints: str = "") -> str | None:
 
 
 def form_of(name: str, hints: str) -> str:
-    """Return the name of a GPU in the form factor that the name of a machine or card states."""
+    """Return the GPU with the form factor that the name of the machine or card implies."""
     return next((forms[name] for pattern, forms in FORMS if name in forms and pattern.search(hints)), name)
 
 
 def _provider(path: Path) -> str:
-    """Return the provider: the file's name, or its folder's if generic, spelled as in the package's price lists."""
+    """Return the provider of a catalogue file: the file's name, or the folder's name if the file's name is generic."""
     named = path.resolve().parent.name if path.stem.lower() in GENERIC_STEMS else path.stem
     spelled = {offer.provider.casefold(): offer.provider for offer in load_offers()}
     return spelled.get(named.casefold(), named)
@@ -379,13 +371,13 @@ def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, 
     """Read the offers of a price file, with notes on skipped entries.
 
     Args:
-        path: A YAML file (`user_offers_yaml` has an example) or a SkyPilot catalogue as CSV.
-        region: Use offers of this region only.
-        date: ISO day of the prices of a CSV file; None uses its modification time.
+        path: A YAML file, as in this module's docstring, or a SkyPilot catalogue as CSV.
+        region: Region whose offers are used; None for all regions.
+        date: ISO day of the prices of a CSV file; None uses the file's modification time.
 
     Raises:
-        CatalogueError: The file is missing, malformed or invalid; with line and column.
-        UnknownGpuError: A YAML file names a GPU that is not in the catalogue; with the nearest names.
+        CatalogueError: The file is missing, malformed or invalid. The message names line and column.
+        UnknownGpuError: A YAML file names a GPU that is not in the catalogue. The message suggests the nearest names.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -404,13 +396,13 @@ def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, 
 
 
 def with_listed(own: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Return the user's own offers, and the package's offers of all other GPUs."""
+    """Return the user's offers, and the package's offers of GPUs that the user's offers lack."""
     priced = {offer.gpu for offer in own}
     return (*own, *(offer for offer in load_offers() if offer.gpu not in priced))
 
 
 def outdated(own: Sequence[Offer]) -> tuple[str, ...]:
-    """Warn about own prices that are too old for a comparison and therefore give no cost."""
+    """Return a warning for each GPU whose newest user's price is too old to be current."""
     table = with_listed(own)
     names = dict.fromkeys(offer.gpu for offer in own)
     return tuple(
@@ -422,7 +414,7 @@ def outdated(own: Sequence[Offer]) -> tuple[str, ...]:
 
 
 def at_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """Convert offers to their spot prices; offers without one are left out."""
+    """Return offers at their spot prices; offers without a spot price are omitted."""
     spot = []
     for offer in offers:
         if offer.spot:
@@ -433,7 +425,7 @@ def at_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
 
 
 def with_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """Return spot prices where available, and on-demand prices for other machines, which may still be cheaper."""
+    """Return offers at spot prices where available, otherwise at on-demand prices."""
     listed = tuple(offers)
     spot = at_spot_prices(listed)
     interruptible = {(offer.provider, offer.instance, offer.num_gpus) for offer in spot}
@@ -451,20 +443,20 @@ def own_machine_offer(
     name: str = OWN_MACHINE,
     date: str | None = None,
 ) -> Offer:
-    """Return the offer of the user's own machine: a price that the user sets, or its electricity.
+    """Return an offer for the user's own machine, at a given price or at the price of its electricity.
 
     Args:
-        gpu: Any name of its GPU.
+        gpu: Any name of the machine's GPU.
         usd_per_hour: Price of the whole machine.
-        watts: Power of the whole machine in training; with `usd_per_kwh`, instead of `usd_per_hour`.
+        watts: Power of the whole machine in training. Use with `usd_per_kwh`, instead of `usd_per_hour`.
         usd_per_kwh: Price of electricity.
-        num_gpus: GPUs of the machine.
+        num_gpus: Number of GPUs of the machine.
         name: Name of the machine in tables.
         date: ISO day of the price; None for today.
 
     Raises:
         UnknownGpuError: The catalogue does not have the GPU.
-        InvalidArgumentError: Neither or both ways to a price are given, or a number is not above 0.
+        InvalidArgumentError: Not exactly one of `usd_per_hour` and `watts` is given, or a number is not above 0.
     """
     if (usd_per_hour is None) == (watts is None) or (watts is None) != (usd_per_kwh is None):
         raise InvalidArgumentError(

@@ -1,7 +1,7 @@
-"""Import a newer price list: a SkyPilot catalogue, unchanged, from a file or URL.
+"""Import a newer price list: a SkyPilot catalogue from a file or URL.
 
-The catalogue is validated first and then stored under the provider's name in the platform's data folder. Predictions
-use it like any price file. Example::
+The catalogue is validated and then stored under the provider's name in the platform's data folder. Predictions can use
+the stored file like any price file. Example::
 
     updated =
     update_prices("https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/aws/vms.csv")
@@ -26,7 +26,7 @@ from lightning_predict.weights.fetch import Download
 from lightning_predict.weights.source import DEADLINE_SECONDS, Address, address_of
 
 MAX_PRICE_BYTES: Final = 1 << 26
-"""Size limit; the largest SkyPilot catalogue has about 10 MB."""
+"""Size limit of a downloaded catalogue. The largest SkyPilot catalogue has about 10 MB."""
 
 REMEDY: Final = "Check the address and the connection, or download the file yourself and give its path."
 
@@ -38,7 +38,7 @@ class UpdatedPrices:
 
     Attributes:
         path: Path of the stored file.
-        file: Its contents.
+        file: Contents of the file.
     """
 
     path: Path
@@ -49,12 +49,12 @@ def update_prices(source: str | os.PathLike[str], *, date: str | None = None) ->
     """Read and validate a SkyPilot catalogue, and store it for later predictions.
 
     Args:
-        source: A CSV file, or its URL: HTTPS, or on this machine.
-        date: ISO day of the prices; None uses the modification time of a file, or today for a URL.
+        source: Path or URL of a CSV file. The URL must use HTTPS or point to this machine.
+        date: ISO day of the prices; None uses the file's modification time, or today for a URL.
 
     Raises:
         InvalidArgumentError: The URL is invalid or not encrypted, or the source is not a CSV file.
-        CatalogueError: The source cannot be fetched or read, is not a catalogue, or offers no GPU of ours.
+        CatalogueError: The source cannot be fetched or read, is not a catalogue, or offers no GPU in our catalogue.
     """
     text = os.fspath(source)
     changed: float | None = None
@@ -89,7 +89,7 @@ def prices_folder() -> Path:
 
 
 def _kept(content: bytes, provider: str, changed: float | None, source: str) -> UpdatedPrices:
-    """Validate the file in a temporary folder, and only then move it into place."""
+    """Validate the file in a temporary folder, then move the file into place."""
     folder = prices_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as beside:
@@ -108,7 +108,7 @@ def _kept(content: bytes, provider: str, changed: float | None, source: str) -> 
 
 
 def _provider(name: str, folder: str, source: str) -> str:
-    """Return the provider: the file's name, or its folder's if the file's name is generic."""
+    """Return the provider: the file's name, or the folder's name if the file's name is generic."""
     stem, suffix = os.path.splitext(name)
     if suffix.lower() != CSV_SUFFIX:
         raise InvalidArgumentError(f"{source} is not a CSV file; expected a SkyPilot catalogue, like .../aws/vms.csv.")

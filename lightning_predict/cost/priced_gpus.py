@@ -1,7 +1,6 @@
-"""Groups of GPUs to predict: all that can be rented at a current price, or those of data centres, or of consumers.
+"""Groups of GPUs to predict: all GPUs with a current price, or only data-centre or consumer GPUs.
 
-A recommendation is the cheapest of what was compared, so the default compares every NVIDIA GPU with a current price;
-tables then show only the best. Example::
+By default, every NVIDIA GPU with a current price is compared, and tables show only the best GPUs. Example::
 
     >>> from lightning_predict.testing import example_offer
     >>> offers = [example_offer("L4"), example_offer("RTX-4090"), example_offer("T4", date="2019-01-01")]
@@ -28,18 +27,18 @@ from lightning_predict.gpus.records import NVIDIA
 ALL: Final = "all"
 
 GROUPS: Final[Mapping[str, str]] = {ALL: "GPUs", "datacenter": "data-centre GPUs", "consumer": "consumer GPUs"}
-"""Groups of GPUs, with their names in a sentence."""
+"""Group names, with the name of the group in a sentence."""
 
 _CONSUMER: Final = ("GTX-", "RTX-2", "RTX-3", "RTX-4", "RTX-5", "TITAN-")
-"""Prefixes of the names of GeForce and TITAN cards."""
+"""Name prefixes of GeForce and TITAN cards."""
 
 _WORKSTATION: Final = ("-Ada",)
-"""Endings of names of workstation cards with such a prefix: RTX-4000-Ada."""
+"""Name suffixes of workstation cards with a prefix in `_CONSUMER`: RTX-4000-Ada."""
 
 
 @final
 class PricedGpus(tuple[Layout, ...]):
-    """Layouts of a group of GPUs: all with a current price; tables show the best of them.
+    """Layouts of a requested group: one for each GPU with a current price.
 
     Attributes:
         group: Name of the group.
@@ -49,7 +48,7 @@ class PricedGpus(tuple[Layout, ...]):
 
 
 def is_consumer(card: Gpu) -> bool:
-    """Return whether a card is a GeForce or TITAN, which data centres do not offer."""
+    """Return whether a GPU is a GeForce or TITAN card, which data centres do not offer."""
     return card.name.startswith(_CONSUMER) and not card.name.endswith(_WORKSTATION)
 
 
@@ -60,21 +59,21 @@ def layouts_to_predict(
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
 ) -> tuple[Layout, ...]:
-    """Parse the GPUs that a user asks for: a group, or names.
+    """Return the layouts of a group of GPUs, or of named GPUs.
 
     Args:
-        gpus: `all`, `datacenter` or `consumer`: the NVIDIA GPUs with a current price. Or a list of names, as in
+        gpus: A group (`all`, `datacenter` or `consumer`: NVIDIA GPUs with a current price), or a list of names as in
             `layouts_of`.
-        num_nodes: Number of machines, for layouts that do not include it.
-        offers: Offers to take prices from; None takes those of the package.
-        usd_per_hour: The user's own prices; a GPU named there belongs to the group.
+        num_nodes: Number of machines, for layouts whose name does not include it.
+        offers: Offers to choose from; None uses the offers of the package.
+        usd_per_hour: The user's own prices. A GPU with a user's price belongs to the group.
 
     Returns:
         The layouts; a `PricedGpus` for a group.
 
     Raises:
-        InvalidArgumentError: No GPU of the group has a current price, or an error of `layouts_of`.
-        UnknownGpuError: As `layouts_of`.
+        InvalidArgumentError: No GPU of the group has a current price, or `layouts_of` raises this error.
+        UnknownGpuError: The catalogue does not have a named GPU.
     """
     if isinstance(gpus, Sequence) and len(gpus) == 1 and isinstance(gpus[0], str) and gpus[0] in GROUPS:
         gpus = gpus[0]
@@ -106,7 +105,7 @@ def layouts_to_predict(
 
 
 def _with_current_price(offers: Sequence[Offer]) -> set[str]:
-    """Return the NVIDIA GPUs with a price at most `OLD_DAYS` days older than the newest one."""
+    """Return the names of NVIDIA GPUs with a price at most `OLD_DAYS` older than the newest price."""
     if not offers:
         return set()
     oldest = max(day_of(one.date) for one in offers) - datetime.timedelta(days=OLD_DAYS)

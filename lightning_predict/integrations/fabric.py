@@ -1,4 +1,4 @@
-"""`FabricPredictor`: predictions, a budget and an outcome for a training loop of Lightning Fabric.
+"""`FabricPredictor`: predictions and a budget for a training loop of Lightning Fabric.
 
 Example::
 
@@ -10,8 +10,8 @@ Example::
             ...                               # fabric.backward(loss), optimizer.step()
     predictor.run.outcome
 
-It forwards events to the object that `lp.watch` returns. Fabric reports optimizer updates, so accumulation and several
-optimizers are counted correctly; the loader's batches mark the start and end of a step.
+`FabricPredictor` forwards events to the object that `lp.watch` returns. Fabric reports optimizer steps, so gradient
+accumulation and several optimizers are counted correctly. The loader's batches mark the start and end of a step.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Batch = TypeVar("Batch")
 
 @final
 class FabricPredictor:
-    """Watch a Fabric loop: pass it to `Fabric(callbacks=...)`, and iterate over its `batches` in a `with` statement.
+    """Fabric callback that predicts the rest of a training loop and enforces a budget.
 
     Args:
         **options: Arguments of `lp.watch`, except `model`, `optimizers` and `device`, which Fabric provides.
 
     Attributes:
-        run: The watched loop, as from `lp.watch`; None before `fabric.setup`, and on ranks other than zero.
+        run: The result of `lp.watch`; None before `fabric.setup`, and on ranks other than zero.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -45,10 +45,10 @@ class FabricPredictor:
         self._is_set_up = self._has_stepped = False
 
     def on_after_setup(self, fabric: Any, module: Any) -> None:
-        """Watch the first module that is set up.
+        """Start watching when the first module is set up.
 
         Raises:
-            InvalidArgumentError: A budget with several processes, because only one of them would stop.
+            InvalidArgumentError: A budget is set and there are several processes. Only one of them would stop.
         """
         if self._is_set_up:
             return
@@ -64,13 +64,12 @@ class FabricPredictor:
 
     @log_exceptions
     def _begins(self, fabric: Any, module: Any) -> None:
-        """Watch the loop that trains a module."""
         run = watch(**self._options, model=getattr(module, "module", module), device=fabric.device)
         run.world_size = fabric.world_size
         self.run = run
 
     def give_up(self, error: Exception) -> None:
-        """Stop predicting and budgeting; the loop continues undisturbed."""
+        """Report the error, and stop predicting and checking the budget; the loop continues."""
         if self.run is not None:
             self.run.give_up(error)
         else:
@@ -78,7 +77,7 @@ class FabricPredictor:
 
     @log_exceptions
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
-        """Note that the current step has made an update."""
+        """Mark the current step as having updated the parameters."""
         self._has_stepped = True
         if self.run is not None and optimizer not in self.run.optimizers:
             self.run.optimizers = (*self.run.optimizers, optimizer)
@@ -100,10 +99,10 @@ class FabricPredictor:
             self.run.__exit__(kind, error, where)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield a loader's batches until the loader or the budget ends; call it once per epoch."""
+        """Yield a loader's batches until the loader ends or the budget is exceeded; call this once per epoch."""
         run = self.run
         if run is not None and run.should_stop:
-            return  # stopped in the previous epoch
+            return  # the budget was exceeded in the previous epoch
         for batch in loader if run is None else run.batches(loader):
             yield batch
             if run is not None and self._has_stepped:

@@ -1,4 +1,4 @@
-"""`RuntimePredictorCallback`: predictions during a fit of Hugging Face's `Trainer`.
+"""`RuntimePredictorCallback`: predictions while Hugging Face's `Trainer` trains.
 
 Example::
 
@@ -43,32 +43,33 @@ if TYPE_CHECKING:
 
 
 class RuntimePredictorCallback(TrainerCallback):
-    """Predict the rest of this run on GPUs after its first steps, keep it within a budget, and compare at its end.
+    """Predict the rest of a run on other GPUs, stop the run at a budget, and compare its time with the prediction.
 
-    A step is everything between two optimizer updates. After `warmup_steps` steps one is recorded, and the table is
-    printed on the main process. The numbers are added to the Trainer's `state.log_history`, and so to
-    `trainer_state.json`. A recommendation follows after more steps. Any error becomes one warning.
+    A step is the work between two optimizer updates. After `warmup_steps` steps, the callback records a step and prints
+    a table on the main process. The predictions are added to the Trainer's `state.log_history`, and thus to
+    `trainer_state.json`. A recommendation follows after more steps. An error in the callback becomes one warning, and
+    training continues.
 
     Args:
         gpus: `all`, `datacenter`, `consumer`, or names of the GPUs or layouts to predict, as for `predict`.
-        warmup_steps: Number of steps before the recorded one.
-        deadline_hours: Time that the rest of the run may take; the ranking names the cheapest GPU within it.
-        usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
-        print_table: Print the table of predictions and the ranking below it.
-        verbose: Also print the methods, the sources of prices and every note.
+        warmup_steps: Number of steps before the recorded step.
+        deadline_hours: Maximum time of the rest of the run. The ranking names the cheapest GPU that meets the deadline.
+        usd_per_hour: Your own price of one GPU, for all GPUs or by name; None uses the listed offers.
+        print_table: Print the table of predictions, followed by the ranking.
+        verbose: Also print the prediction methods, the sources of prices and every note.
         usd: Budget in US dollars; training stops if it is exceeded.
         hours: Budget in hours; training stops if it is exceeded.
-        run_usd_per_hour: Your price of all machines of this run, for `usd`; None takes the listed offers.
+        run_usd_per_hour: Your price of all machines of this run, for the budget `usd`; None uses the listed offers.
 
     Attributes:
-        predictions: The predictions; None before.
-        trace: The recorded step; None before.
-        outcome: Predicted and actual time; None before the end.
-        stopping_reason: Why the budget ended the run; None if it did not.
+        predictions: The predictions; None before the first prediction.
+        trace: The recorded step; None before a step is recorded.
+        outcome: Predicted and actual time; None before the end of training.
+        stopping_reason: Why the budget stopped the run; None if the run was not stopped.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not contain.
-        InvalidArgumentError: No GPUs, or a `warmup_steps` below 1.
+        UnknownGpuError: The catalogue does not have a named GPU.
+        InvalidArgumentError: `gpus` is empty, or `warmup_steps` is below 1.
     """
 
     _run: WatchedRun | None = None
@@ -107,7 +108,7 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_train_begin(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Reset for a new run, on the main process."""
+        """Reset the callback for a new run; only the main process predicts."""
         self._deactivate()
         self.predictions = self.trace = self.outcome = self.stopping_reason = None
         self._evaluation, self._worries = None, ()
@@ -137,7 +138,7 @@ class RuntimePredictorCallback(TrainerCallback):
 
     @log_exceptions
     def on_step_begin(self, /, *_: Any, **kwargs: Any) -> None:
-        """Time or record the next step."""
+        """Start to time or record the next step."""
         if self._run is not None:
             self._run.starts()
 
@@ -145,7 +146,7 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_step_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the step; predict once one was recorded, and check the budget."""
+        """End the step. After the recorded step, predict; then check the budget."""
         if self._run is None:
             return
         self._run.ends()
@@ -155,7 +156,7 @@ class RuntimePredictorCallback(TrainerCallback):
 
     @log_exceptions
     def on_prediction_step(self, /, *_: Any, **kwargs: Any) -> None:
-        """Time the evaluation batches; the Trainer reports only their ends."""
+        """Time an evaluation batch. The Trainer reports only the end of a batch."""
         if self._run is not None:
             self._run.clock.on_validation_start(is_check=False)
             self._run.clock.validation.on_batch_end()
@@ -163,14 +164,14 @@ class RuntimePredictorCallback(TrainerCallback):
 
     @log_exceptions
     def on_evaluate(self, /, *_: Any, **kwargs: Any) -> None:
-        """Exclude an evaluation from the waits for the loader."""
+        """Exclude the evaluation from the loader's waiting time."""
         self._evaluation = kwargs.get("eval_dataloader")  # absent before the first evaluation
         if self._run is not None:
             self._run.clock.on_validation_end()
 
     @log_exceptions
     def on_save(self, /, *_: Any, **kwargs: Any) -> None:
-        """Exclude a checkpoint from the waits for the loader."""
+        """Exclude the checkpoint from the loader's waiting time."""
         if self._run is not None:
             self._run.clock.exclude_interruption()
 
@@ -178,7 +179,7 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_train_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Compare with the prediction, or raise an error if the run was too short to be recorded."""
+        """Compare the run with its prediction, or warn if the run was too short to record a step."""
         run = self._run
         if run is None:
             return
@@ -193,12 +194,12 @@ class RuntimePredictorCallback(TrainerCallback):
 
     @property
     def remaining(self) -> Interval[float] | None:
-        """Remaining seconds on the machine in use, with their 90 % interval; None if unknown, and after the end."""
+        """Remaining seconds on the machine in use, with their 90 % interval; None if unknown or after the end."""
         return None if self._run is None else self._run.remaining
 
     @property
     def worries(self) -> tuple[MemoryRisk, ...]:
-        """Later parts of the run that may not fit the memory of the GPU in use; each is logged, too."""
+        """Later parts of the run that may not fit into the memory of the GPU in use. Each risk is also logged."""
         return self._worries if self._run is None else self._run.worries
 
     def give_up(self, error: Exception) -> None:
@@ -211,12 +212,12 @@ class RuntimePredictorCallback(TrainerCallback):
             log_warning(words)
 
     def _tell(self, state: TrainerState, predictions: Predictions) -> None:
-        """Store the predictions and log them."""
+        """Store the predictions, and add them to the Trainer's log history."""
         self.predictions, self.trace = predictions, None if self._run is None else self._run.trace
         state.log_history.append({"step": state.global_step, **metrics(predictions)})
 
     def _deactivate(self) -> None:
-        """Stop the recording, and do nothing from here on."""
+        """End the recording. The callback then does nothing until the next run."""
         run, self._run = self._run, None
         if run is not None:
             self._worries = run.worries
@@ -224,11 +225,11 @@ class RuntimePredictorCallback(TrainerCallback):
 
 
 def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> MemoryFacts:
-    """Read the facts about later parts of the run that may need more memory.
+    """Return the properties of later parts of the run (validation, longer batches) that may need more memory.
 
     Args:
         args: Arguments of the Trainer.
-        run: The run, with its step recorded.
+        run: The run, with a recorded step.
         loader: The training loader.
     """
     assert run.trace is not None
@@ -242,24 +243,24 @@ def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> MemoryFac
 
 
 def _when(strategy: Any) -> str:
-    """Read a strategy, given as a word or a member of an enumeration: `no`, `steps`, `epoch`."""
+    """Return the evaluation strategy as a word (`no`, `steps`, `epoch`), from a string or an enumeration member."""
     return str(strategy).rpartition(".")[2].lower()
 
 
 def notes_of(args: TrainingArguments, evaluation: Any) -> tuple[str, ...]:
-    """Return notes about costs missing from the totals: evaluations before the first, whose length is unknown."""
+    """Return a note that totals omit evaluations, if the length of an evaluation is not known yet."""
     is_asked = _when(args.eval_strategy) != "no"
     return ("Total: evaluations are left out until the first was timed.",) if is_asked and evaluation is None else ()
 
 
 def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, steps: int) -> ForecastInputs:
-    """Read the inputs of a forecast; one batch is one step here, because the Trainer reports whole steps only.
+    """Return the inputs of a forecast. A batch is a whole step here, because the Trainer reports only whole steps.
 
     Args:
         args: Arguments of the Trainer.
         state: State of the Trainer.
-        evaluation: The evaluation loader; None without, and before the first evaluation.
-        steps: Steps trained since the run began.
+        evaluation: The evaluation loader; None without a loader, and before the first evaluation.
+        steps: Number of steps since the run began.
     """
     done = max(state.global_step, steps)
     every = {"steps": state.eval_steps, "epoch": max(1, round(state.max_steps / max(1, state.num_train_epochs)))}

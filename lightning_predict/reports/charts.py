@@ -245,8 +245,7 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
     """Draw a scatter plot of hours (x) and US dollars (y), with a line, a limit on x, and a list of the points.
 
     Return an empty string without points. Times are shown in the unit that suits the longest time. Overlapping points
-    share
-    a number.
+    share a number.
     """
     if not points:
         return ""

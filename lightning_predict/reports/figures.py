@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 LOG_AXIS_SPREAD: Final = 20.0
 """The axis is logarithmic if the slowest GPU takes more than this many times as long as the fastest GPU, because
-shorter
-bars would be unreadable."""
+shorter bars would be unreadable."""
 
 _COLOR: Final = "#4878a8"
 _COLOR_IN_USE: Final = "#d1733b"

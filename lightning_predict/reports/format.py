@@ -48,9 +48,8 @@ _UNIT_PAIRS: Final = (
     (SECONDS_PER_HOUR, "h", SECONDS_PER_MINUTE, "min", _SECONDS_PER_DAY),
     (_SECONDS_PER_DAY, "d", SECONDS_PER_HOUR, "h", math.inf),
 )
-"""Pairs of time units: the large unit in seconds and its name, the small unit in seconds and its name, and the time in
-seconds from which the next pair applies.
-"""
+"""Pairs of time units: the large unit in seconds and its name, the small unit in seconds and its name, and the time
+in seconds from which the next pair applies."""
 
 
 def width_at_hand() -> int:

@@ -124,8 +124,7 @@ class Predictions(AbstractPredictions):
         """Return the predictions that a table shows: all named GPUs, or the best GPUs of a group.
 
         The best GPUs are the Pareto frontier of time and cost, and GPUs that may be the cheapest, cheapest first. The
-        GPU in
-        use comes first.
+        GPU in use comes first.
         """
         if self.group is None:
             return self

@@ -60,8 +60,7 @@ EMBEDDING: Final = ("embedding", "embedding_bag")
 
 FEW_CONVOLUTIONS: Final = 8
 """Minimum number of convolutions of a convolutional network. Transformers of images or audio have up to seven, which
-embed
-the input (wav2vec 2.0)."""
+embed the input (wav2vec 2.0)."""
 
 FEW_NORMS: Final = 4
 """A language model has at least this number of layer norms (two per block). Recommenders have none."""

@@ -83,8 +83,7 @@ WORTH_NAMING: Final = 0.05
 
 MOVING_SECONDS: Final = 300.0
 """If less than this time remains, we recommend no other GPU. Starting a rented machine takes minutes, and setting up
-the
-environment and the data takes longer."""
+the environment and the data takes longer."""
 
 
 @final
@@ -275,8 +274,8 @@ def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[
     """Choose the GPUs of a group that a table shows, cheapest first.
 
     The table shows at most `MOST_ROWS` GPUs of the Pareto frontier, and GPUs that may be the cheapest. Up to
-    `FEWEST_ROWS`,
-    the next GPUs of the group follow. If the run fits on no GPU, the GPUs that lack the least memory follow.
+    `FEWEST_ROWS`, the next GPUs of the group follow. If the run fits on no GPU, the GPUs that lack the least memory
+    follow.
     """
     front = thinned(ranking.frontier, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
     names = {one.gpu for one in front} | {*ranking.perhaps_cheapest[: MOST_ROWS - len(front)]}

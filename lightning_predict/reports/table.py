@@ -152,8 +152,7 @@ def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 LOADER_RATE: Final = 5000.0
 """Samples per second and machine above which a loader may not keep up: a rounded figure for about 32 cores that
-decode
-JPEG images."""
+decode JPEG images."""
 
 
 def loader_rate_note(predictions: AbstractPredictions) -> Iterable[str]:
