@@ -3,11 +3,17 @@
 The user's prices take precedence. GPUs without a user's price keep the prices of the package. A YAML file holds a list
 of offers::
 
-    - provider: Our cluster instance: dgx-2 gpu: H100-SXM-80GB     # any name that the catalogue knows num_gpus: 8
-      # default: 1 max_gpus: 8            # if single GPUs are rented at the same price each; default: the whole machine
-      usd_per_hour: 12.40    # of the whole machine spot: false            # true for the price of an interruptible
-      machine region: berlin         # optional in_stock: true         # whether a machine was available on the date;
-      omit if unknown date: 2026-11-01 source: contract 4711  # default: the file's name
+    - provider: Our cluster
+      instance: dgx-2
+      gpu: H100-SXM-80GB     # any name that the catalogue knows
+      num_gpus: 8            # default: 1
+      max_gpus: 8            # if single GPUs are rented at the same price each; default: the whole machine
+      usd_per_hour: 12.40    # of the whole machine
+      spot: false            # true for the price of an interruptible machine
+      region: berlin         # optional
+      in_stock: true         # whether a machine was available on the date; omit if unknown
+      date: 2026-11-01
+      source: contract 4711  # default: the file's name
 
 A SkyPilot catalogue is the file `vms.csv` of one provider, with one row per machine and zone. The README of
 github.com/skypilot-org/skypilot-catalog documents its columns: `InstanceType`, `AcceleratorName`, `AcceleratorCount`,
