@@ -751,15 +751,7 @@ class CostBudget(Callback):
             self._end(trainer, fit, decision["reason"], can_save=can_save, lost=decision["lost"])
 
     def _end(self, trainer: Trainer, fit: _Fit, reason: str, *, can_save: bool, lost: int = 0) -> None:
-        """End the run with a checkpoint. Errors in this do not keep the run alive.
-
-        Args:
-            trainer: The Trainer.
-            fit: State of the fit.
-            reason: Reason for the end.
-            can_save: Whether a checkpoint can be written now.
-            lost: Number of batches since the last optimizer step, whose gradients are lost.
-        """
+        """End the run, with a checkpoint if `can_save`. The gradients of the last `lost` batches have no step."""
         self.stopping_reason, fit.has_ended = reason, True
         mark_stop()
         if self.on_exceed == "stop":
@@ -805,9 +797,12 @@ class CostBudget(Callback):
             fit.is_saving = not trainer.validating
             try:
                 trainer.save_checkpoint(path, weights_only=False)
-            except Exception as error:  # a full disk must not keep the run alive
+            except BaseException as error:  # a full disk must not keep the run alive
+                if isinstance(error, KeyboardInterrupt | SystemExit):  # torch's CheckpointException is no Exception
+                    raise
                 own_error(error)
-                problem = f"{type(error).__name__}: {error}"
+                lines = str(error).strip().splitlines() or [""]
+                problem = f"{type(error).__name__}: {', '.join(dict.fromkeys((lines[0], lines[-1])))}"
                 try:
                     trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait for this rank there
                 except Exception as another:
