@@ -1,23 +1,23 @@
 """Predict the time and cost of a training run on GPUs that you could rent.
 
-The public API, lazily imported (torch is not loaded before `capture` is called):
+The public API is imported lazily; torch is not loaded before `capture` is called:
 
-* `capture(step)` runs a training step and returns its `Trace`; `Trace.load` and `Trace.save` keep it in a file.
+* `capture(step)` runs a training step and returns its `Trace`; `Trace.save` and `Trace.load` write and read a file.
 * `import_trace(path)` reads a `torch.profiler` profile as a Trace.
-* `advise(trace, gpus)` returns `Advice`: the best changes of the training, their gains, and the GPU to rent.
-* `best_layouts(trace, layouts)` ranks the ways to share a step over several GPUs.
 * `predict(trace, gpus)` returns `Predictions`: one `Prediction` per GPU, and a table when printed.
+* `advise(trace, gpus)` returns `Advice`: the best changes to the training, their gains, and the GPU to rent.
+* `best_layouts(trace, layouts)` ranks strategies for sharing a step among several GPUs.
 * `step_of("hf:Qwen/Qwen2.5-7B", length=2048)` records the step of a model by name, without a script.
-* `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
-* `gpu(name)` finds a `Gpu` in the catalogue; `gpu_names()` lists them.
-* `watch(total_steps=...)` watches your own training loop: predictions, a budget and an outcome.
+* `operator_seconds(operation, gpu, ...)` returns the device time of a single operation.
+* `gpu(name)` finds a `Gpu` in the catalogue; `gpu_names()` lists all names.
+* `watch(total_steps=...)` adds predictions and a budget to your own training loop.
 * `LightningPredictError` is the base class of all errors.
 
 The callbacks for a Trainer are in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
 
-The data flow through the packages: `gpus`, `tracing`, `weights` -> `kernels` -> `timeline` -> `distributed` -> `run` ->
-`cost` -> `reports` -> `prediction` -> `callbacks`. Less common applications are in `extensions`, each loaded on first
-use.
+Data flows through the packages in this order: `gpus`, `tracing`, `weights` -> `kernels` -> `timeline` -> `distributed`
+-> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`. Less common applications are in `extensions`; each is
+loaded on first use.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _HOMES = {
     "predict": "lightning_predict.prediction",
     "watch": "lightning_predict.observe.watched_loop",
 }
-"""The module of each name; extensions register the others."""
+"""The module that defines each name. Extensions register further names."""
 
 
 def __getattr__(name: str) -> object:

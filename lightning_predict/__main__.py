@@ -1,4 +1,4 @@
-"""`python -m lightning_predict` is `lightning-predict`."""
+"""Makes `python -m lightning_predict` run the command `lightning-predict`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`Assumptions`: everything that a prediction assumes, as one value that each entry point builds from its arguments.
+"""`Assumptions`: everything that a prediction assumes about machines, links, prices and parallelism.
 
-`predict`, the callback, the what-ifs and the command line each make one `Assumptions` and pass it on. A new assumption
-is a field with its description here, and an argument of the entry points that offer it::
+`predict`, the callback, the what-ifs and the command line each build one `Assumptions` from their arguments. To add an
+assumption, add a field with its description here, and an argument to the functions that offer it::
 
     assumptions = Assumptions(strategy=parse_strategy("fsdp"), usd_per_hour=2.0)
     predict_workload(trace, layouts_of(["8xL4"]), workload, assumptions)
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Door = TypeVar("Door")
 
 Skew = float | Mapping[str, float]
-"""Skew of the lookups: one exponent of Zipf's law, or one for each table by its name."""
+"""Skew of the lookups in embedding tables: one exponent of Zipf's law, or an exponent per table name."""
 
 
 @final
@@ -42,35 +42,36 @@ class Assumptions:
     """Assumptions of a prediction about machines, links, prices and parallelism.
 
     Attributes:
-        strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options as in
-            `fsdp,tensor=8` (see `distributed/strategy.py`). A single GPU uses only the option `accumulate`.
+        strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options such as
+            `fsdp,tensor=8` (see `distributed/strategy.py`). On a single GPU, only the option `accumulate` has an
+            effect.
         method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/measured_scaling.py`).
         weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
-            a cache folder, or offline mode. None takes the configured address, the cache, and the weights that come
-            with the package.
-        offers: Offers to take prices from; None takes those that come with the package.
-        usd_per_hour: Your own price of one GPU, the same for all or by name; it takes precedence over the offers.
-        history: Earlier runs. Runs of the same model on the same GPU correct its prediction (see `run/history.py`).
-        interconnect: Bandwidths of the links between GPUs, if you know them; None takes the catalogue's figures.
-        release: PyTorch version of the predicted run, such as `1.13` or `2.6.0`. It decides kernels, the optimizer's
-            launches and how gradients are cleared. None takes the trace's version; a step with measured kernels
-            ignores this.
-        host: CPU class of the predicted GPUs' machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the
-            step's own CPU time was not measured. Or a factor on the CPU time of the recording machine, below 1 for a
-            faster CPU. None assumes nothing.
-        zipf_alpha: Skew of the lookups in embedding tables: the exponent of Zipf's law, one for all or by the name of a
-            table's module. None assumes uniform lookups.
-        cores_per_node: CPU cores of each machine, which the loaders of its GPUs share. None: each loader has enough
-            cores.
+            a cache folder, or offline mode. None uses the configured address, the cache, and the package's weights.
+        offers: Offers to take prices from; None uses the offers of the package.
+        usd_per_hour: Your own price of one GPU, for all GPUs or by name. Your price takes precedence over the offers.
+        history: Earlier runs. Runs of the same model on the same GPU correct the prediction (see `run/history.py`).
+        interconnect: Bandwidths of the links between GPUs, if you know them; None uses the catalogue's bandwidths.
+        release: PyTorch version of the predicted run, such as `1.13` or `2.6.0`. Kernels, the optimizer's launches and
+            the clearing of gradients depend on the version. None uses the trace's version. The version has no effect on
+            a step with measured kernels.
+        host: CPU class of the predicted machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the step's
+            CPU time was not measured. Or a factor on the measured CPU time, below 1 for a faster CPU. None assumes no
+            class.
+        zipf_alpha: Skew of the lookups in embedding tables: the exponent of Zipf's law, for all tables or by the name
+            of the table's module. None assumes uniform lookups.
+        cores_per_node: CPU cores of each machine, shared by the loaders of its GPUs. None assumes that each loader has
+            enough cores.
         measured: Rates of large matmuls that your machine sustains, in FLOP/s by dtype: `{"bf16": 1103e12}`, or by GPU,
-            `{"B200": {"bf16": 1103e12}}` (see `gpus/own_rates.py`). They correct this GPU's times. None takes the
-            catalogue's.
+            `{"B200": {"bf16": 1103e12}}` (see `gpus/own_rates.py`). The rates correct the times of this GPU. None uses
+            the catalogue's rates.
         charges: Costs of a rented machine other than training: `Charges(setup_minutes=20, storage_usd=3)` of
-            `lightning_predict.cost.prediction`. None: no such costs. The GPU in use is already rented, so it has none.
+            `lightning_predict.cost.prediction`. None assumes no other costs. The GPU in use never has other costs,
+            because it is already rented.
 
     Raises:
-        InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, an object
-            that is not an Interconnect, an invalid release, or a host that is neither a class nor a number.
+        InvalidArgumentError: The value of a field is invalid, for example an unknown method or a price that is not
+            above 0.
     """
 
     strategy: Strategy = field(default_factory=Strategy)
@@ -102,10 +103,10 @@ class Assumptions:
             )
         check_release(self.release)
         if self.host is not None:
-            _ = self.host_assumed  # raises for an unknown class
+            _ = self.host_assumed  # raises an error for an unknown class
 
     def with_own_rates(self, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
-        """Return the layouts with the user's own rates of their GPUs."""
+        """Return the layouts with GPUs whose rates are the user's own (`measured`)."""
         if not self.measured:
             return tuple(layouts)
         from lightning_predict.gpus.own_rates import with_own_rates
@@ -114,14 +115,14 @@ class Assumptions:
 
     @property
     def host_assumed(self) -> Host:
-        """Parsed CPU class or factor."""
+        """Parsed value of `host`."""
         from lightning_predict.timeline.host import host_of
 
         return host_of(self.host)
 
     @property
     def links(self) -> Interconnect:
-        """The links between GPUs: the user's figures, otherwise the catalogue's."""
+        """Bandwidths of the links between GPUs: the user's, otherwise the catalogue's."""
         return self.interconnect or CATALOGUE
 
 
@@ -130,13 +131,9 @@ _REFERENCE: Final = re.compile(r"^( *)(\w+): See `Assumptions`\.$", re.MULTILINE
 
 
 def fill_in_assumptions(door: Door) -> Door:
-    """Fill in a docstring's references to `Assumptions`, so that `help` is complete and each text is written once.
+    """Decorator: complete a docstring that refers to `Assumptions`.
 
-    Args:
-        door: A function or class whose docstring has lines such as `method: See `Assumptions`.`
-
-    Returns:
-        The same function or class.
+    A line such as `method: See `Assumptions`.` gets the description of the field in `Assumptions`.
     """
     if not (door.__doc__ and Assumptions.__doc__):  # python -OO strips docstrings
         return door

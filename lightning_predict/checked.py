@@ -1,7 +1,8 @@
 """Validated reading of external files: JSON, TOML, YAML and CSV, with size limits and error locations.
 
-A reader returns a `Checked`: a value that knows its file and its location there. Each method returns the value as the
-requested type, or raises the file's error class with the location, the actual and the expected value. Example::
+A reader returns a `Checked`: a value with its file and its location in the file. Each method of `Checked` returns the
+value as the requested type, or raises the file's error class. The error message has the location, the actual value and
+the expected value. Example::
 
     >>> run = File("run.json", TraceFormatError)
     >>> Checked({"batches": -1}, run).member("batches").integer(minimum=1)
@@ -38,25 +39,26 @@ Default = TypeVar("Default")
 Choice = TypeVar("Choice", bound=str)
 
 MAX_BYTES: Final = 1 << 30
-"""Maximum size of a JSON or CSV file after decompression. A profile of this size needs about 10 GB once parsed."""
+"""Maximum size of a JSON or CSV file after decompression. Parsing a profile of this size needs about 10 GB of
+memory."""
 
 MAX_WRITTEN_BYTES: Final = 1 << 20
-"""Maximum size of a YAML or TOML file: they are written by hand, and PyYAML takes up to 20 seconds per megabyte."""
+"""Maximum size of a YAML or TOML file. PyYAML takes up to 20 seconds per megabyte."""
 
 MAX_YAML_SECONDS: Final = 60.0
 """Maximum CPU time to parse a YAML file."""
 
 MAX_MERGED_FIELDS: Final = 100_000
-"""Maximum number of fields that the merges (`<<`) of a YAML file may copy; chains of merges grow quadratically."""
+"""Maximum number of fields that merges (`<<`) copy in a YAML file. Chains of merges grow quadratically."""
 
 MAX_DEPTH: Final = 100
-"""Maximum nesting depth; a profile has six levels. Python's recursion limit is 1,000 calls."""
+"""Maximum nesting depth. Profiles have six levels; Python's recursion limit is 1,000 calls."""
 
 MAX_DIGITS: Final = 100
-"""Maximum digits of a number. The largest float has 309 digits, but 17 are enough to represent any float exactly."""
+"""Maximum number of digits of a number. 17 digits represent any float exactly; the largest float has 309 digits."""
 
 MAX_INTEGER: Final = 2**63 - 1
-"""Largest integer that arrays can hold."""
+"""Largest integer that NumPy arrays can hold."""
 
 DAY: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 MONTH: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
@@ -69,12 +71,12 @@ _CHUNK_BYTES: Final = 1 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class File:
-    """External file.
+    """An external file, as named in error messages.
 
     Attributes:
-        name: Its name in errors.
-        error: Class of its errors.
-        advice: Sentence at the end of each error, for example how to get a valid file.
+        name: Name of the file in error messages.
+        error: Class of the errors to raise.
+        advice: Sentence at the end of each error message, for example how to get a valid file.
     """
 
     name: str
@@ -82,7 +84,7 @@ class File:
     advice: str = ""
 
     def error_at(self, problem: str, place: str = "", line: int | str | None = None) -> LightningPredictError:
-        """Make the error "{file}, line {line}: {place} {problem}", to be raised."""
+        """Return the error "{file}, line {line}: {place} {problem}". The caller raises the error."""
         where = self.name + ("" if line is None else f", line {line}") + (f": {place}" if place else "")
         return self.error(f"{where} {problem}{self.advice and ' '}{self.advice}".replace("\n", "\\n"))
 
@@ -90,12 +92,12 @@ class File:
 @final
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A value and its location.
+    """A value from an external file, with its location.
 
     Attributes:
-        value: The parsed value; a row of a CSV is a dictionary of texts.
-        file: Its file.
-        place: Path of fields within the file, for example `operations[3].phase`; empty for the whole.
+        value: The parsed value. A row of a CSV file is a dictionary of strings.
+        file: The file that contains the value.
+        place: Path of the value in the file, for example `operations[3].phase`; empty for the whole file.
         line: Line of the file, counted from 1; None if the format has no lines.
     """
 
@@ -105,11 +107,11 @@ class Checked:
     line: int | None = None
 
     def error(self, words: str) -> LightningPredictError:
-        """Make an error about this location, to be raised."""
+        """Return an error about this location. The caller raises the error."""
         return self.file.error_at(words, self.place or ("the whole file" if self.line is None else ""), self.line)
 
     def unexpected(self, expected: str) -> LightningPredictError:
-        """Make an error with the actual and the expected value, to be raised."""
+        """Return an error with the actual and the expected value. The caller raises the error."""
         return self.error(f"is {shown(self.value)}; expected {expected}.")
 
     def mapping(self) -> dict[Any, Any]:
@@ -122,8 +124,8 @@ class Checked:
         """Return a required field.
 
         Args:
-            name: Its key.
-            expected: The expectation in the error for a missing field.
+            name: Key of the field.
+            expected: Expectation that the error message for a missing field states.
         """
         mapping = self.mapping()
         place = f"{self.place}.{name}" if self.place else str(name)
@@ -133,7 +135,7 @@ class Checked:
         return Checked(mapping[name], self.file, place, line)
 
     def members(self) -> dict[Any, Checked]:
-        """Return all fields by their keys."""
+        """Return all fields by key."""
         return {name: self.member(name) for name in self.mapping()}
 
     def has(self, name: str) -> bool:
@@ -145,7 +147,7 @@ class Checked:
         return read(self.member(name)) if name in self.mapping() else default
 
     def check_keys(self, required: Iterable[str] = (), optional: Iterable[str] = ()) -> None:
-        """Reject missing and unknown (for example misspelt) keys."""
+        """Raise an error for missing keys and for unknown keys, such as misspelt keys."""
         known = frozenset(optional).union(required)
         if not known.issuperset(self.mapping()):
             for name in self.mapping():
@@ -162,8 +164,8 @@ class Checked:
         """Return the elements of an array.
 
         Args:
-            length: Required length; None for any.
-            named: Fields whose texts name an element in errors, instead of its number.
+            length: Required length; None for any length.
+            named: Fields whose values identify an element in error messages, instead of its index.
         """
         value = self.value
         if not isinstance(value, list):
@@ -195,7 +197,7 @@ class Checked:
         return self.value
 
     def texts(self) -> tuple[str, ...]:
-        """Return an array of different strings that are not blank."""
+        """Return an array of unique strings that are not blank."""
         value = self.value
         if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
             raise self.unexpected("a list of texts that are not blank")
@@ -218,7 +220,7 @@ class Checked:
         return self.value
 
     def date(self) -> str:
-        """Return an ISO year, month or day, as text."""
+        """Return an ISO year, month or day as a string."""
         return self.matching("a date like 2025, 2025-03 or 2025-03-31", YEAR, MONTH, DAY)
 
     def url(self) -> str:
@@ -256,14 +258,14 @@ class Checked:
         return value
 
     def positive(self, meaning: str = "") -> float:
-        """Return a finite number above 0; `meaning` describes it in errors."""
+        """Return a finite number above 0. Error messages quote `meaning`."""
         value = self.value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST:
             raise self.unexpected(f"a finite number above 0{meaning and ', '}{meaning}")
         return float(value)
 
     def parsed(self) -> Checked:
-        """Convert a numeric string, such as a CSV cell, to a number, and 2.0 to 2; other values stay unchanged."""
+        """Convert a numeric string, such as a CSV cell, to a number, and 2.0 to 2. Other values stay unchanged."""
         value = self.value
         if isinstance(value, str) and len(value) <= MAX_DIGITS:
             try:
@@ -279,13 +281,13 @@ _EXACT: Final = 2**53
 
 
 def shown(value: object) -> str:
-    """Format a value for an error message, in at most 60 characters and bounded time."""
+    """Format any value for an error message: at most 60 characters, in bounded time."""
     text = _SHOWN.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def positive_number(value: object) -> float | None:
-    """Convert a user's positive number (int, float, Decimal, Fraction or numpy number); None for anything else."""
+    """Convert a number (int, float, Decimal, Fraction or numpy number) to a float; None unless positive."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
         return None
     try:
@@ -296,7 +298,7 @@ def positive_number(value: object) -> float | None:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Suggest the nearest of some words, or list them all, as a sentence."""
+    """Return a sentence that suggests the nearest of the known words, or lists all of them."""
     known = sorted(set(words))
     return _did_you_mean(word, known).strip() or f"Expected one of: {', '.join(known)}."
 
@@ -304,16 +306,16 @@ def nearest(word: str, words: Iterable[str]) -> str:
 def read_json(
     path: str | os.PathLike[str], error: type[LightningPredictError], *, name: str = "", strict: bool = True
 ) -> Checked:
-    """Read a JSON file, gzip or plain.
+    """Read a JSON file, plain or compressed with gzip.
 
     Args:
         path: The file.
-        error: Class of its errors.
-        name: Its name in errors; by default the path.
+        error: Class of the errors to raise for invalid content.
+        name: Name of the file in error messages; empty for the path.
         strict: Reject common extensions of JSON: infinite numbers, control characters in strings.
 
     Raises:
-        LightningPredictError: Truncated, not JSON, or over a limit; of the class `error`.
+        LightningPredictError: The file is truncated, not JSON, or over a limit; raised as `error`.
         OSError: The file cannot be read.
     """
     file = File(name or os.fspath(path), error)
@@ -325,7 +327,7 @@ def parse_json(content: bytes | bytearray, file: File, *, strict: bool = True) -
     if (depth := _json_depth(content)) > MAX_DEPTH:
         raise file.error_at(f"is nested {depth:,} levels deep; expected at most {MAX_DEPTH}.")
     number: Callable[[str], Any] | None = None
-    if b"0" * (MAX_DIGITS + 1) in content.translate(_DIGITS_AS_ZERO):  # may be within a string
+    if b"0" * (MAX_DIGITS + 1) in content.translate(_DIGITS_AS_ZERO):  # may be inside a string
         number = _short_number(file)
     try:
         value = json.loads(
@@ -347,7 +349,7 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
     """Read a TOML file.
 
     Raises:
-        LightningPredictError: Missing, not TOML, or over a limit; of the class `error`.
+        LightningPredictError: The file is missing, not TOML, or over a limit; raised as `error`.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -356,7 +358,7 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
 
     file = File(path.name, error)
     content = _written(path, file, "TOML")
-    if _LONG_KEY.search(content):  # tomllib's time grows quadratically with the length of a key
+    if _LONG_KEY.search(content):  # tomllib's time grows quadratically with the number of dots in a key
         raise file.error_at(f"has a key that is nested deeper than {MAX_DEPTH} levels; expected at most that.")
     try:
         document = tomllib.loads(content.decode())
@@ -379,11 +381,11 @@ def read_yaml(path: Path, error: type[LightningPredictError], *, name: str = "")
 
     Args:
         path: The file.
-        error: Class of its errors.
-        name: Its name in errors; by default the file name without folders.
+        error: Class of the errors to raise.
+        name: Name of the file in error messages; empty for the file name without folders.
 
     Raises:
-        LightningPredictError: Missing, not YAML, a duplicate key, or over a limit; of the class `error`.
+        LightningPredictError: The file is missing, not YAML, over a limit, or has a duplicate key; raised as `error`.
     """
     import yaml
 
@@ -406,11 +408,10 @@ def read_yaml(path: Path, error: type[LightningPredictError], *, name: str = "")
 
 
 def read_text(path: Path, error: type[LightningPredictError]) -> str:
-    """Read a text file that is written by hand.
+    """Read a short text file.
 
     Raises:
-        LightningPredictError: Not UTF-8, or over the limit; of the class `error`.
-        OSError: The file cannot be read.
+        LightningPredictError: The file is missing, not UTF-8, or over the size limit; raised as `error`.
     """
     file = File(path.name, error)
     try:
@@ -428,19 +429,21 @@ def read_csv(
     header: Sequence[str] = (),
     delimiter: str = ",",
 ) -> Iterator[Checked]:
-    """Read the rows of a CSV file, gzip or plain, as mappings of texts by column; blank lines are skipped.
+    """Yield the rows of a CSV file, plain or compressed with gzip, as mappings from columns to strings.
+
+    Blank lines are skipped.
 
     Args:
-        path: The file; its first line names the columns.
-        error: Class of its errors.
-        name: Its name in errors; by default the path.
+        path: The file. Its first line names the columns.
+        error: Class of the errors to raise for invalid content.
+        name: Name of the file in error messages; empty for the path.
         columns: Required columns.
         header: Names of the columns, for a file without a header line.
         delimiter: Separator of the cells.
 
     Raises:
-        LightningPredictError: Not CSV, not UTF-8, a missing column, a row of another length, or over a limit; of the
-            class `error`.
+        LightningPredictError: The file is not CSV, not UTF-8, or over a limit, a column is missing, or a row has the
+            wrong length; raised as `error`.
         OSError: The file cannot be read.
     """
     import csv
@@ -453,7 +456,7 @@ def read_csv(
         line = content.count(b"\n", 0, problem.start) + 1
         raise file.error_at(f"is not UTF-8 text: {problem.reason}. Save it as UTF-8.", line=line) from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
-    line = 1  # first line of a row; a quoted field may span several
+    line = 1  # first line of a row; a quoted cell may span several lines
     expected = f"the {len(header)} of such a file" if header else ""
     try:
         header = header or next(reader, [])
@@ -487,10 +490,10 @@ _STEPS: Final = {code: 1 if code in b"[{" else -1 if code in b"]}" else 0 for co
 
 
 def _content(path: str | os.PathLike[str], file: File, limit: int) -> bytearray:
-    """Read a file up to a size limit, decompressed if its first bytes are gzip's.
+    """Read a file up to a size limit, and decompress gzip.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with open(path, "rb") as stream:
         if stream.peek(2)[:2] != _GZIP_MAGIC:
@@ -519,7 +522,7 @@ def _limited(stream: Any, file: File, limit: int, state: str) -> bytearray:
 
 
 def _written(path: Path, file: File, kind: str) -> bytearray:
-    """Read a hand-written file."""
+    """Read a hand-written file (TOML, YAML or text) up to `MAX_WRITTEN_BYTES`."""
     try:
         return _content(path, file, MAX_WRITTEN_BYTES)
     except FileNotFoundError:
@@ -529,7 +532,7 @@ def _written(path: Path, file: File, kind: str) -> bytearray:
 
 
 def _json_depth(content: bytes | bytearray) -> int:
-    """Return the nesting depth without parsing: count the brackets outside of strings."""
+    """Return the nesting depth of JSON without parsing: count brackets outside strings."""
     skeleton = content.translate(None, _NO_BRACKETS).replace(rb"\\", b"").replace(rb"\"", b"")
     brackets = b"".join(skeleton.split(b'"')[::2])
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
@@ -574,7 +577,7 @@ class _LinedList(list[Any]):
 
 
 def _limit(loader: yaml.SafeLoader, file: File) -> None:
-    """Reject deep nesting before PyYAML slows down on it, and files that take too long to parse."""
+    """Make PyYAML raise an error for deep nesting, and for files that take too long to parse."""
     fetch, fetch_flow_start, add_indent = (
         loader.fetch_more_tokens,
         loader.fetch_flow_collection_start,
@@ -606,7 +609,7 @@ def _limit(loader: yaml.SafeLoader, file: File) -> None:
 
 
 class _Nodes:
-    """Plain values of YAML's nodes; a node with several aliases is built once."""
+    """Converts YAML nodes to plain values. A node with several aliases is converted once."""
 
     def __init__(self, loader: yaml.SafeLoader, file: File) -> None:
         self._loader = loader
@@ -633,11 +636,11 @@ class _Nodes:
     def _mapping(self, node: yaml.MappingNode, place: str, depth: int) -> tuple[_LinedDict, int]:
         own, merged, highest = _LinedDict(), _LinedDict(), 1
         for key_node, value_node in node.value:
-            name = str(key_node.value)[:60]  # keys may be as long as the file
+            name = str(key_node.value)[:60]  # the key of a node may be as long as the file
             inner = f"{place}.{name}" if place else name
             if key_node.tag == "tag:yaml.org,2002:merge":
                 parts = value_node.value if value_node.id == "sequence" else [value_node]
-                for part in reversed(parts):  # the first of several takes precedence
+                for part in reversed(parts):  # the first of several merged mappings takes precedence
                     value, height = self.value(part, inner, depth + 1)
                     if not isinstance(value, _LinedDict):
                         raise self._file.error_at("cannot be merged; expected keys and values.", inner, _line(part))
@@ -690,7 +693,7 @@ def _line(node: yaml.Node) -> int:
 
 
 class _Shown(reprlib.Repr):
-    """Short representations of values: long or deep values are truncated first."""
+    """`reprlib.Repr` that truncates long strings and deep values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -698,16 +701,16 @@ class _Shown(reprlib.Repr):
         self.maxlong = self.maxother = 60
 
     def repr_str(self, x: str, level: int) -> str:
-        """Truncate to the beginning."""
+        """Return the representation of the first 60 characters."""
         del level
         return repr(x[:60])
 
     def repr__LinedDict(self, x: _LinedDict, level: int) -> str:  # noqa: N802
-        """Show as a plain dictionary."""
+        """Return the representation of a plain dictionary."""
         return self.repr_dict(x, level)
 
     def repr__LinedList(self, x: _LinedList, level: int) -> str:  # noqa: N802
-        """Show as a plain list."""
+        """Return the representation of a plain list."""
         return self.repr_list(x, level)
 
 

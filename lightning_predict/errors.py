@@ -1,6 +1,6 @@
-"""Exception classes: all errors that this package raises on purpose.
+"""Exception classes of this package.
 
-The message of an error has the given value, the expected one, and a remedy. Catch the base class to catch all::
+An error message states the given value, the expected value, and a remedy. Catch the base class to catch every error::
 
     try:
         lp.gpu("H1000")
@@ -43,76 +43,76 @@ from __future__ import annotations
 
 
 class LightningPredictError(Exception):
-    """Base class of every error that this package raises on purpose."""
+    """Base class of every error that this package raises deliberately."""
 
     def __str__(self) -> str:
-        """Return the message, with control characters (such as escape sequences from a file) escaped."""
+        """Return the message with escaped control characters, such as terminal escape sequences from a file."""
         text = super().__str__()
         return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 class UnknownGpuError(LightningPredictError, LookupError):
-    """A GPU name that is not in the catalogue, with the nearest names that are."""
+    """A GPU name is not in the catalogue. The message suggests the nearest names."""
 
 
 class UnknownOperationError(LightningPredictError, LookupError):
-    """An operation, or a name of its shape parameters, that no kernel model supports."""
+    """No kernel model supports this operation or this shape parameter."""
 
 
 class UnknownOfferError(LightningPredictError, LookupError):
-    """An offer or a price that was requested by name and is not listed."""
+    """The requested offer or price is not listed."""
 
 
 class InvalidArgumentError(LightningPredictError, ValueError):
-    """An argument outside its allowed range or of the wrong kind."""
+    """An argument is outside its allowed range or of the wrong type."""
 
 
 class CatalogueError(LightningPredictError):
-    """A row of a shipped or user-given table (GPUs, offers) that violates the table's rules."""
+    """A row of a table of GPUs or offers, shipped or user-given, violates the table's rules."""
 
 
 class TraceError(LightningPredictError):
-    """A trace that cannot be recorded, read or used."""
+    """A trace cannot be recorded, read or used."""
 
 
 class TraceFormatError(TraceError):
-    """A trace file that is not valid: truncated, not JSON, or with a missing or wrong field."""
+    """A trace file is invalid: truncated, not JSON, or with a missing or wrong field."""
 
 
 class TraceVersionError(TraceError):
-    """A trace file of a version that this release does not support."""
+    """A trace file has a version that this release does not support."""
 
 
 class CaptureError(TraceError):
-    """A failed capture, for example because another profiler is running."""
+    """A step could not be captured, for example because another profiler is running."""
 
 
 class NothingRecordedError(CaptureError):
-    """A capture of a step in which nothing ran."""
+    """The captured step ran no operation."""
 
 
 class WeightsError(LightningPredictError):
-    """Weights that cannot be found, downloaded or trusted."""
+    """Weights cannot be found, downloaded or trusted."""
 
 
 class WeightsNotFoundError(WeightsError, LookupError):
-    """No weights file for this GPU in any of the searched locations."""
+    """None of the searched locations has a weights file for this GPU."""
 
 
 class WeightsFormatError(WeightsError):
-    """A weights file that is truncated, or whose tensors do not match its header."""
+    """A weights file is truncated, or its tensors do not match its header."""
 
 
 class WeightsHashError(WeightsError):
-    """A weights file whose SHA-256 differs from the manifest's."""
+    """The SHA-256 checksum of a weights file differs from the manifest."""
 
 
 class WeightsDownloadError(WeightsError):
-    """A download that failed after its retries."""
+    """A download failed after its retries."""
 
 
 class MeasurementTableError(LightningPredictError):
-    """A table of measurements that is missing, or has a missing column or a wrong value."""
+    """A table of measurements is missing, lacks a column, or has a wrong value."""
 
 
 class BudgetExceededError(LightningPredictError):
@@ -120,16 +120,16 @@ class BudgetExceededError(LightningPredictError):
 
 
 class PlanningError(LightningPredictError):
-    """Jobs and machines that cannot be planned."""
+    """The jobs and machines cannot be planned."""
 
 
 class PlanningFormatError(PlanningError):
-    """A file of jobs, or of a study, with a missing, wrong or unknown field; the message names its location."""
+    """A file of jobs or of a study has a missing, wrong or unknown field. The message names its location."""
 
 
 class InfeasiblePlanError(PlanningError):
-    """Jobs that no plan can run, or tables that no GPUs can hold; the message names them and the constraint."""
+    """No plan can run the jobs, or no GPUs can hold the tables. The message names the constraint."""
 
 
 class MissingDependencyError(LightningPredictError, ImportError):
-    """A package of an optional extra that is not installed; the message has the install command."""
+    """An optional package is not installed. The message has the install command."""

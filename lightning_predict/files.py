@@ -1,7 +1,7 @@
 """Safe reading and writing of files during training.
 
-A file may be on a hanging network drive, or be a pipe without a reader. It is therefore used in a thread with a
-timeout, and only if it is a regular file. Files are written atomically. Example::
+A path may be on a hanging network drive, or be a pipe without a reader. Training must not hang, so a file is used in a
+thread with a timeout, and only if it is a regular file. Files are written atomically. Example::
 
     in_hook(path, lambda: write_atomically(path, b"..."), seconds=60.0)
 """
@@ -27,29 +27,29 @@ PROGRESS_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"
 """Environment variable with the path of the progress file."""
 
 FILE_SECONDS: Final = 60.0
-"""Timeout of a hook for a file or a logger."""
+"""Default timeout in seconds for a file or a logger in a hook."""
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path:
-    """Return the user's folder for data or downloads. Without a home directory, it is one that cannot exist."""
+    """Return the user's folder for data or downloads; without a home directory, a path that cannot exist."""
     try:
         found = {"data": platformdirs.user_data_dir, "cache": platformdirs.user_cache_dir}[kind]("lightning-predict")
-    except RuntimeError:  # a container's user without a home directory
+    except RuntimeError:  # a user in a container without a home directory
         found = "~"
     return Path(os.devnull, "no-home-directory") if found.startswith("~") else Path(found)
 
 
 def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds: float = FILE_SECONDS) -> Result:
-    """Run some work on a file with a timeout; return its result or raise its error.
+    """Run `work` on a file with a timeout; return its result or raise its error.
 
     Args:
         path: The file, which need not exist.
-        work: Reads or writes it.
+        work: Reads or writes the file.
         seconds: Timeout.
 
     Raises:
-        OSError: The path exists and is not a regular file, or the work raised it.
-        TimeoutError: It did not respond in time, or still hangs since an earlier use.
+        OSError: The path exists and is not a regular file, or `work` raised this error.
+        TimeoutError: `work` did not finish in time, or an earlier use of the file still hangs.
     """
 
     def use() -> Result:
@@ -60,10 +60,10 @@ def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds
 
 
 def reject_irregular(path: str | os.PathLike[str]) -> None:
-    """Reject a pipe, a device or a socket, which may block forever; a folder fails by itself.
+    """Raise an error for a pipe, a device or a socket, which may block forever.
 
     Raises:
-        OSError: It is one of these.
+        OSError: The path is a pipe, a device or a socket.
     """
     try:
         mode = os.stat(path).st_mode
@@ -74,15 +74,15 @@ def reject_irregular(path: str | os.PathLike[str]) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically; an existing file is replaced, and a link stays a link.
+    """Write a file atomically. An existing file is replaced; a symbolic link stays a link.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
-    # A random name that must not exist: processes with equal numbers on two machines write different files, and a
-    # link that was put there is not followed.
+    # The name is random and must not exist: two machines with equal process ids write different files, and a symbolic
+    # link that an attacker put there is not followed.
     part = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.part")
     try:
         with open(part, "xb") as file:
@@ -95,11 +95,11 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 STOPPED_VARIABLE: Final = "LIGHTNING_PREDICT_STOPPED"
-"""Path of a file that is created once a budget ends a fit, for `lightning-predict run --exit-code`."""
+"""Environment variable with the path of a file that is created if a budget stops training."""
 
 
 def mark_stop() -> None:
-    """Let `lightning-predict run` know that a budget has ended a fit."""
+    """Tell `lightning-predict run` that a budget stopped training."""
     if STOPPED_VARIABLE in os.environ:
         with suppress(OSError):
             Path(os.environ[STOPPED_VARIABLE]).touch()

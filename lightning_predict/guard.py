@@ -1,8 +1,8 @@
-"""`log_exceptions` and `fallback_on_error`: decorators that keep errors in our code away from the training.
+"""Decorators that keep errors in our code away from the training: `log_exceptions` and `fallback_on_error`.
 
-An error inside a guarded hook is passed to the callback's `give_up`, which cleans up and warns once. Errors in
-`give_up` are only logged, so the Trainer sees none of them. Every method that a Trainer, or torch, calls is guarded,
-because a `try` inside the method would not cover argument errors. Example::
+An error in a guarded hook is passed to the callback's `give_up`, which cleans up and warns once. Errors in `give_up`
+are only logged, so the Trainer sees none of them. Every method that a Trainer or torch calls has a decorator, because a
+`try` inside the method would not catch errors in its arguments. Example::
 
     class Careful(Callback):
         @log_exceptions
@@ -32,12 +32,12 @@ _LOG: Final = logging.getLogger("lightning_predict")
 Parameters = ParamSpec("Parameters")
 
 CAUGHT: Final = (Exception, GeneratorExit)
-"""Caught errors: all but KeyboardInterrupt and SystemExit. StopIteration and GeneratorExit must not escape either,
-because a calling loop or generator would end silently."""
+"""Caught errors: all except KeyboardInterrupt and SystemExit. StopIteration and GeneratorExit are also caught,
+because they would silently end the calling loop or generator."""
 
 
 def log_warning(message: str) -> None:
-    """Log a message that cannot be a warning: under `-W error` a warning is an exception, logging is not."""
+    """Log a message instead of warning: under `-W error`, a warning would raise an exception."""
     _LOG.warning(message)
 
 
@@ -45,7 +45,7 @@ class CanGiveUp(Protocol):
     """A callback that can be switched off."""
 
     def give_up(self, error: Exception) -> None:
-        """Clean up, report the error once, and do nothing from now on."""
+        """Clean up, report the error once, and do nothing afterwards."""
 
 
 Guarded = TypeVar("Guarded", bound=CanGiveUp)
@@ -56,15 +56,15 @@ Result = TypeVar("Result")
 def log_exceptions(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """Wrap a hook so that its errors go to `give_up`; only a BudgetExceededError is raised.
+    """Decorate a hook so that its errors go to `give_up`; only a BudgetExceededError is raised.
 
-    StopIteration and GeneratorExit are caught, too, because a calling loop or generator would end silently.
-    KeyboardInterrupt, SystemExit and all errors of signal handlers pass: they came from outside while the hook ran.
+    StopIteration and GeneratorExit are also caught, because they would silently end the calling loop or generator.
+    KeyboardInterrupt, SystemExit and all errors of signal handlers are raised: their cause is outside the hook.
     """
 
     @wraps(hook)
     def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        # Catch broadly: the training run is worth more than its predictions.
+        # Catch broadly: the training is worth more than predictions.
         try:
             with unseen_by_modes():
                 hook(self, *args, **kwargs)
@@ -84,11 +84,11 @@ def log_exceptions(
 def fallback_on_error(
     make_fallback: Callable[[], Any], report: Callable[[Any, Exception], object]
 ) -> Callable[[Callable[Concatenate[Owner, Parameters], Result]], Callable[Concatenate[Owner, Parameters], Result]]:
-    """Return a decorator for a method with a result: if the method fails, report the error and return a fallback.
+    """Return a decorator for a method: if the method fails, report the error and return a fallback value.
 
     Args:
-        make_fallback: Makes the fallback.
-        report: Reports the error; an error in it is logged.
+        make_fallback: Returns the fallback value.
+        report: Reports the error. An error in `report` is logged.
     """
 
     def decorate(
@@ -116,9 +116,9 @@ def fallback_on_error(
 
 
 def unseen_by_modes() -> AbstractContextManager[None]:
-    """Return a context in which our code does not pass the script's TorchFunctionModes.
+    """Return a context manager that hides our code from the script's TorchFunctionModes.
 
-    Even reading a tensor's shape passes them. A mode that draws random numbers would change the weights.
+    Even reading a tensor's shape calls the modes. A mode that draws random numbers would change the training.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch._C._len_torch_function_stack():
@@ -131,10 +131,10 @@ _AS_IT_IS: Final = nullcontext()
 
 
 def own_error(error: BaseException) -> Exception:
-    """Return an error of ours; raise an error that a signal handler raised while our code ran.
+    """Return the error if our code raised it; re-raise an error of a signal handler that interrupted our code.
 
-    Handlers raise for a time limit of the script's own, for example with SIGALRM. Every `except` of ours that may
-    catch such an error calls this function. A GeneratorExit, which is not an Exception, becomes a RuntimeError.
+    A signal handler may raise an error for a time limit of the script, for example with SIGALRM. Every `except` of ours
+    that may catch such an error calls this function. GeneratorExit, which is not an Exception, becomes a RuntimeError.
     """
     if comes_from_handler(error):
         raise error
@@ -142,7 +142,7 @@ def own_error(error: BaseException) -> Exception:
 
 
 def comes_from_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised an error: Python gives a handler the frame that it interrupted."""
+    """Return whether a signal handler raised the error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         inner = trace.tb_next.tb_frame
@@ -153,7 +153,7 @@ def comes_from_handler(error: BaseException) -> bool:
 
 
 def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
-    """Return whether a function was called as a signal handler: with a number and the interrupted frame."""
+    """Return whether a frame is a signal handler: two adjacent arguments are a number and the interrupted frame."""
     code = frame.f_code
     values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & CO_VARARGS:

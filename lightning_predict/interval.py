@@ -1,4 +1,4 @@
-"""A predicted value with its 90 % interval: scalars, or arrays of one shape.
+"""A predicted value with its 90 % interval; scalars, or arrays of equal shape.
 
 Example::
 
@@ -45,11 +45,11 @@ class Interval(Generic[Value]):
 
     @classmethod
     def from_factor(cls, middle: Value, spread: Value | float) -> Interval[Value]:
-        """Make an interval from a value and the factor between it and either end."""
+        """Return the interval from `middle / spread` to `middle * spread`."""
         return cls(middle, middle, middle).widened(spread)
 
     def widened(self, spread: Value | float) -> Interval[Value]:
-        """Widen the interval by a factor on both sides."""
+        """Divide the lower end and multiply the upper end by a factor."""
         return Interval(self.low / spread, self.middle, self.high * spread)
 
     def scaled(self, factor: Value | float) -> Interval[Value]:
@@ -57,7 +57,7 @@ class Interval(Generic[Value]):
         return self.map(lambda value: value * factor)
 
     def added(self, amount: Value | float | Interval[Value]) -> Interval[Value]:
-        """Add an exact amount, or add an interval end by end, assuming fully correlated errors."""
+        """Add an exact amount, or add another interval end by end, assuming fully correlated errors."""
         if isinstance(amount, Interval):
             return self.map(operator.add, amount)
         return self.map(lambda value: value + amount)
@@ -78,8 +78,8 @@ class Interval(Generic[Value]):
         """Apply a function to the value and to each end.
 
         Args:
-            change: Takes one value of this interval and the corresponding value of each other interval.
-            others: Further intervals.
+            change: Function of a value of this interval and the corresponding values of the other intervals.
+            others: Intervals for further arguments of `change`.
         """
         every = (self, *others)
         return Interval(
@@ -98,26 +98,26 @@ def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
 
 
 OUTSIDE: Final = 0.05
-"""Share of cases below an interval, and above it."""
+"""Probability that a value is below the interval, and probability that a value is above the interval."""
 
 NORMAL_95: Final = NormalDist().inv_cdf(1 - OUTSIDE)
-"""Standard deviations of a normal distribution from its middle to either end of an interval."""
+"""Number of standard deviations between the middle and an end of the interval of a normal distribution."""
 
 ODDS: Final = (1 - OUTSIDE) / OUTSIDE
-"""Odds of a case on the inner side of an end. Log-odds are linear in log time on either side of the middle."""
+"""Odds that a value is inside one end of the interval. Log-odds are linear in log time on each side of the middle."""
 
 MIN_HALF_WIDTH: Final = 1e-3
-"""Minimum half width in log time, for a time that is certain."""
+"""Minimum half width in log time, used for an exactly known time."""
 
 HALVINGS: Final = 24
-"""Number of bisections to find an end, for a precision of one millionth."""
+"""Number of bisection steps when searching an end of an interval: a precision of one millionth."""
 
 
 def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, Array]:
-    """Return the 90 % interval of the later of two times with independent errors.
+    """Return the 90 % interval of the maximum of two times with independent errors.
 
-    Both must be over. If the intervals overlap, the low end is therefore above either low end, and the high end
-    slightly above either high end. Each log time is assumed logistic on either side of its middle.
+    The maximum is above both times. If the intervals overlap, its low end is therefore above both low ends, and its
+    high end is slightly above both high ends. Each log time has a logistic distribution on each side of its middle.
     """
     import numpy as np
 
@@ -133,7 +133,7 @@ def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, 
 
 
 def _by_which(parts: Sequence[Interval[Array]], share: float, least: Array, most: Array) -> Array:
-    """Find the time by which all parts are over with this probability, by bisection between two times."""
+    """Return the quantile `share` of the maximum of the times, by bisection between `least` and `most`."""
     import numpy as np
 
     for _ in range(HALVINGS):
@@ -145,7 +145,7 @@ def _by_which(parts: Sequence[Interval[Array]], share: float, least: Array, most
 
 
 def _share_before(part: Interval[Array], time: Array) -> Array:
-    """Return the probability that a part is over before a time."""
+    """Return the probability that a time with this interval is below `time`."""
     import numpy as np
 
     away = np.log(time / part.middle)

@@ -1,7 +1,7 @@
 """`Note`: a sentence for the user next to a prediction, optionally marked as a detail or as decisive.
 
-Notes are strings, so that they print, compare and serialize to JSON directly. A note that changes no decision is a
-detail, shown only in verbose output. A decisive note comes before others if there is room for few. Example::
+Notes are strings, so they print, compare and serialize to JSON directly. A detail changes no decision and is shown only
+in verbose output. If space is limited, decisive notes come first. Example::
 
     >>> notes = ("cuDNN converts the images.", Note("cudnn.benchmark is off.", is_detail=True))
     >>> [note for note in notes if not is_detail(note)]
@@ -19,21 +19,15 @@ class Note(str):
     """A sentence for the user.
 
     Attributes:
-        is_detail: It changes no decision, and is shown only in verbose output.
-        is_decisive: It may change a decision by itself, and is shown before others.
+        is_detail: Whether the note changes no decision, and is shown only in verbose output.
+        is_decisive: Whether the note alone may change a decision, and is shown before other notes.
     """
 
     is_detail: bool
     is_decisive: bool
 
     def __new__(cls, text: str, *, is_detail: bool = False, is_decisive: bool = False) -> Note:
-        """Make a note from a sentence.
-
-        Args:
-            text: The sentence.
-            is_detail: It changes no decision.
-            is_decisive: It may change a decision by itself.
-        """
+        """Create a note from a sentence."""
         made = super().__new__(cls, text)
         made.is_detail = is_detail
         made.is_decisive = is_decisive
@@ -41,12 +35,12 @@ class Note(str):
 
 
 def is_detail(note: str) -> bool:
-    """Return whether a note is a detail; a plain string is not."""
+    """Return whether a note is marked as a detail."""
     return isinstance(note, Note) and note.is_detail
 
 
 def is_decisive(note: str) -> bool:
-    """Return whether a note may change a decision by itself; a plain string is not marked so."""
+    """Return whether a note is marked as decisive."""
     return isinstance(note, Note) and note.is_decisive
 
 

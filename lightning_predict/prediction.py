@@ -73,41 +73,40 @@ def predict(
 
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
-        gpus: `all`, `datacenter` or `consumer`: every NVIDIA GPU of that group with a current price; tables show the
-            best of them. Or names of GPUs (our, torch's and cloud providers' spellings are understood) or of layouts,
-            or a `Gpu` or `Layout`. `8xL4` is a machine with eight GPUs, `2x8xH100-SXM-80GB` two machines. Each replica
-            takes the samples of the trace.
-        iterations: Remaining steps on the recorded number of GPUs; a larger layout needs fewer steps for the same
-            samples. None predicts only the step.
-        loader_seconds: Seconds in which the data loader of one process loads a batch while the GPU computes; the longer
-            of the two counts. None takes the recorded waits.
-        loader_samples_per_second: The same as a rate.
+        gpus: A group (`all`, `datacenter` or `consumer`: every NVIDIA GPU of the group with a current price), or names
+            of GPUs or layouts, or `Gpu` and `Layout` objects. Names as in torch or at cloud providers are accepted.
+            `8xL4` is a machine with eight GPUs, `2x8xH100-SXM-80GB` means two machines. Each replica processes the
+            number of samples of the trace.
+        iterations: Number of remaining steps on the recorded number of GPUs. A larger layout needs fewer steps for the
+            same samples. None predicts only the step.
+        loader_seconds: Seconds that the data loader of one process needs to load a batch while the GPU computes. A step
+            takes at least this time. None uses the recorded waits for the loader.
+        loader_samples_per_second: Speed of the data loader of one process, instead of `loader_seconds`.
         evaluation_seconds: Seconds of the run outside training steps, such as evaluation and checkpoints; the same on
             every GPU.
-        num_nodes: Number of machines, for layouts that do not include it.
+        num_nodes: Number of machines, for layouts whose name does not include it.
         strategy: See `Assumptions`.
         method: See `Assumptions`.
         offers: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
-        history: Use earlier runs of the same step for corrections (see `run/history.py`).
+        history: Whether to correct predictions with earlier runs of the same step (see `run/history.py`).
         interconnect: See `Assumptions`.
         release: See `Assumptions`.
         host: See `Assumptions`.
         zipf_alpha: See `Assumptions`.
-        gpus_file: TOML file with your own GPUs, which stay known in this process (see `gpus/user_gpus.py`).
+        gpus_file: TOML file that adds your own GPUs to the catalogue of this process (see `gpus/user_gpus.py`).
         charges: See `Assumptions`.
         measured: See `Assumptions`.
 
     Returns:
-        One Prediction per GPU or layout, in the given order; of a group, the cheapest run first.
+        One Prediction per GPU or layout: in the given order, or for a group, cheapest first.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not contain.
-        InvalidArgumentError: An empty list, or an invalid price, layout, strategy, method or number of iterations.
-        TraceError: A trace without operations, or with neither shapes nor kernels. Kernels of an unknown GPU without
-            shapes raise an UnknownGpuError.
-        WeightsError: Weights that cannot be found or trusted; an unreachable address only adds a note.
+        UnknownGpuError: The catalogue does not have a named GPU, or lacks the GPU that recorded a trace without shapes.
+        InvalidArgumentError: `gpus` is empty, or a price, layout, strategy, method or number of iterations is invalid.
+        TraceError: The trace has no operations, or has neither shapes nor kernels.
+        WeightsError: Weights cannot be found or trusted. An unreachable address only adds a note.
     """
     if gpus_file is not None:
         from lightning_predict.gpus.user_gpus import add_gpus
@@ -146,17 +145,18 @@ def remaining_steps(
     loader_samples_per_second: float | None = None,
     evaluation_seconds: float = 0.0,
 ) -> Workload:
-    """Describe a run of this many recorded steps, with a loader and evaluation as stated or recorded.
+    """Return a Workload with this number of recorded steps, and a loader and evaluation as given or recorded.
 
     Args:
-        trace: The step.
+        trace: The recorded step.
         iterations: Number of steps; None predicts only the step.
         loader_seconds: See `predict`.
         loader_samples_per_second: See `predict`.
         evaluation_seconds: See `predict`.
 
     Raises:
-        InvalidArgumentError: A negative number, two speeds of the loader, or a rate for a step of unknown size.
+        InvalidArgumentError: A number is negative, the loader has two speeds, or a rate is given for a step of unknown
+            size.
     """
     if iterations is not None and iterations < 0:
         raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of remaining steps.")
@@ -201,11 +201,12 @@ def predict_workload(
 
     Args:
         trace: One training step.
-        layouts: GPUs and layouts to predict. To a `PricedGpus`, the GPU of the recording is added.
+        layouts: GPUs and layouts to predict. If `layouts` is a `PricedGpus`, the GPU of the recording is added.
         workload: Remaining steps and validation batches on each GPU of the recorded run.
         assumptions: The assumptions.
-        validation: One validation batch; None takes the forward share of the training step.
-        forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
+        validation: Recorded validation batch; None uses the forward pass of the training step.
+        forecast: Remaining seconds on the machine in use, from the progress of the run; None derives the time from the
+            trace.
     """
     group = layouts.group if isinstance(layouts, PricedGpus) else None
     origin = gpu_in_use(trace)
@@ -233,7 +234,7 @@ def predict_workload(
 
 
 def _cost_of_steps(one: Prediction) -> float:
-    """Return the cost of a recorded step as a sort key; a GPU without a price or enough memory comes last."""
+    """Return the cost per recorded step as a sort key; GPUs without a price or enough memory come last."""
     if one.usd_per_hour is None or one.fits is False:
         return math.inf
     return one.usd_per_hour * one.cycle_seconds / one.layout.count
@@ -242,7 +243,7 @@ def _cost_of_steps(one: Prediction) -> float:
 def shown_layouts(
     trace: Trace, layouts: Sequence[Layout], iterations: int | None, assumptions: Assumptions
 ) -> tuple[Layout, ...]:
-    """Return the layouts of a group that a table would show, cheapest first; named layouts unchanged."""
+    """Return the layouts of a group that a table would show, cheapest first. Named layouts are returned unchanged."""
     if not isinstance(layouts, PricedGpus):
         return tuple(layouts)
     found = predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
@@ -250,11 +251,11 @@ def shown_layouts(
 
 
 TABLES_DECIDE: Final = 0.5
-"""Share of a GPU's memory above which embedding tables should be sharded."""
+"""Share of a GPU's memory above which a note suggests sharding embedding tables."""
 
 
 def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | None:
-    """Return a note about sharding if a step does not fit mainly because of its embedding tables; otherwise None."""
+    """Return a note about sharding if a step does not fit because of its embedding tables; otherwise None."""
     looked_up = {
         position if operation.inputs[0].id is None else operation.inputs[0].id: operation.inputs[0].size_bytes
         for position, operation in enumerate(trace.operations)
@@ -277,7 +278,7 @@ def _heading(
     assumptions: Assumptions,
     layouts: Sequence[Layout],
 ) -> str:
-    """Describe the predicted run, as in `58,430 steps × batch 64, bf16-mixed, recorded on L4`, and the assumptions."""
+    """Describe the predicted run and its assumptions: `58,430 steps × batch 64, bf16-mixed, recorded on L4`."""
     steps = workload.training_iterations
     is_training = any(one.phase in ("backward", "optimizer") for one in trace.operations)
     alone = "A training step" if is_training else "A forward pass (no backward pass was recorded)"
@@ -308,7 +309,7 @@ def _machine_name(trace: Trace, in_use: Layout | None) -> str:
 
 
 def _machine_in_use(step: StepPredictor, workload: Workload, assumptions: Assumptions) -> MachineInUse | None:
-    """Compute the run on the recording machine from its own measured steps; None if none was timed."""
+    """Return the run on the recording machine, from its measured steps; None if no step was timed."""
     trace, in_use = step.trace, step.in_use
     seconds = measured_seconds(trace)
     if seconds is None or seconds <= 0 or trace.device == "meta":
@@ -321,7 +322,7 @@ def _machine_in_use(step: StepPredictor, workload: Workload, assumptions: Assump
         device_seconds=seconds,
         host_seconds=0.0,
         coverage={},
-        forward_seconds=seconds / 3,  # the backward pass computes twice as much
+        forward_seconds=seconds / 3,  # the backward pass takes twice as long as the forward pass
     )
     run = predict_run(measured, workload, None, batches=trace.batches, replicas=trace.world_size)
     run = step.corrected(step.with_work(run, trace.world_size), in_use)

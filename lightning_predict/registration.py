@@ -1,13 +1,12 @@
-"""Callback factory for use without code changes: Lightning calls it whenever a Trainer is made.
+"""Callback factory that Lightning calls whenever a Trainer is created, so that scripts need no change.
 
-It adds `RuntimePredictor`, and `CostBudget` for a budget, only if environment variables ask for it; otherwise it has
-almost no overhead::
+If environment variables request it, the factory adds `RuntimePredictor` and, for a budget, `CostBudget`::
 
     LIGHTNING_PREDICT=1 LIGHTNING_PREDICT_GPUS=T4,L4 python train.py
 
-`lightning-predict run --gpus T4,L4 train.py` sets these variables.
-
-Registered in pyproject.toml under `lightning.pytorch.callbacks_factory` and `pytorch_lightning.callbacks_factory`.
+`lightning-predict run --gpus T4,L4 train.py` sets these variables. Otherwise, the factory has almost no overhead. The
+factory is registered in pyproject.toml under `lightning.pytorch.callbacks_factory` and
+`pytorch_lightning.callbacks_factory`.
 """
 
 from __future__ import annotations
@@ -28,20 +27,21 @@ GPUS_VARIABLE: Final = "LIGHTNING_PREDICT_GPUS"
 USD_VARIABLE: Final = "LIGHTNING_PREDICT_USD"
 PRICE_VARIABLE: Final = "LIGHTNING_PREDICT_USD_PER_HOUR"
 SEEN_VARIABLE: Final = "LIGHTNING_PREDICT_SEEN"
-"""Path of a file that is created once a Trainer is made, so that `lightning-predict run` can report if none was."""
+"""Environment variable with the path of a file that is created with the first Trainer. If the file is missing at the
+end, `lightning-predict run` reports that no Trainer was created."""
 
 
 def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
-    """Return the callbacks that the environment asks for.
+    """Return the callbacks that environment variables request.
 
-    With `LIGHTNING_PREDICT=1` that is a `RuntimePredictor`, for the GPUs in `LIGHTNING_PREDICT_GPUS` if set. With
-    `LIGHTNING_PREDICT_USD` it is also a `CostBudget` of that many dollars, at `LIGHTNING_PREDICT_USD_PER_HOUR` or the
-    listed price. Wrong values raise an error when a Trainer is made, before any training. If our own code fails, the
-    Trainer is made without it.
+    `LIGHTNING_PREDICT=1` requests a `RuntimePredictor` for the GPUs in `LIGHTNING_PREDICT_GPUS`.
+    `LIGHTNING_PREDICT_USD` also requests a `CostBudget` of this number of dollars, at the price in
+    `LIGHTNING_PREDICT_USD_PER_HOUR` or the listed price. Invalid values raise an error when a Trainer is created,
+    before training starts. If our own code fails, the Trainer is created without callbacks.
 
     Raises:
         InvalidArgumentError: `LIGHTNING_PREDICT` is not 1, 0 or empty, or an amount is invalid.
-        UnknownGpuError: `LIGHTNING_PREDICT_GPUS` has a name that the catalogue does not contain.
+        UnknownGpuError: The catalogue does not have a GPU in `LIGHTNING_PREDICT_GPUS`.
     """
     switch = os.environ.get(SWITCH_VARIABLE, "").strip()
     if switch in ("", "0"):
@@ -70,10 +70,10 @@ def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
 
 
 def _amount(variable: str) -> float | None:
-    """Read an amount from the environment; None if it is not set or empty.
+    """Return a number from an environment variable; None if the variable is unset or empty.
 
     Raises:
-        InvalidArgumentError: It is not a number above 0.
+        InvalidArgumentError: The variable is not a number above 0.
     """
     from lightning_predict.checked import positive_number
 

@@ -1,6 +1,6 @@
-"""`StepPredictor`: predictor of a recorded step, timed once on every GPU, then for any layout with any strategy.
+"""`StepPredictor`: times a recorded step once on every GPU, then predicts the step on any layout with any strategy.
 
-`predict` loops over layouts, `best_layouts` searches strategies; both make their `Prediction` here. Example::
+`predict` loops over layouts and `best_layouts` searches strategies; both use this class. Example::
 
     step = StepPredictor(trace, [gpu("H100-SXM-80GB")], Assumptions())
     step.predict_layout(layout_of("8xH100-SXM-80GB"), parse_strategy("fsdp")).iteration_seconds
@@ -64,25 +64,26 @@ if TYPE_CHECKING:
 
 @final
 class StepPredictor:
-    """Predictor of a recorded step on any layout.
+    """Predictor of a recorded step and the rest of its run, on any layout.
 
     Args:
         trace: One training step.
         gpus: The GPUs of all layouts to predict.
         assumptions: The assumptions.
         workload: Remaining work on each GPU of the recorded run; None predicts only the step.
-        validation: One validation batch; None takes the forward share of the training step.
-        forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
+        validation: Recorded validation batch; None uses the forward pass of the training step.
+        forecast: Remaining seconds on the machine in use, from the progress of the run; None derives the time from the
+            trace.
 
     Attributes:
-        trace: The step, changed by the assumptions.
-        setting: The GPUs, models and assumptions for its parts.
-        kinds: The kinds of step, each on one of each GPU.
-        in_use: The GPUs that it was recorded on; None without CUDA, or if the catalogue lacks them.
+        trace: The recorded step, modified by the assumptions.
+        setting: GPUs, kernel models and assumptions.
+        kinds: Each kind of step, predicted on a single GPU of each model.
+        in_use: Layout that recorded the step; None without CUDA, or if the catalogue lacks the GPU.
 
     Raises:
-        TraceError: A trace that cannot be predicted.
-        WeightsError: Weights that cannot be found or trusted.
+        TraceError: The trace cannot be predicted.
+        WeightsError: Weights cannot be found or trusted.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class StepPredictor:
         self._workload = workload or Workload(training_iterations=None)
         targets = tuple(dict.fromkeys(gpus))
         origin = gpu_in_use(trace)
-        if origin is not None:  # with the user's own rates, if there are any
+        if origin is not None:  # has the user's own rates, if any
             origin = next((target for target in targets if target.name == origin.name), origin)
         self.in_use = None if origin is None else layout_in_use(trace, origin)
         needed = targets if origin is None else (*targets, origin)
@@ -133,7 +134,7 @@ class StepPredictor:
         self._tables: dict[Strategy, ShardedEmbeddings] = {}
 
     def with_offered_network(self, layout: Layout) -> Layout:
-        """Return a layout with the network of the machines whose price it has; the one in use has its own."""
+        """Return a layout with the network of the machines that price it. The layout in use is unchanged."""
         if layout == self.in_use:
             return layout
         own = self._assumptions
@@ -143,11 +144,11 @@ class StepPredictor:
         """Predict the step and the rest of the run on a layout.
 
         Args:
-            layout: A layout of the GPUs given at construction.
-            strategy: How they share the work; None takes the assumptions'.
+            layout: A layout of one of the GPUs given to the constructor.
+            strategy: How the GPUs share the work; None uses the strategy of the assumptions.
 
         Raises:
-            InvalidArgumentError: A strategy that is impossible for the layout or the model.
+            InvalidArgumentError: The strategy is impossible for the layout or the model.
         """
         strategy = self._assumptions.strategy if strategy is None else strategy
         batches, samples = self.trace.batches, self.trace.samples
@@ -157,13 +158,13 @@ class StepPredictor:
         return self.prediction(layout, strategy, step, self.memory_need(layout, strategy, reported_bytes=reported))
 
     def prediction(self, layout: Layout, strategy: Strategy, step: StepPrediction, memory: MemoryNeed) -> Prediction:
-        """Combine a step on a layout with its run and price.
+        """Combine the step on a layout with the run and its price.
 
         Args:
             layout: The GPUs.
-            strategy: How they share the work.
-            step: The step on them.
-            memory: Memory need of each of them.
+            strategy: How the GPUs share the work.
+            step: The step on the layout.
+            memory: Memory need on each GPU.
         """
         run = self._run(layout, strategy, step)
         price = price_of(
@@ -176,7 +177,7 @@ class StepPredictor:
         return Prediction(layout, step, run, price, memory)
 
     def iteration(self, layout: Layout, strategy: Strategy) -> StepPrediction:
-        """Predict the step on a layout, corrected by earlier runs, and as measured on the layout in use."""
+        """Predict the step on a layout, corrected by earlier runs. The layout in use gets its measured time."""
         row = self.setting.gpus.index(layout.gpu)
         correction = self._learnt[row]
         by_kind = []
@@ -196,17 +197,17 @@ class StepPredictor:
         return step.accumulated(strategy.accumulate) if layout.count == 1 else step
 
     def memory_need(self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None) -> MemoryNeed:
-        """Judge whether the kind of step with the largest memory need fits on each GPU; empty if no need is known.
+        """Return whether the kind of step that needs the most memory fits on each GPU; empty if no need is known.
 
         Args:
             layout: The GPUs.
-            strategy: How they share the work.
+            strategy: How the GPUs share the work.
             reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
         """
         return memory_need_of(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
 
     def shared(self, kind: SingleSteps) -> MultiGpuStep:
-        """Return the cached simulation of a kind of step, ready to be shared over GPUs."""
+        """Return the cached simulation of a kind of step, from which the step on several GPUs is predicted."""
         if id(kind) not in self._ready:
             from lightning_predict.distributed.layout_steps import MultiGpuStep
 
@@ -223,7 +224,7 @@ class StepPredictor:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about the trace and the models, without repetition."""
+        """Notes about the trace and the models, without duplicates."""
         unknown_gpu = unknown_gpu_note(self.trace)
         return (
             *([] if unknown_gpu is None else [unknown_gpu]),
@@ -244,7 +245,7 @@ class StepPredictor:
     def _shared(
         self, kind: SingleSteps, steps: Sequence[StepPrediction], layout: Layout, strategy: Strategy
     ) -> StepPrediction:
-        """Return one kind of step on a layout, from the steps on one of each GPU."""
+        """Predict one kind of step on a layout, from its predictions on single GPUs."""
         tables, row = self._embeddings(strategy), self.setting.gpus.index(layout.gpu)
         if tables is not None:
             return tables.steps(kind, steps, [layout])[0]
@@ -253,17 +254,17 @@ class StepPredictor:
         return self.shared(kind).on(layout, steps[row], row, strategy, self.setting.interconnect)
 
     def _checked(self, layout: Layout, strategy: Strategy) -> StepPrediction | None:
-        """Predict one validation batch; replicas work independently, the GPUs of one replica together."""
+        """Predict one validation batch; None without validation. Replicas validate independently."""
         one = self._validation
         if one is None:
             return None
         if strategy.embedding is None and strategy.model_parallel == 1:
             return one.steps[self.setting.gpus.index(layout.gpu)]
         own = strategy if strategy.embedding is not None else replace(strategy, micro_batches=None)
-        return self._shared(one, one.steps, layout, own)  # a validation batch has its own size
+        return self._shared(one, one.steps, layout, own)  # has its own batch size
 
     def _run(self, layout: Layout, strategy: Strategy, step: StepPrediction) -> Run:
-        """Predict the rest of the run; replicas share the work, and loaders share the cores."""
+        """Predict the rest of the run. Replicas share the samples, and loaders share the CPU cores."""
         trace, workload = self.trace, self._workload
         replicas, batches = strategy.replicas(layout), trace.batches * strategy.accumulate
         own = workload_with_shared_cores(
@@ -274,12 +275,12 @@ class StepPredictor:
             recorded=trace.world_size // trace.num_nodes,
             cores_per_node=self._assumptions.cores_per_node,
         )
-        groups = replicas * strategy.accumulate  # number of recorded batches per step
+        groups = replicas * strategy.accumulate  # number of recorded batches per optimizer step
         run = predict_run(step, own, self._checked(layout, strategy), batches=batches, replicas=groups)
         return self.corrected(self.with_work(run, groups), layout)
 
     def with_work(self, run: Run, groups: float) -> Run:
-        """Return a run with the FLOPs and tokens of a step that consists of this many recorded batches."""
+        """Return a run with the FLOPs and tokens of a step that consists of `groups` recorded batches."""
         work = self._work
         return replace(
             run,
@@ -289,7 +290,7 @@ class StepPredictor:
         )
 
     def corrected(self, run: Run, layout: Layout | None) -> Run:
-        """Correct a run by its own progress if known, and by earlier runs, and cut it off at its time limit."""
+        """Correct a run by its own progress and by earlier runs, and limit its time to the Trainer's time limit."""
         if layout == self.in_use and self._forecast is not None:
             run = replace(run, total=self._forecast)
         factor = self._run_factor
@@ -299,7 +300,10 @@ class StepPredictor:
 
 
 def _wave_scaling_note(setting: PredictionContext) -> tuple[str, ...]:
-    """Warn if wave scaling alone carries kernels to GPUs for which libraries choose others."""
+    """Return a note if wave scaling predicts GPUs of another architecture.
+
+    Libraries choose other kernels on another architecture, so wave scaling is inaccurate there.
+    """
     origin = setting.origin
     if setting.method != "wave" or origin is None:
         return ()
@@ -315,14 +319,14 @@ def _wave_scaling_note(setting: PredictionContext) -> tuple[str, ...]:
 
 
 def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
-    """Return the layout of the recorded processes."""
+    """Return the layout that the recording processes used."""
     return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
 
 
 def _learnt(
     trace: Trace, steps: Sequence[StepPrediction], history: Sequence[HistoryRecord], origin: Gpu | None
 ) -> list[Correction | None]:
-    """Return the correction from earlier runs for the step on each GPU."""
+    """Return the correction from earlier runs for each GPU; None without matching runs."""
     if not history:
         return [None] * len(steps)
     fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
@@ -349,13 +353,13 @@ def memory_need_of(
     *,
     reported_bytes: float | None = None,
 ) -> MemoryNeed:
-    """Judge whether the kind of step with the largest memory need fits on each GPU; empty if no need is known.
+    """Return whether the kind of step that needs the most memory fits on each GPU; empty if no need is known.
 
     Args:
         memory: Kinds of step, each with its memory need on one GPU.
         layout: The GPUs.
-        sharing: How they share the work.
-        tables: Sharded embedding tables; None without.
+        sharing: How the GPUs share the work.
+        tables: Sharded embedding tables; None without sharded tables.
         reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
     """
     found = []
@@ -391,32 +395,33 @@ def memory_need_of(
 
 
 SHARDED_FRAGMENTATION: Final = 1.25
-"""Extra upper end of reserved memory if parameters are sharded: gathered ones are allocated on another stream, whose
-free blocks the passes cannot use. foundation-model-stack's runs reserved up to 1.49 times what they allocated."""
+"""Factor on the upper end of reserved memory if parameters are sharded. Gathered parameters are allocated on another
+stream, whose free blocks forward and backward cannot use. Runs of foundation-model-stack reserved up to 1.49 times
+the allocated memory."""
 
 
 def _on_layout(kind: Trace, one: StepMemory, layout: Layout, sharing: Strategy) -> tuple[float, float]:
-    """Return reserved and allocated bytes of the fullest GPU of a layout."""
+    """Return reserved and allocated bytes on the GPU of a layout that needs the most memory."""
     from lightning_predict.distributed.memory import shared_memory_bytes
 
     reserved, allocated = (
         shared_memory_bytes(size, kind, layout, sharing)
         for size in (one.bytes_on(layout.gpu), one.allocated_on(layout.gpu))
     )
-    # The allocator keeps what the passes fragmented, also if the update is the fullest moment.
+    # The allocator keeps fragments of forward and backward, even if the optimizer step has the peak.
     slack = one.bytes_on(layout.gpu) - one.allocated_on(layout.gpu) if sharing.runs_whole_model else 0
     return max(reserved, allocated + slack), allocated
 
 
 def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Interval[float]:
-    """Estimate a process's GPU memory outside torch's allocator."""
+    """Estimate a process's GPU memory outside torch's allocator, in bytes."""
     peers = min(sharing.expert, layout.gpus_per_node) - 1
     buffers = nccl_bytes(layout.gpu, communicators=sharing.communicators(layout), all_to_all_peers=peers)
     return context_bytes(layout.gpu, release_of(kind.software)).added(buffers)
 
 
 def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:
-    """Collect the notes about the kinds of step, without repetition."""
+    """Return the notes about the kinds of step, without duplicates."""
     notes: dict[str, None] = {}
     for single in singles:
         kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)

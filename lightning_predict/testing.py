@@ -1,15 +1,15 @@
-"""Test doubles for this package and packages built on it, so that tests need no GPU, no waiting and no patching.
+"""Test doubles for this package and for packages built on it: tests need no GPU, no waiting and no patching.
 
 Example::
 
     clock = Clock()
     with clock_of_fits(clock):
-        trainer.fit(model)  # whose training_step calls clock.advance(3600)
+        trainer.fit(model)  # training_step calls clock.advance(3600)
     lightning_predict.predict(example_trace(), gpus=[SMALL_GPU], offers=[example_offer("T4", 0.35)])
     one = example_prediction("T4", cost_usd=1.12)
     changed(one, fits=False, memory_fit="exceeds").memory_fit
     with registrations():
-        register(OperationSpec(name="mine", ...))  # in `kernels.operations`; forgotten afterwards
+        register(OperationSpec(name="mine", ...))  # in `kernels.operations`; removed at the end of the block
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorI
 
 @final
 class Clock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self) -> float:
-        """Read the clock."""
+        """Return the time in seconds."""
         return self.seconds
 
     def advance(self, seconds: float) -> None:
@@ -55,7 +55,7 @@ SMALL_GPU: Final = Gpu(
     launch_year=2020,
     streaming_multiprocessors=10,
     cores_per_multiprocessor=50,
-    float64_lanes_per_multiprocessor=20,  # 0.4 TFLOP/s; the tensor cores add to it
+    float64_lanes_per_multiprocessor=20,  # 0.4 TFLOP/s; the tensor cores add more
     base_clock_hz=0.8e9,
     boost_clock_hz=1e9,
     highest_clock_hz=1e9,
@@ -79,14 +79,14 @@ SMALL_GPU: Final = Gpu(
     single_source=True,
     sources={"*": (Source("made up", "https://example.com", "2026-01-01"),)},
 )
-"""A GPU of round numbers, 1 TFLOP/s in float32 and 100 GB/s, so that a test can derive its times by hand."""
+"""A GPU with round numbers, 1 TFLOP/s in float32 and 100 GB/s, so that tests can calculate times by hand."""
 
 
 def example_trace(size: int = 512, **values: Any) -> Trace:
-    """Make the trace of a step that trains one square layer without bias: three products and its update.
+    """Return the trace of a step that trains one square linear layer without bias: three matmuls and an update.
 
     Args:
-        size: Rows, inputs and outputs of the layer: each product is 2 size³ FLOPs.
+        size: Rows, inputs and outputs of the layer. Each matmul has 2 size³ FLOPs.
         values: Other fields of the Trace, for example `samples=16` or `step_seconds=(0.1,)`.
     """
     tensor = TensorInfo((size, size), "float32")
@@ -105,12 +105,12 @@ def example_trace(size: int = 512, **values: Any) -> Trace:
 
 
 def example_offer(gpu: str = "T4", usd_per_hour: float = 1.0, *, num_gpus: int = 1, **values: Any) -> Offer:
-    """Make an offer of a machine; a list of offers is a price list.
+    """Return an offer of a machine.
 
     Args:
-        gpu: Name of its GPU.
+        gpu: Name of the GPU.
         usd_per_hour: Price of the whole machine.
-        num_gpus: GPUs of one machine.
+        num_gpus: Number of GPUs of the machine.
         values: Other fields of the Offer.
     """
     given = {"provider": "example", "instance": f"{num_gpus}x{gpu}", "date": "2026-01-01", "source": "made up"}
@@ -127,11 +127,11 @@ _PARTS: Final[dict[str, type]] = {
 
 
 def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
-    """Make a prediction by hand: a step of 20 ms with 5 ms of host time, and all other values unknown.
+    """Return a prediction with a step of 20 ms and 5 ms of host time; all other values are unknown unless given.
 
     Args:
         layout: Name of a GPU or layout.
-        values: Any of a prediction's values by their flat names, as for `changed`.
+        values: Values of the prediction by flat name, as for `changed`.
     """
     found = layout_of(layout)
     step = StepPrediction(
@@ -146,13 +146,13 @@ def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
 
 
 def example_machine(name: str, step_seconds: float, *, cycle_seconds: float | None = None, **run: Any) -> MachineInUse:
-    """Make a machine in use by hand, from its measured step.
+    """Return a machine in use with the given measured step time.
 
     Args:
         name: `CPU`, or the name of a GPU.
         step_seconds: Measured time of a step.
-        cycle_seconds: Time of a step and its wait for the loader; None for no wait.
-        run: Other fields of its Run, for example `total=Interval(11.0, 12.0, 13.0)`.
+        cycle_seconds: Time of a step including the wait for the loader; None for no wait.
+        run: Other fields of the Run, for example `total=Interval(11.0, 12.0, 13.0)`.
     """
     interval = Interval(step_seconds, step_seconds, step_seconds)
     step = StepPrediction(gpu=name, interval=interval, device_seconds=step_seconds, host_seconds=0.0, coverage={})
@@ -162,15 +162,15 @@ def example_machine(name: str, step_seconds: float, *, cycle_seconds: float | No
 
 
 def changed(prediction: Prediction, **values: Any) -> Prediction:
-    """Change values of a prediction by their flat names.
+    """Return a copy of a prediction with other values.
 
     Args:
-        prediction: Any prediction.
-        values: For example `cost_usd=1.12` or `iteration=Interval(0.4, 0.5, 0.6)`. `gpu` renames the GPU to any name;
-            `layout` is a layout of the catalogue by name.
+        prediction: The prediction to copy.
+        values: New values by flat name, for example `cost_usd=1.12` or `iteration=Interval(0.4, 0.5, 0.6)`. `gpu`
+            renames the GPU; `layout` is the name of a layout of the catalogue.
 
     Raises:
-        InvalidArgumentError: A name that no part of a prediction has.
+        InvalidArgumentError: A prediction has no value of this name.
     """
     if "layout" in values:
         prediction = replace(prediction, layout=layout_of(values.pop("layout")))

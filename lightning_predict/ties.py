@@ -1,8 +1,8 @@
 """Comparisons of predicted numbers that ignore differences due to floating-point rounding.
 
-Neural networks compute in float32, and BLAS kernels add in different orders. So the same prediction differs by about
+Neural networks compute in float32, and BLAS kernels add in different orders, so the same prediction differs by about
 1e-7 between processors. Two GPUs can have the same predicted time, for example if the CPU limits both; rounding must
-not decide their order. Here, numbers within `TIE` of each other are equal, and among equal items the first one wins::
+not decide their order. Numbers within `TIE` of each other count as equal, and the first of several equal items wins::
 
     >>> times = {"L4": 2.0000001, "A10": 2.0, "T4": 3.0}
     >>> least(times, times.__getitem__), ordered(times, times.__getitem__, reverse=True)
@@ -19,17 +19,17 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 TIE: Final = 1e-5
-"""Relative difference up to which two predicted numbers are equal: about a hundred times the rounding error of
+"""Relative difference below which two predicted numbers are equal: about a hundred times the rounding error of
 float32."""
 
 
 def clearly_less(value: Any, other: Any) -> Any:
-    """Return whether a number is clearly less than another, by more than `TIE`; elementwise for arrays."""
+    """Return whether a number is less than another by more than `TIE`; elementwise for arrays."""
     return value + TIE * abs(value) < other
 
 
 def least(items: Iterable[T], value: Callable[[T], float]) -> T:
-    """Return the item with the least value: the first one among ties.
+    """Return the item with the least value, or the first of several within `TIE`.
 
     Raises:
         ValueError: There are no items.
@@ -40,7 +40,7 @@ def least(items: Iterable[T], value: Callable[[T], float]) -> T:
 
 
 def greatest(items: Iterable[T], value: Callable[[T], float]) -> T:
-    """Return the item with the greatest value: the first one among ties.
+    """Return the item with the greatest value, or the first of several within `TIE`.
 
     Raises:
         ValueError: There are no items.
@@ -51,11 +51,11 @@ def greatest(items: Iterable[T], value: Callable[[T], float]) -> T:
 
 
 def ordered(items: Iterable[T], value: Callable[[T], float], *, reverse: bool = False) -> list[T]:
-    """Sort items by a value; ties keep the order in which they were given.
+    """Sort items by a value. Items within `TIE` keep their order.
 
     Args:
         items: The items to sort.
-        value: Returns the number to sort an item by.
+        value: Function that returns the sort key of an item.
         reverse: Whether the greatest value comes first.
     """
     pairs = [(value(item), place, item) for place, item in enumerate(items)]

@@ -1,6 +1,6 @@
-"""`within`: run some work with a timeout.
+"""`run_with_timeout`: call a function with a timeout.
 
-Work that cannot be interrupted (a DNS lookup, a slow server, a hanging disk) runs in a separate thread, which is
+A call that cannot be interrupted (a DNS lookup, a slow server, a hanging disk) runs in a separate thread, which is
 abandoned after the timeout. Example::
 
     >>> run_with_timeout(1.0, lambda: 6 * 7)
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 @final
 class BackgroundTask(Generic[Result]):
-    """Work in a daemon thread, which does not keep the process alive.
+    """A function call in a daemon thread, which does not keep the process alive.
 
     Raises:
         OSError: No further thread can be started.
@@ -38,16 +38,16 @@ class BackgroundTask(Generic[Result]):
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="lightning-predict", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # as any other resource that is used up: callers handle an OSError
+        except RuntimeError as error:  # callers handle an OSError, as for any other exhausted resource
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def is_done(self, *, wait_seconds: float = 0.0) -> bool:
-        """Return whether the work has ended."""
+        """Wait up to `wait_seconds`, and return whether the call has ended."""
         self._thread.join(wait_seconds)
         return not self._thread.is_alive()
 
     def result(self) -> Result:
-        """Return the result of the finished work, or raise its error."""
+        """Return the result of the finished call, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._results[0]
@@ -55,15 +55,15 @@ class BackgroundTask(Generic[Result]):
     def _run(self) -> None:
         try:
             self._results.append(self._work())
-        except BaseException as error:  # raised when the result is read
+        except BaseException as error:  # raised by `result`
             self._error = error
 
 
 def run_with_timeout(seconds: float, work: Callable[[], Result]) -> Result:
-    """Run some work with a timeout; return its result or raise its error.
+    """Call `work` with a timeout; return its result or raise its error.
 
     Raises:
-        TimeoutError: It is not done; its thread goes on.
+        TimeoutError: `work` has not finished. Its thread continues in the background.
     """
     background = BackgroundTask(work)
     if not background.is_done(wait_seconds=seconds):
@@ -72,19 +72,19 @@ def run_with_timeout(seconds: float, work: Callable[[], Result]) -> Result:
 
 
 _UNANSWERED: Final[dict[str, BackgroundTask[Any]]] = {}
-"""Work that timed out, by its `asked`."""
+"""Calls that timed out, by the name of their resource."""
 
 
 def run_unless_hanging(seconds: float, asked: str, work: Callable[[], Result]) -> Result:
-    """Run some work with a timeout, unless the same resource timed out before and still hangs.
+    """Call `work` with a timeout, unless an earlier call on the same resource still hangs.
 
     Args:
         seconds: Timeout.
         asked: Name of the resource, such as a file or a server.
-        work: Uses the resource.
+        work: Function that uses the resource.
 
     Raises:
-        TimeoutError: It is not done, or an earlier call is not done yet.
+        TimeoutError: `work` has not finished, or an earlier call still hangs.
     """
     before = _UNANSWERED.get(asked)
     if before is not None and not before.is_done():

@@ -1,4 +1,4 @@
-"""Unit conversions, all in one place; everywhere else values are SI and names contain the unit.
+"""Unit conversions. All other modules use SI units, and names contain the unit.
 
 Example::
 

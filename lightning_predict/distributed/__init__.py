@@ -1,1 +1,1 @@
-"""Distributed training (DDP, FSDP, ZeRO) on several GPUs: the step time with communication, and each GPU's memory."""
+"""Data-parallel training (DDP, FSDP, ZeRO) on several GPUs: step time with communication, and memory of each GPU."""

@@ -1,9 +1,9 @@
-"""Finds when gradients are ready in a step, DDP's gradient buckets, and the units that FSDP gathers.
+"""Finds when the gradients of a step are ready, DDP's gradient buckets, and the units that FSDP gathers.
 
-A parameter's gradient is ready after the last backward operation of the module that owns it. DDP fills buckets in the
-order in which gradients become ready (it rebuilds them after the first step). The first bucket is small so that
-communication starts early. FSDP's units are the numbered modules (`layers.0`, `layers.1`, ...); all other parameters
-(embeddings, the head) belong to the root unit. Example::
+A parameter's gradient is ready after the last backward operation of the module that owns the parameter. DDP fills
+buckets in the order in which gradients become ready. The first bucket is small so that communication starts early. An
+FSDP unit is a numbered module (`layers.0`, `layers.1`, ...). All other parameters (embeddings, the head) belong to the
+root unit. Example::
 
     >>> unit_of("model.layers.3.mlp.up"), unit_of("head")
     ('model.layers.3', '')
@@ -29,12 +29,13 @@ ROOT: Final = ""
 @final
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A gradient, or a bucket of gradients that are communicated together.
+    """A gradient, or several gradients that are communicated together.
 
     Attributes:
         size_bytes: Total size of the gradients.
         ready_after: Number of operations of the step that must finish before all gradients of the bucket are ready.
-        is_expert: Whether they are gradients of MoE experts. Fewer GPUs take part in the all-reduce of those.
+        is_expert: Whether the gradients belong to MoE experts. Fewer GPUs take part in the all-reduce of expert
+            gradients.
     """
 
     size_bytes: float
@@ -59,7 +60,7 @@ class UnitSegment:
 
 
 def parameter_bytes(parameter: Parameter) -> int:
-    """Return the size of a parameter, and of its gradient, which has the same dtype."""
+    """Return the size of a parameter in bytes. Its gradient has the same size."""
     return prod(parameter.shape) * DTYPE_BYTES.get(parameter.dtype, 4)
 
 
@@ -69,9 +70,9 @@ def trainable_parameter_count(trace: Trace) -> int:
 
 
 def experts_module(name: str | None) -> str | None:
-    """Return the module that holds the expert to which a module or parameter belongs; None outside experts.
+    """Return the module of the expert that a module or parameter belongs to; None outside experts.
 
-    The name of an expert has a part with "expert" in it. Shared experts process every token and are excluded.
+    The name of an expert contains "expert". Shared experts process every token, so they do not count as experts.
     """
     parts = (name or "").split(".")
     for position, part in enumerate(parts):
@@ -81,22 +82,21 @@ def experts_module(name: str | None) -> str | None:
 
 
 def is_of_expert(parameter: Parameter) -> bool:
-    """Return whether a parameter belongs to an expert; routers and shared experts do not."""
+    """Return whether a parameter belongs to an expert (not to a router or shared expert)."""
     return experts_module(parameter.name) is not None
 
 
 def has_backward(work: Sequence[HostOperation]) -> bool:
-    """Return whether the step has a backward pass, and thus gradients."""
+    """Return whether the step has a backward pass."""
     return any(operation.phase == "backward" for operation in work)
 
 
 def ready_gradients(trace: Trace, work: Sequence[HostOperation]) -> list[Bucket]:
-    """Return the gradient of each trainable parameter, in the order in which they become ready.
+    """Return the gradient of each trainable parameter, in the order in which gradients become ready.
 
-    A module may have no backward operation, for example if it passes its weight to a function. Its gradients are then
-    ready when the enclosing module finishes, or at the end of the backward pass. A module with submodules finishes with
-    the last of these. With gradient accumulation, only the last micro-batch counts, since earlier ones do not
-    communicate.
+    Some modules have no backward operation, for example because they pass a weight to a function. The gradients of such
+    a module are ready when its submodules finish; without submodules, when the enclosing module finishes; otherwise at
+    the end of the backward pass. With gradient accumulation, only the last micro-batch communicates gradients.
     """
     last: dict[str, int] = {}
     for index, operation in enumerate(work):
@@ -122,13 +122,12 @@ def _ready(parameter: Parameter, last: Mapping[str, int]) -> int:
 
 
 def buckets(gradients: Sequence[Bucket], *, cap_bytes: float) -> Iterator[Bucket]:
-    """Group gradients into DDP's buckets. A bucket is complete as soon as it has `cap_bytes` or more.
+    """Group gradients into DDP's buckets. A bucket is complete when its size reaches `cap_bytes`.
 
     Args:
-        gradients: Gradients in the order in which they become ready; either only gradients of experts, or none of
-            those.
-        cap_bytes: Size at which a bucket is complete; the first one is complete at `FIRST_BUCKET_BYTES`, if that is
-            less.
+        gradients: Gradients in the order in which they become ready. Expert gradients and other gradients need separate
+            calls.
+        cap_bytes: Size at which a bucket is complete. The first bucket is complete at `FIRST_BUCKET_BYTES`, if smaller.
     """
     cap, size, last = min(FIRST_BUCKET_BYTES, cap_bytes), 0.0, None
     for gradient in gradients:
@@ -141,7 +140,7 @@ def buckets(gradients: Sequence[Bucket], *, cap_bytes: float) -> Iterator[Bucket
 
 
 def unit_of(module: str) -> str:
-    """Return the FSDP unit of a module: its name up to the first number, or the root without a number."""
+    """Return the FSDP unit of a module: the module's name up to the first number, or the root unit without a number."""
     parts = module.split(".")
     for position, part in enumerate(parts):
         if part.isdigit():
@@ -150,7 +149,7 @@ def unit_of(module: str) -> str:
 
 
 def unit_bytes(trace: Trace) -> dict[str, float]:
-    """Return the parameter bytes of each unit."""
+    """Return the parameter bytes of each FSDP unit."""
     sizes: dict[str, float] = {}
     for parameter in trace.parameters:
         unit = unit_of(parameter.name.rpartition(".")[0])
@@ -159,7 +158,7 @@ def unit_bytes(trace: Trace) -> dict[str, float]:
 
 
 def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
-    """Return the number of parameter elements of each unit, in the order of `unit_bytes`."""
+    """Return the number of parameter elements of each FSDP unit, in the order of `unit_bytes`."""
     counts: dict[str, int] = {}
     for parameter in parameters:
         unit = unit_of(parameter.name.rpartition(".")[0])
@@ -170,7 +169,7 @@ def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
 def unit_segments(work: Sequence[HostOperation], units: Mapping[str, float]) -> Iterator[UnitSegment]:
     """Yield the FSDP units in the order in which a step uses them.
 
-    Operations without a module belong to the unit before.
+    An operation without a module belongs to the same unit as the previous operation.
     """
     current: tuple[str, bool] | None = None
     for index, operation in enumerate(work):

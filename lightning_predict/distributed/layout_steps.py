@@ -1,10 +1,9 @@
-"""Predicts the step on several GPUs from the step on one GPU: communication, and its part that does not overlap.
+"""Predicts the step on several GPUs from the step on one GPU: communication, and the part that does not overlap.
 
 Each GPU runs the recorded step on its own samples. The simulated step of one GPU is split where gradients become ready
 (DDP, ZeRO), or where parameters of another unit are needed (FSDP). `overlap.py` then schedules these segments together
-with the collectives. Strategies that change the work of a GPU, such as model parallelism, are predicted by the
-extension `DividedStep`. `update_seconds` predicts an optimizer whose state is in host memory. On one GPU, the step is
-unchanged. Example::
+with the collectives. The extension `DividedStep` predicts strategies that change the work of a GPU, such as model
+parallelism. Example::
 
     steps = predict_steps(trace, timed, gpus)
     on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], parse_strategy("ddp"))[0].added_seconds
@@ -74,35 +73,35 @@ if TYPE_CHECKING:
 # --- Optimizer state in host memory (ZeRO-Offload)
 
 HOST_BYTES_PER_SECOND: Final = gigabytes_to_bytes(200)
-"""Memory bandwidth that the optimizer update reaches on the CPUs of a machine. This is an assumption: half the
-bandwidth of two sockets with eight channels of DDR4-3200."""
+"""Memory bandwidth that the optimizer step reaches on the CPUs of a machine. Assumption: half the bandwidth of two
+sockets with eight channels of DDR4-3200."""
 
 PCIE_SHARE: Final = 0.8
-"""Share of the PCIe bandwidth that copies from pinned memory reach. An assumption."""
+"""Share of the PCIe bandwidth that copies from pinned memory reach. Assumption."""
 
 OPTIMIZER_STATES, STATE_BYTES = 3, 4
 """Number of states per parameter (Adam's two moments and the master copy), and bytes per state (float32)."""
 
 HOST_SPREAD: Final = 2.0
-"""Factor up and down for the interval, because machines differ in memory channels and CPUs. An assumption."""
+"""Factor between the middle and either end of the interval, because machines differ in memory channels and CPUs.
+Assumption."""
 
 
 def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_per_node: int) -> Ends:
-    """Return the time of an optimizer update on the host as (low, middle, high).
+    """Return the time of an optimizer step on the host as (low, middle, high).
 
-    ZeRO-Offload (Ren et al., 2021) keeps the optimizer state in host memory, where the CPU updates it. After the
-    backward pass, gradients are copied to the host. After the update, new parameters are copied back. Each GPU uses its
-    own PCIe link. The CPU reads and writes the state of all GPUs of its machine.
+    ZeRO-Offload (Ren et al., 2021) keeps the optimizer state in host memory, where the CPU updates the state. Gradients
+    are copied to the host before the update, and parameters are copied back after the update. Each GPU uses its own
+    PCIe link. The CPU reads and writes the state of all GPUs of the machine.
 
     Args:
-        trained_bytes: Size of one GPU's share of the parameters, which are copied to the GPU, and of the gradients,
-            which are copied to the host.
-        state_bytes: Size of its share of the optimizer state with master parameters, which is read and written once.
-        gpu: The GPU, for its PCIe link.
-        gpus_per_node: Number of GPUs whose shares the CPUs of one machine update.
+        trained_bytes: Size of the parameters that one GPU copies back, which is also the size of its gradients.
+        state_bytes: Size of one GPU's share of the optimizer state, including master parameters.
+        gpu: The GPU; its PCIe bandwidth counts.
+        gpus_per_node: Number of GPUs that share the CPUs of one machine.
     """
     copying = trained_bytes / (PCIE_SHARE * gpu.pcie_bytes_per_second)
-    traffic = 2 * state_bytes + trained_bytes  # state is read and written, and gradients are read
+    traffic = 2 * state_bytes + trained_bytes  # state is read and written, gradients are read
     computing = traffic * gpus_per_node / HOST_BYTES_PER_SECOND
     return (copying + computing) * np.array([1 / HOST_SPREAD, 1.0, HOST_SPREAD])
 
@@ -127,15 +126,15 @@ def on_layouts(
 
     Args:
         trace: The step of one GPU.
-        timed: Work of the step with device seconds, with rows in the order of `gpus`.
-        gpus: The GPUs of the layouts, each of them once.
-        steps: The step on one GPU of each kind.
-        layouts: Layouts to predict. Each replica has as many samples as the trace.
+        timed: Work of the step with device seconds; one row per GPU, in the order of `gpus`.
+        gpus: The GPU models of the layouts, without duplicates.
+        steps: The step on a single GPU, for each of `gpus`.
+        layouts: Layouts to predict. Each replica processes the number of samples of the trace.
         strategy: Parallel strategy.
         interconnect: Known properties of the links.
         origin: GPU on which the trace was recorded.
-        models: Trained kernel models, which time the parts of a split model. If None, rooflines are used.
-        host: Assumptions about the host of the GPUs, the same as for `steps`.
+        models: Trained kernel models that time the parts of a split model; None uses rooflines.
+        host: Assumptions about the CPU, as used for `steps`.
     """
     rows = {gpu.name: row for row, gpu in enumerate(gpus)}
     own = [rows[layout.gpu.name] for layout in layouts]
@@ -149,7 +148,7 @@ def on_layouts(
 
 @final
 class MultiGpuStep:
-    """One step, simulated on each GPU, from which its steps on layouts are derived.
+    """A recorded step, simulated on a single GPU of each model, that predicts the step on layouts of several GPUs.
 
     Raises:
         InvalidArgumentError: The trace has no parameters.
@@ -185,7 +184,16 @@ class MultiGpuStep:
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> StepPrediction:
-        """Return the step on a layout, from the step on one of its GPUs (index `row`)."""
+        """Return the step on a layout.
+
+        Args:
+            layout: The GPUs.
+            step: The step on a single GPU.
+            row: Index of the GPU in `gpus`.
+            strategy: Parallel strategy.
+            interconnect: Known properties of the links.
+            overlap_costs: Costs of overlapping communication.
+        """
         if layout.count == 1:
             return step.accumulated(strategy.accumulate)
         check_communication(layout)
@@ -226,7 +234,7 @@ class MultiGpuStep:
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> OverlappedStep:
-        """Schedule the step's segments with overlapping collectives, for the middle and both ends of the interval."""
+        """Return the schedule of the step's segments and collectives, for (low, middle, high); arguments as in `on`."""
         strategy.replicas(layout)
         links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
         cutter = StepSplitter(self._simulated, row, narrowed_interval(step) / self._simulated.seconds[row])
@@ -234,7 +242,7 @@ class MultiGpuStep:
 
     @cached_property
     def divided(self) -> DividedStep:
-        """The same step, for strategies that change what a GPU runs."""
+        """Predictor for strategies that change the work of a GPU, such as model parallelism."""
         made: DividedStep = extension("DividedStep")(self)
         return made
 
@@ -250,12 +258,12 @@ class MultiGpuStep:
 
     @property
     def gpus(self) -> Sequence[Gpu]:
-        """The GPUs, each of them once."""
+        """The GPU models, without duplicates."""
         return self._gpus
 
     @property
     def models(self) -> KernelModels | None:
-        """Trained kernel models; None for rooflines."""
+        """Trained kernel models; None if rooflines are used."""
         return self._models
 
     @property
@@ -274,19 +282,19 @@ class MultiGpuStep:
         return self._work
 
     def host(self, strategy: Strategy, overlap_costs: OverlapCosts = OVERLAP_COSTS) -> HostModel:
-        """Return the host model of each GPU. It is slower for steps that a framework splits over GPUs."""
+        """Return the host model of each GPU. A framework that splits the step over GPUs makes the host slower."""
         if strategy.runs_whole_model or self._trace.has_measured_kernels:
             return self._host
         return replace(self._host, factor=self._host.factor * overlap_costs.framework_host)
 
 
 def narrowed_interval(step: StepPrediction) -> Ends:
-    """Return the ends of the interval of a step on one GPU, narrowed for a step on many GPUs."""
+    """Return (low, middle, high) seconds of a step on one GPU, narrowed for a step on many GPUs (`LAYOUT_WIDTH`)."""
     return narrow_interval(ends_of(step))
 
 
 def ends_of(step: StepPrediction) -> Ends:
-    """Return the low end, the middle and the high end of a step's seconds."""
+    """Return the seconds of a step as an array (low, middle, high)."""
     return np.array([step.low_seconds, step.seconds, step.high_seconds])
 
 
@@ -298,7 +306,7 @@ def exchanged(
     strategy: Strategy,
     experts: Links | None = None,
 ) -> OverlappedStep:
-    """Schedule the work together with communication between replicas. Without a backward pass, there is none.
+    """Schedule the work of a step together with communication between replicas, if there is a backward pass.
 
     Args:
         trace: Trace with the parameters that one GPU holds.
@@ -306,7 +314,7 @@ def exchanged(
         cutter: Splits the time of the operations into segments.
         links: Links between replicas.
         strategy: Parallel strategy.
-        experts: Links between GPUs that hold the same experts; if None, `links`.
+        experts: Links between GPUs that hold the same experts; None uses `links`.
     """
     if not has_backward(work):
         (whole,) = cutter.segments([])
@@ -323,22 +331,21 @@ def _bucketed(
     links_of: Mapping[bool, Links],
     strategy: Strategy,
 ) -> OverlappedStep:
-    """Schedule data parallelism with all parameters on every GPU.
+    """Schedule data parallelism in which every GPU holds all parameters.
 
-    DDP all-reduces each bucket during or after the backward pass. With ZeRO 1 and 2, each GPU updates its share of the
-    parameters, so it needs only its share of the summed gradients (reduce_scatter). The updated parameters are then
-    gathered. ZeRO 1 keeps the other gradients in memory. Gradients of experts are communicated only between GPUs that
-    hold the same experts.
+    DDP all-reduces each bucket during or after the backward pass. With ZeRO 1 and 2, each GPU updates only its share of
+    the parameters, so a reduce-scatter gives each GPU its share of the summed gradients. Then an all-gather distributes
+    the updated parameters. Expert gradients are communicated only between GPUs that hold the same experts.
 
     Args:
         trace: Trace with the parameters that one GPU holds.
         work: Operations of the step.
         cutter: Splits the time of the operations into segments.
-        links_of: Links for gradients of experts (True) and for other gradients (False).
+        links_of: Links for expert gradients (True) and for other gradients (False).
         strategy: Parallel strategy.
     """
     gradients, cap_bytes = ready_gradients(trace, work), mebibytes_to_bytes(strategy.bucket_cap_mb)
-    apart = strategy.expert > 1  # otherwise, all gradients are in the same buckets
+    apart = strategy.expert > 1  # without expert parallelism, all gradients share buckets
     exchanged = [
         bucket
         for is_expert in (False, True)
@@ -361,7 +368,7 @@ def _bucketed(
         for is_expert, links in links_of.items():
             size = sum(bucket.size_bytes for bucket in exchanged if (apart and bucket.is_expert) == is_expert)
             gathers += links.collective("all_gather", [size]) if size else []
-    # With this overlap, the forward pass begins while the parameters of the previous update are gathered.
+    # The forward pass then begins while the parameters of the previous update are gathered.
     early = gathers if strategy.overlap_param_gather else []
     transfers = [Transfer(each, after=0) for each in early]
     transfers += [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
@@ -371,7 +378,15 @@ def _bucketed(
 
 
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
-    """Return the time after the backward pass, with an optimizer update that is sharded or offloaded to the CPU."""
+    """Return the time after the backward pass, if the optimizer step is sharded or runs on the CPU.
+
+    Args:
+        last: Time after the backward pass on a single GPU.
+        busy: Device time of the optimizer step on a single GPU.
+        trace: Trace with the parameters that one GPU holds.
+        links: Links between replicas.
+        strategy: Parallel strategy.
+    """
     if not strategy.split.state or not busy.any():
         return last
     # With expert parallelism, fewer GPUs hold the same experts.
@@ -394,21 +409,21 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
 
 
 def _expert_share(trace: Trace) -> float:
-    """Return the share of expert parameters in all trained parameters; 0 without experts."""
+    """Return the share of expert parameters among all trainable parameters; 0 without experts."""
     own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad and is_of_expert(one))
     everything = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
     return own / everything if everything else 0.0
 
 
 def _sharing(links: Links, strategy: Strategy) -> int:
-    """Return the number of GPUs in a data-parallel group over which the state is sharded."""
+    """Return the number of GPUs that share one copy of the optimizer state."""
     if not strategy.split.inside_machines:
         return links.layout.count
     return min(strategy.shard or links.layout.gpus_per_node, links.layout.count)
 
 
 def _reduced_share(trace: Trace, strategy: Strategy) -> float:
-    """Return the size of communicated gradients relative to stored gradients, which depends on their dtypes."""
+    """Return the bytes of communicated gradients relative to stored gradients, which depend on the dtypes."""
     dtype = strategy.reduce_dtype or strategy.param_dtype
     own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
     return 1.0 if dtype is None or not own else trainable_parameter_count(trace) * DTYPE_BYTES[dtype] / own
@@ -424,9 +439,10 @@ def _sharded(
     """Schedule a step with sharded parameters.
 
     FSDP gathers the parameters of a unit while the previous unit computes, in the forward pass and again in the
-    backward pass of every micro-batch. Then it scatters the unit's gradients. `hybrid` does this inside each machine,
-    or in groups of `shard` GPUs, and reduces the shards across groups. torch's pipelines keep gathered parameters, and
-    scatter all gradients of a stage after its last backward pass (`torch.distributed.pipelining.stage`).
+    backward pass of every micro-batch. Then FSDP reduce-scatters the unit's gradients. `hybrid` shards inside each
+    machine, or in groups of `shard` GPUs, and all-reduces the shards across groups. torch's pipelines keep gathered
+    parameters, and scatter all gradients of a stage after its last backward pass
+    (`torch.distributed.pipelining.stage`).
     """
     units = unit_bytes(trace)
     stops = list(unit_segments(work, units))
@@ -477,7 +493,7 @@ def _sharded(
 
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:
-    """Return the links between the GPUs over which the parameters are sharded."""
+    """Return the links between the GPUs that share one copy of the parameters."""
     if not strategy.split.inside_machines:
         return links
     count = _sharing(links, strategy)
@@ -497,14 +513,14 @@ def _across(links: Links, group: Links) -> Links:
 
 
 def _gathered_share(trace: Trace, strategy: Strategy) -> float:
-    """Return the size of gathered parameters relative to stored parameters, which depends on their dtypes."""
+    """Return the bytes of gathered parameters relative to stored parameters, which depend on the dtypes."""
     own = sum(map(parameter_bytes, trace.parameters))
     elements = sum(prod(one.shape) for one in trace.parameters)
     return 1.0 if strategy.param_dtype is None or not own else elements * DTYPE_BYTES[strategy.param_dtype] / own
 
 
 def _last_visits(stops: Sequence[UnitSegment]) -> set[int]:
-    """Return each unit's last segment in a micro-batch's backward pass, after which its gradients are complete."""
+    """Return the index of each unit's last backward segment in each micro-batch; its gradients are then complete."""
     last: dict[tuple[int, str], int] = {}
     batch, was_backward = 0, False
     for position, visit in enumerate(stops):

@@ -1,8 +1,8 @@
 """Predicts the memory of each GPU in distributed training (DDP, ZeRO, FSDP), before and after sharding.
 
-Persistent memory follows from the parameters. Some tensors are used only by the optimizer update: float32 copies of
-parameters and gradients. Replicas shard these like the optimizer state (`memory_on`). For a divided model, the
-extension `StageMemory` predicts the memory of a stage. Example::
+Persistent memory follows from the parameters. Replicas also shard tensors that only the optimizer step uses, such as
+float32 copies of the parameters (`memory_on`). If the model is split over GPUs, the extension `StageMemory` predicts
+the memory of each stage. Example::
 
     held_memory(40e9, trace, Strategy()).peak_bytes
     shared_memory_bytes(40e9, trace, layout_of("8xH100-SXM-80GB"), Strategy(data="fsdp"))
@@ -36,24 +36,25 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """Memory of one GPU in bytes, before sharding between replicas.
+    """Memory of one GPU, before sharding between replicas.
 
     Attributes:
-        peak_bytes: Peak of all memory.
+        peak_bytes: Peak memory.
         parameter_bytes: Size of parameters and buffers.
         gradient_bytes: Size of the gradients.
         optimizer_state_bytes: Size of the optimizer state.
-        trainable_bytes: Size of the parameters that have a gradient.
+        trainable_bytes: Size of the trainable parameters.
         trained_elements: Number of elements of trainable parameters.
-        unit_bytes: Parameters of each FSDP unit.
-        unit_elements: Number of elements of each FSDP unit.
-        activation_bytes: Temporary memory of the forward and backward passes at their peak.
-        early_gradient_bytes: Gradients that exist at that peak; None for all gradients.
-        moments: Temporary memory, and gradients that exist, at moments that may be the peak when gradients are
-            sharded; empty if only the peak of one GPU is known.
-        copy_bytes: Master copies of the parameters, which the optimizer updates.
-        update_bytes: Temporaries of the optimizer update.
-        expert_share: Share of trainable parameters in experts, which fewer replicas hold.
+        unit_bytes: Size of the parameters of each FSDP unit.
+        unit_elements: Number of parameter elements of each FSDP unit.
+        activation_bytes: Temporary memory at the peak of the forward and backward passes.
+        early_gradient_bytes: Size of the gradients that exist at the peak of the forward and backward passes; None if
+            all gradients exist.
+        moments: Candidate peak times with sharded gradients, each as (temporary bytes, gradient bytes); empty if only
+            the peak on a single GPU is known.
+        copy_bytes: Size of the master copies of parameters, which the optimizer updates.
+        update_bytes: Temporary memory of the optimizer step.
+        expert_share: Share of expert parameters among trainable parameters. Fewer replicas hold experts.
     """
 
     peak_bytes: float
@@ -73,28 +74,31 @@ class HeldMemory:
 
     @property
     def lasting_bytes(self) -> float:
-        """Memory that persists through the whole step."""
+        """Memory that is allocated throughout the step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes + self.copy_bytes
 
 
 def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:
-    """Predict the memory of the GPU that needs most."""
+    """Predict the memory of the GPU that needs the most memory, before sharding between replicas.
+
+    Args:
+        single_bytes: Memory of the step on a single GPU.
+        trace: The recorded step.
+        strategy: Parallel strategy.
+    """
     return ModelMemory(trace).held(single_bytes, strategy)
 
 
 @final
 class ModelMemory:
-    """Memory of a step by use, from which the memory under many strategies is derived.
-
-    Args:
-        trace: The step.
+    """Memory of a step by use. The memory under many strategies is derived from these values.
 
     Attributes:
-        trace: The step.
+        trace: The recorded step.
         whole: Persistent memory of a GPU that holds the whole model.
-        copy_bytes: Size of the copies that the optimizer updates instead of the parameters.
-        update_bytes: Temporary memory of the optimizer update.
-        living_bytes: Size of live tensors at the memory peak of the passes.
+        copy_bytes: Size of copies that the optimizer updates instead of the parameters.
+        update_bytes: Temporary memory of the optimizer step.
+        living_bytes: Size of live tensors at the memory peak of the forward and backward passes.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -107,7 +111,7 @@ class ModelMemory:
         self.living_bytes = float(sum(live_tensors(trace.operations, _end_of_passes(trace) or None)))
 
     def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
-        """Predict the memory of the GPU that needs most; see `held_memory`."""
+        """Predict the memory of the GPU that needs the most memory; see `held_memory`."""
         whole, written = self.whole, self.update_bytes
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes + self.copy_bytes
         # With gradient accumulation, gradients of earlier micro-batches already exist.
@@ -127,7 +131,11 @@ class ModelMemory:
         return self._stages.held(strategy, moments)
 
     def _moments_of(self, passing: float) -> tuple[tuple[float, float], ...]:
-        """Return moments of the passes as (temporary memory, gradients), given the former at the peak of one GPU."""
+        """Return candidate peak times as (temporary bytes, gradient bytes).
+
+        Args:
+            passing: Temporary memory at the peak on a single GPU.
+        """
         early = self._early * self.whole.gradient_bytes
         if not self._moments:
             return ((passing, early),)
@@ -136,16 +144,16 @@ class ModelMemory:
 
     @cached_property
     def _stages(self) -> StageMemory:
-        """The same memory, for strategies that divide the model or the batch."""
+        """Predictor for strategies that split the model or the batch."""
         made: StageMemory = extension("StageMemory")(self)
         return made
 
 
 def update_bytes(trace: Trace) -> float:
-    """Return the bytes of the temporaries of the optimizer update; 0 without tensor ids."""
+    """Return the temporary memory of the optimizer step; 0 if the trace has no tensor ids."""
     if not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
         return 0.0
-    # CUDA updates all parameters at once, also if the trace, from the meta device, has one after the other.
+    # CUDA updates all parameters at once, even if the trace (from the meta device) updates them one by one.
     _, moment = fullest_moments(blocks_of(trace))
     return float(moment.update_bytes + sum(one.size_bytes for one in moment.storages if one.cause == "update"))
 
@@ -159,7 +167,7 @@ def _end_of_passes(trace: Trace) -> int:
 
 
 def _behind_passes(trace: Trace) -> float:
-    """Return by how many bytes the peak of live tensors in the step exceeds the peak in its passes."""
+    """Return by how many bytes the peak of the optimizer step exceeds the peak of forward and backward."""
     if not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
         return 0.0
     passes, update = (moment.total_bytes for moment in fullest_moments(blocks_of(trace)))
@@ -167,7 +175,7 @@ def _behind_passes(trace: Trace) -> float:
 
 
 def _early_share(trace: Trace) -> float:
-    """Return the share of the gradients that exist at the memory peak of the passes; 1 if they were not recorded."""
+    """Return the share of gradient bytes that exist at the peak of forward and backward; 1 if not recorded."""
     gradients = gradient_bytes(trace)
     if not gradients or not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
         return 1.0
@@ -178,7 +186,7 @@ def _early_share(trace: Trace) -> float:
 
 
 def _moments(trace: Trace) -> tuple[tuple[float, float], ...]:
-    """Return moments of the passes that may be the peak, as in `HeldMemory`; empty if they were not recorded."""
+    """Return candidate peak times, as in `HeldMemory.moments`; empty if not recorded."""
     if not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
         return ()
     blocks = blocks_of(trace)
@@ -187,7 +195,7 @@ def _moments(trace: Trace) -> tuple[tuple[float, float], ...]:
 
 
 def held_by_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemory:
-    """Return the persistent memory of a GPU that holds a given subset of the trace's parameters."""
+    """Return the persistent memory of a GPU that holds only these parameters of the trace."""
     memory = trace.memory
     everything = memory.parameter_bytes or 0
     gradients = everything if memory.gradient_bytes is None else memory.gradient_bytes
@@ -213,29 +221,34 @@ def _trainable_bytes(parameters: tuple[Parameter, ...]) -> float:
 
 
 def share_of(part: float, whole: float) -> float:
-    """Return part / whole; 1 if both are unknown."""
+    """Return part / whole; 1 if `whole` is 0."""
     return part / whole if whole else 1.0
 
 
 # --- Sharding between replicas
 
 GATHERED_UNITS: Final = 3
-"""Number of FSDP units whose parameters are gathered at once: the root, which stays, the current one and the next."""
+"""Number of FSDP units whose parameters are gathered at the same time: the root unit, the current unit and the next
+unit."""
 
 
 def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
     """Predict the peak memory of each GPU of a layout.
 
-    - DDP adds buckets of the same size as all gradients (torch's default, `gradient_as_bucket_view=False`). If
-      gradients are reduced in another dtype, a buffer of that dtype accumulates them, with any number of replicas.
-    - ZeRO 1 shards the optimizer state, ZeRO 2 also the gradients, and FSDP all three (Rajbhandari et al., SC 2020).
-      Under FSDP, parameters of three units at a time are whole, in `param_dtype`.
-    - Sharded gradients make other moments the fullest: the end of the forward pass, not of the backward pass.
-    - A pipeline keeps gathered parameters from the first micro-batch to the last. It also keeps accumulated gradients,
-      in `reduce_dtype`, which are sharded only after the last micro-batch.
+    - DDP adds buckets of the size of all gradients (torch's default, `gradient_as_bucket_view=False`). If gradients are
+      reduced in another dtype, they are accumulated in a buffer of that dtype, even with a single replica.
+    - ZeRO 1 shards the optimizer state, ZeRO 2 also the gradients, and FSDP also the parameters (Rajbhandari et al., SC
+      2020). FSDP gathers three units at a time, in `param_dtype`.
+    - With sharded gradients, the peak moves from the end of the backward pass towards the end of the forward pass.
+    - A pipeline keeps gathered parameters from the first micro-batch to the last. Accumulated gradients, in
+      `reduce_dtype`, are sharded only after the last micro-batch.
     - Master copies of the parameters are part of the optimizer state. Offloaded state takes no GPU memory.
 
-    Model parallelism is applied before this, see `held_memory`.
+    Args:
+        single_bytes: Memory of the step on a single GPU.
+        trace: The recorded step.
+        layout: The GPUs.
+        strategy: Parallel strategy.
     """
     if layout.count == 1:
         return single_bytes
@@ -243,7 +256,7 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
 
 
 def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
-    """Return the peak memory of each GPU on a layout, from the memory before sharding between replicas."""
+    """Return the peak memory of each GPU of a layout, after sharding between replicas."""
     strategy.replicas(layout)
     count = strategy.sharded_count(layout)
     # With expert parallelism, fewer replicas hold the same experts.
@@ -267,12 +280,12 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
 
 
 def _peak_of_passes(held: HeldMemory, strategy: Strategy, share: float) -> tuple[float, float]:
-    """Return the peak of temporary memory and gradients in the passes, and the gradients in the update.
+    """Return peak bytes in forward and backward, and gradient bytes in the optimizer step.
 
     Args:
         held: Memory before sharding.
         strategy: Parallel strategy.
-        share: Share of the gradients that a GPU keeps if they are sharded.
+        share: Share of the gradients that a GPU keeps if gradients are sharded.
     """
     early = held.gradient_bytes if held.early_gradient_bytes is None else held.early_gradient_bytes
     moments = held.moments or ((held.activation_bytes, early),)
@@ -291,7 +304,7 @@ def _peak_of_passes(held: HeldMemory, strategy: Strategy, share: float) -> tuple
 
 
 def _gathered_bytes(held: HeldMemory, strategy: Strategy) -> list[float]:
-    """Return the size of each FSDP unit when it is gathered."""
+    """Return the size of each gathered FSDP unit."""
     if strategy.param_dtype is None:
         return list(held.unit_bytes)
     return [elements * float(DTYPE_BYTES[strategy.param_dtype]) for elements in held.unit_elements]

@@ -1,19 +1,19 @@
-"""Overlaps computing and communication: segments of a step on one queue, collectives on another; critical path.
+"""Overlap of computation and communication: a compute queue, a communication queue, and the critical path.
 
-Each queue works in order. A transfer starts when the link is free and the segments before it are done, for example
-because a bucket's gradients are then ready. A segment may wait for a transfer, for example of gathered parameters.
-Transfers that do not overlap with segments ("exposed") lengthen the step. All values are arrays over rows (GPUs,
+Each queue works in order. A transfer starts when the link is free and the preceding segments are done, for example
+because the gradients of a bucket are then ready. A segment may wait for a transfer, for example of gathered parameters.
+Transfers that do not overlap with segments ("exposed") make the step longer. All values are arrays over rows (GPUs,
 layouts).
 
-Distributed training costs more than its collectives alone: they slow down computing that overlaps with them, and all
-GPUs wait for the slowest one. `StepSplitter` splits the simulated step into segments. `Links` times collectives on a
-layout. Example::
+Two more effects make distributed training slower: collectives slow down concurrent computation, and all GPUs wait for
+the slowest GPU. `StepSplitter` splits the simulated step into segments. `Links` times collectives on a layout.
+Example::
 
     >>> import numpy as np
     >>> backward, update = WorkSegment(np.array([6.0])), WorkSegment(np.array([1.0]), waits_for=1)
     >>> early, late = Transfer(np.array([3.0]), after=0), Transfer(np.array([4.0]), after=1)
-    >>> overlap_transfers([backward, update], [early, late]).seconds  # 6 + 4 + 1: the first is hidden, the second is
-    not array([11.])
+    >>> overlap_transfers([backward, update], [early, late]).seconds  # 6 + 4 + 1: only `early` overlaps
+    array([11.])
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from lightning_predict.timeline.simulation import COMPUTE_STREAM, SimulatedTimel
 @final
 @dataclass(frozen=True, slots=True)
 class WorkSegment:
-    """A segment of the step, on the compute queue.
+    """A part of the step on the compute queue.
 
     Attributes:
         seconds: Time of the segment for each row, shape (rows,).
-        waits_for: Index of the transfer that the segment waits for; None if it waits for none.
+        waits_for: Index of the transfer that the segment waits for; None if the segment does not wait.
         name: Description for `events_of`.
     """
 
@@ -51,11 +51,11 @@ class WorkSegment:
 @final
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective, on the communication queue.
+    """A collective on the communication queue.
 
     Attributes:
         seconds: Time of the collective for each row, shape (rows,).
-        after: Number of segments that must be done before it starts.
+        after: Number of segments that must be done before the transfer starts.
         name: Description for `events_of`.
     """
 
@@ -72,7 +72,7 @@ class OverlappedStep:
     Attributes:
         seconds: Step time for each row, shape (rows,).
         communication_seconds: Total time of all transfers, shape (rows,).
-        exposed_seconds: Part of the transfer time that does not overlap, so that it lengthens the step, shape (rows,).
+        exposed_seconds: Time that transfers add to the step because they do not overlap, shape (rows,).
     """
 
     seconds: Array
@@ -84,7 +84,8 @@ def overlap_transfers(segments: Sequence[WorkSegment], transfers: Sequence[Trans
     """Schedule segments and transfers on their queues.
 
     Args:
-        segments: Segments in order, at least one. Each may wait only for transfers whose `after` is not later.
+        segments: Segments in order, at least one. A segment must not wait for a transfer that starts after this
+            segment.
         transfers: Transfers in order, with non-decreasing `after`.
     """
     clock, link, _, _ = _placed(segments, transfers)
@@ -97,7 +98,10 @@ def overlap_transfers(segments: Sequence[WorkSegment], transfers: Sequence[Trans
 def _placed(
     segments: Sequence[WorkSegment], transfers: Sequence[Transfer]
 ) -> tuple[Array, Array, Sequence[Array], Sequence[Array]]:
-    """Return the end of each queue, of each segment (preceded by 0) and of each transfer."""
+    """Return the end times of the compute queue, the communication queue, the segments and the transfers.
+
+    The end times of the segments start with a 0.
+    """
     clock = np.zeros_like(segments[0].seconds)  # (rows,)
     done = [clock]
     link = np.zeros_like(clock)
@@ -123,14 +127,14 @@ def _placed(
 @final
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A segment or transfer, with its place in the schedule.
+    """A scheduled segment or transfer.
 
     Attributes:
         name: Description.
-        is_transfer: Whether it is on the communication queue; otherwise it is on the compute queue.
-        start_seconds: Time of its start.
+        is_transfer: Whether the event is on the communication queue; otherwise it is on the compute queue.
+        start_seconds: Start time.
         seconds: Duration.
-        is_critical: Whether it is on the critical path.
+        is_critical: Whether the event is on the critical path.
     """
 
     name: str
@@ -182,7 +186,7 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
 
 
 def slowest_of(count: int) -> float:
-    """Return the expected maximum of `count` standard normal draws (Blom's approximation); 0 for one."""
+    """Return the expected maximum of `count` standard normal draws (Blom's approximation); 0 for one draw."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
@@ -191,39 +195,31 @@ def slowest_of(count: int) -> float:
 class OverlapCosts:
     """Costs of distributed training in addition to the time of isolated collectives.
 
-    The slowdown was fitted on a coarse grid to published training throughputs of one to eight GPUs. The accuracy report
-    leaves out one GPU at a time (`benchmarks/accuracy/many_gpus.py`).
+    All constants are fitted to published throughputs (`python -m benchmarks.accuracy FOLDER --of many-gpus` prints
+    values and errors with each table left out):
 
-    Contention was chosen from five sources. The throughputs above (136 rows of V100 and A100 with NVLink) hardly
-    constrain it: mean errors are 4.5, 4.2 and 4.0 points at 0.2, 0.5 and 0.9. MPT's FSDP on up to 128 A100 hardly
-    constrains it, either. torchtitan's FSDP on 64 A100 suggests 0.4 to 0.6. On Hopper, a collective uses a tenth of the
-    SMs. There, torchtitan's FSDP on 64 H200 suggests at most 0.2, and so do NeMo's FSDP and distributed optimizer on 8
-    and 64 H100. If one of these two is left out, the other selects 0.2, too (`--of torchtitan`, `--of nemo`; these rows
-    are training data).
-
-    The speed of a GPU fluctuates, so the mean speeds of GPUs differ less over a long step than over a short one. A
-    spread of 0.05 to 0.06 fits the throughputs above (steps of 0.1 to 0.5 s). The longer steps of MPT and Megatron need
-    0.025, each with the other left out (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`).
-    The chosen value is in between. Therefore all three tables are training data.
-
-    Frameworks that split a model or its batch wrap layers, collectives and checkpoints in Python code, which makes the
-    host slower. The factor comes from the rows of Megatron-DeepSpeed with small micro-batches
-    (megatron_single_node.csv, half of its shapes). There, the host takes 3.6 to 3.8 ms per layer (forward twice and
-    backward). It is compared with the median host of `host.py`, whose backward overheads are doubled. This is one
-    framework on one machine. `python -m benchmarks.accuracy FOLDER --of many-gpus` prints both values, and their errors
-    with each table left out.
+    - `slowdown`: throughputs of one to eight GPUs, on a coarse grid.
+    - `contention`: torchtitan's FSDP on 64 A100 suggests 0.4 to 0.6. The throughputs above and MPT's FSDP on up to 128
+      A100 hardly constrain this value.
+    - `hopper_contention`: torchtitan's FSDP on 64 H200, and NeMo's FSDP and distributed optimizer on 8 and 64 H100,
+      each select 0.2. On Hopper, a collective uses a tenth of the SMs.
+    - `straggler_spread`: steps of 0.1 to 0.5 s fit 0.05 to 0.06; longer steps of MPT and Megatron fit 0.025
+      (mpt_fsdp.csv, megatron_single_node.csv). The chosen value is between these values.
+    - `framework_host`: rows of Megatron-DeepSpeed with small micro-batches (half of the shapes of
+      megatron_single_node.csv), where the host takes 3.6 to 3.8 ms per layer. Python wrappers around layers,
+      collectives and checkpoints cause this time.
 
     Attributes:
         slowdown: Time of a collective during a training step, relative to the isolated collective.
-        contention: Seconds by which computing is slowed down per second of concurrent transfer, since both need memory
-            bandwidth and SMs.
+        contention: Seconds by which a second of concurrent transfer slows down computation.
         hopper_contention: Contention on Hopper and later generations.
         straggler_spread: Standard deviation of one GPU's momentary speed, relative to its mean. All GPUs wait for the
-            slowest, so n GPUs take as long as the maximum of n draws.
-        straggler_seconds: Correlation time of the speed.
-        framework_host: Host time per operation in a split step, relative to an ordinary step.
-        pcie_slowdown: Slowdown of collectives between cards without NVLink, where few kernels wait for a slow link.
-        pcie_contention: Contention between such cards. Their transfers use a few hundredths of a card's memory
+            slowest GPU, so n GPUs take as long as the maximum of n draws.
+        straggler_seconds: Correlation time of a GPU's speed. Over longer steps, the mean speeds of GPUs differ less.
+        framework_host: Host time per operation if a framework splits the model or the batch, relative to an ordinary
+            step.
+        pcie_slowdown: Slowdown of collectives between cards without NVLink, whose links are too slow for many kernels.
+        pcie_contention: Contention between cards without NVLink. Transfers use few percent of a card's memory
             bandwidth.
     """
 
@@ -247,7 +243,10 @@ class OverlapCosts:
         return self.hopper_contention if layout.gpu.generation.has_in_network_reduction else self.contention
 
     def speed_deviation(self, seconds: Array) -> Array:
-        """Return the standard deviation of a GPU's mean speed over a step; correlation decays exponentially."""
+        """Return the relative standard deviation of a GPU's mean speed over a step.
+
+        The correlation of the speed decays exponentially over time.
+        """
         times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
         variance = 2 / times * (1 + np.expm1(-times) / times)
         found: Array = self.straggler_spread * np.sqrt(variance)
@@ -259,10 +258,10 @@ class OverlapCosts:
         """Return the step time with all costs of distributed training.
 
         Args:
-            walked: Times of the two queues.
+            walked: Times of the compute and communication queues.
             single: Step time on one GPU.
             layout: The GPUs.
-            replicas: Number of groups of GPUs that wait for each other.
+            replicas: Number of data-parallel groups, which wait for each other.
             spread: Factor on the mean wait for the slowest GPU.
         """
         hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
@@ -274,27 +273,21 @@ class OverlapCosts:
 OVERLAP_COSTS: Final = OverlapCosts()
 
 STRAGGLER_WAIT: Final = np.array([0.0, 1.0, 2.5])
-"""Low end, middle and high end of the wait for the slowest GPU, relative to its mean."""
+"""Low end, middle and high end of the wait for the slowest GPU, relative to the mean wait."""
 
 
 Ends = Array
 """Low end, middle and high end of a 90 % interval, shape (3,)."""
 
 LAYOUT_WIDTH: Final = 0.7
-"""Width of the interval of computing and launches in a step on many GPUs, relative to a single step, on a log scale. It
-is below 1 because large 16-bit transformers are among the steps with the smallest errors.
-
-With 1, every published row is in its interval. A factor of 0.65 on an earlier, slightly wider interval (0.7 on the
-current one) covered 92 % of mpt_fsdp.csv. It covered 100 % of megatron_single_node.csv, to which the framework's host
-time was fitted. A coverage of 90 % would need 0.55, or 0.48 for those rows of Megatron that are not host-bound.
-Therefore both tables are training data for this constant. The rows of the papers are not, and all of them are covered
-(`--of many-gpus`).
-many-gpus`).
-"""
+"""Width of the interval of a step on many GPUs, relative to the interval on a single GPU, on a log scale. The width
+is below 1 because large 16-bit transformers have smaller errors than other steps. With 0.65 to 0.7, the intervals
+cover 92 % of mpt_fsdp.csv and 100 % of megatron_single_node.csv, so both tables are training data (`--of
+many-gpus`). The intervals also cover all rows of the papers, which are not training data."""
 
 
 def narrow_interval(ends: Ends) -> Ends:
-    """Narrow the interval of a single step to that of a step on many GPUs."""
+    """Narrow (low, middle, high) of a step on a single GPU to the width for many GPUs (`LAYOUT_WIDTH`)."""
     middle = ends[1]
     if middle <= 0:
         return ends
@@ -303,20 +296,22 @@ def narrow_interval(ends: Ends) -> Ends:
 
 
 MACHINE_SPREAD: Final = 2.5
-"""Factor up and down for the interval of a collective's time on machines without measurements. It covers 90 % of the
-published machines whose links work properly (`python -m benchmarks.accuracy` prints their bandwidths)."""
+"""Factor between the middle and either end of the interval of a collective's time on machines without measurements.
+The interval covers 90 % of published machines whose links work properly (`python -m benchmarks.accuracy` prints the
+bandwidths)."""
 
 
 @final
 class StepSplitter:
-    """Splits the simulated step of one GPU into segments, for the middle and both ends of its interval.
+    """Splits the simulated step of one GPU into segments, each with (low, middle, high) seconds.
 
     Args:
-        simulated: The step, one row per GPU.
+        simulated: The simulated step, one row per GPU.
         row: Row of the GPU.
         factors: Factors on the simulated times, shape (3,).
-        exposed: Time of collectives inside the model that do not overlap, which lengthen the passes; None without any.
-        micro_batches: Number of repetitions of the passes.
+        exposed: Time of collectives inside the model (such as tensor parallelism) that do not overlap; None without
+            such collectives.
+        micro_batches: Number of micro-batches. Forward and backward are repeated for each micro-batch.
     """
 
     def __init__(
@@ -337,9 +332,12 @@ class StepSplitter:
         self._factors, self._exposed, self._micro_batches = factors, exposed, micro_batches
 
     def segments(self, cuts: Sequence[int]) -> list[Array]:
-        """Return the time between cuts (ascending operation indices), from the start of the step to its end.
+        """Return the time between cuts, from the start of the step to its end.
 
-        Collectives inside the model that do not overlap are spread over all segments except the last.
+        Exposed collectives inside the model are spread over all segments except the last.
+
+        Args:
+            cuts: Operation indices in ascending order.
         """
         kernels = np.searchsorted(self._owners, np.asarray(cuts))
         moments = [float(self._ends[count - 1]) if count else 0.0 for count in kernels]
@@ -352,7 +350,7 @@ class StepSplitter:
         return [duration * stretch for duration in durations[:passes]] + durations[passes:]
 
     def busy(self, begin: int) -> Ends:
-        """Return the device time of the operations from index `begin` on."""
+        """Return the device time of the operations from index `begin` on, as (low, middle, high)."""
         seconds: Ends = float(self._busy[begin:].sum()) * self._factors
         return seconds
 
@@ -365,8 +363,8 @@ class Links:
     Attributes:
         layout: The communicating GPUs.
         interconnect: Known properties of the links.
-        slowdown: Time of a collective during other work, relative to the isolated collective.
-        groups_per_node: Number of such groups per machine. They share its network.
+        slowdown: Time of a collective during computation, relative to the isolated collective.
+        groups_per_node: Number of communicating groups per machine, which share the machine's network.
     """
 
     layout: Layout
@@ -375,7 +373,7 @@ class Links:
     groups_per_node: int = 1
 
     def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
-        """Return the time of each message as (low, middle, high)."""
+        """Return the time of a collective for each message size in bytes, as (low, middle, high)."""
         if not sizes:
             return []
         found = collective_seconds(

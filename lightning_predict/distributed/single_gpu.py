@@ -1,4 +1,4 @@
-"""Predicts the recorded step on one GPU of each kind, from which the steps of all layouts are derived.
+"""Predicts the recorded step on a single GPU of each model. Steps on layouts are derived from these steps.
 
 Example::
 
@@ -28,11 +28,11 @@ class PredictionContext:
     """GPUs, models and assumptions that all steps of one prediction share.
 
     Attributes:
-        gpus: The GPUs, each of them once.
-        origin: GPU on which the steps were recorded; None without CUDA, or if it is not in the catalogue.
-        models: Trained kernel models. If None, rooflines are used.
+        gpus: The GPU models, without duplicates.
+        origin: GPU on which the steps were recorded; None without CUDA, or if the catalogue lacks the GPU.
+        models: Trained kernel models; None uses rooflines.
         method: How kernels are predicted, see `kernels/measured_scaling.py`.
-        host: Assumptions about the host (CPU) of the GPUs.
+        host: Assumptions about the CPU.
         interconnect: Known properties of the links between GPUs.
     """
 
@@ -47,16 +47,15 @@ class PredictionContext:
 @final
 @dataclass(frozen=True, slots=True)
 class SingleSteps:
-    """A recorded step as the step of one process, with a prediction for one GPU of each kind.
+    """A recorded step, with predictions for a single GPU of each model.
 
     Attributes:
         recorded: The step as recorded.
         trace: The step without communication between processes.
-        timed: Work of the step with device seconds, corrected by the same-GPU check. Rows are in the order of the
-            setting's GPUs.
-        host: Assumptions about the host, corrected by the check.
-        steps: One StepPrediction per GPU.
-        check: Comparison with measurements on the GPU in use; None without such measurements.
+        timed: Work of the step with device seconds, corrected by `check`; one row per GPU of the `PredictionContext`.
+        host: Assumptions about the CPU, corrected by `check`.
+        steps: One StepPrediction per GPU of the `PredictionContext`.
+        check: Comparison with measurements on the GPU in use; None without measurements.
     """
 
     recorded: Trace
@@ -68,7 +67,7 @@ class SingleSteps:
 
 
 def single_steps(trace: Trace, setting: PredictionContext) -> SingleSteps:
-    """Predict the step on one GPU of each kind."""
+    """Predict the step on a single GPU of each model."""
     alone = without_collectives(trace)
     check = same_gpu_check(alone, setting.origin, setting.models)
     timed = predict_work_times(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)

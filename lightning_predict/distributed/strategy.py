@@ -1,10 +1,10 @@
 """`Strategy`: parallel strategy of several GPUs (DDP, FSDP, ZeRO, tensor parallelism ...), parsed from a text.
 
 `"ddp"` replicates the model. `"zero1"` shards the optimizer state over the GPUs, `"zero2"` also the gradients, and
-`"fsdp"` (`"zero3"`) also the parameters. `"hybrid"` shards inside each machine, and replicates over machines. Options
-follow after a comma. `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 GPUs a quarter
-of the blocks, and `micro_batches=16` splits a batch. The other options are the fields of `Strategy`. If the text
-contains only options, the strategy is `ddp`. Example::
+`"fsdp"` (`"zero3"`) also the parameters. `"hybrid"` shards inside each machine and replicates over machines. Options
+follow after a comma: `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 GPUs a quarter
+of the blocks, and `micro_batches=16` splits a batch. All options are fields of `Strategy`. If the text contains only
+options, the strategy is `ddp`. Example::
 
     >>> parse_strategy("fsdp").name
     'fsdp'
@@ -32,15 +32,16 @@ DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplit:
-    """State that data-parallel replicas shard. It determines memory, communication and the search for strategies.
+    """Which state data-parallel replicas shard.
 
     Attributes:
         state: Whether the optimizer state is sharded. Each GPU then updates its shard, and the updated parameters are
             gathered.
-        gradients: Whether gradients are sharded. They are scattered as they become ready.
-        parameters: Whether parameters are sharded. They are gathered for each unit.
-        inside_machines: Whether to shard only inside a machine or a group of machines. These groups are then replicas.
-        is_searched: Whether the strategy search considers it.
+        gradients: Whether gradients are sharded. A reduce-scatter follows when gradients become ready.
+        parameters: Whether parameters are sharded. The parameters of each unit are gathered before use.
+        inside_machines: Whether state is sharded only inside a machine or a group of machines, and replicated across
+            groups.
+        is_searched: Whether the strategy search considers this split.
     """
 
     state: bool = False
@@ -53,7 +54,7 @@ class DataSplit:
 DATA_SPLITS: Final[Mapping[DataStrategy, DataSplit]] = {
     "ddp": DataSplit(),
     "zero1": DataSplit(state=True),
-    # It communicates as much as ZeRO 1, in the same time. If ZeRO 1 does not fit in memory, FSDP is tried next.
+    # The search skips ZeRO 2: its communication takes as long as that of ZeRO 1, and FSDP saves more memory.
     "zero2": DataSplit(state=True, gradients=True, is_searched=False),
     "fsdp": DataSplit(state=True, gradients=True, parameters=True),
     "hybrid": DataSplit(state=True, gradients=True, parameters=True, inside_machines=True),
@@ -75,7 +76,7 @@ ALIASES: Final[Mapping[str, DataStrategy]] = {
     "single_device": "ddp",
     "zero3": "fsdp",
 }
-"""Equivalent names from Lightning and other projects. DeepSpeed without a stage means stage 2, as in Lightning."""
+"""Equivalent names from Lightning and other projects. As in Lightning, DeepSpeed without a stage means stage 2."""
 
 PipelineSchedule = Literal["1f1b", "gpipe", "zero_bubble"]
 Recompute = Literal["none", "selective", "operations", "layers", "full"]
@@ -93,63 +94,63 @@ class Strategy:
     """A parallel strategy. Each data-parallel group of `tensor x pipeline x context` GPUs processes one batch.
 
     Attributes:
-        data: What data-parallel groups shard.
+        data: Which state data-parallel groups shard (`DATA_SPLITS`).
         tensor: Number of GPUs that share every transformer block (Megatron's tensor parallelism).
         pipeline: Number of pipeline stages that share the blocks.
-        micro_batches: Number of micro-batches per batch, whose gradients are accumulated. If None, four times
+        micro_batches: Number of micro-batches per batch; their gradients are accumulated. None means four times
             `pipeline`, or 1 without a pipeline.
-        accumulate: Number of batches of the recorded size whose gradients are accumulated before an update.
-        global_batches: Number of batches per update in all data-parallel groups together; `on` derives `accumulate`
-            from it for each layout.
+        accumulate: Number of batches of the recorded size per optimizer step (gradient accumulation).
+        global_batches: Number of batches per optimizer step in all data-parallel groups together. The method `on`
+            derives `accumulate` from this number for each layout.
         batch_samples: Batch size that the configuration file assumes. A step with another batch size raises an error.
         bucket_cap_mb: Size of DDP's gradient buckets in MiB, as torch counts them.
-        virtual: Stages per GPU of a pipeline (Megatron's interleaved schedule).
-        first_stage: Number of blocks in the first stage, which also has the embedding; if None, as many as in other
-            stages.
-        last_stage: Number of blocks in the last stage, which also has the output layer and the loss; if None, as many
-            as in other stages.
+        virtual: Number of pipeline stages per GPU (Megatron's interleaved schedule).
+        first_stage: Number of blocks in the first stage, which also has the embedding; None for the same number as in
+            other stages.
+        last_stage: Number of blocks in the last stage, which also has the output layer and the loss; None for the same
+            number as in other stages.
         schedule: Pipeline schedule: `1f1b`, `gpipe` (all forward, then all backward), or `zero_bubble` (weight
             gradients fill the bubbles: ZB-H1 of Qi et al., 2024).
-        sequence: Whether norms, dropouts and residual connections between tensor-parallel layers are also split
-            (Megatron's sequence parallelism).
-        gather_again: With sequence parallelism, whether the inputs of matmuls are gathered again for their gradients,
-            as in Megatron. Otherwise they are kept, as in torch's DTensor.
-        context: Number of GPUs that share each sequence. Keys and values circulate in a ring.
-        expert: Number of data-parallel groups over which experts are distributed (expert parallelism).
-        capacity: Tokens per expert relative to balanced routing, including padding. Without padding, it is the load of
-            the busiest GPU, because the other GPUs wait for it.
-        expert_launches: Whether each expert's matmuls are launched separately, although the recording has one launch
-            per layer. In float8, casts of the operands precede each launch (Transformer Engine's `GroupedLinear`, used
-            by Megatron and NeMo).
-        shard: Number of GPUs in `hybrid`'s sharding groups; if None, the GPUs of a machine.
-        groups: Number of data-parallel groups that a file or a Lightning object was written for. Layouts with another
-            number are rejected. None accepts any number.
-        recompute: Gradient checkpointing, that is, which activations the backward pass recomputes, for a step recorded
-            without it. `selective` recomputes the attention between its projections, as in Megatron. `operations`
-            recomputes everything except attention and every second matmul (torchtitan's default), `layers` every second
-            block, and `full` every block.
+        sequence: Whether tensor-parallel GPUs also split norms, dropouts and residual connections (Megatron's sequence
+            parallelism).
+        gather_again: With sequence parallelism, whether matmul inputs are gathered again in the backward pass, as in
+            Megatron. Otherwise, gathered inputs are kept, as in torch's DTensor.
+        context: Number of GPUs that share each sequence (context parallelism). Keys and values circulate in a ring.
+        expert: Number of data-parallel groups that share the experts (expert parallelism).
+        capacity: Tokens per expert relative to balanced routing, including padding. Without padding: load of the
+            busiest GPU, which the other GPUs wait for.
+        expert_launches: Whether the matmuls of each expert are separate kernel launches, although the recording has one
+            launch per layer. In float8, casts of the operands precede each launch (Transformer Engine's
+            `GroupedLinear`).
+        shard: Number of GPUs in a sharding group of `hybrid`; None for all GPUs of a machine.
+        groups: Number of data-parallel groups that a configuration file or Lightning object assumes. Layouts with
+            another number raise an error. None allows any number.
+        recompute: Gradient checkpointing: which activations the backward pass recomputes. The step must be recorded
+            without gradient checkpointing. `selective` recomputes the attention between its projections, as in
+            Megatron. `operations` recomputes everything except attention and every second matmul (torchtitan's
+            default), `layers` every second block, and `full` every block.
         loss: Memory of the loss under tensor parallelism. `split`: each GPU has a part of the vocabulary (torch's
-            `loss_parallel`). `gathered`: each GPU has all logits. `fused`: Megatron's fused cross entropy, also split,
-            which keeps float32 probabilities and turns them into the gradient in place.
-        no_sync: Under FSDP, keep gradients whole on each GPU until the last accumulated batch (`no_sync`,
-            `set_requires_gradient_sync(False)`), instead of scattering those of every batch.
-        offload: State in host memory: none, or the optimizer state, which the CPU then updates.
-        fp8: Scaling of float8 for the blocks' matmuls: one scale per tensor, row, block, or 32 values (`mx`); None for
-            no float8.
-        overlap_grad_reduce: Whether gradient communication overlaps with the backward pass; otherwise it follows the
-            pass.
-        overlap_param_gather: Whether gathering the parameters that ZeRO 1 and 2 updated overlaps with the next forward
-            pass; otherwise it precedes the pass.
+            `loss_parallel`). `gathered`: each GPU has all logits. `fused`: Megatron's fused cross entropy, whose
+            float32 probabilities become the gradient in place; each GPU has a part of the vocabulary.
+        no_sync: Under FSDP, whether gradients are scattered only after the last accumulated batch (`no_sync`,
+            `set_requires_gradient_sync(False)`), not after every batch.
+        offload: State in host memory: `none`, or `optimizer` for the optimizer state, which the CPU then updates.
+        fp8: Scaling of float8 matmuls in transformer blocks: one scale per tensor, row, block, or 32 values (`mx`);
+            None for no float8.
+        overlap_grad_reduce: Whether gradient communication overlaps with the backward pass. Otherwise, communication
+            follows the backward pass.
+        overlap_param_gather: Whether the all-gather of updated parameters (ZeRO 1 and 2) overlaps with the next forward
+            pass. Otherwise, the all-gather precedes the forward pass.
         overlap_tensor: Whether parts of tensor-parallel collectives overlap with adjacent matmuls (torch's async tensor
             parallelism, Megatron's tp-comm-overlap). The first part never overlaps.
-        param_dtype: dtype in which FSDP gathers parameters (torch's `MixedPrecision`); if None, the parameters' own
-            dtype.
-        reduce_dtype: dtype of gradient communication; if None, the gradients' own dtype, or `param_dtype` under FSDP.
-            If each replica holds all gradients, they are also accumulated in this dtype (in a separate buffer, as in
-            Megatron and nanotron).
-        embedding: How embedding tables are sharded: `auto` for the fastest way that fits, `table_wise`, `row_wise`,
-            `column_wise` or `data_parallel` for all tables, or a plan written by `lightning-predict shard`. If None,
-            tables are replicated like other layers.
+        param_dtype: dtype in which FSDP gathers parameters (torch's `MixedPrecision`); None for the dtype of the
+            parameters.
+        reduce_dtype: dtype of gradient communication; None for the dtype of the gradients, or `param_dtype` under FSDP.
+            If each replica holds all gradients, a separate buffer also accumulates gradients in this dtype, as in
+            Megatron and nanotron.
+        embedding: How embedding tables are sharded: `auto` (the fastest way that fits), `table_wise`, `row_wise`,
+            `column_wise` or `data_parallel` for all tables, or a plan of `lightning-predict shard`. None replicates
+            tables like other layers.
 
     Raises:
         InvalidArgumentError: A value is out of its range, or values contradict each other.
@@ -210,7 +211,7 @@ class Strategy:
                 raise InvalidArgumentError(f"strategy: {words}")
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Yield contradictions between options, as (whether it is one, message)."""
+        """Yield (whether the options contradict each other, error message) for each possible contradiction."""
         split = self.split
         yield (
             self.virtual > 1 and self.pipeline == 1,
@@ -300,7 +301,7 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """Text that `parse_strategy` can parse: the data strategy, and the options that differ from their defaults."""
+        """Text that `parse_strategy` can parse: `data`, and the options that differ from their defaults."""
         words: list[str] = [self.data]
         for own in fields(self)[1:]:
             value = getattr(self, own.name)
@@ -310,17 +311,17 @@ class Strategy:
 
     @property
     def split(self) -> DataSplit:
-        """What data-parallel groups shard."""
+        """Which state data-parallel groups shard."""
         return DATA_SPLITS[self.data]
 
     @property
     def model_parallel(self) -> int:
-        """Number of GPUs that together hold one copy of the model."""
+        """Number of GPUs that share one copy of the model."""
         return self.tensor * self.pipeline
 
     @property
     def batch_parallel(self) -> int:
-        """Number of GPUs that process one batch."""
+        """Number of GPUs that share one batch."""
         return self.tensor * self.pipeline * self.context
 
     @property
@@ -336,7 +337,7 @@ class Strategy:
         return self.batch_parallel == 1 and self.micro_batches in (None, 1) and self.accumulate == 1 and is_as_recorded
 
     def on(self, layout: Layout, *, batches: int = 1, samples: int | None = None) -> Strategy:
-        """Return the strategy for a layout. `accumulate` is set so that each update uses `global_batches` batches.
+        """Return the strategy for a layout, with `accumulate` derived from `global_batches`.
 
         Args:
             layout: The GPUs.
@@ -344,7 +345,8 @@ class Strategy:
             samples: Number of samples in one batch; None if unknown.
 
         Raises:
-            InvalidArgumentError: The groups do not divide the batches, or a batch has another size.
+            InvalidArgumentError: The number of data-parallel groups does not divide `global_batches`, or a batch has
+                another size than `batch_samples`.
         """
         if None not in (samples, self.batch_samples) and samples != self.batch_samples:
             raise InvalidArgumentError(
@@ -363,14 +365,14 @@ class Strategy:
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether gradients of several micro-batches are added up before an update."""
+        """Whether the gradients of several batches or micro-batches are added before an optimizer step."""
         return self.accumulate * (self.micro_batches or 1) > 1
 
     def replicas(self, layout: Layout) -> int:
-        """Return the number of data-parallel groups of a layout, each with its own samples; always 1 for a single GPU.
+        """Return the number of data-parallel groups of a layout; 1 for a single GPU.
 
         Raises:
-            InvalidArgumentError: The strategy cannot divide these GPUs.
+            InvalidArgumentError: The GPUs cannot be divided into groups of this strategy.
         """
         if layout.count == 1:
             return 1
@@ -403,7 +405,7 @@ class Strategy:
         return replicas
 
     def communicators(self, layout: Layout) -> int:
-        """Return the number of communicators (process groups) of each GPU of a layout."""
+        """Return the number of communicators (process groups) that each GPU of a layout belongs to."""
         if layout.count == 1:
             return 0
         degrees = (self.tensor, self.pipeline, self.context, self.expert)
@@ -411,7 +413,7 @@ class Strategy:
         return among_replicas + sum(degree > 1 for degree in degrees)
 
     def sharded_count(self, layout: Layout) -> int:
-        """Return the number of GPUs over which state is sharded or, under `ddp`, replicated.
+        """Return the number of GPUs that share one copy of the sharded state; under `ddp`, the number of replicas.
 
         Raises:
             InvalidArgumentError: The GPUs cannot form the groups of `hybrid`.
@@ -465,10 +467,10 @@ class LightningStrategy(Protocol):
 
 
 def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
-    """Parse a strategy: its text, Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or a file.
+    """Parse a strategy from its text, a configuration of another project, or a strategy object of Lightning.
 
-    A file is torchtitan's TOML, DeepSpeed's JSON, YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox, or a
-    shell script with Megatron's arguments. A strategy object of Lightning is also accepted.
+    Accepted configurations are Megatron's arguments (`--tensor-model-parallel-size 8 ...`) or a shell script with these
+    arguments, torchtitan's TOML, DeepSpeed's JSON, and YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox.
 
     Raises:
         InvalidArgumentError: A name or an option is unknown.
@@ -501,7 +503,7 @@ def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
 
 
 def _is_foreign(words: str) -> bool:
-    """Return whether a text belongs to another project: arguments of a script, or a file name."""
+    """Return whether a text is a configuration of another project: arguments of a script, or a file name."""
     first = words.partition(",")[0].replace("=", " = ").split()
     name, value = " ".join(first[:1]), first[1:]
     return len(value) > 2 or not (name in _OPTIONS if value else name in ALIASES or name in DATA_STRATEGIES)

@@ -1,11 +1,11 @@
 """Simulates torch's caching allocator: the memory that it reserves for a sequence of allocations and frees.
 
-- Sizes are rounded up to 512 bytes. Requests up to 1 MiB use the small pool, which has segments of 2 MiB. Larger
-  requests use the large pool: below 10 MiB, they share segments of 20 MiB. From 10 MiB on, each gets its own segment, a
-  multiple of 2 MiB.
-- A request gets the smallest free block that is large enough (best fit), at the lowest address. The remainder is split
-  off if it has at least 512 bytes in the small pool, or more than 1 MiB in the large pool. Adjacent free blocks are
-  merged.
+- Sizes are rounded up to 512 bytes. Requests up to 1 MiB use the small pool, whose segments have 2 MiB. Larger requests
+  use the large pool: below 10 MiB, requests share segments of 20 MiB. From 10 MiB on, each request gets its own
+  segment, a multiple of 2 MiB.
+- A request gets the smallest free block that is large enough (best fit), at the lowest address. The remainder of the
+  block is split off if it has at least 512 bytes in the small pool, or more than 1 MiB in the large pool. Adjacent free
+  blocks are merged.
 - Segments are kept until memory runs out or the cache is emptied. With `expandable_segments:True`, each pool is one
   segment that grows by pages of 2 or 20 MiB, and every remainder is split off.
 
@@ -29,14 +29,14 @@ from typing import Final, final
 
 from lightning_predict.units import MEBIBYTE
 
-# These are torch's own constants: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and
-# kRoundLarge. A segment serves many requests, because cudaMalloc synchronises with the device. Small requests have
-# their own pool, because a long-lived scalar would otherwise keep a segment of 20 MiB.
+# torch's constants: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and kRoundLarge. A segment
+# serves several requests, because cudaMalloc synchronises with the device. Small requests have their own pool,
+# because a small long-lived tensor would otherwise keep a segment of 20 MiB.
 BLOCK_BYTES: Final = 512  # keeps addresses aligned for vector loads
 SMALL_BYTES: Final = MEBIBYTE
 SMALL_SEGMENT_BYTES: Final = 2 * MEBIBYTE  # a device page
 LARGE_SEGMENT_BYTES: Final = 20 * MEBIBYTE
-# Larger requests get their own segment, because the remainder of a 20 MiB segment would be too small for reuse.
+# A larger request gets its own segment, because the remainder of a 20 MiB segment would be too small for reuse.
 OWN_SEGMENT_BYTES: Final = 10 * MEBIBYTE
 OWN_SEGMENT_STEP_BYTES: Final = 2 * MEBIBYTE
 
@@ -47,7 +47,7 @@ def rounded_up(size: int, step: int) -> int:
 
 
 def block_bytes(size: int) -> int:
-    """Round a request up to whole blocks. An empty request takes no memory."""
+    """Round a request up to a multiple of the block size. An empty request takes no memory."""
     return rounded_up(size, BLOCK_BYTES)
 
 
@@ -74,17 +74,17 @@ class MemoryBlock:
 
 
 class AllocationError(Exception):
-    """The simulated GPU is full: torch would raise an out-of-memory error."""
+    """The simulated GPU is full; torch would raise an out-of-memory error."""
 
 
 @final
 class CachingAllocator:
-    """State of the caching allocator.
+    """Simulated caching allocator.
 
     Args:
         expandable_segments: Whether to simulate `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
-        capacity_bytes: GPU memory that the allocator may reserve; None for no limit. If a new segment exceeds it,
-            unused segments are released, as in torch. If that does not suffice, `allocate` raises `AllocationError`.
+        capacity_bytes: Maximum GPU memory to reserve; None for no limit. If a new segment exceeds this limit, unused
+            segments are released, as in torch. If that is not enough, `allocate` raises `AllocationError`.
 
     Attributes:
         reserved_bytes: Memory reserved on the GPU, as `torch.cuda.memory_reserved` counts it.
@@ -97,11 +97,11 @@ class CachingAllocator:
         self.reserved_bytes = self.allocated_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
         self._expandable, self._capacity = expandable_segments, capacity_bytes
-        # By pool: the free blocks by (size, address), and all blocks by address.
+        # for each pool (small, large): free blocks by (size, address), and all blocks by address
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         self._blocks: dict[int, MemoryBlock] = {}
         self._end = 0
-        # The last block of each pool's expandable segment.
+        # last block of each pool's expandable segment
         self._last: dict[bool, MemoryBlock | None] = {True: None, False: None}
 
     def allocate(self, size: int) -> MemoryBlock:
@@ -124,7 +124,7 @@ class CachingAllocator:
         return self._handed_out(block, size)
 
     def _handed_out(self, block: MemoryBlock, size: int) -> MemoryBlock:
-        """Mark a block as allocated, and split off its remainder."""
+        """Mark a block as allocated, and split off the part beyond `size`."""
         is_small = block.is_small
         left = block.size - size
         if left >= BLOCK_BYTES and (is_small or self._expandable or left > SMALL_BYTES):
@@ -136,7 +136,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Free a block, and merge it with adjacent free blocks."""
+        """Free a block, and merge the block with adjacent free blocks."""
         self.allocated_bytes -= block.size
         free = self._free[block.is_small]
         before, after = block.before, block.after
@@ -151,7 +151,7 @@ class CachingAllocator:
         insort(free, (block.size, block.address))
 
     def empty_cache(self) -> None:
-        """Release unused segments to the GPU. Of expandable segments, release the free pages at the end."""
+        """Release unused segments to the GPU. An expandable segment releases the free pages at its end."""
         for is_small, free in self._free.items():
             page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
             kept = []
@@ -177,7 +177,11 @@ class CachingAllocator:
             self._free[is_small] = sorted(kept)
 
     def _make_room(self, size: int) -> None:
-        """Release unused segments if the capacity is reached."""
+        """Release unused segments if reserving `size` more bytes would exceed the capacity.
+
+        Raises:
+            AllocationError: Too much memory is in use.
+        """
         if self._capacity is not None and self.reserved_bytes + size > self._capacity:
             self.empty_cache()
             if self.reserved_bytes + size > self._capacity:
@@ -191,7 +195,7 @@ class CachingAllocator:
         return block
 
     def _expanded(self, size: int, *, is_small: bool) -> MemoryBlock:
-        """Grow the pool's expandable segment, until its last block is large enough for the request."""
+        """Grow the pool's expandable segment until its last block is large enough."""
         self._make_room(size)
         page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         last = self._last[is_small]
@@ -203,7 +207,7 @@ class CachingAllocator:
             self._reserve(more)
             return last
         more = rounded_up(size, page)
-        # Each pool has its own address range, so that the two segments never overlap.
+        # Each pool has its own address range, so expandable segments never overlap.
         address = (0 if is_small else 1 << 60) if last is None else last.address + last.size
         block = self._blocks[address] = MemoryBlock(address, more, is_small=is_small)
         block.before = last
@@ -229,7 +233,6 @@ class CachingAllocator:
         insort(self._free[block.is_small], (rest.size, rest.address))
 
     def _join(self, block: MemoryBlock, after: MemoryBlock) -> None:
-        """Merge a block with the block after it."""
         block.size += after.size
         block.after = after.after
         if block.after is not None:

@@ -44,13 +44,13 @@ class MemoryBreakdown:
     """Memory of a step at its peak, by use.
 
     Attributes:
-        operation: Operation that runs at the peak.
+        operation: Name of the operation that runs at the peak.
         phase: Phase of the operation.
         module: Module of the operation; None if unknown.
-        parts: Memory by use. The sum is the memory of the process.
-        curve: Memory of the process over the step, without free blocks, in `CURVE_POINTS` parts of equally many
-            operations; empty if unknown.
-        modules: Size of the activations by the module that wrote them, largest first.
+        parts: Memory by use. The parts add up to the memory of the process.
+        curve: Memory of the process over the step, without free blocks. The step is divided into `CURVE_POINTS` parts
+            with equal numbers of operations. Empty if unknown.
+        modules: Size of the activations that each module wrote, largest first.
     """
 
     operation: str
@@ -67,16 +67,16 @@ class MemoryBreakdown:
 
 
 CURVE_POINTS: Final = 60
-"""Width of the curve in characters of a terminal."""
+"""Number of points of the memory curve: the width of the curve in a terminal."""
 
 
 def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = None) -> MemoryBreakdown | None:
-    """Compute the memory breakdown of a step; None if the trace has no output tensors.
+    """Return the memory breakdown of a step; None if the trace has no output tensors.
 
     Args:
         trace: Trace of one kind of step.
         gpu: GPU whose memory is predicted.
-        reserved_bytes: Reserved memory; None simulates it, without the trials of cuDNN.
+        reserved_bytes: Reserved memory; None simulates the allocator, without the trials of cuDNN.
     """
     if trace.memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
@@ -117,14 +117,14 @@ def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = N
 
 
 def _largest_of_parts(levels: Sequence[float]) -> tuple[float, ...]:
-    """Return the maximum of each of `CURVE_POINTS` parts, or the levels if there are fewer."""
+    """Return the maximum of each of `CURVE_POINTS` equal parts of the levels."""
     count = min(CURVE_POINTS, len(levels))
     ends = [len(levels) * number // count for number in range(count + 1)] if count else []
     return tuple(max(levels[first:last]) for first, last in pairwise(ends))
 
 
 def _by_module(moment: MemoryMoment) -> Mapping[str, int]:
-    """Sum the sizes of activations by the module that wrote them, largest first."""
+    """Return the size of the activations that each module wrote, largest first."""
     sizes: dict[str, int] = defaultdict(int)
     for storage in moment.storages:
         if storage.cause == "activation":

@@ -22,24 +22,24 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
 
 CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
-"""Workspace per cuBLAS handle in bytes. The default `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` (PyTorch, "CUDA
-environment variables"). It was measured as 8,519,680 bytes on an A10G (github.com/pytorch/pytorch/issues/95668)."""
+"""Default workspace per cuBLAS handle, in bytes: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` (PyTorch, "CUDA
+environment variables"). 8,519,680 bytes were measured on an A10G (github.com/pytorch/pytorch/issues/95668)."""
 
 LARGE_CUBLAS_WORKSPACE_BYTES: Final = 8 * 4096 * KIBIBYTE
-"""Workspace per cuBLAS handle in bytes on Hopper, and on Blackwell with torch of 2026
+"""Default workspace per cuBLAS handle on Hopper, in bytes, and on Blackwell with torch of 2026
 (github.com/pytorch/pytorch/pull/175344)."""
 
 _CONVOLUTIONS: Final = {"aten::convolution": 0, "aten::convolution_backward": 1}
-"""Convolutions, with the index of the image tensor among their inputs. The weights come next."""
+"""Convolutions, with the index of the image tensor among their inputs. The weights are the next input."""
 
 
 LAZY_SINCE: Final = (1, 13)
-"""First torch release that loads each kernel on its first call, not all kernels at startup."""
+"""First torch release that loads a kernel on its first call, instead of loading all kernels at startup."""
 
 LOADED_AT_ONCE: Final = Interval(363.0, 628.0, 893.0)
-"""MiB of code that earlier releases load at startup. The low end is the difference measured for this change itself
-(github.com/pytorch/pytorch/pull/86509: 636 MiB before, 274 after). The high end is a V100 with torch 1.10 and one small
-tensor (1,343 MiB: huggingface/transformers, `performance.mdx` of January 2022). The middle is their mean."""
+"""MiB of code that torch loaded at startup before `LAZY_SINCE`. Low end: 636 MiB before and 274 after this change
+(github.com/pytorch/pytorch/pull/86509). High end: 1,343 MiB on a V100 with torch 1.10 and one small tensor
+(huggingface/transformers, `performance.mdx` of January 2022). The middle is the mean of both ends."""
 
 
 def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[float]:
@@ -47,7 +47,7 @@ def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[
 
     Args:
         gpu: The GPU.
-        release: torch release; None for the current one.
+        release: torch release; None for the current release.
     """
     mebibytes = Interval(*map(float, gpu.generation.context_mebibytes))
     if release is not None and release < LAZY_SINCE:
@@ -59,24 +59,25 @@ def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[
 
 
 LIGHT_SINCE: Final = (2, 11)
-"""First release of torch whose standard wheels have CUDA 13."""
+"""First torch release whose standard wheels use CUDA 13."""
 
 LIGHT_SHARE: Final = Interval(0.3, 0.55, 1.0)
-"""Context with CUDA 13 over one with CUDA 12. Lower end: 141 MiB on a T4 with torch 2.14 (Anassbzdd/fitcheck), where
-CUDA 12 takes 450. Other GPUs are unmeasured, so the middle is the geometric mean."""
+"""Size of the context with CUDA 13, relative to CUDA 12. Lower end: 141 instead of 450 MiB on a T4 with torch 2.14
+(Anassbzdd/fitcheck). Other GPUs are unmeasured, so the upper end is 1 and the middle is the geometric mean."""
 
 NCCL_BUFFER_BYTES: Final = 10 * MEBIBYTE
-"""Buffer size per connection of an NCCL channel: the FIFOs of three protocols, where the simple one has 4 MiB
-(`NCCL_BUFFSIZE`). It was read from NCCL's allocation log (github.com/NVIDIA/nccl/issues/1685)."""
+"""Buffer size per connection of an NCCL channel, in bytes, from NCCL's allocation log
+(github.com/NVIDIA/nccl/issues/1685). The buffers belong to three protocols; the simple protocol has 4 MiB
+(`NCCL_BUFFSIZE`)."""
 
 NCCL_BUFFERS: Final = {True: (16 * 1, 24 * 2, 32 * 4), False: (2 * 1, 4 * 2, 8 * 4)}
-"""Number of buffers per communicator, with NVLink (True) and without: low, middle and high estimate. Each is channels x
-connections per channel. The low estimate assumes rings only, and the high one rings and trees. Memory grows with the
+"""Number of buffers per communicator, with NVLink (True) and without (False), as (low, middle, high): channels x
+connections per channel. The low estimate assumes rings, the high estimate rings and trees. Memory grows with the
 number of channels, but not beyond two machines (github.com/NVIDIA/nccl/issues/986)."""
 
 ALL_TO_ALL_BYTES: Final = 3_280_000_000 / 7
-"""Memory per peer of an all-to-all in the same machine. On eight H100, the first all-to-all increased a process from
-1.06 to 4.34 GB (github.com/NVIDIA/nccl/issues/1685)."""
+"""Memory per peer of an all-to-all inside a machine, in bytes. On eight H100, the first all-to-all increased the
+memory of a process from 1.06 to 4.34 GB (github.com/NVIDIA/nccl/issues/1685)."""
 
 
 def nccl_bytes(gpu: Gpu, *, communicators: int, all_to_all_peers: int = 0) -> Interval[float]:
@@ -97,7 +98,7 @@ def _has_nvlink(gpu: Gpu) -> bool:
 
 
 def cublas_bytes(gpu: Gpu, *, handles: int) -> int:
-    """Return the total workspace of cuBLAS. torch's allocator allocates it once and never frees it."""
+    """Return the workspaces of cuBLAS in bytes. torch allocates a workspace once per handle and never frees it."""
     is_large = gpu.generation.has_large_workspaces
     return handles * (LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES)
 
@@ -105,8 +106,8 @@ def cublas_bytes(gpu: Gpu, *, handles: int) -> int:
 def convolved_share(trace: Trace) -> float:
     """Return the share of the forward pass's output bytes that cuDNN convolutions write.
 
-    For these, the size of the workspace is unknown. The share is a few percent in a vision transformer, and about a
-    quarter in a neural network of convolutions, norms and activations.
+    The workspaces of these convolutions are unknown. The share is a few percent in a vision transformer, and about a
+    quarter in a network of convolutions, norms and activations.
     """
     written, convolved, met = 0, 0, set[int | None]()
     for operation in trace.operations:
@@ -121,11 +122,11 @@ def convolved_share(trace: Trace) -> float:
 
 
 def workspace_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Estimate cuDNN's temporary memory, as (index of the operation, bytes).
+    """Yield cuDNN's temporary memory as (index of the operation, bytes).
 
-    cuDNN computes weight gradients in channels last. Images and gradients in another memory format are copied first.
-    Filters of one pixel are matmuls, which need no copy. This rule was selected from five candidates on ten families of
-    timm in float32 (byob, coat, convnext, cspnet, gcvit, hgnet, nasnet, regnet, vgg, vovnet).
+    cuDNN computes weight gradients in channels-last format, so images and gradients in another format are copied first.
+    Filters of one pixel are matmuls, which need no copy. This rule was selected from five candidates on ten timm
+    families in float32 (byob, coat, convnext, cspnet, gcvit, hgnet, nasnet, regnet, vgg, vovnet).
     """
     for index, operation in enumerate(trace.operations):
         if operation.name != "aten::convolution_backward" or not _is_cudnn(operation):
@@ -136,12 +137,11 @@ def workspace_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def trial_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Estimate workspaces of `torch.backends.cudnn.benchmark` in the first step, as (index of the operation, bytes).
+    """Yield workspaces of `torch.backends.cudnn.benchmark` in the first step, as (index of the operation, bytes).
 
-    For each new convolution shape, torch asks cuDNN for all candidate algorithms. It allocates the largest workspace
-    that any of them needs, times all of them, and empties its cache. The largest workspace is that of im2col: for each
-    output pixel, one value per filter weight of an output channel. The backward pass does this twice, for the gradients
-    of images and of weights.
+    For each new convolution shape, torch times all candidate algorithms of cuDNN in the largest workspace that any of
+    them needs, and then empties its cache. im2col needs the largest workspace: for each output pixel, the values under
+    the filter. The backward pass runs trials twice, for the gradients of images and of weights.
     """
     met = set[object]()
     for index, operation in enumerate(trace.operations):
@@ -159,7 +159,7 @@ def trial_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def _is_cudnn(operation: Operation) -> bool:
-    """Return whether cuDNN computes a convolution. For depthwise convolutions in float32, torch has its own kernels."""
+    """Return whether cuDNN computes a convolution. torch has its own kernels for depthwise convolutions in float32."""
     at = _CONVOLUTIONS[operation.name]
     if len(operation.inputs) < at + 2 or len(operation.inputs[at].shape) < 3:
         return False
@@ -168,7 +168,7 @@ def _is_cudnn(operation: Operation) -> bool:
 
 
 def _unfolded_bytes(operation: Operation, images: TensorInfo, weights: TensorInfo) -> int:
-    """Return the size of the im2col matrix; 0 for filters of one pixel, which need none."""
+    """Return the size of the im2col matrix in bytes; 0 for filters of one pixel."""
     taps = math.prod(weights.shape[2:])
     result = operation.inputs[0] if operation.name == "aten::convolution_backward" else operation.outputs[0]
     if taps == 1 or not images.elements or not result.shape[2:]:

@@ -2,12 +2,12 @@
 
 At the start of a step, these storages are already allocated:
 
-- parameters and buffers, and after the first update also the optimizer state;
-- gradients of the previous step. By default, they are freed after the forward pass, as in Lightning. Otherwise, they
-  are freed when the step begins;
+- parameters and buffers, and after the first optimizer step also the optimizer state;
+- gradients of the previous step. By default, as in Lightning, they are freed after the forward pass; otherwise, they
+  are freed at the start of the step;
 - tensors that variables of the training loop still hold.
 
-Three steps are simulated, because fragmentation builds up over steps. Example::
+Several steps are simulated, because fragmentation builds up over steps. Example::
 
     simulated_step(trace).reserved_bytes     # corresponds to torch.cuda.max_memory_reserved, without workspaces
 """
@@ -27,7 +27,7 @@ from lightning_predict.tracing.recorded_on import MULTI_TENSOR, frees_gradients,
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 STEPS: Final = 3
-"""Number of simulated steps. The second step starts with the optimizer state, and the third starts with the
+"""Number of simulated steps. The second step starts with the optimizer state, and the third step starts with the
 fragmentation that a complete step leaves."""
 
 
@@ -51,19 +51,19 @@ class Blocks:
     """Sizes and lifetimes of the memory blocks of a training step.
 
     Attributes:
-        lasting: Parameters, buffers, copies of them, and gradients that no recorded operation writes.
-        kept: Gradients that persist from one step to the next.
-        state: Optimizer state, which the first update allocates.
-        batch: Batch from the data loader, new in each step.
-        storages: Storages that the step writes, in the order of their allocation.
-        update: Temporary tensors of the optimizer on CUDA, all allocated at the same time.
-        count: Number of operations.
+        lasting: Sizes of parameters, buffers, their copies, and gradients that no recorded operation writes.
+        kept: Sizes of gradients that persist from step to step.
+        state: Sizes of the optimizer state, which the first optimizer step allocates.
+        batch: Sizes of the tensors of a batch; each step has a new batch.
+        storages: Storages that the step writes, in order of allocation.
+        update: Sizes of temporary tensors of the optimizer on CUDA, which all exist at the same time.
+        count: Number of operations of the step.
         update_at: Index of the first optimizer operation; `count` if there is none.
         drops_gradients_at: Index of the operation after which the previous step's gradients are freed; -1 if they are
             freed before the step.
         workspaces: Temporary memory inside operations, as (index of the operation, bytes).
         trials: Workspaces of cuDNN benchmarks in the first step, as (index of the operation, bytes). The cache is
-            emptied after each of them.
+            emptied after each benchmark.
     """
 
     lasting: tuple[int, ...]
@@ -80,7 +80,7 @@ class Blocks:
 
 
 def blocks_of(trace: Trace) -> Blocks:
-    """Find the memory blocks of a step, with their sizes and lifetimes."""
+    """Return the memory blocks of a step, with their sizes and lifetimes."""
     operations, memory = trace.operations, trace.memory
     storages = written_storages(trace)
     phases = [operation.phase for operation in operations]
@@ -90,16 +90,16 @@ def blocks_of(trace: Trace) -> Blocks:
     trained = [size for size, parameter in zip(sizes, trace.parameters, strict=True) if parameter.requires_grad]
     rest = (memory.parameter_bytes or 0) - sum(sizes)
     written = sum(one.size_bytes for one in storages if one.cause == "update")
-    # Otherwise the update's storages are those of a device without CUDA's default.
+    # Otherwise, the recorded update did not run CUDA's default, which updates all parameters at once.
     at_once = trace.flags.foreach is not None or any(one.name.startswith(MULTI_TENSOR) for one in operations)
     gradients = gradient_bytes(trace)
     update = () if at_once else _copies(min(gradients, written), trained)
     kept = [one.size_bytes for one in storages if one.cause == "gradient"]
-    # If the trace lacks tensors of the backward pass, gradients that are missing are added here.
+    # Gradients that the trace lacks are added here.
     unseen = gradients - sum(kept)
     if frees_gradients(trace):
         kept = []
-    else:  # gradients persist: they are zeroed and accumulated into
+    else:  # gradients persist: they are set to zero and accumulated into
         storages = tuple(map(_added_up, storages))
     if trace.flags.foreach is None and updates_one_by_one(trace):
         storages = tuple(one for one in storages if one.cause != "update")
@@ -120,12 +120,12 @@ def blocks_of(trace: Trace) -> Blocks:
 
 
 def _added_up(storage: Storage) -> Storage:
-    """Return a gradient as a temporary tensor, because it is added to an existing one. Other storages are unchanged."""
+    """Return a gradient as a temporary tensor of the backward pass, because it is added to an existing gradient."""
     return replace(storage, cause="backward", freed_at=storage.allocated_at) if storage.cause == "gradient" else storage
 
 
 def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield temporary tensors of unfused attention: scores before the softmax, or two gradients in backward."""
+    """Yield temporary tensors of unfused attention: scores, or in the backward pass two gradients."""
     for index, operation in enumerate(trace.operations):
         size = attention_bytes(operation) if operation.name in ATTENTIONS else 0
         if size:
@@ -133,7 +133,7 @@ def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def gradient_bytes(trace: Trace) -> int:
-    """Return the size of all gradients. Gradients that do not exist yet count with the size of their parameters."""
+    """Return the size of all gradients. Gradients that were not recorded count with the size of their parameters."""
     memory = trace.memory
     if memory.gradient_bytes is None and any(operation.phase == "backward" for operation in trace.operations):
         return memory.parameter_bytes or 0
@@ -141,9 +141,9 @@ def gradient_bytes(trace: Trace) -> int:
 
 
 def copy_bytes(trace: Trace) -> int:
-    """Return the bytes of tensors that only the update touches, besides the optimizer state.
+    """Return the bytes of persistent tensors that only the optimizer step uses, in addition to the optimizer state.
 
-    These are an EMA's copy of the parameters, or master copies that are not in the optimizer's state.
+    Examples are an EMA's copy of the parameters, or master copies outside the optimizer state.
     """
     memory = trace.memory
     end = max((index for index, one in enumerate(trace.operations) if one.phase == "backward"), default=None)
@@ -157,12 +157,12 @@ def copy_bytes(trace: Trace) -> int:
                     met.add(tensor.id)
                     given += tensor.size_bytes if is_given and index > end else 0
     copies = given - (memory.optimizer_state_bytes or 0)
-    # Less than one byte per parameter cannot be copies; these are scalars and step counters.
+    # Copies have at least one byte per parameter. Smaller tensors are scalars and step counters.
     return copies if copies >= sum(math.prod(one.shape) for one in trace.parameters) else 0
 
 
 def _copies(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Split `total` bytes into whole copies of blocks of these sizes, and a remainder."""
+    """Split `total` bytes into whole copies of blocks with these sizes, and a remainder."""
     whole = sum(sizes)
     if not whole:
         return (total,) if total else ()
@@ -171,23 +171,23 @@ def _copies(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def simulated_step(trace: Trace, *, expandable_segments: bool = False) -> SimulatedStep:
-    """Simulate the allocator for a recorded step."""
+    """Return the simulated memory peaks of a recorded step."""
     return simulated(blocks_of(trace), expandable_segments=expandable_segments)
 
 
 HALVINGS: Final = 4
-"""Steps of the search for the smallest capacity, to a sixteenth of the memory that the allocator might release."""
+"""Number of bisection steps in the search for the smallest capacity."""
 
 
 def least_reserved_bytes(blocks: Blocks, whole: SimulatedStep | None = None) -> int:
     """Return the smallest capacity of a GPU on which the allocator completes a step.
 
-    Before it raises an out-of-memory error, torch releases unused segments and retries. Segments with a live block
-    stay. cuDNN benchmarks skip algorithms whose workspace does not fit, so they are left out.
+    Before an out-of-memory error, torch releases unused segments and retries. Segments with a live block stay. cuDNN
+    benchmarks are ignored, because they skip algorithms whose workspace does not fit.
 
     Args:
         blocks: Memory blocks of the step.
-        whole: The step on a GPU without a limit, if it was simulated already.
+        whole: The step on a GPU without a limit, if already simulated.
     """
     if blocks.trials or whole is None:
         blocks = replace(blocks, trials=())
@@ -203,7 +203,7 @@ def least_reserved_bytes(blocks: Blocks, whole: SimulatedStep | None = None) -> 
 
 
 def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int = STEPS) -> SimulatedStep:
-    """Simulate the allocator for the memory blocks of a step."""
+    """Return the simulated memory peaks of steps with these memory blocks."""
     return _run(CachingAllocator(expandable_segments=expandable_segments), blocks, steps)
 
 
@@ -234,7 +234,7 @@ def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedSt
         for index in range(count):
             for number in born[index]:
                 living[number] = allocator.allocate(storages[number].size_bytes)
-                if number in left:  # the variable now refers to the new tensor
+                if number in left:  # the variable now refers to the tensor of this step
                     allocator.free(left.pop(number))
             if step == 0:
                 for size in trials[index]:
@@ -266,17 +266,17 @@ def _free_all(allocator: CachingAllocator, blocks: list[MemoryBlock]) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class MemoryMoment:
-    """Live tensors at one moment of a step, with their sizes in bytes.
+    """Sizes of live tensors at one moment of a step.
 
     Attributes:
-        index: Index of the operation that runs.
+        index: Index of the running operation.
         lasting_bytes: Size of parameters and buffers.
         state_bytes: Size of the optimizer state.
         batch_bytes: Size of the batch from the data loader.
-        gradient_bytes: Size of the gradients, of this step or the previous one.
+        gradient_bytes: Size of the gradients, of this step or the previous step.
         update_bytes: Size of temporary tensors of the optimizer.
         storages: Other storages that the step wrote.
-        left_bytes: Size of tensors of the previous step that variables of the loop still hold.
+        left_bytes: Size of tensors of the previous step that variables of the training loop still hold.
     """
 
     index: int
@@ -296,7 +296,10 @@ class MemoryMoment:
 
 
 def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
-    """Return the peaks in the passes and in the optimizer update, for a step that is not the first."""
+    """Return the memory peak of the forward and backward passes, and the peak of the optimizer step.
+
+    The step is not the first step.
+    """
     levels = [other + gradient for other, gradient in zip(*_levels(blocks), strict=True)] or [0]
     passes = levels[: blocks.update_at] or [0]
     updates = levels[blocks.update_at :] or [0]
@@ -306,7 +309,7 @@ def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
 
 
 def _levels(blocks: Blocks) -> tuple[list[int], list[int]]:
-    """Return the bytes of written storages during each operation: those without gradients, and recorded gradients."""
+    """Return the bytes during each operation of written storages: other storages, and gradients."""
     gradients = [one for one in blocks.storages if one.cause == "gradient"]
     others, held = ([0] * (blocks.count + 1) for _ in range(2))
     for one in blocks.storages:
@@ -323,7 +326,7 @@ def _levels(blocks: Blocks) -> tuple[list[int], list[int]]:
 
 
 def tensor_levels(blocks: Blocks) -> list[int]:
-    """Return the bytes of all tensors during each operation of a step that is not the first."""
+    """Return the bytes of all tensors during each operation of a step that is not the first step."""
     always = sum(map(sum, (blocks.lasting, blocks.kept, blocks.state, blocks.batch)))
     levels = [always + other + gradient for other, gradient in zip(*_levels(blocks), strict=True)]
     if blocks.update_at < len(levels):
@@ -332,10 +335,10 @@ def tensor_levels(blocks: Blocks) -> list[int]:
 
 
 def moments_of_passes(blocks: Blocks) -> tuple[tuple[int, int], ...]:
-    """Return the moments of the passes that may be the fullest when gradients are sharded, as pairs of bytes.
+    """Return candidate peak times of forward and backward with sharded gradients, as (other bytes, gradient bytes).
 
-    The first value has all tensors of the passes, with a gradient that is just being written and the batch. The second
-    has finished gradients. No other moment has as much of both.
+    The first value includes the batch and gradients that an operation is just writing. The second value includes
+    finished gradients. No other time exceeds a candidate in both values.
     """
     written = [0] * (blocks.count + 1)
     for one in blocks.storages:

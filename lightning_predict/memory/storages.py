@@ -1,7 +1,7 @@
 """Finds the storages (tensor memory) that a step writes, with their sizes, uses and lifetimes.
 
-A storage is allocated by the first operation that writes it. It is freed after the last operation that uses it, where
-autograd's use in the backward pass counts. It lives longer if a variable of the step holds it, which the recorder sees.
+A storage is allocated by the first operation that writes it, and freed after the last operation that uses it.
+Autograd's use in the backward pass counts. If a variable of the step holds a storage, the storage lives longer.
 Storages that survive the step are gradients, or belong to variables that the next step overwrites. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
@@ -9,7 +9,7 @@ Storages that survive the step are gradients, or belong to variables that the ne
     >>> trace = Trace(device="meta", recorder="dispatch", operations=(
     ...     Operation(name="aten::relu", phase="forward", inputs=(data,), outputs=(hidden,), module="body"),
     ...     Operation(name="aten::sum", phase="forward", inputs=(hidden,), outputs=(loss,))))
-    >>> [(one.cause, one.module, one.size_bytes, one.birth, one.death) for one in written_storages(trace)]
+    >>> [(one.cause, one.module, one.size_bytes, one.allocated_at, one.freed_at) for one in written_storages(trace)]
     [('activation', 'body', 80, 0, 1), ('activation', None, 4, 1, 1)]
 """
 
@@ -39,10 +39,10 @@ class Storage:
 
     Attributes:
         size_bytes: Size in bytes.
-        cause: Use of the storage.
-        allocated_at: Index of the operation that first writes it; 0 for inputs of the step.
-        freed_at: Index of the operation after which it is freed; None if it survives the step.
-        module: Module that wrote it; None if unknown.
+        cause: Use of the storage, see `Cause`.
+        allocated_at: Index of the first operation that writes the storage; 0 for inputs of the step.
+        freed_at: Index of the operation after which the storage is freed; None if the storage survives the step.
+        module: Module that wrote the storage; None if unknown.
     """
 
     size_bytes: int
@@ -54,7 +54,7 @@ class Storage:
 
 @dataclass(slots=True)
 class _Life:
-    """A storage with its first tensor, and the indices of the first and last operations that use it."""
+    """A storage: its first tensor, and the indices of the first and last operations that use the storage."""
 
     tensor: TensorInfo
     size_bytes: int
@@ -68,17 +68,17 @@ class _Life:
 
     @property
     def kind(self) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype of its tensor."""
+        """Shape and dtype of the first tensor."""
         return self.tensor.shape, self.tensor.dtype
 
     @property
     def is_gradient(self) -> bool:
-        """Whether it is a gradient: the backward pass writes it, and the optimizer reads it."""
+        """Whether the storage is a gradient: the backward pass writes it, and the optimizer reads it."""
         return self.phase == "backward" and not self.is_given and self.is_for_optimizer
 
 
 def written_storages(trace: Trace) -> tuple[Storage, ...]:
-    """List the storages that the step writes, in the order of their allocation."""
+    """Return the storages that the step writes, in order of allocation."""
     held = None if trace.held is None else frozenset(trace.held)
     trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
     again = computed_again(trace.operations)
@@ -99,10 +99,10 @@ _POINTWISE: Final = (
 
 
 def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
-    """Return the storages that compiled code does not keep, but computes again in the backward pass.
+    """Return the ids of storages that compiled code does not keep, but recomputes in the backward pass.
 
-    A point-wise operation of the forward pass wrote them, only point-wise operations read them, and its inputs are kept
-    anyway. Inductor's backward pass reads these inputs instead.
+    Such a storage is written and read only by point-wise operations, whose inputs are kept anyway. Inductor's backward
+    pass recomputes the storage from these inputs.
     """
     if not any(operation.name == FUSED for operation in operations):
         return frozenset()
@@ -127,7 +127,7 @@ def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
 def batch_bytes(
     operations: Sequence[Operation], parameters: Iterable[Parameter], buffers: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """List the sizes of storages that the forward pass reads, but no operation writes: the batch, live all step.
+    """Return the sizes of storages that the forward pass reads but no operation writes: the batch.
 
     Args:
         operations: Operations of a step.
@@ -157,9 +157,9 @@ ATTENTIONS: Final = frozenset({ATTENTION, backward_name(ATTENTION)})
 
 
 def attention_bytes(operation: Operation) -> int:
-    """Return the size of the attention probabilities; 0 if a fused kernel does not store them.
+    """Return the size of the attention probabilities in bytes; 0 if a fused kernel does not store them.
 
-    Fused kernels accept only tensors of four dimensions, with a mask of the same dtype.
+    Fused kernels require tensors of four dimensions, and a mask of the same dtype.
     """
     if operation.name not in ATTENTIONS or len(operation.inputs) < 3:
         return 0
@@ -171,9 +171,9 @@ def attention_bytes(operation: Operation) -> int:
 
 
 def _kept_by_attention(operation: Operation) -> int:
-    """Return the bytes that unfused attention keeps for its backward pass; 0 if a fused kernel computes it.
+    """Return the bytes that unfused attention keeps for the backward pass; 0 for a fused kernel.
 
-    These are the probabilities, the scaled queries and keys, and with dropout its mask and output.
+    The kept tensors are probabilities, scaled queries and keys, and with dropout its mask and output.
     """
     probabilities = attention_bytes(operation)
     if not probabilities:
@@ -185,15 +185,14 @@ def _kept_by_attention(operation: Operation) -> int:
 
 
 KEPT_BY_GATES: Final = {"aten::lstm": 5, "aten::gru": 6, "aten::rnn_tanh": 1, "aten::rnn_relu": 1}
-"""Number of values that cuDNN keeps for the backward pass, per output value of a recurrent layer: for an LSTM, four
-gates and the cell. The outputs of all layers but the last are kept, too. The numbers follow from a report that cuDNN
-requested 736,000,000 bytes for an LSTM with 3,038,090 parameters, and 864,000,000 bytes for a GRU
-(github.com/pytorch/pytorch/issues/2895). Four layers of width 320 on 123 inputs have this number of parameters. With
-25,000 vectors, they keep 4 x 5 + 3 and 4 x 6 + 3 float32 values for each of the 320."""
+"""Number of values that cuDNN keeps for the backward pass, per output value of a recurrent layer (for an LSTM: four
+gates and the cell). The outputs of all layers except the last are also kept. Source: cuDNN requested 736,000,000
+bytes for an LSTM with 3,038,090 parameters, and 864,000,000 bytes for a GRU
+(github.com/pytorch/pytorch/issues/2895)."""
 
 
 def recurrent_bytes(operation: Operation) -> int:
-    """Return the bytes that a recurrent layer keeps for its backward pass, without its output; else 0."""
+    """Return the bytes that a recurrent layer keeps for the backward pass, without its output; otherwise 0."""
     gates = KEPT_BY_GATES.get(operation.name)
     if gates is None or not operation.outputs:
         return 0
@@ -203,9 +202,9 @@ def recurrent_bytes(operation: Operation) -> int:
 
 
 def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
-    """Yield the storages that operations recorded as one call keep for the backward pass, in addition to outputs.
+    """Yield the storages that operations recorded as one call keep for the backward pass, in addition to their outputs.
 
-    Unfused attention keeps its probabilities; a recurrent layer keeps its gates.
+    Unfused attention keeps probabilities; a recurrent layer keeps its gates.
     """
     open_calls: dict[str, list[tuple[int, Operation, int]]] = {}
     for index, operation in enumerate(operations):
@@ -222,11 +221,12 @@ def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
 
 
 def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tuple[int, ...]:
-    """List the sizes of the storages that are live at the memory peak, without gradients and inputs.
+    """Return the sizes of the storages that are live at the memory peak, without gradients and inputs.
 
     Args:
         operations: Operations of a step.
-        end: Search the peak only before this operation; if None, anywhere. Storages that are freed later count as live.
+        end: Search for the peak only before this operation; None searches all operations. A storage that is freed later
+            counts as live.
     """
     again = computed_again(operations)
     written = [
@@ -248,15 +248,15 @@ def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tup
 
 
 def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]]) -> Storage:
-    """Determine the lifetime and the use of a storage.
+    """Return the storage with its lifetime and use.
 
     Args:
         life: The storage.
-        held: Ids of the storages that survive the step; None if the recorder did not see them.
-        trained: Number of elements and dtype of each trained parameter.
+        held: Ids of the storages that survive the step; None if unknown.
+        trained: Number of elements and dtype of each trainable parameter.
     """
     cause: Cause = "activation"
-    # An optimizer that is not recorded, or that updates copies, does not seem to read the gradients.
+    # If the optimizer is not recorded or updates copies, no recorded operation of the optimizer reads the gradients.
     is_left = held is not None and life.tensor.id in held and (life.tensor.elements, life.tensor.dtype) in trained
     if life.is_gradient or (is_left and life.phase == "backward"):
         cause = "gradient"
@@ -270,7 +270,7 @@ def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[
 
 
 def _lives(operations: Sequence[Operation]) -> list[_Life]:
-    """List every storage once, with the size of the first tensor that uses it, because views may repeat elements."""
+    """Return every storage once, with the size of its first tensor, because later views may repeat elements."""
     lives: dict[int, _Life] = {}
     casts = _Casts()
     for number, operation in enumerate(operations):
@@ -303,10 +303,10 @@ def _lives(operations: Sequence[Operation]) -> list[_Life]:
 
 @final
 class _Casts:
-    """Low-precision copies that autocast made in the forward pass, and that the backward pass reads again.
+    """Low-precision copies that autocast makes in the forward pass and reads again in the backward pass.
 
-    The meta device has no autocast, so the recorder casts below autograd. Then the backward pass reads a copy with a
-    new id. On a GPU, it would read the copy of the forward pass, and the source would not be kept.
+    The recorder emulates autocast on the meta device. There, the backward pass reads a copy with a new storage id. On a
+    GPU, the backward pass would read the copy of the forward pass, and would not keep the source.
     """
 
     def __init__(self) -> None:
@@ -315,7 +315,7 @@ class _Casts:
         self.any_left = False
 
     def saw(self, cast: Operation) -> None:
-        """Store a copy to another dtype."""
+        """Store a copy if an operation casts to another dtype."""
         if len(cast.outputs) == 1 and cast.inputs and cast.outputs[0].id is not None:
             copy, source = cast.outputs[0], cast.inputs[0]
             if copy.dtype != source.dtype and copy.id is not None:
@@ -323,7 +323,7 @@ class _Casts:
                 self.any_left = True
 
     def saved(self, tensor: TensorInfo) -> int | None:
-        """Return the forward copy that a tensor of the backward pass repeats: the last one with this size and dtype."""
+        """Return the storage id of the latest forward copy with this size and dtype; None without such a copy."""
         alike = self._copies.get((tensor.elements, tensor.dtype))
         if not alike:
             return None

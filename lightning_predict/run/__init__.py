@@ -1,1 +1,1 @@
-"""The rest of a run: its remaining steps, their time, and corrections from the history of earlier runs."""
+"""The rest of a run: its remaining steps, their time, and corrections from earlier runs."""

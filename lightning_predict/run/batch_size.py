@@ -1,7 +1,7 @@
 """Linear fits of step time and memory over the batch size, and the largest batch size that fits in memory.
 
-Part of a step's work grows with the number of samples. Weights, optimizer and kernel launches stay constant. So GPU
-time and memory are linear in the batch size, as long as larger batches do not use the GPU better than the captured
+GPU time and memory are linear in the batch size: a part grows with the number of samples, and another part (weights,
+optimizer, kernel launches) is constant. The fit assumes that larger batches do not use the GPU better than the captured
 batches. Example::
 
     >>> line = line_through({8: 1.0, 16: 1.5})
@@ -24,7 +24,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.trace import Trace
 
 LARGEST: Final = 2**30
-"""Largest batch size to consider. It is returned if memory does not grow with the batch size."""
+"""Largest batch size that is considered."""
 
 
 def samples_per_batch(trace: Trace) -> int:
@@ -52,14 +52,14 @@ class BatchSizeOption:
 
     Attributes:
         gpu: Name of the GPU.
-        batch_size: Largest batch size that fits (for linear fits: the largest power of two); None if not even 1 fits.
+        batch_size: Largest batch size that fits; None if not even 1 fits. Linear fits consider only powers of two.
         step_seconds: Seconds of a step at this batch size.
         memory_bytes: Memory that the step needs.
         samples_per_second: Throughput.
         usd_per_hour: Price of the GPU; None if unknown.
         offer: Source and date of the price; None if unknown.
         usd_per_million_samples: Cost of training on a million samples; None if the price is unknown.
-        is_extrapolated: Whether the batch size is larger than all captured ones.
+        is_extrapolated: Whether the batch size exceeds all captured batch sizes.
         fit_probability: Probability that the step fits in memory; None for linear fits.
     """
 
@@ -76,13 +76,13 @@ class BatchSizeOption:
 
 
 def line_through(values: Mapping[int, float]) -> StraightLine:
-    """Return the least-squares line through values by batch size, with a slope of at least 0 (exact for two values).
+    """Return the least-squares line through values at several batch sizes, with a slope of at least 0.
 
     Args:
         values: Value by batch size, with at least two entries.
 
     Raises:
-        InvalidArgumentError: There are fewer than two batch sizes, or one is below 1.
+        InvalidArgumentError: There are fewer than two batch sizes, or a batch size is below 1.
     """
     if len(values) < 2 or min(values) < 1:
         given = ", ".join(map(str, sorted(values))) or "none"
@@ -96,7 +96,7 @@ def line_through(values: Mapping[int, float]) -> StraightLine:
 
 
 def largest_power_of_two(memory: StraightLine, available_bytes: float) -> int | None:
-    """Return the largest power of two that fits as a batch size; None if not even 1 fits."""
+    """Return the largest power of two that fits as a batch size, at most `LARGEST`; None if not even 1 fits."""
     if memory.at(1) > available_bytes:
         return None
     if memory.at(LARGEST) <= available_bytes:

@@ -1,11 +1,11 @@
-"""History file of the user's finished runs, which corrects later predictions of the same model.
+"""History of the user's finished runs, which corrects later predictions of the same model.
 
-Each finished run appends one JSON line: a fingerprint of its step's operations, the GPU, the measured step time, and
-the predicted and actual time of the run. Example::
+Each finished run appends a JSON line to the history file: a fingerprint of its step, the GPU, the measured step time,
+and the predicted and actual time of the run. Example::
 
     append_record(record)                                     # after a run on a T4
     records = read_history()
-    correction_for(records, fingerprint_of(trace), step, is_measured=False)   # None without a run like this one
+    correction_for(records, fingerprint_of(trace), step, is_measured=False)   # None without an earlier run of this step
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
 """Environment variable with the path of the history file, or of a folder that a team shares."""
 
 RUNS_THAT_COUNT: Final = 10
-"""Number of latest runs of a model on a GPU whose median is used."""
+"""A correction is the median over at most this number of latest runs of a model on a GPU."""
 
 MAX_HISTORY_BYTES: Final = 16 << 20
-"""Bytes of history that are read, some 20,000 runs: a larger file would keep a hook waiting."""
+"""Maximum number of bytes that are read, about 20,000 runs. Reading more would delay a hook."""
 
 MAX_EXTRAPOLATION: Final = 2.0
-"""Maximum extrapolation of the line through step times: a batch size of this factor beyond those of earlier runs."""
+"""Step times are extrapolated to batch sizes up to this factor beyond the batch sizes of earlier runs."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecord:
-    """One finished run, a line of the history.
+    """One finished run: a line of the history file.
 
     Attributes:
         fingerprint: Fingerprint of the step's operations, from `fingerprint_of`.
-        gpu: Name of the GPU in the catalogue.
+        gpu: Catalogue name of the GPU.
         samples: Number of samples of a step; None if unknown.
         step_seconds: Measured step time, without waits for the loader.
         predicted_seconds: Predicted time of the run.
@@ -64,7 +64,7 @@ class HistoryRecord:
         architecture: Fingerprint of the model, independent of its settings, from `own_gains.architecture_of`; None if
             unknown.
         settings: Settings of the step, from `own_gains.settings_of`; empty if unknown.
-        foretold: Speed-up that the advice predicted for each change of the step, by name, as (low, middle, high).
+        foretold: Predicted speed-up of each suggested change, by name, as (low, middle, high).
     """
 
     fingerprint: str
@@ -82,7 +82,7 @@ class HistoryRecord:
 
     @property
     def layout(self) -> str:
-        """Name of the GPU, with the number if there are several, as in predictions: `T4`, `8xT4`."""
+        """Name of the layout, as in predictions: `T4`, `8xT4`."""
         return self.gpu if self.num_gpus == 1 else f"{self.num_gpus}x{self.gpu}"
 
 
@@ -93,11 +93,10 @@ class Correction:
 
     Attributes:
         step: Factor on the step time; 1 if the step was measured in this run.
-        run: Factor on the run time, for effects that a measured step does not show (throttling, pauses); 1 if there are
-            none.
-        run_spread: Factor by which `run` is uncertain, up and down (90 %).
-        runs: Number of runs from which the factors are derived.
-        batch_sizes: Batch sizes of these runs, if none equals the current one and a line through them was used.
+        run: Factor on the run time, for effects outside a measured step (throttling, pauses); 1 without such effects.
+        run_spread: Factor between `run` and either end of its 90 % interval.
+        runs: Number of earlier runs that the factors are derived from.
+        batch_sizes: Batch sizes of the earlier runs, if the step time is interpolated between them; otherwise empty.
     """
 
     step: float
@@ -107,7 +106,7 @@ class Correction:
     run_spread: float = 1.0
 
     def note(self, gpu: str) -> str:
-        """Describe the correction in a sentence for the user."""
+        """Return a sentence that describes the correction to the user."""
         runs = "1 earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
         is_step = self.run == 1.0
         what, factor = ("step is", self.step) if is_step else ("total of every GPU is", self.run)
@@ -117,9 +116,9 @@ class Correction:
 
 
 def fingerprint_of(trace: Trace) -> str:
-    """Return a hash of a step's operations with shapes and dtypes, and of the size of the optimizer state.
+    """Return a hash of the shapes and dtypes of a step's operations and of the size of the optimizer state.
 
-    The operations of the optimizer are excluded, because they differ between a GPU and other devices.
+    Optimizer operations are excluded, because a GPU runs other operations than other devices.
     """
     digest = hashlib.sha256()
     for operation in trace.operations:
@@ -135,7 +134,7 @@ def fingerprint_of(trace: Trace) -> str:
 
 
 def model_fingerprint_of(trace: Trace) -> str | None:
-    """Return a hash of the model, independent of batch size: parameters and precision; None if no module is known."""
+    """Return a hash of the model's parameters and precision, independent of batch size; None without parameters."""
     if not trace.parameters:
         return None
     parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
@@ -144,16 +143,16 @@ def model_fingerprint_of(trace: Trace) -> str | None:
 
 
 def history_path(path: str | Path | None = None) -> Path:
-    """Return the history file or folder: `path`, else `LIGHTNING_PREDICT_HISTORY`, else the platform's default."""
+    """Return the path of the history: `path`, `LIGHTNING_PREDICT_HISTORY`, or the platform's default."""
     named = path or os.environ.get(HISTORY_VARIABLE)
     return Path(named) if named else user_folder("data") / "history.jsonl"
 
 
 def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path:
-    """Append a run to the history file in a single write, so that runs that end at the same time do not mix lines.
+    """Append a run to the history file in a single write, so that runs ending at the same time do not mix lines.
 
     Returns:
-        Path of the file that was written.
+        Path of the file.
 
     Raises:
         OSError: The file cannot be written.
@@ -175,9 +174,9 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
 
 
 def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
-    """Read the runs in a history file, or in all files of a folder, oldest first; empty if there is no history.
+    """Read the runs in a history file, or in all files of a folder, oldest first; empty without a history.
 
-    Warns about each damaged line and skips it. Reads only the last `MAX_HISTORY_BYTES`, a part of them in each file.
+    Damaged lines are skipped with a warning. At most `MAX_HISTORY_BYTES` are read.
 
     Raises:
         OSError: A file exists but cannot be read.
@@ -189,7 +188,7 @@ def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
 
 
 def history_files(path: str | Path | None = None) -> tuple[Path, ...]:
-    """List the history files: one file, or all files of a shared folder; empty if nothing was recorded.
+    """Return the history files: one file, or all files of a shared folder; empty without a history.
 
     Raises:
         OSError: The path is neither a file nor a folder.
@@ -210,16 +209,16 @@ def correction_for(
     model: str | None = None,
     samples: int | None = None,
 ) -> Correction | None:
-    """Compute a correction from earlier runs of the same model on the step's GPU or layout; None without such runs.
+    """Return a correction from earlier runs of the same model on the step's layout; None without such runs.
 
-    Runs of exactly this step are preferred. If there are none, the step time follows from a linear regression over runs
-    at two or more other batch sizes, up to a factor `MAX_EXTRAPOLATION` beyond these.
+    Runs of exactly this step are preferred. Otherwise, the step time is interpolated between runs at two or more other
+    batch sizes, or extrapolated by at most `MAX_EXTRAPOLATION`.
 
     Args:
         records: Runs of the history, oldest first.
         fingerprint: Fingerprint of the trace.
-        step: The current prediction of the step.
-        is_measured: Whether the step was measured on this GPU. If so, only the run factor is used.
+        step: Current prediction of the step.
+        is_measured: Whether the step was measured on this GPU. If so, only the factor on the run time is used.
         model: Fingerprint from `model_fingerprint_of`; None if unknown.
         samples: Number of samples of the step; None if unknown.
     """
@@ -236,16 +235,16 @@ def correction_for(
 
 
 def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: str) -> Correction | None:
-    """Estimate the ratio of actual to predicted run time from earlier runs of this step; None without such runs.
+    """Return the ratio of actual to predicted run time in earlier runs of this step; None without such runs.
 
-    Time outside the steps (pauses, other programs, slow disks) does not depend on the GPU. So the factor applies to all
-    GPUs. It is the geometric mean of the runs' ratios and of one run without any difference, so a single odd run counts
-    half. Its spread is the standard error of that mean, which becomes smaller with more runs that agree.
+    Time outside the steps (pauses, other programs, slow disks) does not depend on the GPU, so the factor applies to all
+    GPUs. The factor is the geometric mean of the runs' ratios and a ratio of 1, so a single unusual run counts half.
+    The spread is the standard error of this mean.
 
     Args:
         records: Runs of the history, oldest first.
         fingerprint: Fingerprint of the trace.
-        layout: The GPUs in use, on which the steps were measured.
+        layout: Name of the layout in use.
     """
     alike = [one for one in records if one.layout == layout and one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
     if not alike:
@@ -261,9 +260,9 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction, samples: int) -> Correction | None:
-    """Correct a step by a line through its times at other batch sizes.
+    """Return a correction from a line through step times at other batch sizes.
 
-    The result is None with fewer than two batch sizes, or beyond `MAX_EXTRAPOLATION`.
+    Return None with fewer than two batch sizes, or beyond `MAX_EXTRAPOLATION`.
     """
     times: dict[int, list[float]] = {}
     for one in records:
@@ -287,12 +286,12 @@ _OPTIONAL: Final = frozenset(one.name for one in fields(HistoryRecord)) - _REQUI
 
 
 def _records(source: Path, limit: int) -> Iterator[HistoryRecord]:
-    """Read the last records of a file, up to a number of bytes."""
+    """Yield the records in the last `limit` bytes of a file."""
     with source.open("rb") as file:
         skipped = max(0, os.fstat(file.fileno()).st_size - limit)
         if skipped:
             file.seek(skipped - 1)
-            file.readline(limit)  # the rest of a line that began earlier
+            file.readline(limit)  # skip the rest of a line that began earlier
         lines = file.read(limit).splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -305,7 +304,6 @@ def _records(source: Path, limit: int) -> Iterator[HistoryRecord]:
 
 
 def _record(line: str, name: str) -> HistoryRecord:
-    """Parse one line of the history."""
     record = parse_json(line.encode(), File(name, InvalidArgumentError))
     record.check_keys(_REQUIRED, _OPTIONAL)
     seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}

@@ -1,12 +1,12 @@
 """Measured speed-ups (gains) of single changes, from pairs of the user's own runs of one model on one GPU.
 
-A finished run stores its settings in the history, as far as its trace shows them. It also stores the speed-ups that the
-advice predicted. If a later run differs in exactly one setting, the two runs are compared, and later advice reports the
-measured speed-up. Example::
+The history stores the settings of each finished run, and the speed-ups that the advice predicted. If a later run
+differs in exactly one setting, its speed-up is measured against the earlier run. Later advice reports this measured
+speed-up. Example::
 
     settings_of(trace)                       # {'precision': 'bf16-mixed', 'tf32': 'off', ...}
-    own_gain(records, record)                # MeasuredGain(change='bf16-mixed', gain=1.83, ...), from the latest such
-    run measured_gains(records, "T4", trace)     # {'bf16-mixed': (1.83, 1.79)}: measured gains of changes to this step
+    own_gain(records, record)                # MeasuredGain(change='bf16-mixed', gain=1.83, ...)
+    measured_gains(records, "T4", trace)     # {'bf16-mixed': (1.83, 1.79)}
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MeasuredGain:
 
     Attributes:
         change: Name of the change.
-        gain: Throughput with the change, relative to throughput without.
+        gain: Throughput with the change, relative to throughput without the change.
         before: The run without the change.
         after: The run with the change.
     """
@@ -59,12 +59,16 @@ class MeasuredGain:
 
     @property
     def predicted_gain(self) -> Interval[float] | None:
-        """Speed-up that the advice predicted in the run without the change; None if the advice gave no number."""
+        """Predicted speed-up, from the run without the change; None if the advice predicted none."""
         ends = self.before.foretold.get(self.change)
         return None if ends is None else Interval(*ends)
 
     def sentence(self, now: HistoryRecord) -> str:
-        """Describe the measured and the predicted speed-up to the user whose run ends now, one of the two."""
+        """Return a sentence on the measured and the predicted speed-up.
+
+        Args:
+            now: The run that ends now: `before` or `after`.
+        """
         is_with = now is self.after
         other = self.before if is_with else self.after
         told = self.predicted_gain
@@ -79,7 +83,7 @@ class MeasuredGain:
 
 
 def settings_of(trace: Trace) -> dict[str, str]:
-    """Read those settings of a step for which the advice knows changes."""
+    """Return the settings of a step that the advice can change, by name."""
     names = {one.name for one in trace.operations}
     dtypes = Counter(one.dtype for one in trace.parameters).most_common(1)
     dtype = dtypes[0][0] if dtypes else "float32"
@@ -106,7 +110,7 @@ def settings_of(trace: Trace) -> dict[str, str]:
 
 
 def architecture_of(trace: Trace) -> str | None:
-    """Return a hash of the parameters' shapes, which no setting changes; None if the trace has no module."""
+    """Return a hash of the parameters' shapes, which no setting changes; None if the trace has no parameters."""
     if not trace.parameters:
         return None
     shapes = [(list(one.shape), one.requires_grad) for one in trace.parameters]
@@ -114,7 +118,7 @@ def architecture_of(trace: Trace) -> str | None:
 
 
 def own_gain(records: Sequence[HistoryRecord], now: HistoryRecord) -> MeasuredGain | None:
-    """Measure the speed-up against the latest earlier run that differs by exactly one change; None if there is none."""
+    """Return the speed-up relative to the latest earlier run that differs by one change; None without one."""
     for earlier in reversed(records):
         if _is_alike(earlier, now):
             for before, after in ((earlier, now), (now, earlier)):
@@ -125,11 +129,11 @@ def own_gain(records: Sequence[HistoryRecord], now: HistoryRecord) -> MeasuredGa
 
 
 def measured_gains(records: Sequence[HistoryRecord], layout: str, trace: Trace) -> dict[str, tuple[float, ...]]:
-    """Collect the measured speed-ups of changes to this step in earlier runs on a layout, latest run last.
+    """Return the measured speed-ups of each change to this step in earlier runs on a layout, latest run last.
 
     Args:
         records: Runs of the history, oldest first.
-        layout: Name of the GPU, with the number if there are several, as in `HistoryRecord.layout`.
+        layout: Name of the layout, as in `HistoryRecord.layout`.
         trace: The step without the changes.
     """
     architecture, settings = architecture_of(trace), settings_of(trace)
@@ -152,7 +156,7 @@ def _gain(before: HistoryRecord, after: HistoryRecord) -> float:
 
 
 def _change(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
-    """Return the name of the only change between two settings; None if they do not differ by one known change."""
+    """Return the name of the change between two settings; None unless exactly one known change differs."""
     different = list(_different(before, after))
     if len(different) == 1 and different[0] in _CHANGES:
         return _CHANGES[different[0]]

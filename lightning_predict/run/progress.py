@@ -1,11 +1,11 @@
 """Progress file of a run, rewritten every minute, so that a plan can be recomputed while its jobs run.
 
-The scripts of an exported plan set environment variables with the path of this file, and with the job's place in the
-plan. `RuntimePredictor` writes the file. `lightning-predict plan --state FOLDER` reads all such files in a folder.
-Example::
+The scripts of an exported plan set environment variables with the path of the progress file and with the job's place in
+the plan. `RuntimePredictor` writes the file. `lightning-predict plan --state FOLDER` reads all progress files of a
+folder. Example::
 
     keeper = ProgressKeeper(batches=1000, place=place_in_use())
-    progress = keeper.after(12)            # once a minute; None in between
+    progress = keeper.after(12)            # once a minute; otherwise None
     write_progress(Path("progress.json"), progress)
 """
 
@@ -24,12 +24,12 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import PROGRESS_VARIABLE, write_atomically
 
 PROGRESS_PREFIX: Final = "lightning_predict_progress"
-"""Prefix of the names of progress files."""
+"""Name prefix of progress files."""
 
 FILE_VARIABLE: Final = PROGRESS_VARIABLE
 
 PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
-"""Environment variable with the job and its place in a plan, as JSON: job, node, machine, num_gpus."""
+"""Environment variable with the job's place in a plan, as JSON: job, node, machine, num_gpus."""
 
 RENEWED_SECONDS: Final = 60.0
 """Seconds between two writes."""
@@ -41,7 +41,7 @@ PACE_SECONDS: Final = 60.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A job of a plan, and the machine on which it runs.
+    """A job of a plan, and the machine that runs the job.
 
     Attributes:
         job: Name of the job.
@@ -62,12 +62,12 @@ class Progress:
     """Contents of a progress file.
 
     Attributes:
-        place: Job and its place in the plan; None outside of a plan.
+        place: The job's place in the plan; None outside a plan.
         done: Completed share of the work, from 0 to 1.
-        has_ended: Whether training has ended by itself.
+        has_ended: Whether training has completed.
         whole_seconds: Time of the whole run at the current speed of this process; None until the speed is known.
-        beside_seconds: Part of `whole_seconds` outside the steps (waits for data, validation, checkpoints); None if no
-            step was timed.
+        beside_seconds: Part of `whole_seconds` outside training steps (waits for data, validation, checkpoints); None
+            if no step was timed.
         began: Start of training in this process, as Unix time.
         written: Time of this write, as Unix time.
     """
@@ -82,7 +82,7 @@ class Progress:
 
 
 def place_in_use() -> Place | None:
-    """Read the job and its place from the environment; None if the variable is not set.
+    """Return the job's place in the plan from the environment; None if the variable is not set.
 
     Raises:
         InvalidArgumentError: The variable is malformed.
@@ -133,11 +133,11 @@ def write_progress(path: Path, progress: Progress) -> None:
 @final
 @dataclass(slots=True, kw_only=True)
 class ProgressKeeper:
-    """Tracks the progress of a run, batch by batch.
+    """Tracks the progress of a run and decides when to write the progress file.
 
     Attributes:
-        batches: Number of batches of the whole run. If None (unknown), nothing is written.
-        place: Job and its place in the plan.
+        batches: Number of batches of the whole run; None if unknown, in which case no file is written.
+        place: The job's place in the plan.
         clock: Returns seconds of a monotonic clock.
         wall_clock: Returns Unix time in seconds.
     """
@@ -160,8 +160,8 @@ class ProgressKeeper:
 
         Args:
             batches_done: Batches done in the whole run, including those before a resume.
-            has_ended: Whether the run is over.
-            batch_seconds: Returns the time of a batch from its start to its end; None before a batch was timed.
+            has_ended: Whether training has completed.
+            batch_seconds: Function that returns the time of a batch without waits; None before a batch was timed.
         """
         if not self.batches:
             return None

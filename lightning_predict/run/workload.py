@@ -1,11 +1,11 @@
-"""Time of the rest of a run: the remaining work (`Workload`), and how long it takes (`Run`, from `predict_run`).
+"""The remaining work of a run (`Workload`), and the time that it takes (`Run`, from `predict_run`).
 
-**Data parallelism.** Each replica processes its own samples. With n replicas, a step has n times as many samples, so n
+**Data parallelism.** Each replica processes its own samples. With n replicas, a step has n times the samples, so n
 times fewer steps process the same samples. The user must choose a suitable learning rate.
 
-**CPU cores shared by loaders.** A loader worker needs a fixed CPU time per batch. As long as every worker has a core,
-the loader of each GPU is as fast as on a node with one GPU. If there are more workers than cores, all workers slow down
-equally. Then the cores limit the batches per second of the node, even with faster GPUs. Example::
+**CPU cores shared by loaders.** A loader worker needs a fixed CPU time per batch. If every worker has a core, the
+loader of each GPU is as fast as on a machine with one GPU. If there are more workers than cores, all workers slow down
+equally. The cores then limit the batches per second, even with faster GPUs. Example::
 
     >>> step = StepPrediction(gpu="T4", interval=Interval(0.4, 0.5, 0.6), device_seconds=0.5, host_seconds=0.1,
     ...                  coverage={"roofline": 1.0}, forward_seconds=0.2)
@@ -13,8 +13,9 @@ equally. Then the cores limit the batches per second of the node, even with fast
     52.0
     >>> Loader(seconds_per_batch=0.3, overlaps=True).with_loading(0.2, batches=1)
     0.3
-    >>> workload_per_replica(Workload(training_iterations=1000, validation_iterations=50),
-    replicas=8).training_iterations 125
+    >>> run = Workload(training_iterations=1000, validation_iterations=50)
+    >>> workload_per_replica(run, replicas=8).training_iterations
+    125
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """The wait for a batch from the data loader. It is the same on every GPU, because the host loads the data.
+    """Waiting time for batches from the data loader. It is the same on every GPU, because the host loads the data.
 
-    A Trainer shows only the wait between the end of one batch and the start of the next. Without workers, this wait is
-    the loader's full time, and it adds to each step. With workers, batches are loaded during the step. If there is a
-    wait, the loader is slower than the step: the time to load a batch is the step plus the wait. If there is no wait,
-    the loader's speed is unknown, because the step hides it. A much faster GPU may then have to wait for it.
+    A Trainer shows only the wait between the end of a batch and the start of the next batch. Without workers, this wait
+    is the loader's full time, and adds to each step. With workers, batches are loaded during the step. If there is a
+    wait, the loader is slower than the step, and loading a batch takes the step time plus the wait. If there is no
+    wait, the loader's speed is unknown, and a much faster GPU may have to wait for the loader.
 
     Attributes:
-        seconds_per_batch: Wait for a batch. If `overlaps`, it is the time in which the workers load one batch.
-        overlaps: Whether batches are loaded during the step, so that the longer of the two times counts, not their sum.
+        seconds_per_batch: Wait for a batch. If `overlaps`, the time in which the workers load a batch.
+        overlaps: Whether batches are loaded during the step. The step then takes the longer of both times, not their
+            sum.
         spread: Ends of the interval of `seconds_per_batch`, as factors.
         is_reliable: Whether enough waits were measured to call the loader a bottleneck.
     """
@@ -54,7 +56,12 @@ class Loader:
     is_reliable: bool = True
 
     def with_loading(self, seconds: float, *, batches: float) -> float:
-        """Return the time of a number of batches whose computing takes `seconds`, with the wait for the loader."""
+        """Return the time of `batches` batches including the wait for the loader.
+
+        Args:
+            seconds: Time to compute the batches.
+            batches: Number of batches.
+        """
         loading = self.seconds_per_batch * batches
         return max(seconds, loading) if self.overlaps else seconds + loading
 
@@ -62,13 +69,13 @@ class Loader:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Training batches and optimizer steps, with the shorter ones at the ends of epochs.
+    """Numbers of training batches and optimizer steps, including shorter ones at the end of an epoch.
 
     Attributes:
-        optimizer_steps: Optimizer steps (gradient accumulation windows), including short ones at the ends of epochs.
-        batches: Batches, including the smaller ones.
-        partial_batches: Batches with fewer samples, at the ends of epochs.
-        partial_share: Samples of such a batch, relative to a full batch.
+        optimizer_steps: Number of optimizer steps. An epoch may end with a shorter gradient accumulation window.
+        batches: Number of batches, including partial batches.
+        partial_batches: Number of batches with fewer samples, at the ends of epochs.
+        partial_share: Samples of a partial batch, relative to a full batch.
     """
 
     optimizer_steps: int
@@ -78,19 +85,19 @@ class Batches:
 
     @property
     def full_batches(self) -> float:
-        """Number of full batches that have the same number of samples."""
+        """Number of full batches that contain the same total number of samples."""
         return self.batches - self.partial_batches * (1.0 - self.partial_share)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Remaining checkpoints. The host writes them, so they take the same time on every GPU.
+    """Remaining checkpoints. Their time does not depend on the GPU, because the host writes them.
 
     Attributes:
         count: Number of checkpoint files; None if unknown.
         seconds: Time to write one file; None if unknown.
-        is_estimated: Whether `seconds` is estimated from the size of the state, because none was timed.
+        is_estimated: Whether `seconds` is estimated from the size of the state, because no checkpoint was timed.
     """
 
     count: int | None = 0
@@ -111,19 +118,17 @@ class Workload:
     """Remaining work of a run.
 
     Attributes:
-        training_iterations: Remaining training steps (optimizer steps with gradient accumulation); None if unknown.
-        training: The same steps, with short accumulation windows and smaller batches counted; None if all steps are
-            full.
-        epoch: One epoch, counted in the same way; None if unknown.
-        validation_iterations: Remaining validation batches; None if unknown.
-        samples_per_iteration: Samples of one training step on one GPU; None if unknown.
-        loader: Waits for batches.
+        training_iterations: Number of remaining training steps (optimizer steps); None if unknown.
+        training: Remaining batches and optimizer steps, including short ones; None if all steps are full.
+        epoch: Batches and optimizer steps of one epoch; None if unknown.
+        validation_iterations: Number of remaining validation batches; None if unknown.
+        samples_per_iteration: Number of samples of one training step on one GPU; None if unknown.
+        loader: Waiting time for batches.
         loader_workers: Number of workers of each GPU's loader; None if unknown.
         checkpoints: Remaining checkpoints.
-        validation_wait_seconds: Wait for a validation batch. It is the same on every GPU, because the host loads the
-            batch.
-        between_seconds: Remaining seconds between epochs and before validation runs, for example to start workers. They
-            are the same on every GPU.
+        validation_wait_seconds: Wait for a validation batch, the same on every GPU.
+        between_seconds: Remaining seconds between epochs and before validation, for example to start workers; the same
+            on every GPU.
         at_most: Whether the run may end earlier (early stopping, a time limit).
         time_limit_seconds: Seconds until the Trainer's time limit ends the run; None without a limit.
     """
@@ -149,24 +154,25 @@ class Run:
 
     Attributes:
         gpu: Name of the GPU.
-        iterations: Remaining training steps; None if unknown.
-        samples_per_iteration: Samples of one training step on all GPUs; None if unknown.
+        iterations: Number of remaining training steps; None if unknown.
+        samples_per_iteration: Number of samples of one training step on all GPUs; None if unknown.
         training_seconds: Seconds of all remaining training steps, with waits for the loader; None if their number is
             unknown.
         validation_seconds: Seconds of all remaining validation batches, with waits; None if their number or time is
             unknown.
-        total: Known seconds of the whole rest; None if the number of training steps is unknown.
-        cycle_seconds: Time from the start of one step to the start of the next: the step and its wait for the loader.
-        epoch_seconds: Training time of one epoch; None if its length is unknown.
-        loader_seconds: Loader time for the batches of one step. The step hides it if the loader overlaps with the step.
+        total: Known seconds of the rest of the run; None if the number of training steps is unknown.
+        cycle_seconds: Time of a step, including the wait for the loader.
+        epoch_seconds: Training time of one epoch; None if the length of an epoch is unknown.
+        loader_seconds: Time in which the loader loads the batches of one step; hidden if the loader overlaps with the
+            step.
         loader_is_reliable: Whether enough waits were measured to call the loader a bottleneck.
         checkpoint_seconds: Seconds of all remaining checkpoints; None if unknown.
         checkpoint_is_estimated: Whether the checkpoint time is estimated, because no checkpoint was timed.
         validation_is_estimated: Whether the validation time is estimated from the forward part of a training step.
         at_most: Whether the run may end earlier.
         is_cut_off: Whether the Trainer's time limit ends the run. The totals then end at the limit.
-        flops: FLOPs of the products, convolutions and attention of a training step on all GPUs; None if unknown.
-        flops_dtype: dtype of most of them.
+        flops: FLOPs of the matmuls, convolutions and attention of a training step on all GPUs; None if unknown.
+        flops_dtype: dtype of most of the FLOPs; None if unknown.
         tokens_per_iteration: Tokens of a training step on all GPUs; None if unknown.
     """
 
@@ -191,7 +197,7 @@ class Run:
 
     @property
     def total_seconds(self) -> float | None:
-        """Predicted seconds of the whole rest; None if unknown."""
+        """Predicted seconds of the rest of the run; None if unknown."""
         return None if self.total is None else self.total.middle
 
     def scaled(self, factor: float) -> Run:
@@ -208,7 +214,7 @@ class Run:
         return replace(self, total=None if self.total is None else self.total.widened(spread))
 
     def cut_off(self, time_limit_seconds: float | None) -> Run:
-        """Cut the run off at the Trainer's time limit. A run of unknown length then lasts until the limit.
+        """End the run at the Trainer's time limit. A run of unknown length then lasts until the limit.
 
         Args:
             time_limit_seconds: Seconds left until the limit; None without a limit.
@@ -233,13 +239,13 @@ def predict_run(
 ) -> Run:
     """Predict the time of the rest of a run on the GPU of the step.
 
-    Training and validation scale with the step's interval. Host times (loader, checkpoints, ends of epochs) were
-    measured or do not depend on the GPU. They are added unchanged.
+    The interval of the step applies to training and validation. Host times (loader, checkpoints, ends of epochs) were
+    measured or do not depend on the GPU, so they have no interval.
 
     Args:
         step: Prediction of one training step.
         workload: The remaining work.
-        validation: Prediction of one validation batch. If None, the forward part of a training batch is used.
+        validation: Prediction of one validation batch; None uses the forward part of a training batch.
         batches: Number of batches in one training step.
         replicas: Number of data-parallel replicas.
     """
@@ -251,7 +257,7 @@ def predict_run(
     added = waiting + workload.between_seconds + (writing or 0.0)
     training = _training(workload, batches)
 
-    # Validation runs the same kernels, so the same relative error as for the step is assumed.
+    # Validation runs the same kernels, so its relative error is assumed to equal the step's error.
     total = None
     if training is not None:
         sides = zip((low, 1.0, high), (loader.spread[0], 1.0, loader.spread[1]), strict=True)
@@ -281,8 +287,8 @@ def predict_run(
 def training_seconds(step: StepPrediction, work: Batches, *, batches_per_step: int) -> float:
     """Return the compute time of training batches.
 
-    Each optimizer step takes as long as in a full step, even in a short accumulation window. The rest of the time
-    scales with the batches. A smaller batch takes its share of the GPU time, but at least the host's launch time.
+    An optimizer step takes as long after a short accumulation window as after a full window. All other time scales with
+    the number of batches. A partial batch takes its share of the time, but at least the host's launch time.
     """
     update = step.seconds * min(1.0, step.optimizer_seconds / step.device_seconds) if step.device_seconds > 0 else 0.0
     batch = (step.seconds - update) / batches_per_step
@@ -299,7 +305,7 @@ def _paced(
 
 
 def _training(workload: Workload, batches: int) -> Batches | None:
-    """Return the remaining batches. If nothing else is known, full accumulation windows are assumed."""
+    """Return the remaining batches. If only the number of steps is known, all steps are assumed to be full."""
     if workload.training is not None or workload.training_iterations is None:
         return workload.training
     return Batches(optimizer_steps=workload.training_iterations, batches=workload.training_iterations * batches)
@@ -317,7 +323,13 @@ def _validation_seconds(
 
 
 def workload_per_replica(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
-    """Return one replica's share of the remaining work. A partial last step counts as a step."""
+    """Return one replica's share of the remaining work. A partial last step counts as a full step.
+
+    Args:
+        workload: Remaining work of each GPU of the recorded run.
+        replicas: Number of replicas.
+        recorded: Number of replicas of the recorded run.
+    """
     if replicas == recorded:
         return workload
 
@@ -342,7 +354,7 @@ def workload_per_replica(workload: Workload, *, replicas: int, recorded: int = 1
 
 
 def accumulated_workload(workload: Workload, times: int) -> Workload:
-    """Accumulate gradients over `times` as many batches: fewer optimizer steps, but the same batches and validation."""
+    """Return the work with `times` as many batches per optimizer step, thus fewer optimizer steps."""
     if times == 1:
         return workload
 
@@ -361,13 +373,13 @@ def accumulated_workload(workload: Workload, times: int) -> Workload:
 def workload_with_shared_cores(
     workload: Workload, *, gpus_per_node: int, recorded: int, cores_per_node: int | None
 ) -> Workload:
-    """Slow down the loaders of GPUs that share the CPU cores of one machine.
+    """Return the work with loaders that share the CPU cores of one machine.
 
     Args:
         workload: Remaining work of each GPU.
         gpus_per_node: Number of GPUs of a machine.
-        recorded: Number of GPUs of the recorded machine. If it is not 1, the loader stays as measured.
-        cores_per_node: Number of CPU cores of a machine. If None (unknown), the loader is not slowed down.
+        recorded: Number of GPUs of the recorded machine. If it is not 1, the loader is unchanged.
+        cores_per_node: Number of CPU cores of a machine; None if unknown, in which case the loader is unchanged.
     """
     if cores_per_node is None or workload.loader_workers is None or recorded != 1:
         return workload
@@ -380,15 +392,14 @@ def workload_with_shared_cores(
 
 
 def loader_with_shared_cores(loader: Loader, *, gpus_per_node: int, cores: int, workers_per_gpu: int) -> Loader:
-    """Slow down the loader of each GPU on a node with several GPUs, from the loader measured with one GPU in use.
+    """Return the loader of each GPU of a machine with several GPUs, from the loader measured with one GPU.
 
-    For one GPU, the loader is unchanged, even if its workers lacked cores. A loader without a measured wait (0 seconds)
-    stays at 0, because it is unknown how much faster than the step it is.
+    A loader without a measured wait (0 seconds) stays at 0, because its speed is unknown.
 
     Args:
         loader: Loader as measured with one GPU in use and `workers_per_gpu` workers.
         gpus_per_node: Number of GPUs that share the cores.
-        cores: Number of CPU cores of the node that loaders can use. Processes that launch kernels also need cores.
+        cores: Number of CPU cores that loaders can use. Processes that launch kernels also need cores.
         workers_per_gpu: Number of workers of each GPU's loader. With 0, the training process loads the batches.
     """
 
