@@ -1,10 +1,14 @@
-"""Parts of the package beyond the core. The core never imports one: it asks for a name, which is loaded on first use.
+"""Less common parts of the package. The core asks for a registered name, whose module is loaded on first use.
 
-`parallel` shares a model over GPUs (tensor, pipeline, context and expert parallelism) and searches layouts.
-`embeddings` shards the embedding tables of recommendation models. `advice` predicts how much changes to the training
-settings would gain. `planning` schedules jobs on machines to rent. `regression` predicts from past runs. `own_weights`
-measures a GPU and trains the weights of the prediction networks on the measurements. `named_models` builds and records
-the step of a model by name. Example::
+- `parallel` shares a model over GPUs (tensor, pipeline, context and expert parallelism) and searches layouts.
+- `embeddings` shards the embedding tables of recommendation models.
+- `advice` predicts how much changes to the training settings would gain.
+- `planning` schedules jobs on machines to rent.
+- `regression` predicts from past runs.
+- `own_weights` measures a GPU and trains the weights of the prediction networks on the measurements.
+- `named_models` records the step of a model by name.
+
+Example::
 
     best_layouts = extension("best_layouts")
 """
@@ -16,19 +20,19 @@ from importlib import import_module
 from typing import Any, Final
 
 REGISTERED: Final[Mapping[str, str]] = {
-    # Names of `lightning_predict` itself
+    # names that `lightning_predict` exports at the top level
     "Advice": "advice.advice_text",
     "advise": "advice.advice",
     "best_layouts": "parallel.layout_search",
     "step_of": "named_models.step",
-    # Strategies
+    # strategies
     "DividedStep": "parallel.divided_step",
     "StageMemory": "parallel.stage_memory",
     "strategy_of_foreign": "parallel.external_configs",
     "ShardedEmbeddings": "embeddings.whole_step",
     "skew_of": "embeddings.tables",
     "with_skew": "embeddings.tables",
-    # Changes of a training
+    # suggested changes to a training run
     "advice_for": "advice.advice",
     "batch_size_lines": "advice.what_if",
     "batch_sizes_that_fit": "advice.what_if",
@@ -38,7 +42,7 @@ REGISTERED: Final[Mapping[str, str]] = {
     "why_no_other_batch": "advice.batch_size",
     "with_samples": "advice.batch_size",
 }
-"""What the core may ask for: each name with the module that defines it."""
+"""Names that the core may ask for, each with the module that defines it."""
 
 COMMANDS: Final[Mapping[str, str]] = {
     "advise": "advice.commands",
@@ -52,14 +56,14 @@ COMMANDS: Final[Mapping[str, str]] = {
     "first-hour": "own_weights.commands",
     "train": "own_weights.commands",
 }
-"""Commands of the command line, each with the module of its function."""
+"""Commands of the command line, each with the module that defines its function."""
 
 
 def extension(name: str) -> Any:
-    """Return what an extension defines under a registered name; the first call imports its module."""
+    """Return the object that an extension registered under a name; the first call imports its module."""
     return getattr(import_module(f"{__name__}.{REGISTERED[name]}"), name)
 
 
 def command(name: str) -> Any:
-    """Return the function of a registered command."""
+    """Return the function of a command that an extension registered."""
     return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), name.replace("-", "_"))

@@ -215,7 +215,7 @@ def _words(text: str) -> list[str]:
 
 
 def _rates(one: RankedLayout, tokens: int | None) -> tuple[float | None, float | None]:
-    """Return tokens per second and tokens per dollar; samples instead of tokens if samples have none."""
+    """Return tokens per second and per dollar; samples per second and per dollar if `tokens` is None."""
     each = 1 if tokens is None else tokens
     rates = (one.samples_per_second, one.samples_per_usd)
     second, dollar = (None if rate is None else rate * each for rate in rates)
@@ -311,7 +311,7 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
 def _heading(
     step: Trace, tokens: int | None, *, global_batch: int | None, max_micro_batch: int | None, iterations: int | None
 ) -> str:
-    """Describe the unit of a step and the number of remaining steps, to which the printed time and cost refer."""
+    """Describe the step and the number of steps that the printed time and cost refer to."""
     recorded = "what was recorded" if step.samples is None else f"{step.samples:,} sample{'s'[: step.samples - 1]}"
     words = "" if tokens is None or step.samples is None else f" of {tokens:,} tokens"
     if global_batch is None:
@@ -327,7 +327,7 @@ def _heading(
 
 
 def _priced(found: Sequence[RankedLayout]) -> str:
-    """Name each layout with its price and the source of the price."""
+    """Return each layout's name with its price and the source of the price."""
     from lightning_predict.reports.format import usd_per_hour
 
     prices = []
@@ -338,7 +338,7 @@ def _priced(found: Sequence[RankedLayout]) -> str:
 
 
 def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:
-    """Describe the cost of failures and checkpoints on each layout."""
+    """Yield a sentence per layout on the cost of failures and checkpoints."""
     from lightning_predict.reports.format import duration, significant
 
     for name, one in {one.prediction.gpu: one.goodput for one in found}.items():

@@ -1,4 +1,4 @@
-"""Checks of values in other projects' configurations, with errors that name the key."""
+"""Checks of values in other projects' configurations. Error messages name the key."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Final
 from lightning_predict.errors import InvalidArgumentError
 
 AUTO: Final = "auto"
-"""Value that a trainer fills in when it runs: here, from the recorded step."""
+"""Value that another project fills in at run time. Here, the recorded step determines it."""
 
 _OFF: Final = (False, None, "", 0, -1, AUTO, "none", "no", "NO", "null")
 
 
 def options_table(found: Any, name: str, path: str) -> Mapping[str, Any]:
-    """Return a table of options; empty if it is missing."""
+    """Return a table of options; empty if the table is missing."""
     own = found.get(name) if isinstance(found, Mapping) else None
     if own is None:
         return {}
@@ -25,26 +25,26 @@ def options_table(found: Any, name: str, path: str) -> Mapping[str, Any]:
 
 
 def whole(value: Any, path: str, name: str) -> int:
-    """Return a number of at least 1."""
+    """Return a whole number of at least 1, or raise an error."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"strategy={path!r}: {name}={value!r}; expected a whole number of at least 1.")
     return value
 
 
 def whole_if_given(value: Any, path: str, name: str) -> int | None:
-    """Return a number of at least 1; None if the value is missing or `auto`."""
+    """Return a whole number of at least 1; None if the value is missing or `auto`."""
     return None if value in (None, AUTO) else whole(value, path, name)
 
 
 def is_on(value: Any) -> bool:
-    """Return whether an option is set: a table is, unless it says `enabled: false`."""
+    """Return whether an option is set. A non-empty table counts as set, unless it contains `enabled: false`."""
     if isinstance(value, Mapping):
         return bool(value) and value.get("enabled", True) not in _OFF
     return value not in _OFF
 
 
 def refused(path: str, name: str, value: Any) -> InvalidArgumentError:
-    """Make the error for an option that changes time or memory and is not predicted."""
+    """Return the error for an option that changes time or memory but cannot be predicted."""
     return InvalidArgumentError(
         f"strategy={path!r}: {name} = {value!r} has no word here, so that it would not be predicted; leave it out, or "
         "say the sharing as 'fsdp,tensor=8'."
@@ -52,7 +52,7 @@ def refused(path: str, name: str, value: Any) -> InvalidArgumentError:
 
 
 def list_unused(path: str, keys: Iterable[str]) -> None:
-    """Warn once about all keys that the strategy does not use."""
+    """Warn once about all keys that do not affect the strategy."""
     names = sorted(set(keys))
     if names:
         warnings.warn(
@@ -65,17 +65,17 @@ def list_unused(path: str, keys: Iterable[str]) -> None:
 def batch_words(
     *, total: int | None, micro: int | None, accumulated: int | None, path: str, names: tuple[str, str, str]
 ) -> list[str]:
-    """Translate the batch sizes of an update, a GPU and its accumulation, which must agree.
+    """Translate the batch sizes of a configuration to options of a strategy, and check that they agree.
 
     Args:
-        total: Samples of an update on all GPUs; None if the trainer fills it in.
-        micro: Samples of a batch on one GPU; likewise.
-        accumulated: Batches per update on one GPU; likewise.
-        path: The file, for errors.
-        names: The keys of the three, for errors.
+        total: Samples per optimizer step on all GPUs; None if the trainer fills this in.
+        micro: Samples per batch on one GPU; None if the trainer fills this in.
+        accumulated: Batches per optimizer step on one GPU; None if the trainer fills this in.
+        path: The file, for error messages.
+        names: Keys of `total`, `micro` and `accumulated`, for error messages.
 
     Raises:
-        InvalidArgumentError: They contradict each other, or the size of a batch is missing.
+        InvalidArgumentError: The batch sizes contradict each other, or the size of a batch is missing.
     """
     words = [] if micro is None else [f"batch_samples={micro}"]
     words += [f"accumulate={accumulated}"] if accumulated is not None and accumulated > 1 else []

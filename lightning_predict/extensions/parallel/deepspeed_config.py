@@ -1,7 +1,7 @@
-"""Translates DeepSpeed's JSON to the words of a strategy.
+"""Translates DeepSpeed's JSON to options of a strategy.
 
-`auto` means that the trainer fills the value in from its own arguments: the recorded step has it already. Keys that
-change time or memory and have no equivalent are refused by name. All other keys are listed in one warning.
+`auto` means that the trainer fills a value in from its own arguments; the recorded step has this value already. A key
+that changes time or memory and has no equivalent raises an error. One warning lists all other unused keys.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ ZERO_WITHOUT_EFFECT: Final = frozenset(
     "ignore_unused_parameters legacy_stage1 round_robin_gradients memory_efficient_linear override_module_apply "
     "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks leaf_module".split()
 )
-"""Keys of `zero_optimization` that are read below or hardly affect predictions; some may have the prefix `stage3_`.
-DeepSpeed itself refuses unknown keys there."""
+"""Keys of `zero_optimization` that are read below or hardly affect predictions, possibly with the prefix `stage3_`.
+DeepSpeed itself rejects unknown keys in this table."""
 
 NOT_PREDICTED: Final = (
     *("pipeline", "sparse_attention", "sparse_gradients", "compression_training", "quantize_training"),
     *("data_efficiency", "curriculum_learning", "progressive_layer_drop", "hybrid_engine", "sequence_parallel_size"),
 )
-"""Top-level keys that change time or memory."""
+"""Top-level keys that change time or memory, but are not predicted."""
 
 COMPRESSING: Final = ("onebitadam", "zerooneadam", "onebitlamb")
-"""Optimizers that exchange compressed gradients."""
+"""Optimizers that communicate compressed gradients, which is not predicted."""
 
 DTYPES: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
@@ -47,7 +47,7 @@ _USED: Final = frozenset({"zero_optimization", "communication_data_type", *BATCH
 
 
 def words_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
-    """Return the words of a strategy.
+    """Translate DeepSpeed's JSON to options of a strategy.
 
     Raises:
         InvalidArgumentError: An option that changes time or memory has no equivalent, or batch sizes disagree.
@@ -75,12 +75,12 @@ def words_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
 
 
 def unused_keys(found: Mapping[str, Any]) -> list[str]:
-    """List the keys that are left to the recorded step; those that begin with `_` are comments."""
+    """Return the keys that do not affect the strategy. Keys that start with `_` are comments."""
     return [key for key in found if key not in _USED and not key.startswith("_")]
 
 
 def _offload(zero: Mapping[str, Any], path: str) -> list[str]:
-    """Translate offloading: the optimizer's state to the CPU can be predicted, parameters and disks cannot."""
+    """Translate offloading. Optimizer state in CPU memory can be predicted; offloaded parameters and disks cannot."""
     words = []
     for name in ("offload_optimizer", "offload_param"):
         device = options_table(zero, name, path).get("device", "none")
@@ -93,7 +93,7 @@ def _offload(zero: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _refuse_unpredicted(found: Mapping[str, Any], path: str) -> None:
-    """Raise an error for the first option that changes time or memory in a way that is not predicted."""
+    """Raise an error for the first option whose effect on time or memory is not predicted."""
     for name in NOT_PREDICTED:
         if is_on(found.get(name)) and found[name] != 1:
             raise refused(path, name, found[name])

@@ -1,7 +1,7 @@
 """Predicts steps under strategies that change a GPU's work: model parallelism, micro-batches, gradient checkpointing.
 
-The core's `MultiGpuStep` creates a `DividedStep` when a strategy needs one. With model parallelism, the slowest stage
-determines the time of a replica (`model_parallel.py`). Example::
+The core's `MultiGpuStep` creates a `DividedStep` if a strategy needs it. With model parallelism, the slowest stage
+determines the step time (`model_parallel.py`). Example::
 
     MultiGpuStep(trace, timed, gpus).divided.on(layout, step, 0, parse_strategy("tensor=8"), CATALOGUE, OVERLAP_COSTS)
 """
@@ -45,13 +45,13 @@ from lightning_predict.timeline.step_prediction import StepPrediction
 
 @final
 class DividedStep:
-    """One step, prepared for division among GPUs.
+    """Predictor of a recorded step whose work is divided among GPUs.
 
     Args:
-        shared: The step, simulated on each GPU.
+        shared: The step, simulated on a single GPU of each model.
 
     Attributes:
-        clock: Times parts of the work, with the models and assumptions of the prediction.
+        clock: Times operation shapes with the models and assumptions of the prediction.
     """
 
     def __init__(self, shared: MultiGpuStep) -> None:
@@ -62,17 +62,20 @@ class DividedStep:
         self.clock = ShapeTimer(shared.gpus, shared.models)
 
     def split(self, blocks: bool) -> SplitModel:
-        """Return the model of the trace, with or without transformer blocks.
+        """Return the model of the trace.
+
+        Args:
+            blocks: Whether to find transformer blocks.
 
         Raises:
-            InvalidArgumentError: Blocks are requested, but the model has none.
+            InvalidArgumentError: Blocks are requested, but the model has no transformer blocks.
         """
         if blocks not in self._models_of_blocks:
             self._models_of_blocks[blocks] = split_model(self._shared.trace, needs_blocks=blocks)
         return self._models_of_blocks[blocks]
 
     def cutter(self, blocks: bool) -> WorkSharder:
-        """Return the sharder of the model's work, with or without transformer blocks."""
+        """Return the object that splits the model's work over GPUs; argument as in `split`."""
         if blocks not in self._cutters:
             self._cutters[blocks] = WorkSharder(self._shared.trace, self._shared.timed, self.split(blocks), self.clock)
         return self._cutters[blocks]
@@ -86,7 +89,7 @@ class DividedStep:
         interconnect: Interconnect,
         overlap_costs: OverlapCosts,
     ) -> StepPrediction:
-        """Return the step with model parallelism or micro-batches. The slowest stage determines its time."""
+        """Return the step on a layout; arguments as in `MultiGpuStep.on`."""
         group = data_group(layout, strategy)
         host = self._shared.host(strategy, overlap_costs)
         alike = (_of_stages(strategy), host.factor)
@@ -115,7 +118,7 @@ class DividedStep:
             virtual=strategy.virtual,
             idle=bubble_ratio(strategy, float(pace.stage.weight_share[row])),
         )
-        # A pipeline keeps gathered parameters. Without a pipeline, each micro-batch gathers them again.
+        # A pipeline keeps gathered parameters. Without a pipeline, each micro-batch gathers parameters again.
         is_sharded = strategy.split.parameters and strategy.pipeline == 1
         before = list[OverlappedStep]()
         if is_sharded and pace.stage.micro_batches > 1:
@@ -135,20 +138,22 @@ _NOT_OF_STAGES: Final[Mapping[str, Any]] = {
     "overlap_tensor": False,
     "param_dtype": None,
 }
-"""Options that do not change the work of a stage. Strategies that differ only in these have the same stages."""
+"""Default values of the options that do not change the work of a stage. Strategies that differ only in these options
+have the same stages."""
 
 
 def _of_stages(strategy: Strategy) -> Strategy:
-    """Return the strategy with default values for the options that do not change the work of a stage."""
+    """Return the strategy with default values of the options in `_NOT_OF_STAGES`, as a cache key."""
     if strategy.offload != "none":
         return strategy
     return replace(strategy, **_NOT_OF_STAGES, data="fsdp" if strategy.split.parameters else "ddp")
 
 
 def _device_ends(step: StepPrediction, strategy: Strategy) -> Ends:
-    """Return the ends of the interval for a model that is split over GPUs; for float8, the interval stays wide.
+    """Return (low, middle, high) seconds of a step, narrowed for many GPUs; with float8, the interval stays wide.
 
-    A narrower interval was fitted on 16-bit steps. The speed of float8 depends on the software version: Llama 3.1 8B on
-    eight H100 took 10.9 s in one NeMo container and 9.7 s in a later one.
+    The speed of float8 depends on the software version: Llama 3.1 8B on eight H100 took 10.9 s in one NeMo container
+    and
+    9.7 s in a later container.
     """
     return narrowed_interval(step) if strategy.fp8 is None else ends_of(step)

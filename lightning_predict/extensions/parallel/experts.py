@@ -1,11 +1,11 @@
 """Expert parallelism (MoE): distributes the experts over GPUs, with the all-to-alls of routed tokens.
 
-Each of `expert` data-parallel groups holds a part of the experts. Tokens are sent to their experts and back, in the
-forward and in the backward pass. This takes four all-to-alls per layer (Lepikhin et al., 2021). Routing is assumed to
-be balanced, so every GPU processes as many tokens as it had before routing. `capacity` is the load of the fullest GPU
-relative to a balanced one. `gradients.experts_module` finds experts by their names. Example::
+Each of `expert` data-parallel groups holds a part of the experts. Tokens are sent to their experts and back, in forward
+and in backward: four all-to-alls per layer (Lepikhin et al., 2021). Routing is assumed to be balanced, so every GPU
+processes the same number of tokens as without routing. `capacity` is the load of the busiest GPU relative to balanced
+routing. `gradients.experts_module` finds experts by their names. Example::
 
-    routed_bytes(trace)  # by the module that holds the experts
+    routed_bytes(trace)  # bytes by the module that holds the experts
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lightning_predict.tracing.trace import Operation, Trace
 
 
 def routed_bytes(trace: Trace) -> dict[str, float]:
-    """Return the bytes of the tokens that are sent to experts per batch, by the module that holds the experts.
+    """Return the bytes of the tokens that a batch sends to experts, by the module that holds the experts.
 
-    This is the size of the input of each expert's first matmul, or of the whole input of a grouped matmul.
+    The size is the total input of the experts' first matmuls, or the input of a grouped matmul.
     """
     first: dict[str, tuple[str, float]] = {}
     for operation in trace.operations:
@@ -49,13 +49,13 @@ def routed_bytes(trace: Trace) -> dict[str, float]:
 
 
 def _expert_of(module: str, holder: str) -> str:
-    """Return the name of an expert: the numbered child of the module that holds the experts, or that module itself."""
+    """Return the expert of a module: a numbered child of `holder`, or `holder` itself."""
     below = module[len(holder) + 1 :].split(".")[0]
     return f"{holder}.{below}" if below.isdigit() else holder
 
 
 def count_experts(trace: Trace) -> int:
-    """Return the number of experts in the largest layer, by numbered children or the first of three dimensions."""
+    """Return the number of experts in the largest layer: numbered modules, or the first dimension of 3-D parameters."""
     numbered: dict[str, set[str]] = {}
     most = 0
     for parameter in trace.parameters:
@@ -71,10 +71,10 @@ def count_experts(trace: Trace) -> int:
 
 
 def check_experts(trace: Trace, strategy: Strategy) -> None:
-    """Check that the experts can be distributed.
+    """Check that the experts can be distributed over GPUs.
 
     Raises:
-        InvalidArgumentError: The model has no experts, or `expert` does not divide their number.
+        InvalidArgumentError: The model has no experts, or `expert` does not divide the number of experts.
     """
     if strategy.expert == 1 and not strategy.expert_launches:
         return
@@ -92,17 +92,17 @@ def check_experts(trace: Trace, strategy: Strategy) -> None:
 
 
 def _words(strategy: Strategy) -> str:
-    """Describe the requested expert options."""
+    """Return the requested expert options as the start of an error message."""
     if strategy.expert > 1:
         return f"expert={strategy.expert} deals out experts"
     return "expert_launches=true launches what each expert multiplies"
 
 
 def launched_by_expert(trace: Trace, work: Sequence[HostOperation], strategy: Strategy) -> Iterator[HostOperation]:
-    """Yield the work with one launch per local expert, instead of one grouped matmul.
+    """Yield the work with a kernel launch per local expert instead of a grouped matmul.
 
-    In float8, a separate launch first casts each operand. The device time is unchanged. In the forward pass, the host
-    waits before the experts of each layer, because it needs the number of tokens per expert as the size of messages and
+    In float8, casts of the operands precede each launch. The device time is unchanged. In the forward pass, the host
+    waits before the experts of each layer, because it needs the number of tokens per expert to size messages and
     matmuls (Megatron-LM, `cuda_sync_point` in `token_dispatcher.py`).
     """
     casts = 0 if strategy.fp8 is None else 2
@@ -129,6 +129,6 @@ def _grouped_experts(trace: Trace, operation: Operation) -> int:
 
 
 def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:
-    """Return the message sizes of a batch's all-to-alls: to the experts and back, in the forward and backward pass."""
+    """Return the message sizes of a batch's all-to-alls: to the experts and back, in forward and backward."""
     ways = 4 if trains else 2
     return [size * strategy.capacity for size in sizes for _ in range(ways)]

@@ -2,8 +2,8 @@
 
 The result is a text for `parse_strategy`. Supported are arguments of Megatron and NeMo (also in a shell script),
 torchtitan's TOML files, DeepSpeed's JSON files, YAML files of accelerate, axolotl, Hugging Face's Trainer and gpt-neox,
-and strategy objects of Lightning. An option that affects parallelism is rejected if it has no equivalent. Other options
-(model, logging, data, learning rates) are ignored. Errors name the option. Example::
+and strategy objects of Lightning. An option that affects parallelism and has no equivalent raises an error. Other
+options (model, logging, data, learning rates) are ignored. Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
@@ -26,7 +26,7 @@ from lightning_predict.extensions.parallel.deepspeed_config import unused_keys, 
 from lightning_predict.extensions.parallel.shell_arguments import arguments_of_script
 from lightning_predict.extensions.parallel.yaml_configs import words_of_yaml
 
-# --- Arguments
+# --- command-line arguments
 
 _NUMBERS: Final[Mapping[str, str]] = {
     "tensor-model-parallel-size": "tensor",
@@ -40,7 +40,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "accumulate": "accumulate",
     "accumulate-grad-batches": "accumulate",
 }
-"""Numeric options, by their name in Megatron or NeMo."""
+"""Options with a number, by their name in Megatron or NeMo."""
 
 _FLAGS: Final[Mapping[str, str]] = {
     "sequence-parallel": "sequence=true,gather_again=true",
@@ -48,10 +48,11 @@ _FLAGS: Final[Mapping[str, str]] = {
     "tp-comm-overlap": "overlap_tensor=true",
     "optimizer-cpu-offload": "offload=optimizer",
 }
-"""Boolean options. `overlap-grad-reduce` is not included, because it is on by default here, but off in Megatron."""
+"""Boolean options. `overlap-grad-reduce` is handled separately, because it is on by default here, but off in
+Megatron."""
 
 _SHARING: Final = ("parallel", "pipeline", "recompute", "overlap", "offload", "fp8", "expert", "distributed", "fsdp")
-"""Substrings of arguments that affect parallelism, communication or recomputation."""
+"""Arguments with one of these substrings affect parallelism, communication or recomputation."""
 
 _BATCHES: Final = ("global-batch-size", "micro-batch-size")
 
@@ -59,7 +60,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     "distributed-backend distributed-timeout-minutes no-check-for-nan-in-loss-and-grad ckpt-fully-parallel-save "
     "ckpt-fully-parallel-load dist-ckpt-format no-async-tensor-model-parallel-allreduce".split()
 )
-"""Arguments that contain a word of `_SHARING` and hardly affect predictions."""
+"""Arguments with a substring of `_SHARING` that hardly affect predictions."""
 
 _NOTHING: Final = frozenset({"none", "null", "false"})
 
@@ -75,8 +76,8 @@ def strategy_of_arguments(text: str) -> str:
     """Translate command-line arguments to the text of a strategy.
 
     Args:
-        text: Arguments, for example `--tensor-model-parallel-size 8 --sequence-parallel`. A value may follow `=`, and
-            NeMo's notation is accepted (`model.tensor_model_parallel_size=8`).
+        text: Arguments, for example `--tensor-model-parallel-size 8 --sequence-parallel`, or in NeMo's notation
+            `model.tensor_model_parallel_size=8`.
 
     Raises:
         InvalidArgumentError: An argument about parallelism has no equivalent, a batch size is given, or a value is
@@ -123,14 +124,14 @@ def strategy_of_arguments(text: str) -> str:
     options += batch_words(
         total=total, micro=micro, accumulated=None, path="arguments", names=(*_BATCHES, "accumulate")
     )
-    if any(option.startswith("expert=") for option in options):  # one launch per expert, whether grouped or not
+    if any(option.startswith("expert=") for option in options):  # one launch per expert, grouped or not
         options.append("expert_launches=true")
     options += [] if overlaps else ["overlap_grad_reduce=false"]
     return ",".join([data, *options])
 
 
 def strategy_of_foreign(words: str | object) -> str:
-    """Translate another project's arguments, file or object into a strategy text. Other texts stay unchanged.
+    """Translate another project's arguments, file or object to a strategy text; return other texts unchanged.
 
     Raises:
         InvalidArgumentError: An error of `strategy_of_arguments`, `strategy_of_file` or `strategy_of_object`.
@@ -139,31 +140,31 @@ def strategy_of_foreign(words: str | object) -> str:
         return strategy_of_object(words)
     if not words.isalnum() and are_arguments(words):
         return strategy_of_arguments(words)
-    if "=" not in words and words.strip().endswith(FILES):  # an option may name a file, too
+    if "=" not in words and words.strip().endswith(FILES):  # an argument may contain a file name
         return strategy_of_file(words)
     return words
 
 
 def are_arguments(text: str) -> bool:
-    """Return whether a text is command-line arguments instead of a strategy text."""
+    """Return whether a text consists of command-line arguments, not of a strategy."""
     first = text.replace("=", " ").split()[:1]
     return text.lstrip().startswith("--") or any(_argument(one) in {*_NUMBERS, *_FLAGS, *_CHOICES} for one in first)
 
 
 def _argument(name: str) -> str:
-    """Convert an argument's name to Megatron's spelling, without leading hyphens and NeMo's group prefixes."""
+    """Return an argument's name in Megatron's spelling, without leading hyphens and NeMo's prefixes."""
     return name.lstrip("-+").rpartition(".")[2].replace("_", "-")
 
 
 def _is_set(words: list[str]) -> bool:
-    """Return whether a flag is on, which is the case unless `false` follows the flag."""
+    """Return whether a flag is on: `false` after the flag switches it off."""
     if words and words[0].lower() in ("true", "false"):
         return words.pop(0).lower() == "true"
     return True
 
 
 def _value(name: str, words: list[str]) -> str:
-    """Remove an argument's value from the list and return it.
+    """Remove the value of an argument from the list, and return the value.
 
     Raises:
         InvalidArgumentError: The value is missing.
@@ -173,7 +174,7 @@ def _value(name: str, words: list[str]) -> str:
     return words.pop(0)
 
 
-# --- Files
+# --- files
 
 TORCHTITAN_NUMBERS: Final[Mapping[str, str]] = {
     "tensor_parallel_degree": "tensor",
@@ -249,7 +250,7 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
     data = ["ddp"] if shard == 1 else ["fsdp"]
     if replicas > 1 and shard != 1:
         data = ["hybrid"] if shard == -1 else ["hybrid", f"shard={whole(shard, path, 'data_parallel_shard_degree')}"]
-    if shard != -1:  # -1: all remaining GPUs
+    if shard != -1:  # -1 means all remaining GPUs
         data.append(f"groups={replicas * whole(shard, path, 'parallelism.data_parallel_shard_degree')}")
     words = [*data, *(f"{TORCHTITAN_NUMBERS[key]}={number}" for key, number in numbers.items() if number > 1)]
     if numbers["tensor_parallel_degree"] > 1:
@@ -290,7 +291,7 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _micro_batches(sharing: Mapping[str, Any], batch: Any, path: str) -> list[str]:
-    """Return the micro-batches of a pipeline, by default of one sample each; empty if the batch size is unknown."""
+    """Return a pipeline's number of micro-batches (default: one sample each); empty without a batch size."""
     if batch is None:
         return []
     own = whole(
@@ -323,14 +324,14 @@ _SHARDED: Final[Mapping[str, str]] = {
     "HYBRID_SHARD": "hybrid",
     "NO_SHARD": "ddp",
 }
-"""Names of torch's `ShardingStrategy`."""
+"""Strategies by torch's `ShardingStrategy`."""
 
 
 def strategy_of_object(found: object) -> str:
     """Translate a strategy object of Lightning or Fabric to text.
 
-    DDP, FSDP, model parallelism and DeepSpeed are supported, including subclasses. Classes are identified by their
-    names, because two packages define them, and some can be imported only with an extra.
+    DDP, FSDP, model parallelism and DeepSpeed are supported, including subclasses. Classes are recognized by name,
+    because two packages define them and some need an extra to import.
 
     Raises:
         InvalidArgumentError: The object has another type, or an option has no equivalent.
@@ -364,9 +365,9 @@ def _of_fsdp(found: Any, name: str) -> list[str]:
             f"strategy={name!r}: which modules activation_checkpointing_policy computes again is known when they are "
             "wrapped; leave it out, and say 'fsdp,recompute=full' or record the step with it."
         )
-    options = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # Lightning, Fabric
+    options = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # in Lightning, in Fabric
     words, mesh = [_SHARDED[sharded]], options.get("device_mesh")
-    if words == ["hybrid"] and isinstance(mesh, tuple):  # (replicas, sharding GPUs)
+    if words == ["hybrid"] and isinstance(mesh, tuple):  # (number of replicas, GPUs that share one copy)
         words += [f"shard={mesh[1]}", f"groups={mesh[0] * mesh[1]}"]
     mixed = getattr(found, "mixed_precision", None)
     for option in ("param_dtype", "reduce_dtype"):
@@ -376,7 +377,7 @@ def _of_fsdp(found: Any, name: str) -> list[str]:
 
 
 def _of_model_parallel(found: Any, name: str) -> list[str]:
-    """Translate FSDP 2 with tensor parallelism. A Trainer resolves `auto` only at run time, so sizes must be given."""
+    """Translate FSDP 2 with tensor parallelism; sizes must not be `auto`, which is resolved only at run time."""
     sizes = {part: getattr(found, f"_{part}_parallel_size", None) for part in ("data", "tensor")}
     tensor = sizes["tensor"]
     if tensor == "auto":

@@ -1,9 +1,9 @@
 """Goodput of a long run on many GPUs: the share of time that failures, checkpoints and restarts leave for training.
 
-A failure of any GPU stops the run, so a run on n GPUs fails n times as often as on one. The run restarts from its last
-checkpoint and repeats the work since then. Failures are modelled as random with a constant rate. Daly's formula (2006)
-then gives the run time for a given checkpoint time and interval. The best checkpoint interval minimizes the run time.
-It is close to Young's sqrt(2 x checkpoint x mean time between failures) (1974). Example::
+A failure of any GPU stops the run, so a run on n GPUs fails n times as often as a run on one GPU. The run restarts from
+its last checkpoint and repeats the lost work. Failures are random, with a constant rate. Daly's formula (2006) gives
+the run time for a checkpoint time and interval. The best interval minimizes the run time, and is close to Young's
+sqrt(2 x checkpoint time x mean time between failures) (1974). Example::
 
     >>> found = goodput_of(1e12, 1024, Reliability(mtbf_hours=50_000, checkpoint_gbps=10))
     >>> round(found.checkpoint_seconds), round(found.interval_seconds / 60), round(100 * found.share, 1)
@@ -21,10 +21,8 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import gigabytes_to_bytes, hours_to_seconds
 
 PUBLISHED_MTBF_HOURS: Final = 54 * 24 * 16_384 / 419
-"""Mean time between failures of one GPU, including its share of the machine: 50,700 hours.
-
-Llama 3 had 419 unexpected interruptions in 54 days on 16,384 H100s (arXiv:2407.21783). This is one cluster of one GPU
-generation. Other clusters may differ several-fold."""
+"""Mean time between failures of one GPU, including its share of the machine: 50,700 hours. Source: Llama 3 had 419
+unexpected interruptions in 54 days on 16,384 H100s (arXiv:2407.21783). Other clusters may differ several-fold."""
 
 
 @final
@@ -33,12 +31,11 @@ class Reliability:
     """Failure rate, checkpoint bandwidth and restart time of a run.
 
     Attributes:
-        mtbf_hours: Mean hours between failures of one GPU. This includes failures of its share of the machine and
-            network, and interruptions of spot machines.
-        checkpoint_gbps: Storage bandwidth for a checkpoint in GB/s (not Gbit/s), over all GPUs. Training waits while a
+        mtbf_hours: Mean hours between failures of one GPU, including its share of the machine and network, and
+            including interruptions of spot machines.
+        checkpoint_gbps: Storage bandwidth for a checkpoint of all GPUs, in GB/s (not Gbit/s). Training waits while a
             checkpoint is written.
-        restart_minutes: Minutes from a failure until training continues: detecting it, starting another machine,
-            loading the checkpoint.
+        restart_minutes: Minutes from a failure until training continues.
 
     Raises:
         InvalidArgumentError: A value is not above 0.
@@ -84,7 +81,7 @@ def checkpoint_bytes(trace: Trace) -> float | None:
 
 
 def goodput_of(size_bytes: float, gpus: int, reliability: Reliability) -> Goodput:
-    """Find the best checkpoint interval, and the goodput with this interval.
+    """Return the goodput with the best checkpoint interval.
 
     Args:
         size_bytes: Size of a checkpoint in bytes.
@@ -95,13 +92,13 @@ def goodput_of(size_bytes: float, gpus: int, reliability: Reliability) -> Goodpu
     saving = size_bytes / gigabytes_to_bytes(reliability.checkpoint_gbps)
     restart = 60 * reliability.restart_minutes
     interval = _best_interval(saving, failing)
-    # Daly (2006): M exp(R / M) (exp((interval + checkpoint) / M) - 1) for each interval of training.
+    # Daly (2006): M exp(R / M) (exp((interval + checkpoint) / M) - 1), for each interval of training
     wall = failing * math.exp(min(restart / failing, 500.0)) * math.expm1(min((interval + saving) / failing, 500.0))
     return Goodput(min(interval / wall, 1.0), interval, saving, size_bytes, failing)
 
 
 def _best_interval(saving: float, failing: float) -> float:
-    """Minimize the run time over the interval: solve exp(x) (1 - x) = exp(-checkpoint / M), where x is interval / M."""
+    """Return the interval with the least run time: solve exp(x) (1 - x) = exp(-checkpoint / M), x = interval / M."""
     if saving <= 0:
         return failing * 1e-6
     low, high = 0.0, 1.0

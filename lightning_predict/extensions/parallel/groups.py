@@ -1,4 +1,4 @@
-"""Groups of GPUs in a layout (process groups): tensor-, context-, expert- and data-parallel."""
+"""Process groups of GPUs in a layout: tensor-, context-, expert- and data-parallel groups."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lightning_predict.gpus.layouts import Layout
 @final
 @dataclass(frozen=True, slots=True)
 class DataGroup:
-    """GPUs that hold the same part of the model and all-reduce its gradients.
+    """A process group of a layout, as a layout of its own.
 
     GPUs of a layout are numbered in this order: first within tensor-parallel groups, then over replicas, then over
     pipeline stages (Narayanan et al., 2021).
 
     Attributes:
-        layout: Layout of the group, which has one GPU of each replica.
-        groups_per_node: Number of such groups per machine. They share the machine's network.
+        layout: Layout of the group's GPUs.
+        groups_per_node: Number of groups per machine, which share the machine's network.
     """
 
     layout: Layout
@@ -28,7 +28,7 @@ class DataGroup:
 
 
 def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the data-parallel group of each GPU of a layout."""
+    """Return the data-parallel group of a GPU: the GPUs that hold the same part of the model."""
     strategy.replicas(layout)
     if strategy.model_parallel == 1:
         return DataGroup(layout, 1)
@@ -36,11 +36,11 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
 
 
 def _group(layout: Layout, count: int, stride: int) -> DataGroup:
-    """Place a group of `count` GPUs at distance `stride` in as few machines as possible, with equally many in each.
+    """Place `count` GPUs at distance `stride` in as few machines as possible, the same number in each machine.
 
-    If the number of GPUs per machine is not a multiple of the group's, one group spans two machines.
+    If the group size does not divide the GPUs per machine, a group spans two machines.
     """
-    if stride > layout.gpus_per_node:  # several machines share a block, so each machine has one GPU of each group
+    if stride > layout.gpus_per_node:  # if several machines share a block, each machine has one GPU of every group
         return DataGroup(replace(layout, gpus_per_node=1, nodes=count), layout.gpus_per_node)
     places = layout.gpus_per_node // stride
     fewest = 1 if places % count == 0 else 2
@@ -51,23 +51,23 @@ def _group(layout: Layout, count: int, stride: int) -> DataGroup:
 
 
 def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the tensor-parallel group, which is within one machine or spans whole machines."""
+    """Return the tensor-parallel group of a GPU, inside one machine or over whole machines."""
     inside = min(strategy.tensor, layout.gpus_per_node)
     own = replace(layout, gpus_per_node=inside, nodes=strategy.tensor // inside)
     return DataGroup(own, layout.gpus_per_node // inside)
 
 
 def context_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the context-parallel group: adjacent GPUs that are not in the same tensor-parallel group."""
+    """Return the context-parallel group of a GPU: adjacent GPUs of different tensor-parallel groups."""
     return _group(layout, strategy.context, strategy.tensor)
 
 
 def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the expert-parallel group: adjacent GPUs that are not in the same tensor- or context-parallel group."""
+    """Return the expert-parallel group of a GPU: adjacent GPUs of different tensor- and context-parallel groups."""
     return _group(layout, strategy.expert, strategy.tensor * strategy.context)
 
 
 def expert_data_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the group of GPUs that hold the same experts and all-reduce the gradients of these."""
+    """Return the GPUs that hold the same experts, and all-reduce the gradients of these experts."""
     count = layout.count // strategy.model_parallel // strategy.expert
     return _group(layout, count, strategy.tensor * strategy.expert)

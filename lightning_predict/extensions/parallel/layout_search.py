@@ -1,9 +1,7 @@
 """`best_layouts`: searches layouts for the fastest parallel strategies, micro-batches and recomputation of a step.
 
-Only strategies that fit in memory are returned. If the step has embedding bags, sharded tables (`embedding=auto`) are
-tried, too.
-
-Example::
+Only strategies that fit in memory are returned. If the step has embedding bags, the search includes sharded tables
+(`embedding=auto`). Example::
 
     import lightning_predict as lp
 
@@ -40,7 +38,7 @@ from lightning_predict.units import hours_to_seconds
 from lightning_predict.weights.source import AnyWeights
 
 SPARE = 4
-"""Factor on the number of results to search if there is a budget, which may exclude some of them."""
+"""With a budget, the search looks for this many times more results, because the budget may exclude some of them."""
 
 
 @final
@@ -51,8 +49,8 @@ class RankedLayout:
     Attributes:
         prediction: Predicted time, memory and cost.
         strategy: How the GPUs share the work.
-        seconds_per_batch: Seconds for as many samples as the recorded step has.
-        goodput: Share of useful time after failures and checkpoints; None without reliability data.
+        seconds_per_batch: Time to process the number of samples of the recorded step.
+        goodput: Effect of failures and checkpoints; None without reliability data.
     """
 
     prediction: Prediction
@@ -62,13 +60,13 @@ class RankedLayout:
 
     @property
     def total_seconds(self) -> float | None:
-        """Total seconds of the run, with failures and checkpoints if these are known."""
+        """Total seconds of the run, including failures and checkpoints if known."""
         seconds = self.prediction.total_seconds
         return seconds if seconds is None or self.goodput is None else seconds / self.goodput.share
 
     @property
     def cost_usd(self) -> float | None:
-        """Cost of the run in dollars, with failures and checkpoints if these are known."""
+        """Cost of the run in dollars, including failures and checkpoints if known."""
         cost = self.prediction.cost_usd
         return cost if cost is None or self.goodput is None else cost / self.goodput.share
 
@@ -79,7 +77,7 @@ class RankedLayout:
 
     @property
     def samples_per_usd(self) -> float | None:
-        """Samples per dollar, with failures and checkpoints; None if the price or the samples are unknown."""
+        """Samples per dollar, including failures and checkpoints; None without a price or number of samples."""
         hourly = self.prediction.usd_per_hour
         if self.samples_per_second is None or not hourly:
             return None
@@ -88,7 +86,7 @@ class RankedLayout:
 
     @property
     def bound_by(self) -> str | None:
-        """Name of the main bottleneck of the steps."""
+        """Main bottleneck of the step; None if unknown."""
         verdict = self.prediction.step.verdict
         return None if verdict is None else verdict.bound_by
 
@@ -113,23 +111,23 @@ def best_layouts(
     measured: OwnRates | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> tuple[RankedLayout, ...]:
-    """Search parallel strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
+    """Return the fastest parallel strategies on layouts that fit in memory.
 
-    Each batch has the recorded size. At a time, each data-parallel group processes one batch. Strategies are ranked by
-    their time for the same number of samples. With a global batch, each group accumulates gradients over several
-    recorded batches.
+    The search covers data, tensor, pipeline, context and expert parallelism, micro-batches and recomputation. Each
+    data-parallel group processes a batch of the recorded size, or several such batches to reach the global batch.
+    Strategies are ranked by their time for the same number of samples.
 
     Args:
         trace: One step, recorded on one GPU or on the meta device.
         gpus: Names of layouts, for example `8x8xH100-SXM-80GB`.
-        iterations: Remaining steps, for the time and cost of the run. With `global_batch`, these are steps of the
-            global batch, otherwise recorded steps.
-        budget_usd: Maximum cost. Strategies that cost more are excluded. Needs `iterations`.
-        global_batch: Samples of all GPUs between two updates. Record a small batch, so that it can be divided evenly
-            among the groups.
+        iterations: Number of remaining steps, for the time and cost of the run: steps of the global batch if
+            `global_batch` is given, otherwise recorded steps.
+        budget_usd: Maximum cost of the run; needs `iterations`.
+        global_batch: Samples of all GPUs per optimizer step. The samples of the recorded batch, times the number of
+            groups, must divide this number.
         max_micro_batch: Maximum number of samples that a group processes at once.
-        fp8: Float8 scaling for the matmuls of the blocks: `tensorwise`, `rowwise`, `blockwise` or `mx`. Float8 changes
-            the computed results, so it is considered only if you set this.
+        fp8: Also consider float8 matmuls in transformer blocks, with this scaling: `tensorwise`, `rowwise`, `blockwise`
+            or `mx`. Float8 changes the computed results. None for no float8.
         reliability: GPU failure rate and checkpoint speed. The cost of failures then counts towards the budget.
         count: Maximum number of results.
         offers: See `predict`.
@@ -139,14 +137,14 @@ def best_layouts(
         release: See `predict`.
         host: See `predict`.
         measured: See `predict`.
-        on_progress: Called with the number of finished candidates of a layout, and with the number of all.
+        on_progress: Called with the number of finished candidates of a layout, and the number of all candidates.
 
     Returns:
         The best strategies, fastest first.
 
     Raises:
         InvalidArgumentError: No strategy fits in memory or in the budget, or an argument is impossible.
-        LightningPredictError: An error of `predict`.
+        LightningPredictError: `predict` failed.
     """
     if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
         raise InvalidArgumentError(
@@ -234,7 +232,7 @@ def _found(
 
 
 def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrategy, ...]:
-    """Return the fastest way to shard a step's embedding bags; empty if there are no bags, or if nothing fits."""
+    """Return the fastest sharding of a step's embedding bags; empty without bags, or if nothing fits."""
     if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
         return ()
     strategy = Strategy(embedding=AUTO)
@@ -255,7 +253,7 @@ def _ranked(step: StepPredictor, found: FoundStrategy, layout: Layout) -> Ranked
 
 
 def tokens_per_sample(trace: Trace) -> int | None:
-    """Return the tokens per sample, by the first embedding lookup; None without a lookup, or if samples are unknown."""
+    """Return the tokens per sample, from the first embedding lookup; None if unknown."""
     for operation in trace.operations:
         if operation.name == "aten::embedding" and operation.phase == "forward":
             indices = next((one for one in operation.inputs if one.dtype == "int64"), None)
@@ -266,11 +264,11 @@ def tokens_per_sample(trace: Trace) -> int | None:
 
 
 def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the names of a cloud machine's layouts for some numbers of GPUs: `64` on `p5.48xlarge` is `8xp5.48xlarge`.
+    """Return the names of layouts of a cloud machine: for 64 GPUs of `p5.48xlarge`, the name is `8xp5.48xlarge`.
 
     Args:
-        machine: The cloud's name for the machine type.
-        gpus: Numbers of GPUs as texts. If None, the number of GPUs of one machine.
+        machine: The cloud's name of the machine type.
+        gpus: Numbers of GPUs as texts; None for the GPUs of one machine.
 
     Raises:
         InvalidArgumentError: The machine is unknown, a text is not a number, or a number is not a multiple of the
@@ -296,10 +294,10 @@ def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ..
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
-    """Select the results that cost at most the budget.
+    """Return the results that cost at most the budget.
 
     Raises:
-        InvalidArgumentError: The budget is too small for all results.
+        InvalidArgumentError: All results cost more than the budget.
     """
     costs = [one.cost_usd for one in ranked]
     affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]

@@ -1,12 +1,11 @@
-"""Predicts model parallelism (tensor, pipeline, context): one GPU's work in each stage, and the slowest stage's time.
+"""Predicts model parallelism (tensor, pipeline, context): a GPU's work in each stage, and the slowest stage's time.
 
-The recorded work is split (`tensor_parallel.py`), assigned to stages (`pipeline_parallel.py`) and simulated again. The
-launches of the host stay a lower bound on the time, since more GPUs do not reduce them. Collectives inside blocks and
-transfers between stages are on the critical path. They overlap only with times in which the device waits for the host.
-Example::
+The recorded work is split (`tensor_parallel.py`), assigned to stages (`pipeline_parallel.py`) and simulated again. More
+GPUs do not reduce the host's kernel launches, which remain a lower bound. Collectives inside blocks and transfers
+between stages are on the critical path, and overlap only with times in which the device waits for the host. Example::
 
     stages = model_stages(trace, timed, gpus, host, models, Strategy(tensor=8))
-    stages[0].passes.seconds  # of one micro-batch, on each GPU
+    stages[0].passes.seconds  # time of one micro-batch on each GPU
 """
 
 from __future__ import annotations
@@ -71,23 +70,24 @@ from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Phase, Trace
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Work of one GPU in a pipeline stage. Arrays and simulations have one row per GPU.
+    """Work of one GPU in a pipeline stage. Arrays and simulations have one row per GPU model.
 
     Attributes:
         parameters: Parameters of the stage, with the shape of one GPU's part.
-        work: Operations of one micro-batch and the optimizer update.
+        work: Operations of one micro-batch and the optimizer step.
         whole: Simulation of `work`.
-        pass_work: Operations of one micro-batch without the update.
+        pass_work: Operations of one micro-batch.
         passes: Simulation of `pass_work`.
-        reduced_bytes: Message sizes of the all_reduces in the tensor-parallel group, per micro-batch.
-        routed_bytes: Message sizes of the all-to-alls between GPUs that hold different experts, per micro-batch.
+        reduced_bytes: Message sizes of the tensor-parallel all-reduces, per micro-batch.
+        routed_bytes: Message sizes of the expert-parallel all-to-alls, per micro-batch.
         ring_bytes: Sizes of keys and values that circulate in the context-parallel group, per micro-batch.
-        attention_seconds: Time of attention on each GPU, which overlaps with this ring, shape (gpus,).
-        weight_share: Share of weight gradients in the time of a micro-batch, shape (gpus,).
-        hand_overs: Number of activations and gradients that are sent to neighbouring stages per micro-batch.
-        stream_bytes: Size of each of these activations or gradients.
-        micro_batches: Micro-batches per step.
-        notes: Assumptions, as notes for the user.
+        attention_seconds: Time of attention on each GPU model, which overlaps with the context-parallel ring, shape
+            (gpus,).
+        weight_share: Share of a micro-batch's time that computes weight gradients, shape (gpus,).
+        hand_overs: Number of tensors (activations and gradients) that are sent to neighbouring stages, per micro-batch.
+        stream_bytes: Size of a tensor that is sent to a neighbouring stage.
+        micro_batches: Number of micro-batches per step.
+        notes: Notes on assumptions, for the user.
     """
 
     parameters: tuple[Parameter, ...]
@@ -117,7 +117,7 @@ def model_stages(
     model: SplitModel | None = None,
     cutter: WorkSharder | None = None,
 ) -> tuple[Stage, ...]:
-    """Return the pipeline stages of a model. Without pipeline parallelism, there is a single stage."""
+    """Return the pipeline stages of a model; a single stage without pipeline parallelism."""
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
     check_experts(trace, strategy)
     check_recomputation(trace, model, strategy.recompute)
@@ -134,7 +134,7 @@ def model_stages(
         expert=strategy.expert,
         capacity=strategy.capacity,
         fp8=strategy.fp8,
-        # Parameters that were gathered are cast again each time, as in torchao's layers.
+        # Gathered parameters are cast again after each gather, as in torchao's layers.
         cast=1.0 if strategy.split.parameters else 1 / (micro_batches * strategy.accumulate),
         added=_added_share(strategy, micro_batches * strategy.accumulate),
         sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
@@ -167,7 +167,7 @@ def model_stages(
                 ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
                 attention_seconds=_attention_seconds(passes, len(gpus)),
                 weight_share=weights,
-                # activations to the next stage, and gradients to the previous stage
+                # activations to the next stage, gradients to the previous stage
                 hand_overs=trace.batches
                 * (
                     (strategy.virtual - is_last) + trains * (strategy.virtual - is_first)
@@ -183,9 +183,9 @@ def model_stages(
 
 
 def _added_share(strategy: Strategy, micro_batches: int) -> float:
-    """Return the share of micro-batches that accumulate unsharded gradients.
+    """Return the share of micro-batches whose gradients are added to existing gradients.
 
-    FSDP scatters gradients before adding them.
+    FSDP without a pipeline scatters gradients before adding them.
     """
     if strategy.split.parameters and strategy.pipeline == 1:
         return 0.0
@@ -193,19 +193,19 @@ def _added_share(strategy: Strategy, micro_batches: int) -> float:
 
 
 def needs_blocks(strategy: Strategy) -> bool:
-    """Return whether the strategy requires the model's transformer blocks."""
+    """Return whether the strategy requires a model with transformer blocks."""
     return strategy.batch_parallel > 1 or strategy.recompute != "none" or strategy.fp8 is not None
 
 
 def _attention_seconds(work: Sequence[HostOperation], gpus: int) -> Array:
-    """Return the device time of fused attention on each GPU, shape (gpus,)."""
+    """Return the device time of fused attention on each GPU model, shape (gpus,)."""
     fused = (each.seconds.sum(axis=1) for each in work if "scaled_dot_product" in each.name)
     seconds: Array = sum(fused, np.zeros(gpus))
     return seconds
 
 
 def _weight_shares(trace: Trace, timed: WorkTimes, model: SplitModel) -> Array:
-    """Return the share of the passes' time that computes weight gradients, on each GPU, shape (gpus,)."""
+    """Return the share of the forward and backward time that computes weight gradients, shape (gpus,)."""
     passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))  # each (gpus,)
     for item, phase, seconds in zip(timed.items, timed.phases, timed.seconds.T, strict=True):
         if phase in ("forward", "backward"):
@@ -220,12 +220,12 @@ def _weight_shares(trace: Trace, timed: WorkTimes, model: SplitModel) -> Array:
 def _of(
     work: Sequence[HostOperation], owners: Sequence[int | None], members: Collection[int | None]
 ) -> tuple[HostOperation, ...]:
-    """Return the operations that belong to the given stages."""
+    """Return the operations whose stage is in `members`."""
     return tuple(each for each, owner in zip(work, owners, strict=True) if owner in members)
 
 
 def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: Strategy) -> float:
-    """Return the share of its stage's parameters that one GPU updates, maximum over the stages."""
+    """Return the share of all parameters that one GPU updates: the maximum over the stages."""
     everything = sum(map(parameter_bytes, trace.parameters))
     if not everything:
         return 1 / strategy.model_parallel
@@ -235,9 +235,9 @@ def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: 
 def _messages(
     trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool, recompute: Recompute
 ) -> list[tuple[float, ...]]:
-    """Return the message sizes of each stage's all_reduces per batch, for blocks (both passes) and vocabulary.
+    """Return the message sizes of each stage's all-reduces per batch, for blocks and for the split vocabulary.
 
-    Recomputation in the backward pass repeats all_reduces of the forward pass.
+    Recomputation repeats all-reduces of the forward pass in the backward pass.
     """
     sizes: list[list[float]] = [[] for _ in range(max(stage_of, default=0) + 1)]
     again = recomputed_products(trace, model) if trains else {}
@@ -246,7 +246,7 @@ def _messages(
         repeated = reduced_again(block, again.get(block.name, 0))
         if recompute in ("full", "layers") and is_recomputed(position, recompute):
             repeated = block.reduced_bytes
-        elif recompute == "operations":  # sums are kept, but gathered tensors are not: half of each pair is repeated
+        elif recompute == "operations":  # sums are kept, but gathered tensors are not, so half of each pair is repeated
             repeated = block.reduced_bytes[::2]
         sizes[stage] += repeated if trains else ()
     first, last = vocabulary_messages(trace, model)
@@ -267,7 +267,10 @@ def _routed(
 
 
 def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool) -> list[tuple[float, ...]]:
-    """Return the message sizes of each stage's ring transfers per batch: keys and values twice, and their gradients."""
+    """Return the message sizes of each stage's ring transfers per batch.
+
+    Keys and values circulate twice, in forward and backward; gradients circulate once.
+    """
     sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
     if strategy.context > 1:
         for block, stage in zip(model.blocks, stage_of, strict=True):
@@ -278,8 +281,8 @@ def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, tr
 def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> list[tuple[Parameter, ...]]:
     """Return the parameters of each stage, with the shapes of one GPU's part.
 
-    A parameter outside blocks belongs to the last stage if its module runs only after the last block. Otherwise, it
-    belongs to the first stage.
+    A parameter outside blocks belongs to the last stage if its module runs only after the last block, otherwise to the
+    first stage.
     """
     stage_of = block_stages(strategy, len(model.blocks))
     behind = _modules_behind(trace, model)
@@ -298,7 +301,7 @@ def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> lis
 
 
 def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
-    """Divide a parameter along its first dimension. Which dimension is divided does not affect the size."""
+    """Divide a parameter along its first dimension. The size does not depend on the dimension."""
     if not is_split or parts == 1 or len(parameter.shape) < 2:
         return parameter
     rows, *others = parameter.shape
@@ -306,7 +309,7 @@ def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
 
 
 def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
-    """Return modules outside blocks that run only after the last block, in the forward pass; empty without blocks."""
+    """Return the modules outside blocks that run only after the last block in forward; empty without blocks."""
     forward = [operation for operation in trace.operations if operation.phase == "forward"]
     inside = [index for index, each in enumerate(forward) if model.block(each.module) is not None]
     if not inside:
@@ -321,11 +324,11 @@ _AGAIN: Final[Mapping[Recompute, str]] = {
     "layers": "every second block",
     "full": "every block",
 }
-"""Description of each kind of recomputation for the user."""
+"""Description of each kind of recomputation, for the user."""
 
 
 def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator[str]:
-    """Yield notes on the assumptions for the user."""
+    """Yield notes on assumptions, for the user."""
     if strategy.tensor > 1:
         rest = "shared as well" if strategy.sequence else "whole on each"
         yield (
@@ -395,10 +398,10 @@ class StageTimes:
 
     Attributes:
         stage: The stage.
-        row: Row of the layout's GPU in arrays.
+        row: Row of the layout's GPU model in arrays.
         seconds: Time of the micro-batch.
-        communication_seconds: Time of its collectives inside the model.
-        exposed: Part of the communication time that does not overlap with computing.
+        communication_seconds: Time of the micro-batch's collectives inside the model.
+        exposed: Part of `communication_seconds` that does not overlap with computation.
     """
 
     stage: Stage
@@ -410,11 +413,12 @@ class StageTimes:
     def repeated(
         self, last: OverlappedStep, turns: float, *, before: Sequence[OverlappedStep] = (), together: int = 1
     ) -> OverlappedStep:
-        """Return the times of a whole step from its micro-batches and its last part, which overlaps communication.
+        """Return the times of a whole step, from the times of its micro-batches.
 
         Args:
-            last: Times of the last micro-batches and the update.
-            turns: Time of all passes of a step, as a number of micro-batches.
+            last: Times of the last micro-batches and the optimizer step, which overlap with communication between
+                replicas.
+            turns: Time of forward and backward of the whole step, in micro-batches.
             before: Earlier micro-batches that overlap with communication between replicas.
             together: Number of micro-batches in `last`.
         """
@@ -428,12 +432,12 @@ class StageTimes:
 
 
 def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> Ends:
-    """Return the ends of a stage's micro-batch time relative to its middle.
+    """Return (low, middle, high) of a stage's micro-batch time, relative to the middle.
 
-    At each end, the device or the host limits.
+    At each end, either the device or the host is the bottleneck.
     """
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
-    exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits that alternate between host and device
+    exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in which host and device alternate
     launched = launching * narrow_interval(np.array([host.low_factor, 1.0, host.high_factor]))
     ends = np.maximum(device * factors, launched) + exposed  # (3,)
     found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
@@ -441,23 +445,22 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
 
 
 TENSOR_HIDDEN: Final = 0.45
-"""Share of the tensor-parallel communication that overlaps, of all that could overlap with matmuls. Smaller matmuls are
-slower, and copies use SMs. For Llama 3.1 8B on 8 H100, torchtitan's async tensor parallelism shortens a step by 9 % in
-bfloat16 and in float8. Perfect overlap would give 26 % (these rows of torchtitan.csv are training data)."""
+"""Share of tensor-parallel communication that overlaps, relative to perfect overlap with matmuls. Smaller matmuls
+are slower, and copies use SMs. Source: for Llama 3.1 8B on 8 H100, torchtitan's async tensor parallelism shortens a
+step by 9 %; perfect overlap would give 26 % (training data: these rows of torchtitan.csv)."""
 
 
 RING_OVERHEAD: Final = np.array([0.0, 0.0, 0.5])
-"""Additional time of ring attention, relative to attention on one GPU: low end, middle and high end. It is uncertain
-because the implementation is unknown. Transformer Engine's ring has no additional time. In torchtitan's runs of 131,072
-and 262,144 tokens on four and eight H100, torch's ring takes half as much again (these rows of torchtitan.csv are
-training data)."""
+"""Additional time of ring attention, relative to attention on one GPU, as (low, middle, high). The implementation is
+unknown: Transformer Engine's ring has no additional time. torch's ring takes 1.5 times as long in torchtitan's runs
+of 131,072 and 262,144 tokens on four and eight H100 (training data: these rows of torchtitan.csv)."""
 
 
 def sharing_collectives(strategy: Strategy) -> dict[str, float]:
-    """Return the collectives of tensor parallelism, with a factor on their message sizes.
+    """Return the collectives of tensor parallelism, each with a factor on its message size.
 
-    With one float8 scale per tensor, each GPU casts its part before the all_gather, as in Transformer Engine and
-    torchao. Other scales differ between GPUs, so these tensors are assumed to be sent in their own dtype.
+    With one float8 scale per tensor, each GPU casts its part before the all-gather, as in Transformer Engine and
+    torchao. With other scales, tensors are assumed to be sent in their own dtype.
     """
     if not strategy.sequence:
         return {"all_reduce": 1.0}
@@ -474,7 +477,7 @@ def stage_times(
         layout: All GPUs.
         strategy: Parallel strategy.
         interconnect: Known properties of the links.
-        row: Row of the layout's GPU in arrays.
+        row: Row of the layout's GPU model in arrays.
         factors: Factors on the simulated times, as (low, middle, high).
     """
     communication, unhidden = _communication(stage, layout, strategy, interconnect, row)
@@ -489,10 +492,10 @@ def stage_times(
 def _communication(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int
 ) -> tuple[Ends, Ends]:
-    """Return the time of a micro-batch's collectives inside the model, one after another, as (low, middle, high).
+    """Return the total time of a micro-batch's collectives inside the model, as (low, middle, high).
 
     Returns:
-        Time of all collectives, and time of those that do not overlap with anything.
+        Time of all collectives, and time of the collectives that do not overlap.
     """
     sharing = sharing_links(layout, strategy, interconnect)
     seconds = np.zeros(3)  # (3,): low end, middle, high end
@@ -500,7 +503,7 @@ def _communication(
         sizes = [share * size for size in stage.reduced_bytes]
         seconds = seconds + sum(sharing.collective(operation, sizes), np.zeros(3))
     hidden = np.zeros(3)
-    if strategy.overlap_tensor:  # in `tensor` parts, of which all but the first overlap with matmuls
+    if strategy.overlap_tensor:  # split into `tensor` parts; all except the first part overlap with matmuls
         hidden = TENSOR_HIDDEN * np.minimum((1 - 1 / strategy.tensor) * seconds, stage.passes.active_seconds[row])
     if stage.routed_bytes:
         group = expert_group(layout, strategy)
@@ -533,7 +536,7 @@ def model_parallel_step(
         work: Operations of the step.
         simulated: Simulation of `work`.
         pace: Times of a micro-batch in the slowest stage.
-        turns: Time of all passes of a step, as a number of micro-batches of the slowest stage.
+        turns: Time of forward and backward of the whole step, in micro-batches of the slowest stage.
         layout: The GPUs.
         seconds: Step time, as (low, middle, high).
         walked: Times of the step with communication between replicas.
@@ -568,11 +571,10 @@ def model_parallel_step(
 def _verdict(
     step: StepPrediction, pace: StageTimes, turns: float, seconds: float, walked: OverlappedStep
 ) -> Verdict | None:
-    """Determine the bottleneck of a model-parallel step: the largest part of the time of its slowest stage.
+    """Return the bottleneck of a model-parallel step: the largest part of the time of its slowest stage.
 
-    Host and device are distinguished as on one GPU, because a stage that waits for its host cannot compute faster. The
-    links' part is communication that does not overlap with computing. The bubble is the time spent waiting for other
-    stages.
+    Host and device are distinguished as on one GPU. `links` is communication that does not overlap with computation.
+    `bubble` is the time spent waiting for other stages.
     """
     if step.verdict is None:
         return None
@@ -592,7 +594,7 @@ def _verdict(
 
 
 def _phase_share(part: Sequence[HostOperation], whole: Sequence[HostOperation], phase: Phase, row: int) -> float:
-    """Return the device time of a phase in a part of the work, relative to the whole."""
+    """Return the device time of a phase in a part of the work, relative to the phase in the whole work."""
     one, all_of_it = (
         math.fsum(float(each.seconds[row].sum()) for each in work if each.phase == phase) for work in (part, whole)
     )

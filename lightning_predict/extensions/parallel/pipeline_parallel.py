@@ -1,11 +1,12 @@
 """Pipeline parallelism: assigns blocks to stages, and computes micro-batches and the pipeline bubble.
 
-Every stage runs the forward and the backward pass of each micro-batch (1F1B schedule, Narayanan et al., 2021). The
-first micro-batch passes through all stages, and the slowest stage limits the others. With p equal stages and m
-micro-batches, a step takes m + p - 1 times the time of a stage's micro-batch. So the bubble is (p - 1) / m of the work.
-With v stages per GPU (interleaved), the bubble is v times smaller, and v times as much data is transferred. The
-zero-bubble schedule H1 (Qi et al., 2024) delays weight gradients to fill idle time, which shortens the bubble by twice
-their time. Without a pipeline, micro-batches run one after another with gradient accumulation. Example::
+Every stage runs forward and backward of each micro-batch (1F1B schedule, Narayanan et al., 2021). The first micro-batch
+passes through all stages; then the slowest stage limits the others. With p equal stages and m micro-batches, a step
+takes m + p - 1 times as long as a micro-batch in one stage, so the bubble is (p - 1) / m of the work.
+
+With v stages per GPU (interleaved schedule), the bubble is v times smaller, and v times as much data is transferred.
+The zero-bubble schedule H1 (Qi et al., 2024) delays weight gradients, which shortens the bubble by twice their time.
+Without a pipeline, micro-batches run one after another (gradient accumulation). Example::
 
     >>> stage_of_blocks(5, 2)
     (0, 0, 0, 1, 1)
@@ -30,17 +31,17 @@ from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation
 
 MICRO_BATCHES_PER_STAGE: Final = 4
-"""Default number of micro-batches per stage. With this number, the bubble is at most a quarter of the work."""
+"""Default number of micro-batches per stage: the bubble is then at most a quarter of the work."""
 
 
 def pass_micro_batches(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:
-    """Return the time of all passes of a step, as a number of micro-batches of the slowest stage.
+    """Return the time of forward and backward of a step, as a number of micro-batches of the slowest stage.
 
     Args:
         seconds: Time of a micro-batch in each stage, forward and backward.
         micro_batches: Number of micro-batches per step.
         virtual: Number of stages per GPU.
-        idle: Bubble of the schedule relative to 1F1B.
+        idle: Bubble of the schedule, relative to 1F1B.
     """
     slowest = max(seconds)
     others = sum(seconds) / slowest - 1 if slowest > 0 else len(seconds) - 1
@@ -48,26 +49,31 @@ def pass_micro_batches(seconds: Sequence[float], micro_batches: int, *, virtual:
 
 
 def bubble_ratio(strategy: Strategy, weight_share: float) -> float:
-    """Return the bubble of a schedule relative to 1F1B."""
+    """Return the bubble of a schedule, relative to 1F1B.
+
+    Args:
+        strategy: Parallel strategy.
+        weight_share: Share of a micro-batch's time that computes weight gradients.
+    """
     return max(1 - 2 * weight_share, 0.0) if strategy.schedule == "zero_bubble" else 1.0
 
 
 def overlapping_micro_batches(strategy: Strategy, micro_batches: int) -> int:
-    """Return the number of last micro-batches whose passes overlap with communication between replicas.
+    """Return how many of the last micro-batches overlap with communication between replicas.
 
-    The gradients of a stage are complete after its last micro-batch. An interleaved pipeline processes micro-batches in
-    rounds of as many as it has stages, one part of the model at a time. The gradients of a part are complete after its
-    last round. They are communicated during the passes of earlier parts.
+    The gradients of a stage are complete after its last micro-batch. An interleaved pipeline processes as many
+    micro-batches per round as it has stages, one part of the model at a time. After the last round of a part, its
+    gradients are communicated while earlier parts compute.
     """
     return min(strategy.pipeline, micro_batches) if strategy.virtual > 1 else 1
 
 
 def in_flight(strategy: Strategy, stage: int, micro_batches: int) -> float:
-    """Return the maximum number of micro-batches in flight, whose activations a stage must hold.
+    """Return the maximum number of micro-batches whose activations a stage holds.
 
-    With 1F1B, this is the number of stages from this one to the end. In an interleaved pipeline, the first stage holds
-    (p - 1) / (p v) more (Narayanan et al., 2021). With GPipe, all micro-batches are in flight. The zero-bubble schedule
-    H1 holds no more than 1F1B.
+    With 1F1B and with the zero-bubble schedule H1, this is the number of stages from this stage to the end. In an
+    interleaved pipeline, the first stage holds (p - 1) / (p v) more (Narayanan et al., 2021). With GPipe, a stage holds
+    all micro-batches.
     """
     if strategy.schedule == "gpipe":
         return float(micro_batches)
@@ -76,7 +82,7 @@ def in_flight(strategy: Strategy, stage: int, micro_batches: int) -> float:
 
 
 def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
-    """Assign a model's blocks to the stages of a strategy, with the errors of `stage_of_blocks`."""
+    """Return the stage of each block under a strategy; see `stage_of_blocks`."""
     return stage_of_blocks(
         blocks,
         strategy.pipeline,
@@ -89,16 +95,16 @@ def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
 def stage_of_blocks(
     blocks: int, stages: int, virtual: int = 1, *, first_stage: int | None = None, last_stage: int | None = None
 ) -> tuple[int, ...]:
-    """Assign blocks to stages evenly.
+    """Return the stage of each block; blocks are assigned evenly, and the first stages get the remaining blocks.
 
-    The first stages get one more if needed; an interleaved pipeline assigns in rounds.
+    An interleaved pipeline assigns blocks in rounds.
 
     Args:
         blocks: Number of blocks.
         stages: Number of pipeline stages.
         virtual: Number of stages per GPU.
-        first_stage: Number of blocks in the first stage; if None, as many as in the other stages.
-        last_stage: Number of blocks in the last stage; if None, as many as in the other stages.
+        first_stage: Number of blocks in the first stage; None for the same number as in other stages.
+        last_stage: Number of blocks in the last stage; None for the same number as in other stages.
 
     Raises:
         InvalidArgumentError: There are fewer blocks than stages.
@@ -140,8 +146,8 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
     """Return the number of micro-batches per batch.
 
     Args:
-        strategy: The strategy. If it does not state a number, the default is four per pipeline stage, but at most one
-            per sample; without a pipeline, the default is one.
+        strategy: Parallel strategy. If `micro_batches` is None, the default is four per pipeline stage, at most one per
+            sample; without a pipeline, one.
         samples: Samples per batch; None if unknown.
 
     Raises:
@@ -163,17 +169,17 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
 def stages_of(
     work: Sequence[HostOperation] | Sequence[Operation], positions: Mapping[str, int], stage_of: Sequence[int]
 ) -> Iterator[int | None]:
-    """Yield the stage of each operation of the passes; None for operations that run once per step (the update).
+    """Yield the stage of each forward and backward operation; None for operations of the optimizer step.
 
-    An operation outside blocks belongs to the stage of the preceding block. So the embedding belongs to the first
-    stage, and the output layer and the loss to the last.
+    An operation outside blocks belongs to the stage of the preceding block. The embedding thus belongs to the first
+    stage, and the output layer and the loss to the last stage.
     """
     current, phase = 0, "forward"
     for operation in work:
         if operation.phase not in ("forward", "backward"):
             yield None
             continue
-        if (phase, operation.phase) == ("backward", "forward"):  # the next batch begins, with gradient accumulation
+        if (phase, operation.phase) == ("backward", "forward"):  # with gradient accumulation, the next batch begins
             current = 0
         phase = operation.phase
         block = block_of(operation.module, positions)
@@ -182,11 +188,11 @@ def stages_of(
 
 
 def send_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
-    """Return the time to send a stage's output, or its input's gradient, to a neighbour stage, as (low, middle, high).
+    """Return the time to send an activation or gradient to a neighbouring stage, as (low, middle, high).
 
-    GPUs of a stage are consecutive in the layout, so all of them send at once between machines. All GPUs of a
-    tensor-parallel group hold the same output. Each sends a part, and the receivers gather the parts (Narayanan et al.,
-    2021).
+    GPUs of a stage are adjacent in the layout, so all of them send between machines at the same time. All GPUs of a
+    tensor-parallel group hold the same tensor. Each GPU sends a part, and the receivers gather the parts (Narayanan et
+    al., 2021).
     """
     link = Links(replace(layout, gpus_per_node=2, nodes=1), interconnect, slowdown=1.0)
     if layout.nodes > 1:
@@ -194,7 +200,7 @@ def send_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interc
         link = replace(link, layout=replace(layout, gpus_per_node=1, nodes=2), groups_per_node=senders)
     sent_bytes = stream_bytes / strategy.context
     (sent,) = link.collective("broadcast", [sent_bytes / strategy.tensor])
-    if strategy.sequence:  # each GPU holds and needs only its own part
+    if strategy.sequence:  # each GPU holds and needs only its own part of the tensor
         return sent
     sharing = sharing_links(layout, strategy, interconnect)
     (gathered,) = sharing.collective("all_gather", [sent_bytes])
@@ -203,6 +209,6 @@ def send_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interc
 
 
 def sharing_links(layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Links:
-    """Return the links within a tensor-parallel group."""
+    """Return the links inside a tensor-parallel group."""
     group = tensor_group(layout, strategy)
     return Links(group.layout, interconnect, slowdown=1.0, groups_per_node=group.groups_per_node)

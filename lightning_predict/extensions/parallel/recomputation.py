@@ -1,15 +1,15 @@
 """Gradient (activation) checkpointing: recomputation in the backward pass, as recorded or added to a step.
 
-A step that was recorded with activation checkpointing contains its forward operations twice, the second time in the
-backward phase. Under tensor parallelism, a recomputed layer whose output is added to the residual stream repeats its
-all_reduce. If the step was recorded without checkpointing, forward operations are repeated before the backward pass of
-each block:
+A step that was recorded with gradient checkpointing contains forward operations twice, the second time in the backward
+pass. Under tensor parallelism, a recomputed layer whose output is added to the residual stream repeats its all-reduce.
+
+If the step was recorded without checkpointing, forward operations are repeated before the backward pass of each block:
 
 - `full`: all operations of every block.
 - `layers`: all operations of every second block.
-- `selective`: the operations between a block's projections, that is, attention itself (Megatron's "core attention").
-- `operations`: all operations except attention and every second matmul, from the first on (torchtitan's per-operation
-  selection).
+- `selective`: the operations between a block's projections, which are attention (Megatron's "core attention").
+- `operations`: all operations except attention and every second matmul, starting with the first (torchtitan's
+  per-operation selection).
 
 Example::
 
@@ -31,14 +31,14 @@ from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation, Trace
 
 CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
-"""Name prefixes of the operations that compute attention, fused or unfused."""
+"""Name prefixes of operations that compute attention, fused or unfused."""
 
 BACKWARD_PRODUCTS: Final = 2
-"""Number of matmuls in a linear layer's backward pass: for the gradients of its input and of its weight."""
+"""Number of matmuls in the backward pass of a linear layer: gradients of input and weight."""
 
 
 def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
-    """Return the number of linear layers that the recorded backward pass recomputes, by block, from the first on."""
+    """Return the number of linear layers that the recorded backward pass recomputes, by block name."""
     forward, backward = (dict.fromkeys((block.name for block in model.blocks), 0) for _ in range(2))
     for operation in trace.operations:
         if operation.phase not in ("forward", "backward"):
@@ -54,11 +54,12 @@ def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
 
 
 PRODUCT_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
-"""Names of linear layers' matmuls. `operations` keeps every second result, from the first on."""
+"""Names of the matmuls of linear layers. The recomputation `operations` keeps every second result, starting with the
+first."""
 
 
 def reduced_again(block: TransformerBlock, recomputed: int) -> tuple[float, ...]:
-    """Return the sizes of a block's all_reduces that recomputing its first `recomputed` linear layers repeats."""
+    """Return the message sizes of the all-reduces that recomputing the first `recomputed` linear layers repeats."""
     pairs = zip(block.reduced_behind, block.reduced_bytes, strict=True)
     return tuple(size for position, size in pairs if position < recomputed)
 
@@ -67,7 +68,7 @@ def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -
     """Check that recomputation can be added to a step.
 
     Raises:
-        InvalidArgumentError: The step was recorded with activation checkpointing already.
+        InvalidArgumentError: The step was already recorded with gradient checkpointing.
     """
     if recompute != "none" and any(recomputed_products(trace, model).values()):
         raise InvalidArgumentError(
@@ -79,12 +80,12 @@ def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -
 def with_recomputation(
     work: Sequence[HostOperation], model: SplitModel, recompute: Recompute
 ) -> tuple[HostOperation, ...]:
-    """Insert a copy of each block's recomputed forward operations before its backward operations."""
+    """Return the work with a copy of each block's recomputed forward operations before its backward operations."""
     return tuple(work) if recompute == "none" else tuple(_repeated(work, model, recompute))
 
 
 def is_recomputed(position: int, recompute: Recompute) -> bool:
-    """Return whether any part of the block at this position is recomputed."""
+    """Return whether the block with this index is recomputed, at least in part."""
     return recompute != "none" and (recompute != "layers" or position % 2 == 0)
 
 
@@ -107,7 +108,7 @@ def _repeated(work: Sequence[HostOperation], model: SplitModel, recompute: Recom
 
 
 class Named(Protocol):
-    """An operation with a name and a module, recorded or launched."""
+    """A recorded or launched operation, with a name and a module."""
 
     @property
     def name(self) -> str:
@@ -121,7 +122,7 @@ class Named(Protocol):
 def recomputed_part(operations: Sequence[Named], recompute: Recompute) -> Sequence[int]:
     """Return the indices of a block's forward operations that its backward pass repeats.
 
-    Batched matmuls of experts count as MLP, not as attention.
+    Batched matmuls of experts do not count as attention.
     """
     if recompute == "none":
         return ()

@@ -1,10 +1,9 @@
-"""Searches the parallel strategies with the highest throughput on a layout, among those that fit in memory.
+"""Searches the parallel strategies with the highest throughput on a layout, among the strategies that fit in memory.
 
-Candidates are all combinations of data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving
-and recomputation, with float8 matmuls if the user permits these. Candidates that do not fit in memory are removed. For
-each other candidate, a lower bound on the step time is computed: computation and communication of its slowest stage,
-where identical blocks are computed once. Then candidates are predicted in the order of their bounds, as `predict` does.
-The search stops when no remaining bound is below the slowest of the requested results. Example::
+Candidates combine data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving and
+recomputation, and float8 matmuls if the user allows float8. For each candidate that fits in memory, a lower bound on
+the step time is computed: computation and communication of the slowest stage. Candidates are then predicted in order of
+their bounds. The search stops when no remaining bound is below the slowest requested result. Example::
 
     found = best_strategies(shared, layout, step, row, memory, usable_bytes=77e9, wanted=10)
 """
@@ -47,7 +46,7 @@ VIRTUAL_STAGES: Final = (1, 2, 4)
 RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 
 MIN_CONTEXT: Final = 4096
-"""Minimum number of tokens per GPU in context parallelism. Shorter sequences are not split."""
+"""Minimum number of tokens per GPU with context parallelism. Shorter sequences are not split."""
 
 
 @final
@@ -58,7 +57,7 @@ class StrategyCandidate:
     Attributes:
         strategy: Parallel strategy.
         memory_bytes: Peak memory of each GPU; None if unknown.
-        replicas: Number of data-parallel groups, each with its own batch.
+        replicas: Number of data-parallel groups. Each group processes its own batch.
         bound_seconds: Lower bound on the step time.
     """
 
@@ -69,12 +68,12 @@ class StrategyCandidate:
 
     @property
     def batches(self) -> int:
-        """Batches per step."""
+        """Number of batches per step."""
         return self.replicas * self.strategy.accumulate
 
     @property
     def bound(self) -> float:
-        """Lower bound on the time per batch, in seconds."""
+        """Lower bound on the time per batch in seconds."""
         return self.bound_seconds / self.batches
 
 
@@ -98,8 +97,8 @@ class BatchLimits:
     """Limits that the user sets on the batch of a step.
 
     Attributes:
-        global_batch: Samples of all GPUs per optimizer update; if None, one recorded batch per data-parallel group.
-        max_micro_batch: Maximum number of samples per micro-batch of a group.
+        global_batch: Samples of all GPUs per optimizer step; None for one recorded batch per data-parallel group.
+        max_micro_batch: Maximum number of samples per micro-batch; None for no limit.
     """
 
     global_batch: int | None = None
@@ -113,16 +112,19 @@ class BatchLimits:
 
     @property
     def words(self) -> str:
-        """The limits as text, for an error message."""
+        """The limits as a text for an error message."""
         said = [f"{name}={value}" for name, value in asdict(self).items() if value is not None]
         return " with ".join(said)
 
     def accumulate(self, samples: int, replicas: int) -> int | None:
-        """Return how many recorded batches each group accumulates; None if they cannot add up to the global batch.
+        """Return how many recorded batches each data-parallel group accumulates.
 
         Args:
             samples: Samples per recorded batch.
             replicas: Number of data-parallel groups.
+
+        Returns:
+            The number; None if the global batch is not a multiple of `samples * replicas`.
         """
         if self.global_batch is None:
             return 1
@@ -142,18 +144,18 @@ def strategies_for(
     batch: BatchLimits = BatchLimits(),
     fp8: Float8 | None = None,
 ) -> Iterator[Strategy]:
-    """Yield every candidate strategy.
+    """Yield all candidate strategies for a layout.
 
     Args:
         trace: The step of one GPU.
         layout: The GPUs.
-        heads: Number of heads, which the tensor-parallel degree must divide; 0 if the model has no blocks.
+        heads: Number of attention heads, which the tensor-parallel degree must divide; 0 without transformer blocks.
         blocks: Number of blocks of the model.
-        recomputes: Whether the step was recorded with activation checkpointing.
+        recomputes: Whether the step was recorded with gradient checkpointing.
         is_fused: Whether attention is one kernel, so that selective recomputation has no effect.
-        length: Tokens per sequence, for context parallelism; 1 if context parallelism is impossible.
+        length: Tokens per sequence; 1 if context parallelism is impossible.
         batch: Limits on the batch of a step.
-        fp8: Float8 recipe that the blocks' matmuls may use in addition to their own dtype; None for no float8.
+        fp8: Float8 scaling that candidates may use; None for no float8.
     """
     samples = max((trace.samples or 1) // trace.batches, 1)
     parts = [2**power for power in range(samples.bit_length()) if samples % 2**power == 0]
@@ -212,7 +214,7 @@ def _divisors(count: int) -> list[int]:
 def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trains: bool) -> tuple[DataStrategy, ...]:
     """Return the kinds of data parallelism to search.
 
-    Pipelines exclude sharded parameters, which they would gather often.
+    Sharded parameters are not combined with pipelines, which would gather them often.
     """
     if layout.count == model_parallel or not trains:
         return ("ddp",)
@@ -226,17 +228,17 @@ def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trai
 
 
 def _expert_degrees(experts: int, replicas: int, data: DataStrategy) -> list[int]:
-    """Return the possible degrees of expert parallelism, which is not combined with sharded parameters."""
+    """Return the possible degrees of expert parallelism. Expert parallelism is not combined with sharded parameters."""
     if not experts or data in ("fsdp", "hybrid"):
         return [1]
     return [degree for degree in _divisors(replicas) if experts % degree == 0]
 
 
 def _end_stages(blocks: int, pipeline: int, virtual: int) -> tuple[tuple[int | None, int | None], ...]:
-    """Return the possible numbers of blocks in the first and last stage: as many as in other stages, or one less.
+    """Return the numbers of blocks to try in the first and last stage; None for the same number as in other stages.
 
-    If the blocks divide evenly, the last stage may have one less, because it also has the output layer. If two blocks
-    are missing for an even division, both ends may have one less, as in Llama 3 405B with 126 blocks.
+    If the blocks divide evenly, the last stage may have one block less, because it also has the output layer. If two
+    blocks are missing, both end stages may have one less, as in Llama 3 405B with 126 blocks.
     """
     if pipeline == 1 or virtual > 1:
         return ((None, None),)
@@ -264,17 +266,17 @@ def best_strategies(
     """Return the strategies with the lowest time per sample, fastest first.
 
     Args:
-        shared: The step to distribute.
+        shared: The recorded step.
         layout: The GPUs.
-        step: The step on one of these GPUs.
-        row: Row of the GPU in `shared`.
-        memory_of: Returns the peak memory of each GPU under a strategy; None if unknown.
-        usable_bytes: Memory that is available to tensors on each GPU.
+        step: The step on a single GPU.
+        row: Row of the GPU model in `shared`.
+        memory_of: Function that returns the peak memory of each GPU under a strategy; None if unknown.
+        usable_bytes: Memory available to tensors on each GPU.
         wanted: Number of strategies to return.
         interconnect: Known properties of the links.
         batch: Limits on the batch of a step.
-        fp8: Float8 recipe that the blocks' matmuls may use; None for no float8.
-        on_progress: Called with the number of finished candidates and their total.
+        fp8: Float8 scaling that candidates may use; None for no float8.
+        on_progress: Called with the number of finished candidates, and the number of all candidates.
 
     Raises:
         InvalidArgumentError: No strategy fits in memory.
@@ -284,7 +286,7 @@ def best_strategies(
     bounded = [replace(one, bound_seconds=bounds.lower_bound_seconds(one.strategy, layout)) for one in candidates]
     bounded = ordered(bounded, lambda one: one.bound)
     best: list[FoundStrategy] = []  # in the order of their lower bounds
-    slowest = math.inf  # time of the slowest of the best `wanted`
+    slowest = math.inf  # time of the slowest of the best `wanted` strategies
     for position, candidate in enumerate(bounded):
         on_progress(position, len(bounded))
         if clearly_less(slowest, candidate.bound):
@@ -354,10 +356,10 @@ class _Least:
     """Minimum device time of a micro-batch on one GPU, by part of the step.
 
     Attributes:
-        in_blocks: Time of the passes in all blocks, as recorded.
-        again: Additional time of each kind of recomputation.
-        outside: Time of the passes outside blocks.
-        update: Time of the optimizer update.
+        in_blocks: Time of forward and backward in all blocks, as recorded.
+        again: Additional time of recomputation, by kind.
+        outside: Time of forward and backward outside blocks.
+        update: Time of the optimizer step.
     """
 
     in_blocks: float
@@ -368,14 +370,14 @@ class _Least:
 
 @final
 class Bounds:
-    """Lower bounds on step times: computing, launches, and tensor-parallel communication that cannot overlap.
+    """Lower bounds on step times, from computation, kernel launches, and tensor-parallel communication.
 
     Identical blocks are split and timed only once.
 
     Args:
-        shared: The step to distribute.
-        step: The step on one of the GPUs.
-        row: Row of the GPU in `shared`.
+        shared: The recorded step.
+        step: The step on a single GPU.
+        row: Row of the GPU model in `shared`.
         interconnect: Known properties of the links.
     """
 
@@ -388,7 +390,7 @@ class Bounds:
         self._kinds: tuple[dict[int, int], WorkTimes, list[int | None]] | None = None
 
     def lower_bound_seconds(self, strategy: Strategy, layout: Layout) -> float:
-        """Return a lower bound on the step time. All stages are assumed to be equal to the one with the most blocks."""
+        """Return a lower bound on the step time. Every stage is assumed to have the largest number of blocks."""
         own = Strategy(
             tensor=strategy.tensor,
             context=strategy.context,
@@ -413,7 +415,8 @@ class Bounds:
             slowest * (strategy.micro_batches or 1) * strategy.accumulate + (together - slowest) / strategy.virtual
         )
         shared = strategy.sharded_count(layout) if strategy.split.state else 1
-        # If the update is not sharded, a GPU updates at least its own experts. This bound holds even if all parameters
+        # If the optimizer step is not sharded, a GPU updates at least its own experts. The bound also holds if all
+        # parameters
         # belong to experts.
         update = self._factor * least.update / strategy.pipeline / max(shared, strategy.expert)
         return turning + update
@@ -422,7 +425,7 @@ class Bounds:
         return self._shared.divided.split(needs_blocks(strategy))
 
     def _exchanging(self, strategy: Strategy, layout: Layout) -> float:
-        """Return the time of a micro-batch's collectives inside all blocks."""
+        """Return the time of a micro-batch's tensor-parallel collectives."""
         if strategy.tensor == 1:
             return 0.0
         trains = has_gradients(self._shared.trace)
@@ -437,7 +440,7 @@ class Bounds:
         return seconds
 
     def _host(self, strategy: Strategy) -> float:
-        """Return the host time of a micro-batch's passes."""
+        """Return the host time of forward and backward of a micro-batch."""
         key = strategy.recompute, strategy.runs_whole_model
         if key not in self._hosts:
             work = with_recomputation(self._shared.work, self._model(strategy), strategy.recompute)
@@ -482,9 +485,10 @@ class Bounds:
         return _Least(inside, again, outside, update)
 
     def _distinct(self) -> tuple[dict[int, int], WorkTimes, list[int | None]]:
-        """Group identical blocks.
+        """Return the distinct blocks, so that identical blocks are timed only once.
 
-        Return the number of each kind, and the work of one block per kind with its owners.
+        Returns:
+            Number of identical blocks of each kind, work of one block per kind, and owner of each operation.
         """
         if self._kinds is None:
             trace, timed = self._shared.trace, self._shared.timed

@@ -1,4 +1,4 @@
-r"""Finds Megatron's arguments in a shell script: in arrays, over several lines, with plain variables.
+r"""Finds Megatron's arguments in a shell script: in arrays, over several lines, and with simple variables.
 
 Example::
 
@@ -21,14 +21,14 @@ LAUNCHER: Final = frozenset(
     "nproc_per_node nnodes node_rank master_addr master_port rdzv_id rdzv_backend rdzv_endpoint nproc-per-node "
     "master-addr master-port node-rank max_restarts".split()
 )
-"""Arguments of torchrun, which starts the script."""
+"""Arguments of torchrun, which launches the script."""
 
 
 def arguments_of_script(text: str, path: str) -> str:
-    """Return the arguments of a shell script, with the values of its variables.
+    """Return the arguments in a shell script, with variables replaced by their values.
 
     Raises:
-        InvalidArgumentError: There are none, or an argument's value is not in the script.
+        InvalidArgumentError: The script has no arguments, or a value is missing.
     """
     variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(text)}
     plain = _COMMENT.sub(r"\1", text.replace("\\\n", " "))
@@ -39,7 +39,7 @@ def arguments_of_script(text: str, path: str) -> str:
         if word.startswith("--") or (is_value and not word.startswith("-")):
             found.append(word)
         elif word:
-            found.append("")  # ends the values of an argument
+            found.append("")  # end of an argument's values
     arguments = [word for word in found if word]
     kept: list[str] = []
     for number, word in enumerate(arguments):
@@ -53,7 +53,7 @@ def arguments_of_script(text: str, path: str) -> str:
 
 
 def _filled(word: str, variables: dict[str, str]) -> str:
-    """Replace variables; unknown ones stay, and are refused where a number is expected."""
+    """Replace variables by their values. Unknown variables stay, and cause an error where a number is expected."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]

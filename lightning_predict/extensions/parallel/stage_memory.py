@@ -1,12 +1,12 @@
 """Predicts the memory of a GPU that holds only part of the model, or processes only part of a batch.
 
-Persistent memory is the largest stage's parameters, gradients and optimizer state. Tensor-parallel parameters are
-divided by the number of GPUs that share them. Activations are the tensors of the stage that the backward pass reads.
-Tensor-parallel activations are divided likewise. They are multiplied by the number of micro-batches in flight
-(`pipeline_parallel.in_flight`). Activations that are recomputed are not kept. Full recomputation keeps only the block's
-input. Selective recomputation keeps everything except the tensors inside attention. Example::
+Persistent memory is the largest stage's parameters, gradients and optimizer state. Activations are the tensors of the
+stage that the backward pass reads, times the number of micro-batches in flight (`pipeline_parallel.in_flight`). Tensor
+parallelism divides parameters and activations by the number of GPUs that share them. Recomputed activations are not
+kept: full recomputation keeps only a block's input, and selective recomputation keeps all tensors outside attention.
+Example::
 
-    held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # in `distributed/memory.py`, which asks for `StageMemory`
+    held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # `distributed/memory.py` calls `StageMemory.held`
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 @final
 class StageMemory:
-    """Memory of GPUs that divide a model among them.
+    """Memory of GPUs that share a model.
 
     Args:
-        memory: Memory of the whole step on one GPU.
+        memory: Memory of the whole step on a single GPU.
     """
 
     def __init__(self, memory: ModelMemory) -> None:
@@ -48,7 +48,7 @@ class StageMemory:
         self._held: dict[tuple[int | None, ...], list[HeldMemory]] = {}
 
     def held(self, strategy: Strategy, moments: Sequence[tuple[float, float]]) -> HeldMemory:
-        """Predict the memory of the GPU that needs the most.
+        """Predict the memory of the GPU that needs the most memory.
 
         Args:
             strategy: Parallel strategy.
@@ -94,7 +94,6 @@ class StageMemory:
 
 
 def _micro_batches(trace: Trace, strategy: Strategy) -> int:
-    """Return the number of micro-batches per batch of the step."""
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     return micro_batches_of(strategy, samples)
 
@@ -107,19 +106,19 @@ def _shares(
     passing_bytes: float,
     living_bytes: float,
 ) -> list[float]:
-    """Return each stage's share of the temporary memory that a whole batch needs on one GPU.
+    """Return each stage's share of the temporary memory that a whole batch needs on a single GPU.
 
-    Most of it is activations that the backward pass reads. The rest is the logits gradient in the last stage. Allocator
-    overhead is proportional to the sum of both. Tensor parallelism splits the vocabulary of the logits unless
-    `Strategy.loss` says otherwise.
+    Most temporary memory is activations that the backward pass reads. The remainder is the logits gradient in the last
+    stage. Allocator overhead is proportional to the sum of both. Tensor parallelism splits the vocabulary of the logits
+    unless `Strategy.loss` says otherwise.
 
     Args:
-        trace: The step.
+        trace: The recorded step.
         model: The model, split into its transformer blocks.
         strategy: Parallel strategy.
         kept_storages: Storages that the forward pass keeps for the backward pass.
         passing_bytes: Temporary memory of the step.
-        living_bytes: Size of the live tensors at the memory peak of the passes.
+        living_bytes: Size of the live tensors at the memory peak of forward and backward.
     """
     stage_of, logits = block_stages(strategy, len(model.blocks)), _logits(model, kept_storages)
     micro_batches = _micro_batches(trace, strategy)
@@ -158,11 +157,11 @@ def _shares(
             sizes[stage_of[model.positions[block.name]]] += tensor.size_bytes / (strategy.tensor if is_split else 1)
     total += max(recorded_again.values(), default=0.0)
     parts = micro_batches * strategy.context
-    if total == 0:  # no tensors were recorded, so split evenly
+    if total == 0:  # no tensors were recorded, so memory is split evenly
         return [count / parts / strategy.pipeline for count in held]
     # Recomputed activations exist only for one block of one micro-batch at a time.
     passing = max(again.values(), default=0.0)
-    # A recomputed block's input is one of its tensors, so recomputation never needs more than keeping everything.
+    # A recomputed block's input is one of its tensors, so recomputation never needs more than keeping all tensors.
     limits = [math.inf if strategy.recompute == "operations" else size for size in whole]
     shares = [
         min(size * count + passing, limit * count) / total / parts
@@ -176,14 +175,14 @@ def _shares(
 
 
 FUSED_PROBABILITY_BYTES: Final = 4
-"""Bytes per logit that Megatron's fused cross entropy keeps: probabilities in float32."""
+"""Bytes per logit of the float32 probabilities that Megatron's fused cross entropy keeps."""
 
 FUSED_GRADIENT_BYTES: Final = 2
-"""Bytes per logit of the gradient, a 16-bit copy of what took the probabilities' place."""
+"""Bytes per logit of the gradient: a 16-bit copy, made after the gradient has replaced the probabilities."""
 
 
 def _logits(model: SplitModel, kept_storages: Sequence[_Kept]) -> int:
-    """Return the number of logits of a whole batch."""
+    """Return the number of logits of a batch."""
     return max((one.tensor.elements for one in kept_storages if one.is_of_vocabulary(model)), default=0)
 
 
@@ -194,16 +193,15 @@ class _Kept:
 
     Attributes:
         tensor: Tensor in this storage.
-        position: Index of the block that wrote it, or of the preceding block; None before the first block.
-        block: Block that wrote it; None outside blocks.
-        is_split: Whether tensor parallelism splits it.
-        is_core: Whether the block's attention wrote it.
-        is_passing: Whether the recomputation `operations` repeats the operation that wrote it (not attention, and not
-            every second matmul).
-        is_again: Whether the backward pass recomputes it, so that it exists only for one block at a time.
-        is_expert: Whether an expert wrote it, for the tokens that were routed to this expert.
+        position: Index of the block that wrote the storage, or of the preceding block; None before the first block.
+        block: Name of the block that wrote the storage; None outside blocks.
+        is_split: Whether tensor parallelism splits the storage.
+        is_core: Whether attention wrote the storage.
+        is_passing: Whether the recomputation `operations` repeats the operation that wrote the storage.
+        is_again: Whether the backward pass recomputes the storage, so that it exists only for one block at a time.
+        is_expert: Whether an expert wrote the storage, for the tokens that were routed to this expert.
         is_gathered: Whether matmuls of the block read the whole tensor. With sequence parallelism, the gathered tensor
-            is kept for their gradients, as in torch's DTensor, unless the strategy gathers it again.
+            is then kept for the backward pass, as in torch's DTensor, unless `Strategy.gather_again` is set.
     """
 
     tensor: TensorInfo
@@ -217,7 +215,7 @@ class _Kept:
     is_gathered: bool = False
 
     def is_of_vocabulary(self, model: SplitModel) -> bool:
-        """Whether it has a value for each word of the vocabulary: logits, or their probabilities."""
+        """Whether the storage holds logits or probabilities: one value per word of the vocabulary."""
         return self.block is None and model.vocabulary is not None and self.tensor.shape[-1:] == (model.vocabulary,)
 
 
@@ -261,7 +259,7 @@ def _kept_unread(
 ) -> Iterator[tuple[TensorInfo, TransformerBlock]]:
     """Yield outputs that are kept although the backward pass neither reads nor recomputes them.
 
-    Compiled code does not keep tensors that are used only in the sum at the end of the block.
+    Compiled code does not keep tensors that are used only in the sum at the end of a block.
     """
     met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
     if trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations):
@@ -276,7 +274,7 @@ def _kept_unread(
 
 
 def _leaving_blocks(trace: Trace, model: SplitModel) -> set[int | None]:
-    """Return the storages that the last forward operation of each block reads."""
+    """Return the ids of the storages that the last forward operation of each block reads."""
     last = {
         block.name: operation
         for operation in trace.operations
@@ -286,7 +284,7 @@ def _leaving_blocks(trace: Trace, model: SplitModel) -> set[int | None]:
 
 
 def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
-    """Yield the storages that the backward pass recomputes, in a step recorded with activation checkpointing."""
+    """Yield the storages that the backward pass recomputes, in a step recorded with gradient checkpointing."""
     calls = {
         (model.block(operation.module), operation.name, tuple(tensor.shape for tensor in operation.inputs))
         for operation in trace.operations
@@ -308,7 +306,7 @@ def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 
 
 def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) -> set[int | None]:
-    """Return the storages that a recomputation writes again, without views of kept tensors."""
+    """Return the ids of the storages that a recomputation writes again, without views of kept tensors."""
     by_block: dict[str, list[Operation]] = {}
     for operation in trace.operations:
         block = model.block(operation.module) if operation.phase == "forward" else None

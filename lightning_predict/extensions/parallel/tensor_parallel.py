@@ -2,18 +2,17 @@
 
 As in Megatron (Shoeybi et al., 2019), attention heads and the inner width of the MLP are split. The residual stream is
 replicated, with its norms, dropouts and additions. A layer whose output is added to the residual stream needs an
-all_reduce. There are two per block in the forward pass, and two in the backward pass. The vocabulary of the embedding
-and of the output layer is split, too. The resulting smaller operations are timed by the same kernel models, which
-account for their lower efficiency.
+all-reduce: two per block in forward, and two in backward. The vocabulary of the embedding and of the output layer is
+also split. The kernel models time the resulting smaller operations, including their lower efficiency.
 
-A block is a numbered module that contains attention and linear layers. Its properties are derived from its operations.
-The width of the residual stream is the size that most weights have in common. The number of heads is a dimension of
-fused attention, or follows from the rows of the softmax if attention is unfused. A module that contains or is inside a
-block is not itself a block.
+A block is a numbered module that contains attention and linear layers; a module that contains or is inside a block is
+not itself a block. Properties of a block follow from its operations. The width of the residual stream is the most
+common size of weights. The number of heads is a dimension of fused attention, or follows from the rows of an unfused
+softmax.
 
-Shapes determine the split. A linear layer is split along the dimension that does not have the width of the residual
-stream, or along its outputs if both dimensions have it. Other work is replicated if its largest tensor is as large as
-the residual stream. Example::
+Shapes determine the split. A linear layer is split along the dimension that differs from the width of the residual
+stream, or along its outputs if both dimensions have this width. Other work is replicated if its largest tensor has the
+size of the residual stream. Example::
 
     model = split_model(trace)
     WorkSharder(trace, timed, model, ShapeTimer(gpus, models)).shard(ShardSpec(tensor=8)).seconds.sum(axis=1)
@@ -42,7 +41,7 @@ from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
 
 Weight = tuple[int, int]
-"""(outputs, inputs) of a linear layer."""
+"""Shape of a linear layer's weight: (outputs, inputs)."""
 
 
 @final
@@ -51,17 +50,17 @@ class TransformerBlock:
     """A transformer block of the recorded model.
 
     Attributes:
-        name: Name of its module.
-        hidden: Width of its residual stream.
-        tokens: Number of rows of the residual stream.
+        name: Name of the block's module.
+        hidden: Width of the residual stream.
+        tokens: Number of tokens: rows of the residual stream.
         heads: Number of query heads.
         kv_heads: Number of key and value heads.
-        weights: (outputs, inputs) of its linear layers.
-        parameters: Shapes of its parameters with at least two dimensions.
-        reduced_bytes: Message sizes of its forward all_reduces, which sum outputs of linear layers over GPUs.
-        reduced_behind: Index of the linear layer before each all_reduce.
-        stream_bytes: Size of its residual stream.
-        ring_bytes: Size of keys and values of its fused attention; 0 if attention is unfused.
+        weights: Shapes of the linear layers' weights.
+        parameters: Shapes of parameters with at least two dimensions.
+        reduced_bytes: Message sizes of the forward all-reduces, which sum outputs of linear layers over GPUs.
+        reduced_behind: Index of the linear layer before each all-reduce.
+        stream_bytes: Size of the residual stream.
+        ring_bytes: Size of the keys and values of fused attention; 0 for unfused attention.
     """
 
     name: str
@@ -80,7 +79,7 @@ class TransformerBlock:
 @final
 @dataclass(slots=True)
 class _Unit:
-    """Forward operations inside a numbered module, with their shapes."""
+    """Forward operations inside a numbered module, each with its shapes."""
 
     operations: list[tuple[Operation, tuple[OperationShape, ...]]] = field(default_factory=list)
 
@@ -93,7 +92,7 @@ class _Unit:
             yield from problems
 
     def signature(self) -> tuple[object, ...]:
-        """The operations and shapes of the module, which are equal for identical modules."""
+        """Operations and shapes of the module; equal for identical modules."""
         return tuple(
             (operation.name, tuple(tensor.shape for tensor in operation.inputs)) for operation, _ in self.operations
         )
@@ -131,18 +130,18 @@ def numbered_modules(module: str) -> Iterator[str]:
 
 
 def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
-    """Return the index of the block that is or contains a module; None outside blocks."""
+    """Return the index of the block that contains a module; None outside blocks."""
     found = (positions.get(name) for name in numbered_modules(module or ""))
     return next((position for position in found if position is not None), None)
 
 
 def positions_of(blocks: Sequence[TransformerBlock]) -> dict[str, int]:
-    """Map the names of blocks to their indices."""
+    """Return the index of each block by name."""
     return {block.name: position for position, block in enumerate(blocks)}
 
 
 def _units(trace: Trace) -> dict[str, _Unit]:
-    """Return all numbered modules with the forward operations inside them."""
+    """Return the forward operations of each numbered module."""
     units: dict[str, _Unit] = {}
     for operation in trace.operations:
         if operation.phase == "forward" and operation.module is not None:
@@ -161,7 +160,7 @@ def _repeated(units: Mapping[str, _Unit]) -> set[str]:
 
 
 def _innermost(units: Iterable[str]) -> set[str]:
-    """Return modules that contain no numbered modules. They are the blocks if no module has identical siblings."""
+    """Return the modules that contain no numbered modules: the blocks, if no module has identical siblings."""
     names = set(units)
     return names - {outer for name in names for outer in list(numbered_modules(name))[:-1]}
 
@@ -177,9 +176,9 @@ def _container(name: str) -> str:
 
 
 def _attentions(problems: Iterator[OperationShape]) -> Iterator[tuple[OperationShape, bool]]:
-    """Yield each attention: fused attention with True, or the softmax of unfused attention with False.
+    """Yield the operation of each attention: fused attention with True, an unfused softmax with False.
 
-    A softmax belongs to unfused attention if it is between two batched matmuls, without a linear layer between these.
+    A softmax belongs to unfused attention if it is between two batched matmuls without a linear layer in between.
     """
     multiplied = False
     softmax: OperationShape | None = None
@@ -199,7 +198,7 @@ def _attentions(problems: Iterator[OperationShape]) -> Iterator[tuple[OperationS
 def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
     linears = unit.linears
     weights = [(int(problem.dims[2]), int(problem.dims[3])) for problem in linears]
-    # The first layer reads the residual stream, so its input width wins if counts are equal.
+    # The first layer reads the residual stream, so its input width wins ties.
     shared = Counter([weights[0][1], *(size for weight in weights for size in set(weight))])
     hidden = shared.most_common(1)[0][0]
     tokens = int(linears[0].dims[0] * linears[0].dims[1])
@@ -238,7 +237,7 @@ def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
 
 
 def _ring_bytes(unit: _Unit) -> float:
-    """Return the total size of the keys and values of all fused attention."""
+    """Return the total size of the keys and values of fused attention."""
     total = 0.0
     for problem, fused in _attentions(unit.problems()):
         if fused:
@@ -248,11 +247,11 @@ def _ring_bytes(unit: _Unit) -> float:
 
 
 def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
-    """Yield the linear layers whose outputs are summed over GPUs, as index and bytes (Shoeybi et al., 2019).
+    """Yield the linear layers whose outputs are summed over GPUs, as (index, bytes) (Shoeybi et al., 2019).
 
-    A layer from the residual stream to the heads or the inner width is split by columns. A layer from these back to the
-    residual stream is split by rows, so its output is summed. A square layer is of the second kind if it is the first
-    layer after attention.
+    A layer from the residual stream to the heads or the inner width is split by columns. A layer back to the residual
+    stream is split by rows, so its output is summed. A square layer is split by rows if it is the first layer after
+    attention.
     """
     attends = multiplied = normalised = False
     position = -1
@@ -275,7 +274,7 @@ def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
 
 
 def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
-    """Return the element size in bytes of the first tensor that is as wide as the residual stream."""
+    """Return the bytes per element of the residual stream, from the first tensor with its width."""
     widths = (
         DTYPE_BYTES.get(tensor.dtype, 4)
         for operation, _ in unit.operations
@@ -286,26 +285,25 @@ def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
 
 
 LOSS_REDUCTIONS: Final = 3
-"""Number of values per token that a loss over a split vocabulary reduces: maximum logit, the label's logit, and sum."""
+"""Number of values per token that a loss over a split vocabulary all-reduces: maximum logit, label's logit, and sum."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """How to split the work of a batch over GPUs.
+    """How the work of a batch is split over GPUs.
 
     Attributes:
         tensor: Tensor-parallel degree.
         updated: Share of the parameters that one GPU updates.
         context: Context-parallel degree.
-        sequence: Whether sequence parallelism splits the work inside blocks that would otherwise be replicated.
-        expert: Expert-parallel degree. Each GPU processes the tokens of all groups for its own experts.
+        sequence: Whether sequence parallelism also splits norms, dropouts and additions inside blocks.
+        expert: Expert-parallel degree. Each GPU processes the tokens of all groups for its experts.
         capacity: Tokens per expert relative to balanced routing.
-        fp8: Float8 recipe of the blocks' matmuls: one scale per tensor, per row or per block of values.
-        cast: Share of the weights' casts to float8 that each micro-batch is charged with. A weight is cast once per
-            update.
-        added: Share of the micro-batches whose weight gradients are accumulated.
-        sum_bytes: Bytes per element of accumulated gradients; if None, as in the gradients.
+        fp8: Float8 scaling of the blocks' matmuls; None for no float8.
+        cast: Share of the weights' float8 casts per micro-batch. A weight is cast once per optimizer step.
+        added: Share of the micro-batches whose weight gradients are added to existing gradients.
+        sum_bytes: Bytes per element of accumulated gradients; None for the dtype of the gradients.
     """
 
     tensor: int = 1
@@ -322,20 +320,20 @@ class ShardSpec:
 
     @property
     def rows(self) -> int:
-        """Number of parts into which the tokens of a batch are divided."""
+        """Number of parts that the tokens of a batch are divided into."""
         return self.micro_batches * self.context
 
 
 @final
 @dataclass(frozen=True)
 class SplitModel:
-    """A neural network, seen as transformer blocks and the layers outside these.
+    """A neural network as transformer blocks and layers outside blocks.
 
     Attributes:
         blocks: Blocks in forward order.
-        vocabulary: Rows of the embedding or outputs of the last layer, whichever is larger; None if the model has
-            neither.
-        weights: (outputs, inputs) of the linear layers outside blocks.
+        vocabulary: Size of the vocabulary: rows of the embedding or outputs of the last layer, whichever is larger;
+            None if the model has neither.
+        weights: Shapes of the weights of linear layers outside blocks.
         parameters: Shapes of all parameters with at least two dimensions, and of their transposes.
     """
 
@@ -346,12 +344,12 @@ class SplitModel:
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Index of each block, by its name."""
+        """Index of each block by name."""
         return positions_of(self.blocks)
 
     @cached_property
     def _block_of_module(self) -> dict[str | None, TransformerBlock | None]:
-        """Cache of the block of each module."""
+        """Cache for `block`, by module name."""
         return {}
 
     def block(self, module: str | None) -> TransformerBlock | None:
@@ -363,7 +361,7 @@ class SplitModel:
         return known[module]
 
     def check(self, tensor: int) -> None:
-        """Check that a tensor-parallel degree is possible.
+        """Raise an error if a tensor-parallel degree is impossible.
 
         Raises:
             InvalidArgumentError: The degree does not divide the number of heads.
@@ -381,7 +379,7 @@ class SplitModel:
                 )
 
     def check_context(self, context: int) -> None:
-        """Check that context parallelism is possible.
+        """Raise an error if context parallelism is impossible.
 
         Raises:
             InvalidArgumentError: Attention is unfused, so a ring cannot compute it.
@@ -406,7 +404,11 @@ class SplitModel:
 
 
 def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
-    """Find the transformer blocks and other layers of the model in a trace."""
+    """Return the model of a trace, with its transformer blocks if `needs_blocks`.
+
+    Raises:
+        InvalidArgumentError: `needs_blocks` is set, but the model has no transformer blocks.
+    """
     blocks = find_blocks(trace) if needs_blocks else ()
     positions = positions_of(blocks)
     hidden = blocks[0].hidden if blocks else None
@@ -434,7 +436,7 @@ class ShapeTimer:
 
     Args:
         gpus: The GPUs.
-        models: Trained kernel models. If None, rooflines are used.
+        models: Trained kernel models; None uses rooflines.
     """
 
     def __init__(self, gpus: Sequence[Gpu], models: KernelModels | None) -> None:
@@ -443,7 +445,7 @@ class ShapeTimer:
 
     @property
     def timed(self) -> int:
-        """Number of distinct operation shapes timed so far."""
+        """Number of distinct operation shapes that were timed so far."""
         return len(self._known)
 
     def shape_seconds(self, parts: Sequence[Sequence[OperationShape]]) -> Array:
@@ -459,14 +461,14 @@ class ShapeTimer:
 
 @final
 class WorkSharder:
-    """Divides a step's work among GPUs in many ways. Identical work, as in equal blocks, is split and timed only once.
+    """Splits the work of a step over GPUs, for several `ShardSpec`s. Identical work is split and timed only once.
 
-    A part never takes longer than a larger part, because the larger part's kernel could compute it. Measured and
-    corrected times are scaled by the predicted ratio of the part to the whole.
+    A part never takes longer than a larger part. Measured and corrected times are scaled by the ratio of the predicted
+    times of the part and the whole.
 
     Args:
         trace: The step of one GPU.
-        timed: Its work with device seconds, with rows in the order of the clock's GPUs.
+        timed: Work of the step with device seconds; one row per GPU of `clock`.
         model: The model of the trace.
         clock: Times the parts.
     """
@@ -496,7 +498,7 @@ class WorkSharder:
             self._alike[index] = first[key]
 
     def shard(self, cut: ShardSpec) -> WorkTimes:
-        """Return the work of one GPU, for one micro-batch and the update."""
+        """Return the work of one GPU for one micro-batch and the optimizer step."""
         model, operations = self._model, self._trace.operations
         model.check(cut.tensor)
         if cut.context > 1:
@@ -523,10 +525,10 @@ class WorkSharder:
 
 
 def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None, cut: ShardSpec) -> float:
-    """Return a factor on the predicted time of a GPU's part.
+    """Return a factor on the predicted time of a GPU's part of an operation.
 
-    It accounts for ring attention, which is split evenly, for experts that process more tokens than with balanced
-    routing, and for slower matmuls with row-wise scales.
+    The factor covers ring attention, which is split evenly, experts with more tokens than in balanced routing, and
+    slower matmuls with row-wise float8 scales.
     """
     factor = 1.0
     if any(problem.operation in FUSED_ATTENTION for problem in item.problems):
@@ -539,10 +541,10 @@ def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None
 
 
 def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], list[float]]:
-    """Return the message sizes of the all_reduces for a split vocabulary: of the embedding, and of the output layer.
+    """Return the message sizes of the all-reduces for a split vocabulary: of the embedding, and of the output layer.
 
-    Three values are summed over GPUs: the rows of the embedding, the gradient of the output layer's input, and the loss
-    over the vocabulary.
+    All-reduces sum the rows of the embedding, the gradient of the output layer's input, and the loss over the
+    vocabulary.
     """
     first, last = list[float](), list[float]()
     for operation in trace.operations:
@@ -559,7 +561,7 @@ def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], l
 
 
 def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
-    """Yield the possible tensor-parallel degrees up to the given one."""
+    """Yield the possible tensor-parallel degrees up to `tensor`."""
     heads = math.gcd(*(size for block in model.blocks for size in (block.heads, block.kv_heads)))
     return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
 
@@ -591,8 +593,8 @@ def _part_of(
 def _added(gradient: OperationShape, cut: ShardSpec) -> OperationShape:
     """Return the additional work of accumulating a weight gradient instead of writing it.
 
-    The accumulated gradient is read and written in its own dtype. In Megatron, the matmul accumulates directly. In
-    torch, a separate kernel reads the gradient again and accumulates it.
+    The accumulated gradient is read and written in its own dtype. In torch, a separate kernel also reads the new
+    gradient. In Megatron, the matmul accumulates directly.
     """
     batches, m, n, _ = gradient.dims
     written = COMPUTE_BYTES[gradient.dtype]
@@ -602,19 +604,19 @@ def _added(gradient: OperationShape, cut: ShardSpec) -> OperationShape:
 
 
 CAST_READS: Final[Mapping[Float8, int]] = {"tensorwise": 2, "rowwise": 4, "blockwise": 1, "mx": 1}
-"""Number of times that a tensor is read to scale and cast it to float8, by rows and by columns."""
+"""Number of times that scaling and casting to float8 (by rows and by columns) reads a tensor."""
 
 ROWWISE_TIME: Final = 1.15
-"""Time of float8 matmuls with row-wise scales, and of their casts, relative to other scales, because they use CUTLASS
-instead of cuBLAS. It is derived from two runs of torchao on eight H100 (Llama 3 8B; the README of `torchao.float8`, and
-torchtitan's commit 7a04053). They gain 10 and 11 % over bfloat16, whereas one scale per tensor gains 25 %."""
+"""Time of float8 matmuls and casts with row-wise scales, relative to other scales: CUTLASS is slower than cuBLAS.
+Source: on eight H100, row-wise scales gain 10 and 11 % over bfloat16, one scale per tensor gains 25 % (Llama 3 8B;
+the README of `torchao.float8`, and torchtitan's commit 7a04053)."""
 
 FACTOR_OF: Final = 2
-"""Default number of matmuls that use the same input, weight or gradient, if the recording does not show it."""
+"""Number of matmuls that use the same input, weight or gradient, if the recording does not show it."""
 
 
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
-    """Return the ids of the two tensors that each float8-capable matmul of an item multiplies."""
+    """Return the storage ids of both operands of each matmul of an item that can run in float8."""
     found = list[int | None]()
     for problem in item.problems:
         if _is_product(problem, operation):
@@ -629,25 +631,24 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
 
 
 def _is_product(problem: OperationShape, operation: Operation) -> bool:
-    """Return whether an operation of a block can run in float8: linear layers, and batched matmuls of experts."""
+    """Return whether an operation of a block can run in float8: a linear layer, or a batched matmul of experts."""
     return problem.operation == "linear" or (
         problem.operation == "bmm" and experts_module(operation.module) is not None
     )
 
 
 def _in_float8(problem: OperationShape, scales: Float8, left: float, right: float) -> Iterator[OperationShape]:
-    """Yield a matmul in float8, and the work to scale and cast its two factors.
+    """Yield a matmul in float8, and the work to scale and cast its two operands.
 
     A tensor is cast once for all matmuls that use it. The cast reads the tensor in its own dtype, and writes one byte
-    per element, by rows and by columns. One scale per tensor needs the maximum first, so the tensor is read once more.
-    Scales per row and per column differ, so each is computed and cast separately. A scale per block is computed during
-    the cast.
+    per element, by rows and by columns. One scale per tensor needs an additional read for the maximum. Scales per row
+    and per column differ, so each cast is separate. A scale per block is computed during the cast.
 
     Args:
         problem: The matmul.
         scales: Granularity of the scales.
-        left: Share of the first factor's cast that is charged to this matmul.
-        right: Share of the second factor's cast that is charged to this matmul.
+        left: Share of the first operand's cast that counts for this matmul.
+        right: Share of the second operand's cast that counts for this matmul.
     """
     batches, m, n, k = problem.dims
     elements = FACTOR_OF * batches * (m * k * left + n * k * right)
@@ -700,7 +701,7 @@ def _linear(
 def _of_experts(
     problem: OperationShape, is_gradient: bool, block: TransformerBlock | None, cut: ShardSpec
 ) -> OperationShape:
-    """Return one GPU's part of a grouped matmul: its own experts, the tokens of all groups, and a split inner width."""
+    """Return one GPU's part of a grouped matmul: its experts, the tokens of all groups, part of the inner width."""
     sizes = problem.shape
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
     inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
@@ -711,9 +712,9 @@ def _of_experts(
 def _is_gradient(
     problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None
 ) -> bool:
-    """Return whether a matmul computes a weight gradient.
+    """Return whether a linear or grouped matmul computes a weight gradient.
 
-    For a grouped matmul, the result has the size of the weight.
+    The result of a grouped matmul then has the shape of the weight.
     """
     if problem.operation == "linear":
         return is_weight_gradient(problem, operation.phase, model, block)
@@ -723,7 +724,7 @@ def _is_gradient(
 def is_weight_gradient(
     problem: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None
 ) -> bool:
-    """Return whether an operation is the matmul over tokens that computes a weight gradient."""
+    """Return whether an operation is the matmul that computes a linear layer's weight gradient."""
     if phase != "backward" or problem.operation != "linear":
         return False
     _, m, n, k = problem.dims
@@ -732,7 +733,7 @@ def is_weight_gradient(
 
 
 def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
-    """Return the share of the bytes that scales with the batch; parameters and their gradients do not scale."""
+    """Return the share of bytes that scales with the batch size; parameters and gradients do not scale."""
     own = sum(tensor.size_bytes for tensor in tensors if tensor.shape not in model.parameters)
     return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
 
@@ -745,12 +746,12 @@ def _divided(problem: OperationShape, divisors: dict[str, int]) -> OperationShap
 
 COUNTED: Final = frozenset({"rows", "parameters", "bags", "blocks"})
 MEASURED: Final = frozenset({"read_bytes", "write_bytes", "size_bytes", "flops", "cycles"})
-"""Shape parameters that scale with the amount of work: counts and sizes. For lookups of bags, the number of bags
-scales, but the number of rows of the table does not."""
+"""Shape parameters that scale with the amount of work, together with `COUNTED`. In lookups of bags, the number of
+bags scales, but the number of table rows does not."""
 
 
 def scaled(problem: OperationShape, share: float) -> OperationShape:
-    """Scale the rows, elements or bytes of an operation by a share."""
+    """Return an operation with its rows, elements or bytes scaled by `share`."""
     words = operation_spec(problem.operation).shape
     dims = dict(zip(words, problem.dims, strict=True))
     for word in words:

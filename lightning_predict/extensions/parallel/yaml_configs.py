@@ -1,7 +1,7 @@
-"""Translates YAML of accelerate, axolotl, Hugging Face's Trainer and gpt-neox to the words of a strategy.
+"""Translates YAML of accelerate, axolotl, Hugging Face's Trainer and gpt-neox to options of a strategy.
 
-Keys that share the model, recompute or offload are translated or refused by name. All other keys describe the step
-itself (model, data, precision), which is recorded.
+Keys about parallelism, recomputation or offloading are translated, or raise an error. Other keys (model, data,
+precision) describe the step, which is recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FSDP_SHARDING: Final[Mapping[str, str]] = {
     "3": "ddp",
     "4": "hybrid",
 }
-"""Names and numbers of torch's `ShardingStrategy`."""
+"""Strategies by names and numbers of torch's `ShardingStrategy`."""
 
 FSDP_WITHOUT_EFFECT: Final = frozenset(
     "version auto_wrap_policy transformer_layer_cls_to_wrap min_num_params backward_prefetch backward_prefetch_policy "
@@ -52,14 +52,14 @@ _USED: Final = frozenset(
     "pipe_parallel_size model_parallel_size sequence_parallel checkpoint_activations checkpoint_num_layers "
     "zero_optimization train_batch_size train_micro_batch_size_per_gpu communication_data_type".split()
 )
-"""Keys that are read below."""
+"""Keys that the functions below read."""
 
 
 def words_of_yaml(found: Mapping[str, Any], path: str) -> list[str]:
-    """Return the words of a strategy; the keys tell which project the file is for.
+    """Translate a YAML configuration to options of a strategy; its keys determine the project.
 
     Raises:
-        InvalidArgumentError: No project is known that reads such a file, or an option has no equivalent.
+        InvalidArgumentError: No supported project uses these keys, or an option has no equivalent.
     """
     plain = {str(key).replace("-", "_"): value for key, value in found.items()}
     for keys, translate in _PROJECTS.items():
@@ -97,9 +97,9 @@ def _of_fsdp(options: Mapping[str, Any], path: str, *, mixed: str | None) -> lis
     """Translate `fsdp_config`, whose keys may have the prefix `fsdp_`.
 
     Args:
-        options: The table.
-        path: The file, for errors.
-        mixed: dtype in which parameters are gathered and gradients reduced; None: as recorded.
+        options: The table `fsdp_config`.
+        path: The file, for error messages.
+        mixed: dtype in which parameters are gathered and gradients are reduced; None for the recorded dtypes.
     """
     own = {str(key).removeprefix("fsdp_"): value for key, value in options.items()}
     words = [_fsdp_kind(own, path)]
@@ -114,7 +114,7 @@ def _of_fsdp(options: Mapping[str, Any], path: str, *, mixed: str | None) -> lis
 
 
 def _fsdp_kind(own: Mapping[str, Any], path: str) -> str:
-    """Return which state is sharded: `reshard_after_forward` of FSDP 2, or the strategy of FSDP 1."""
+    """Return the sharding strategy, from `reshard_after_forward` of FSDP 2 or `sharding_strategy` of FSDP 1."""
     reshard = own.get("reshard_after_forward")
     if isinstance(reshard, bool):
         return "fsdp" if reshard else "zero2"
@@ -125,7 +125,7 @@ def _fsdp_kind(own: Mapping[str, Any], path: str) -> str:
 
 
 def _of_accelerates_deepspeed(own: Mapping[str, Any], path: str) -> list[str]:
-    """Translate accelerate's `deepspeed_config`: a file of DeepSpeed, or its own keys."""
+    """Translate accelerate's `deepspeed_config`: the name of a DeepSpeed file, or DeepSpeed options."""
     if "deepspeed_config_file" in own:
         return _of_deepspeed_file(str(own["deepspeed_config_file"]), path)
     zero: dict[str, Any] = {"stage": own.get("zero_stage", 2)}
@@ -137,10 +137,12 @@ def _of_accelerates_deepspeed(own: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _of_deepspeed_file(name: str, path: str) -> list[str]:
-    """Read the DeepSpeed file that a YAML names, from its own folder, the current one, or a folder above.
+    """Translate the DeepSpeed file that a YAML file names.
+
+    The file is searched in the folder of the YAML file, the current folder, and parent folders.
 
     Raises:
-        InvalidArgumentError: It is not there.
+        InvalidArgumentError: The file does not exist.
     """
     folder = Path(path).resolve().parent
     places = [one / name for one in (folder, Path.cwd(), *folder.parents)]
@@ -152,7 +154,7 @@ def _of_deepspeed_file(name: str, path: str) -> list[str]:
 
 
 def _of_trainer(found: Mapping[str, Any], path: str) -> list[str]:
-    """Translate axolotl's YAML, or arguments of Hugging Face's Trainer, which share most keys."""
+    """Translate axolotl's YAML or arguments of Hugging Face's Trainer, which share most keys."""
     micro_key = "micro_batch_size" if "micro_batch_size" in found else "per_device_train_batch_size"
     micro = whole_if_given(found.get(micro_key), path, micro_key)
     accumulated = whole_if_given(found.get("gradient_accumulation_steps"), path, "gradient_accumulation_steps")
@@ -187,7 +189,7 @@ _DEGREES: Final = {
 
 
 def _degrees(found: Mapping[str, Any], path: str) -> list[str]:
-    """Translate numbers of GPUs that share layers or sequences."""
+    """Translate the degrees of tensor and context parallelism."""
     words = []
     for key, word in _DEGREES.items():
         number = whole_if_given(found.get(key), path, key) or 1
@@ -199,7 +201,7 @@ def _degrees(found: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _merged(words: list[str], batches: list[str]) -> list[str]:
-    """Return words of a DeepSpeed file with the batches that the trainer fills in for `auto`."""
+    """Return the options of a DeepSpeed file, with the batch sizes that the trainer fills in for `auto`."""
     given = {word.partition("=")[0] for word in words}
     return [*words, *(word for word in batches if word.partition("=")[0] not in given)]
 
@@ -231,4 +233,4 @@ _PROJECTS: Final[Mapping[tuple[str, ...], Callable[[Mapping[str, Any], str], lis
     ("distributed_type",): _of_accelerate,
     ("micro_batch_size", "per_device_train_batch_size", "deepspeed", "fsdp", "fsdp_config"): _of_trainer,
 }
-"""Keys that tell a project's files from others', in this order."""
+"""Functions that translate a file, by keys that identify the project; the first match counts."""
