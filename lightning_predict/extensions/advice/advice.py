@@ -1,11 +1,11 @@
-"""`lp.advise`: recommends the best changes of a training (mixed precision, torch.compile ...), and the GPU to rent.
+"""`lp.advise`: recommends changes to a training run (mixed precision, torch.compile ...), and the GPU to rent.
 
 Each change is applied to the recorded step, and both steps are predicted in the same way (`gains.py`). A change can be
-recommended if measured pairs validate gains of its kind (`gain_accuracy.py`). Such changes are combined greedily into a
-chain, best first. Then each GPU is priced without changes and with the chain. Example::
+recommended if measured pairs validate the predicted gains of its kind (`gain_accuracy.py`). Such changes are combined
+greedily into a chain, best change first. Then each GPU is priced without changes and with the chain. Example::
 
     advice = lp.advise(lp.Trace.load("step.json.gz"), ["L4", "A100-SXM-80GB"], iterations=50_000)
-    advice["bf16-mixed"].gain.middle      # throughput after over before, with .low and .high
+    advice["bf16-mixed"].gain.middle      # throughput with the change over throughput without, with .low and .high
     print(advice)
 """
 
@@ -42,7 +42,7 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
 WORTH_IT: Final = 1.02
-"""Minimum gain that makes a change worth recommending."""
+"""Minimum gain of a recommended change."""
 
 HARM: Final = 0.98
 
@@ -60,26 +60,26 @@ def advise(
     weights: AnyWeights = None,
     history: bool = True,
 ) -> Advice:
-    """Recommend changes with their gains, and the GPU to rent with these changes.
+    """Return changes to the training with their gains, and the GPU to rent with these changes.
 
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
-        gpus: Names of GPUs or layouts, or a group, as for `predict`; of a group, those that its table shows. Gains are
-            for the GPU in use, or else for the first of these.
-        iterations: Remaining steps. If None, the savings of the run are omitted.
-        allow: Side effects that changes may have: `numerics` (results are rounded differently), `digits` (parameters
-            permanently lose digits), `memory`, `samples` (a step has other samples). Changes with other side effects
-            are listed, but are not part of the chain.
-        followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. It has the
-            data flow between operations, which torch.compile needs and the profiler does not record.
+        gpus: Names of GPUs or layouts, or a group, as for `predict`. For a group, the GPUs that the table shows are
+            used. Gains are for the GPU in use, otherwise for the first GPU.
+        iterations: Number of remaining steps, for the savings of the run; None omits the savings.
+        allow: Allowed side effects: `numerics` (results are rounded differently), `digits` (parameters permanently lose
+            digits), `memory` (more memory), `samples` (a step has other samples). Changes with other side effects are
+            listed, but are not part of the chain.
+        followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. Profiles lack
+            the data flow between operations, which the prediction of torch.compile needs.
         strategy: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
-        history: Use gains measured in your own runs of this model on this GPU (see `run/measured_gains.py`).
+        history: Whether to use gains measured in your own runs of this model on this GPU (see `run/measured_gains.py`).
 
     Raises:
-        InvalidArgumentError: A word in `allow` is unknown, the `followed` step differs, or an error of `predict`.
-        LightningPredictError: An error of `predict`.
+        InvalidArgumentError: A word in `allow` is unknown, the `followed` step differs, or `predict` raises this error.
+        LightningPredictError: `predict` failed.
     """
     assumptions = Assumptions(
         strategy=parse_strategy(strategy),
@@ -100,7 +100,7 @@ def advice_for(
     allow: Sequence[str] = ("numerics", "memory"),
     followed: Trace | None = None,
 ) -> Advice:
-    """Recommend changes as `advise` does, for parsed layouts and assumptions."""
+    """Return the same as `advise`, for parsed layouts and assumptions."""
     unknown = sorted(set(allow) - set(SIDE_EFFECTS))
     if unknown:
         raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(SIDE_EFFECTS)}.")
@@ -119,7 +119,7 @@ def advice_for(
     chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
     after = None if chain is None else trial.changed[chain.names]
     if after is not None and after.operations == trace.operations:
-        after = None  # only waits were changed, not the work of the device
+        after = None  # the change affects only waits, not device work
     gpus = [first, *[each for each in layouts if each.gpu != first.gpu]][:2]
     table = layer_table(trace, [each.gpu for each in gpus], assumptions.weights, after=after)
     return Advice(
@@ -134,7 +134,7 @@ def advice_for(
 
 
 def _ranked(advised: Sequence[EvaluatedChange]) -> list[EvaluatedChange]:
-    """Sort by verdict, then by gain. Changes with equal gains keep their order."""
+    """Sort by verdict, then by gain. Equal gains keep their order."""
     verdicts: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
     by_gain = ordered(advised, _gain_told, reverse=True)
     return sorted(by_gain, key=lambda one: verdicts.index(one.verdict))
@@ -166,7 +166,7 @@ class _Trial:
         self._predictions: dict[tuple[str, ...], Predictions] = {(): self.before}
 
     def predicted(self, names: tuple[str, ...]) -> Predictions:
-        """Predict the step with these changes, which are given in the order of the table."""
+        """Predict the step with these changes, named in the order of the table."""
         if names not in self._predictions:
             changes = tuple(CHANGES[name] for name in names)
             self.changed[names], self._predictions[names] = predicted_with(
@@ -178,7 +178,7 @@ class _Trial:
         return predictions.items_in_order[0]
 
     def advised(self, change: Change) -> EvaluatedChange:
-        """Evaluate one change."""
+        """Evaluate one change on all layouts."""
         described = EvaluatedChange(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
         why_not = self._why_not(change, self._trace, self._layouts[0])
         if why_not is not None:
@@ -186,7 +186,7 @@ class _Trial:
         after = self.predicted((change.name,))
         before, own = self._first(self.before), self._first(after)
         simulated = gain(before, own)
-        # A layout has no gain if the change does not apply there.
+        # a layout has no gain if the change does not apply there
         on = {
             place: gain(one, other)
             for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
@@ -226,14 +226,14 @@ class _Trial:
         )
 
     def _evidence(self, change: Change, place: int) -> MeasuredPairs | None:
-        """Return the evidence for a change's gain on a layout: the user's own runs there, or else measured pairs."""
+        """Return the evidence for a change's gain on a layout: the user's own runs, otherwise measured pairs."""
         own = self._measured.get(change.name)
         if own is None or place:
             return calibration_for(change, self._trace)
         return calibration_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
 
     def chain(self, candidates: Sequence[EvaluatedChange], allowed: frozenset[str]) -> Chain | None:
-        """Build the chain: add allowed, compatible changes, best first, as long as they gain."""
+        """Return the best chain: add allowed, compatible changes, best first, while the gain increases."""
         names: tuple[str, ...] = ()
         order: tuple[str, ...] = ()
         for advised in _ranked(candidates):
@@ -272,9 +272,9 @@ class _Trial:
         return change.why_not_on(trace, layout, self._assumptions.strategy)
 
     def _told(self, order: tuple[str, ...], place: int) -> Interval[float]:
-        """Return the combined gain of a chain: the product of the gain that each change adds to those before it.
+        """Return the gain of a chain: the product of the gains that each change adds.
 
-        Each factor is corrected by the evidence for its kind of change. The errors are assumed to be independent.
+        Each factor is calibrated by the evidence for its change. Errors of the factors are assumed to be independent.
         """
         middle, widths, before = 1.0, [], self.before
         for count in range(1, len(order) + 1):
@@ -290,20 +290,20 @@ class _Trial:
 def _verdict(interval: Interval[float]) -> ChangeVerdict:
     middle = interval.middle
     is_faster = middle > 1
-    doubt = 1 - interval.low if is_faster else interval.high - 1  # distance by which the interval extends past 1
+    doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval extends beyond 1
     if HARM <= middle < WORTH_IT or abs(middle - 1) < doubt:
         return "noise"
     return "faster" if is_faster else "slower"
 
 
 def _seconds(before: Prediction, after: Prediction, told: float) -> float:
-    """Return the step time with a change, from the step time before and the gain."""
+    """Return the step time with a change, from the step time before the change and the gain."""
     one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
     return before.cycle_seconds / one * other / told
 
 
 def _saved(before: Prediction, told: float) -> tuple[float | None, float | None]:
-    """Return the seconds and dollars that a run saves; None if unknown."""
+    """Return the seconds and dollars that a run saves with a gain; None if unknown."""
     share = 1 - 1 / told
     seconds = None if before.total_seconds is None or not before.iterations else share * before.total_seconds
     return seconds, None if seconds is None or before.cost_usd is None else share * before.cost_usd

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
-"""Verdict on a change: `faster` or `slower`; `noise` if the gain is too small to tell; `untested` if no measured pairs
-validate gains of its kind; `no` if it does not apply."""
+"""Verdict on a change: `faster` or `slower`; `noise` if the gain is within the uncertainty; `untested` if no
+measured pairs validate such gains; `no` if the change does not apply."""
 
 
 @final
@@ -36,18 +36,18 @@ class EvaluatedChange:
     Attributes:
         name: Name of the change.
         words: Code that the user writes to apply the change.
-        note: Side effects as text.
-        verdict: See `ChangeVerdict`.
-        gain: Ratio of throughput after to before, with its 90 % interval; None without evidence.
+        note: Text that describes the side effects.
+        verdict: Verdict, see `ChangeVerdict`.
+        gain: Throughput with the change relative to throughput without, with its 90 % interval; None without evidence.
         simulated_gain: Simulated gain, with or without evidence; None if the change does not apply.
         seconds: Step time with the change, including the wait for the loader; None if the change does not apply.
         seconds_saved: Seconds that the run saves; None without a gain, or if the length of the run is unknown.
         usd_saved: Dollars that the run saves, at the price of the GPU; None if the price or `seconds_saved` is unknown.
         memory: Peak memory with the change in bytes; None if unknown.
         fits: Whether the step with the change fits in memory; None if unknown.
-        why_not: Reason why the change does not apply or has no gain; None if it has a gain.
-        evidence: Evidence for the gain, with the accuracy of such predictions; None without a gain.
-        gains: Gain on each layout, corrected by evidence.
+        why_not: Reason why the change does not apply or has no gain; None if the change has a gain.
+        evidence: Text that states the evidence for the gain and its accuracy; None without a gain.
+        gains: Calibrated gain on each layout, by layout name.
     """
 
     name: str
@@ -66,7 +66,7 @@ class EvaluatedChange:
     gains: Mapping[str, Interval[float]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert everything to JSON values."""
+        """Return all values as JSON values."""
         return {
             "name": self.name,
             "words": self.words,
@@ -88,14 +88,14 @@ class EvaluatedChange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Combination of changes.
+    """Best combination of changes.
 
     Attributes:
         names: Names of the changes, in the order in which they are applied.
-        gain: Ratio of the throughput with all of them to the throughput with none.
-        seconds: Step time with all of them.
-        gains: Gain on each layout to which all of them apply.
-        predictions: Simulated predictions of each GPU, with all of them.
+        gain: Throughput with all changes relative to throughput without changes.
+        seconds: Step time with all changes.
+        gains: Gain on each layout to which all changes apply, by layout name.
+        predictions: Simulated predictions of each GPU with all changes.
     """
 
     names: tuple[str, ...]
@@ -111,12 +111,12 @@ class Advice(Mapping[str, EvaluatedChange]):
     """Predicted gain of each change, by name, and the GPU to rent with these changes.
 
     Attributes:
-        on: GPU or layout that the gains are for: the one in use, or else the first requested one.
+        on: Name of the GPU or layout that the gains are for: the GPU in use, otherwise the first requested GPU.
         before: Predictions of each GPU without changes.
-        changes: The changes, sorted by gain. Those that do not apply are last.
+        changes: The changes, sorted by gain. Changes that do not apply come last.
         chain: The best combination of changes; None if no gain has evidence.
         layers: Device time by module, without changes and with the chain.
-        allowed: Side effects that changes may have.
+        allowed: Allowed side effects.
         notes: Further notes.
     """
 
@@ -145,7 +145,7 @@ class Advice(Mapping[str, EvaluatedChange]):
         return self.text()
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the advice as lines of at most 120 columns.
+        """Return the advice as lines of at most 120 characters.
 
         Args:
             verbose: Whether to add all notes: the evidence for each gain, and why other changes do not apply.
@@ -153,19 +153,17 @@ class Advice(Mapping[str, EvaluatedChange]):
         return "\n".join(advice_lines(self, verbose=verbose))
 
     def __repr__(self) -> str:
-        """Show the advice as lines at a Python prompt."""
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Show the advice in a notebook."""
         return self.to_html()
 
     def to_html(self) -> str:
-        """Return the advice as an HTML fragment, which browsers can also show alone."""
+        """Return the advice as an HTML fragment that is also a valid page."""
         return advice_html(self)
 
     def metrics(self) -> dict[str, float]:
-        """Return the gains that have evidence, by their keys for loggers."""
+        """Return the gains with evidence, by logger key."""
         return {
             f"predict/advice/{advised.name}/gain": advised.gain.middle
             for advised in self.changes
@@ -173,7 +171,7 @@ class Advice(Mapping[str, EvaluatedChange]):
         }
 
     def foretold(self) -> dict[str, tuple[float, float, float]]:
-        """Return (low, middle, high) of each gain, by the name of its change; three equal values without evidence."""
+        """Return (low, middle, high) of each predicted gain, by change name; equal values without evidence."""
         found = {}
         for one in self.changes:
             if one.gain is not None:
@@ -183,7 +181,7 @@ class Advice(Mapping[str, EvaluatedChange]):
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert everything to JSON values."""
+        """Return all values as JSON values."""
         chain = self.chain
         return {
             "on": self.on,
@@ -203,7 +201,7 @@ class Advice(Mapping[str, EvaluatedChange]):
         }
 
     def to_json(self) -> str:
-        """Return everything as JSON text."""
+        """Return all values as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -241,7 +239,7 @@ HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you 
 
 
 def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
-    """Format the advice as lines: changes, the chain, rejected changes, time by module, and the GPU to rent.
+    """Yield the advice as lines: changes, the chain, rejected changes, time by module, and the GPU to rent.
 
     Args:
         advice: The advice.
@@ -269,7 +267,7 @@ def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
 
 
 def short_lines(advice: Advice) -> tuple[str, ...]:
-    """Format the advice in at most three lines: the best change, harmful changes, and the GPU to rent."""
+    """Return the advice in at most three lines: the best change, harmful changes, and the GPU to rent."""
     told = [one for one in advice.changes if one.gain is not None and one.verdict == "faster"]
     harm = [f"{one.name} {_ends(one)}" for one in advice.changes if one.verdict == "slower" and one.gain is not None]
     if advice.chain is not None and len(advice.chain.names) > 1:
@@ -306,7 +304,7 @@ def _heading(advice: Advice) -> str:
 
 
 def numbered(advice: Advice) -> list[EvaluatedChange]:
-    """List the rows of the table: the best change of each kind. Changes with allowed side effects come first."""
+    """Return the rows of the table: the best change of each kind, changes with allowed side effects first."""
     found: dict[str, EvaluatedChange] = {}
     for one in advice.changes:
         if one.gain is not None and one.verdict == "faster":
@@ -348,7 +346,7 @@ def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _notes(advice: Advice) -> Iterator[str]:
-    """Yield the most important notes on changes that have no row, with few names per note."""
+    """Yield the most important notes on changes that have no row."""
 
     def named(verdict: str) -> list[EvaluatedChange]:
         return [one for one in advice.changes if one.verdict == verdict]
@@ -372,7 +370,7 @@ def _notes(advice: Advice) -> Iterator[str]:
 
 
 def _full_notes(advice: Advice) -> Iterator[str]:
-    """Yield all notes on changes: their evidence, and the reasons why some have no row."""
+    """Yield all notes on changes: the evidence for gains, and why other changes have no row."""
     slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
     noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
     untested = [one for one in advice.changes if one.verdict == "untested"]
@@ -425,7 +423,7 @@ def _rent(advice: Advice) -> Iterator[str]:
 
 
 def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | None) -> str | None:
-    """Name the cheapest GPU on which the step fits, with time and cost, and the next two. Gains are optional."""
+    """Return a sentence with the three cheapest GPUs on which the step fits; None without prices."""
     found = []
     for one in predictions.items_in_order:
         told = None if gains is None else gains.get(one.layout.name)
@@ -445,7 +443,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def advice_html(advice: Advice) -> str:
-    """Return the advice as an HTML fragment for a notebook or a report: recommended changes, and time by module."""
+    """Return the advice as an HTML fragment: recommended changes, and time by module."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         for row in (

@@ -1,10 +1,10 @@
-"""Change: replace attention written as separate operations by one call of `F.scaled_dot_product_attention`.
+"""Change: replace unfused attention by one call of `F.scaled_dot_product_attention`.
 
-Separate operations compute the scores as a matmul of queries and keys, and then scale, mask and normalise them by
-softmax. After an optional dropout, a second matmul multiplies them with the values. Each operation reads and writes a
-matrix over all pairs of tokens, whereas the fused call never stores the scores. The operations are found by following
-the scores from the first matmul to the second. In the backward pass, tensors that depend on the scores and their
-gradients are followed.
+Unfused attention computes the scores as a matmul of queries and keys, then scales, masks and normalises them by
+softmax. After an optional dropout, a second matmul multiplies the scores with the values. Each operation reads and
+writes a matrix over all pairs of tokens, which the fused call never stores. The operations are found by following the
+scores from the first matmul to the second. In the backward pass, tensors that depend on the scores and their gradients
+are followed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _MASKS: Final = frozenset({"aten::add", "aten::add_", "aten::masked_fill", "aten
 @final
 @dataclass(slots=True, kw_only=True)
 class _WrittenOut:
-    """Attention written as separate operations, starting with its first matmul.
+    """Unfused attention in a recorded step.
 
     Attributes:
         elements: Number of elements of the scores.
-        query: First factor of the first matmul.
-        key: Second factor of the first matmul, with keys in columns.
-        scores: Storages of the scores, and later of their gradients.
+        query: First operand of the first matmul.
+        key: Second operand of the first matmul, with keys in columns.
+        scores: Storage ids of the scores and their gradients.
         places: Positions of the operations in the step.
-        leading: Sizes of batch and heads, known after the softmax.
-        is_masked: Whether a mask is added or filled in.
+        leading: Sizes of batch and heads; None before the softmax.
+        is_masked: Whether a mask is applied.
         value: Values; None before the second matmul.
-        result: Result of the second matmul; None before.
+        result: Result of the second matmul; None before the second matmul.
     """
 
     elements: int
@@ -52,14 +52,14 @@ class _WrittenOut:
     backward: list[int] = field(default_factory=list)
 
     def shaped(self, tensor: TensorInfo, *, is_turned: bool = False) -> TensorInfo:
-        """Return a factor of a matmul in the layout of attention: batch, heads, tokens, width."""
+        """Return an operand of a matmul in attention's shape: batch, heads, tokens, width."""
         rows, columns = tensor.shape[-2:]
         assert self.leading is not None
         return replace(tensor, shape=(*self.leading, *((columns, rows) if is_turned else (rows, columns))))
 
 
 def _attentions(trace: Trace) -> list[_WrittenOut]:
-    """Find all such attentions in the forward pass, with the operations of their backward passes."""
+    """Return all unfused attention in the forward pass, with the operations of its backward pass."""
     open_ones: list[_WrittenOut] = []
     found: list[_WrittenOut] = []
     for place, operation in enumerate(trace.operations):
@@ -86,7 +86,11 @@ def _attentions(trace: Trace) -> list[_WrittenOut]:
 
 
 def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
-    """Add an operation that reads the scores. Return True at the second matmul, False if this is not attention."""
+    """Add an operation that reads the scores.
+
+    Returns:
+        True at the second matmul, False if this is not attention, None otherwise.
+    """
     if operation.name in _PRODUCTS:
         is_second = one.leading is not None and operation.inputs[0].id in one.scores
         if is_second:
@@ -114,7 +118,8 @@ def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
     reads = any(tensor.id in one.scores for tensor in operation.inputs)
     made, is_product = operation.outputs[0], operation.name in _PRODUCTS
     # The gradient of the scores is the matmul of the result's gradient and the values. Matmuls that read this gradient
-    # or the scores compute the gradients of queries, keys and values.
+    # or
+    # the scores compute the gradients of queries, keys and values.
     begins = is_product and not reads and any(tensor.id == one.value.id for tensor in operation.inputs)
     if reads or (begins and made.elements == one.elements):
         one.backward.append(place)
@@ -123,12 +128,12 @@ def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
 
 
 def with_fused_attention(trace: Trace) -> Trace:
-    """Return the step with attention fused into single calls."""
+    """Return the step with unfused attention replaced by fused calls."""
     return replace(trace, operations=tuple(_fused(trace)))
 
 
 def _fused(trace: Trace) -> Iterator[Operation]:
-    calls: dict[int, Operation] = {}  # by the position of an attention's last forward or first backward operation
+    calls: dict[int, Operation] = {}  # by position of an attention's last forward or first backward operation
     dropped: set[int] = set()
     gone: set[int | None] = set()
     for one in _attentions(trace):

@@ -1,12 +1,12 @@
-"""Change the batch size of a recorded step: scale every tensor that has samples, but not parameters and host work.
+"""Change: the batch size of a recorded step. Tensors with samples are scaled, but not parameters and host work.
 
-A recording does not state which dimension counts the samples. We start from the input data, whose first dimension is
-the samples, and follow this dimension through the operations. It keeps its position in results of equal shape, moves in
-transposes, is kept by views, and disappears in matmuls or sums over it. Otherwise, it is taken to be the first
-dimension of equal length, or of a multiple. Parameters, their gradients and the optimizer stay the same. Example::
+A recording does not state which dimension counts the samples. The first dimension of the input data counts samples, and
+is followed through the operations. The dimension keeps its position in results of equal shape, moves in transposes, is
+kept by views, and disappears in matmuls or sums over it. Otherwise, the first dimension of equal length, or of a
+multiple, is assumed. Parameters, their gradients and the optimizer stay the same. Example::
 
-    doubled = with_batch(trace, 2)      # trace.samples twice as many
-    with_samples(trace, 24)             # 24 in each batch
+    doubled = with_batch(trace, 2)      # twice the samples
+    with_samples(trace, 24)             # 24 samples in each batch
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def with_batch(trace: Trace, factor: int) -> Trace:
-    """Return the step with `factor` times as many samples.
+    """Return the step with `factor` times the samples.
 
     Args:
         trace: A step with a known number of samples, recorded with data flow.
@@ -59,7 +59,7 @@ class BatchSizes:
         ]
 
     def of(self, count: int) -> Trace:
-        """Return the step with this many samples per batch."""
+        """Return the step with `count` samples per batch."""
         trace, samples = self._trace, self._samples
         sized: dict[tuple[TensorInfo, int], TensorInfo] = {}
 
@@ -90,7 +90,7 @@ def _sized(tensor: TensorInfo, place: int, samples: int, count: int) -> TensorIn
 
 
 SampleDimension = int | None
-"""Dimension of a tensor that counts samples; None if no dimension does."""
+"""Index of a tensor's dimension that counts samples; None if no dimension counts samples."""
 
 
 @final
@@ -104,8 +104,9 @@ class _Places:
         self._updated = {
             tensor.id for one in trace.operations if one.phase == "optimizer" for tensor in (*one.inputs, *one.outputs)
         }
-        # If all parameters were updated, a tensor that was not updated is not a parameter, even if it has a parameter's
-        # shape (except statistics).
+        # If all parameters are updated, a tensor that is not updated is not a parameter, even with the shape of a
+        # parameter
+        # (except statistics).
         self._knows_parameters = bool(self._updated) and all(one.requires_grad for one in trace.parameters)
         self._of: dict[tuple[int | None, tuple[int, ...]], SampleDimension] = {}
         self._lengths: dict[int | None, int] = {}  # length of the sample dimension, by storage
@@ -134,7 +135,7 @@ class _Places:
         if tensor.id is None or key in self._of:
             return self._of.get(key)
         place: SampleDimension = None
-        if tensor.id in self._lengths:  # a view, made by an operation that was not recorded
+        if tensor.id in self._lengths:  # a view, created by an operation that was not recorded
             place = self._like(tensor.shape, (self._lengths[tensor.id],))
         elif tensor.id not in self._met and self._is_data(tensor):
             place = 0
@@ -158,7 +159,7 @@ class _Places:
         if not tensor.shape or (tensor.id in self._updated and operation.name not in _REPEATS):
             return None
         known = [(one.shape, place) for one, place in zip(operation.inputs, inputs, strict=True) if place is not None]
-        if not operation.inputs:  # for example random noise
+        if not operation.inputs:  # for example, random noise
             return 0 if self._is_data(tensor) else None
         rule = _RULES.get(operation.name)
         if operation.name in _REPEATS:
@@ -174,7 +175,7 @@ class _Places:
         return place if place is None or tensor.shape[place] % self._samples == 0 else None
 
     def _expanded(self, operation: Operation, place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
-        """Return the dimension that an expand repeats for each sample."""
+        """Return the sample dimension after an expand."""
         before = operation.inputs[0].shape
         more = len(shape) - len(before)
         if place is not None:
@@ -186,10 +187,12 @@ class _Places:
         return next((at for at in repeated if shape[at] == self._samples), None)
 
     def _alike(self, known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> SampleDimension:
-        """Return the result's sample dimension, from operands of equal size there, counted from the last dimension.
+        """Return the result's sample dimension, from inputs with the same size in this dimension.
+
+        Dimensions are counted from the last one.
 
         Args:
-            known: Shapes of operands with samples, and their sample dimensions.
+            known: Shapes of inputs with samples, and their sample dimensions.
             shape: Shape of the result.
         """
         for own, place in known:
@@ -201,7 +204,7 @@ class _Places:
         return self._like(shape, [own[place] for own, place in known]) if known else None
 
     def _viewed(self, before: tuple[int, ...], place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
-        """Return the dimension of a view that has the same number of values before the samples."""
+        """Return the sample dimension of a view: the dimension with the same number of values before it."""
         if place is None:
             return None
         outer, seen = math.prod(before[:place]), 1
@@ -212,9 +215,9 @@ class _Places:
         return self._like(shape, (before[place],))
 
     def _within_split(self, shape: tuple[int, ...], at: int, length: int) -> int:
-        """Return the sample dimension if a view splits it into several, from `at` on.
+        """Return the sample dimension if a view splits it into several dimensions, from `at` on.
 
-        Rows of (tokens, samples) have the samples last.
+        For rows of (tokens, samples), the last dimension counts samples.
         """
         parts, whole = [at], shape[at]
         while whole < length and parts[-1] + 1 < len(shape):
@@ -225,7 +228,7 @@ class _Places:
         return next(exact, next(multiple, at))
 
     def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> SampleDimension:
-        """Return the first dimension that is as long as a sample dimension, or else a multiple of the samples."""
+        """Return the first dimension as long as a known sample dimension, otherwise a multiple of the samples."""
         same = next((place for place, side in enumerate(shape) if side in lengths), None)
         if same is not None:
             return same
@@ -280,7 +283,7 @@ def _unbound(operation: Operation, inputs: Sequence[SampleDimension], shape: tup
 
 
 def _multiplied(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
-    """Return the sample dimension of a matmul: rows of the first factor, columns of the second, or the batch."""
+    """Return the sample dimension of a matmul: rows of the first operand, columns of the second, or the batch."""
     del operation
     first, second = inputs[-2:]
     rows, columns = len(shape) - 2, len(shape) - 1
@@ -307,7 +310,8 @@ def _of_parameters(operation: Operation, inputs: Sequence[SampleDimension], shap
 
 
 Rule = Callable[[Operation, Sequence[SampleDimension], tuple[int, ...]], SampleDimension]
-"""Function that returns a result's sample dimension from (operation, sample dimensions of inputs, result's shape)."""
+"""Function that returns a result's sample dimension, from the operation, the sample dimensions of its inputs and the
+result's shape."""
 
 _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("aten::t", "aten::transpose", "aten::permute"), _transposed),

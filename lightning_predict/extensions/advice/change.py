@@ -1,8 +1,8 @@
-"""`Change`: one possible change of a training, as a function of a recorded step and the assumptions.
+"""`Change`: one possible change to a training run, as a function of a recorded step and the assumptions.
 
-Each file of this folder has the changes of one subject, and `table.py` lists all changes. A change has the code that
-the user writes, its side effects, and a check whether it applies. It also names the kind of measured pairs that
-validate its gains. Example::
+Each file of this folder has related changes, and `table.py` lists all changes. A change has the code that the user
+writes, its side effects, and a check whether it applies. It also names the kind of measured pairs that validate its
+gains. Example::
 
     change = change_named("bf16-mixed")
     changed, assumptions = change.apply(trace, Assumptions())
@@ -24,7 +24,7 @@ from lightning_predict.tracing.trace import Trace
 
 SideEffect = Literal["numerics", "digits", "memory", "samples"]
 """Side effects of a change: results are rounded differently (`numerics`), parameters permanently lose digits
-(`digits`), the step needs more memory, or the step has other samples."""
+(`digits`), the step needs more memory (`memory`), or the step has other samples (`samples`)."""
 
 SIDE_EFFECTS: Final[tuple[SideEffect, ...]] = ("numerics", "digits", "memory", "samples")
 
@@ -34,26 +34,26 @@ WhyNotShared = Callable[[Layout, Strategy], str | None]
 
 
 def _shared_anyhow(layout: Layout, strategy: Strategy) -> None:
-    """Check that never objects: the change applies to any layout and strategy."""
+    """Return None: the change applies to any layout and strategy."""
     del layout, strategy
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One possible change of a training.
+    """One possible change to a training run.
 
     Attributes:
         name: Short name, for commands and results.
         words: Code that the user writes to apply the change.
-        note: Side effects as text for a table.
-        apply: Returns the changed step and assumptions.
-        why_not: Returns the reason why the change does not apply to a step on a GPU (None: on any GPU), or None.
-        why_not_shared: Returns the reason why the change does not apply to a layout with a strategy, or None.
-        side_effects: Its side effects.
-        slot: Changes of the same slot exclude each other, so a chain has at most one of them.
-        useless_after: Names of changes after which this one has no effect.
-        kind: Row of the table of evidence for its gains (`gain_accuracy.py`), without the mode.
+        note: Text that describes the side effects.
+        apply: Function that returns the changed step and assumptions.
+        why_not: Function that returns why the change does not apply to a step on a GPU (None for any GPU), or None.
+        why_not_shared: Function that returns why the change does not apply to a layout with a strategy, or None.
+        side_effects: Side effects of the change.
+        slot: Name of a group of changes that exclude each other.
+        useless_after: Names of changes after which this change has no effect.
+        kind: Key of the evidence for the gain in `gain_accuracy.py`, without the mode.
     """
 
     name: str
@@ -68,19 +68,19 @@ class Change:
     kind: str
 
     def why_not_on(self, trace: Trace, layout: Layout, strategy: Strategy) -> str | None:
-        """Return the reason why the change does not apply to a step on a layout; None if it applies."""
+        """Return why the change does not apply to a step on a layout; None if it applies."""
         return self.why_not(trace, layout.gpu) or self.why_not_shared(layout, strategy)
 
     def is_compatible(self, others: tuple[Change, ...]) -> bool:
-        """Return whether the change has an additional effect after the other changes."""
+        """Return whether the change has an effect in addition to other changes."""
         return all(self.slot != other.slot and other.name not in self.useless_after for other in others)
 
 
 def of_steps(change: Callable[[Trace], Trace]) -> Apply:
-    """Make an `apply` function that changes every kind of step, and carries measurements over to the changed step.
+    """Return an `apply` function that changes every kind of step, and keeps measurements that still apply.
 
     Args:
-        change: Returns the step with other operations or flags. Its argument is a step without measurements.
+        change: Function that returns the step with other operations or flags. Its argument has no measurements.
     """
 
     def apply(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
@@ -90,5 +90,5 @@ def of_steps(change: Callable[[Trace], Trace]) -> Apply:
 
 
 def has_backward(trace: Trace) -> bool:
-    """Return whether the step trains, which it does if it has a backward pass."""
+    """Return whether the step has a backward pass."""
     return any(operation.phase == "backward" for operation in trace.operations)

@@ -1,9 +1,8 @@
-"""Change: channels-last images, the memory format that tensor cores prefer for convolutions and batch norms.
+"""Change: channels-last images, which tensor cores prefer for convolutions and batch norms.
 
-`model.to(memory_format=torch.channels_last)` converts the filters, and each convolution passes its memory format on.
-Element-wise operations, pooling and batch norm keep the format. Group norm copies its input back to channels first, so
-the next convolution must convert again. A view into tokens ends the format, because such a tensor is no longer an
-image. Example::
+`model.to(memory_format=torch.channels_last)` converts the filters. The outputs of convolutions, element-wise
+operations, pooling and batch norm keep this format. Group norm copies its input back to channels first, so the next
+convolution must convert again. A view into tokens is no longer an image, so it ends the format. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> images, filters, result = (TensorInfo((8, 3, 56, 56), "float16", id=0), TensorInfo((64, 3, 3, 3), "float16"),
@@ -30,7 +29,7 @@ _COPIES_BACK: Final = frozenset({"aten::native_group_norm", "aten::native_group_
 
 
 def in_channels_last(trace: Trace) -> Trace:
-    """Return the step with channels-last images, and copies before operations that need channels first."""
+    """Return the step with channels-last images, and with copies before operations that need channels first."""
     return replace(trace, operations=tuple(_laid(trace)))
 
 
@@ -70,7 +69,7 @@ def _laid(trace: Trace) -> Iterator[Operation]:
 
 
 _DATA_CHANNELS: Final = 4
-"""Maximum number of channels of input data. Such data is converted together with the model."""
+"""Maximum number of channels of input data, which is converted together with the model."""
 
 
 def _is_image(tensor: TensorInfo) -> bool:
@@ -87,7 +86,7 @@ def _convolutions(trace: Trace) -> list[Operation]:
 
 
 def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
-    del gpu  # the change does not depend on the GPU
+    del gpu  # the change applies to any GPU
     convolutions = _convolutions(trace)
     if not convolutions:
         shapes = any(one.inputs for one in trace.operations)

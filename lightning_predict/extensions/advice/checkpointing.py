@@ -1,6 +1,6 @@
 """Change: gradient (activation) checkpointing on or off.
 
-With it, the backward pass recomputes activations of blocks.
+With gradient checkpointing, the backward pass recomputes activations of blocks.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 _BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
-"""Pattern of a block, a member of a list of modules: finds `encoder.layers.3` in `encoder.layers.3.mlp.fc1`."""
+"""Pattern of a member of a module list: finds `encoder.layers.3` in `encoder.layers.3.mlp.fc1`."""
 
 
 def list_member_of(module: str | None) -> str | None:
-    """Return the member of a list of modules that contains a module; None if no list contains it."""
+    """Return the member of a module list that contains a module; None outside lists."""
     found = None if module is None else _BLOCK.match(module)
     return None if found is None else found.group(1)
 
 
 def checkpointed(trace: Trace) -> Trace:
-    """Return the step with gradient checkpointing: each block repeats its forward operations before its backward ones.
+    """Return the step with gradient checkpointing: each block repeats its forward operations before its backward pass.
 
-    Outputs of a block are freed after their last use in the forward pass, and the backward pass reads recomputed
-    copies. Outputs that other blocks read are kept.
+    A block's outputs are freed after their last use in the forward pass, and the backward pass reads recomputed copies.
+    Outputs that other blocks read are kept.
     """
     return replace(trace, operations=tuple(_again(trace)))
 
@@ -61,7 +61,7 @@ def _again(trace: Trace) -> Iterator[Operation]:
 
 
 def _read_by_others(trace: Trace) -> set[int | None]:
-    """Return the storages that the forward pass writes inside one block and reads outside of this block."""
+    """Return the storages that the forward pass writes inside a block and reads outside this block."""
     writers: dict[int | None, str | None] = {}
     shared: set[int | None] = set()
     for operation in trace.operations:
@@ -75,7 +75,7 @@ def _read_by_others(trace: Trace) -> set[int | None]:
 
 
 def _renamed(operation: Operation, names: Mapping[int, int]) -> Operation:
-    """Return the operation with other storage ids."""
+    """Return the operation with its storage ids replaced according to `names`."""
     touched = {tensor.id for tensor in (*operation.inputs, *operation.outputs)} | set(operation.freed)
     if not touched & names.keys():
         return operation
@@ -106,10 +106,10 @@ def _repeated(operation: Operation) -> Operation:
 
 
 def recomputed(trace: Trace) -> dict[int, int]:
-    """Find the recomputed operations of blocks under gradient checkpointing: backward position -> forward position.
+    """Return the recomputed operations of blocks under gradient checkpointing: backward position -> forward position.
 
     The backward pass of such a block starts with at least half of its forward operations, in order. torch stops
-    recomputing when the last needed tensor exists. Views and `detach` launch nothing, so they are ignored.
+    recomputing when the last needed tensor exists. Views and `detach` launch no kernels, so they are ignored.
     """
     forward: dict[str, list[int]] = {}
     repeated: dict[str, list[tuple[int, int]]] = {}
@@ -131,7 +131,7 @@ def recomputed(trace: Trace) -> dict[int, int]:
 
 
 def _is_written(operation: Operation) -> bool:
-    """Return whether an operation writes a new tensor, unlike a view."""
+    """Return whether an operation writes a new tensor; views do not."""
     read = {tensor.id for tensor in operation.inputs}
     return any(tensor.id is not None and tensor.id not in read for tensor in operation.outputs)
 
@@ -142,7 +142,7 @@ def _is_alike(one: Operation, other: Operation) -> bool:
 
 
 def kept(trace: Trace) -> Trace:
-    """Return the step without gradient checkpointing, which keeps its activations instead of recomputing them."""
+    """Return the step without gradient checkpointing: activations are kept, not recomputed."""
     again = recomputed(trace)
     names = {
         new.id: old.id
@@ -150,7 +150,7 @@ def kept(trace: Trace) -> Trace:
         for new, old in zip(trace.operations[place].outputs, trace.operations[first].outputs, strict=False)
         if new.id is not None and old.id is not None
     }
-    early = set(names.values())  # kept until the recomputed tensors would have been freed
+    early = set(names.values())  # kept until the recomputed tensors would be freed
     operations = []
     freed: list[int] = []
     for place, operation in enumerate(trace.operations):

@@ -100,7 +100,7 @@ def advise(
 
 
 def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> ChangeMeasurement:
-    """Measure a change of the table on this machine, with the batch size of the recorded step."""
+    """Measure the gain of a change on this machine, with the batch size of the recorded step."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.advice.advice_text import numbered
     from lightning_predict.extensions.advice.measured_change import try_change
@@ -116,7 +116,7 @@ def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Chan
 
 
 def _function(script: str) -> MakeStep:
-    """Load a function from a file, given as `train.py:make_step`.
+    """Load a function from a file, for example `train.py:make_step`.
 
     Raises:
         InvalidArgumentError: The text has another format, or the file lacks the function.
@@ -130,7 +130,7 @@ def _function(script: str) -> MakeStep:
     path = Path(file)
     if not name.isidentifier() or path.suffix != ".py" or not path.is_file():
         raise InvalidArgumentError(f"script={script!r} names no function of a file; write it as train.py:make_step.")
-    sys.path.insert(0, str(path.parent.resolve()))  # for imports of the script from its own folder
+    sys.path.insert(0, str(path.parent.resolve()))  # the script may import modules from its folder
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,8 +1,8 @@
 """Change: fused embedding tables (FBGEMM) and a fused dot interaction, as in the training of recommendation models.
 
-FBGEMM looks up all tables in one launch, and writes the vectors where the interaction reads them. Its backward pass
-updates the rows directly, without storing gradients of tables. The fused interaction of DLRM reads the vectors of a
-sample once, and appends their dot products to the dense features. Example::
+FBGEMM looks up all tables in one kernel launch, and writes the vectors where the interaction reads them. The backward
+pass updates the rows directly, without storing gradients of tables. The fused interaction of DLRM reads the vectors of
+a sample once, and appends their dot products to the dense features. Example::
 
     fused = with_fused_tables(trace)       # a step with nn.EmbeddingBag, torch.stack and torch.bmm
 """
@@ -24,12 +24,12 @@ _JOINS: Final = ("aten::stack", "aten::cat")
 
 
 def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Trace:
-    """Return the step with one fused lookup and update for all tables, and with a fused interaction if there is one.
+    """Return the step with one fused lookup and update for all tables, and a fused interaction if the step has one.
 
     Args:
         trace: A step with embedding bags, recorded with data flow.
-        has_sparse_gradients: Whether to fuse only the lookups. Then, a sparse gradient is written for each row, scaled
-            by the learning rate and added to the table, as `torch.optim.SGD` does.
+        has_sparse_gradients: Whether to fuse only the lookups. Sparse gradients are then written, scaled by the
+            learning rate and added to the table, as `torch.optim.SGD` does.
     """
     operations = list(trace.operations)
     bags = [one for one in operations if one.name == _BAG]
@@ -51,7 +51,7 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
             )
             dropped.add(place)
         elif one.phase != "forward" and one.inputs and one.inputs[0].shape in tables:
-            dropped.add(place)  # processes a gradient of a table, which no longer exists
+            dropped.add(place)  # processes the gradient of a table, which no longer exists
     last = max((place for place, one in fused.items() if one.name == UPDATES), default=None)
     looked_up = tuple(tensor for one in bags for tensor in one.inputs[:3])
     found: list[Operation] = []
@@ -69,11 +69,11 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
 def _fused_interaction(
     operations: Sequence[Operation], vectors: set[int | None]
 ) -> tuple[dict[int, Operation], set[int]]:
-    """Find the interaction. Return its fused operations by position, and the positions of the replaced operations.
+    """Return the fused operations of the interaction by position, and the positions of the replaced operations.
 
-    It begins with the operation that joins the vectors, and ends with the concatenation of their products and the dense
-    features. Its backward part begins with the split of both gradients, and ends with the last gradient of the joined
-    vectors.
+    The interaction starts with the operation that joins the vectors, and ends with the concatenation of dot products
+    and dense features. Its backward pass starts with the split of both gradients, and ends with the last gradient of
+    the joined vectors.
     """
     fused: dict[int, Operation] = {}
     dropped: set[int] = set()

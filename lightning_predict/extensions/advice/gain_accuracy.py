@@ -1,22 +1,20 @@
-"""Accuracy of predicted gains by kind of change, from measured pairs, and the parameters of the gains' 90 % intervals.
+"""Accuracy of predicted gains by kind of change, from measured pairs, and parameters of the gains' 90 % intervals.
 
-A pair is two measured steps that differ in one option. A simulation that models only part of a change predicts only
-part of its gain. Therefore the reported gain is a power of the simulated gain, with a shift for effects that the model
-lacks. The half width of its interval is in log units and grows with the gain::
+A pair is two measured steps that differ in one option. A simulation may model only part of a change's effect. The
+reported gain is therefore a power of the simulated gain, times a factor for effects that the simulation lacks. The half
+width of the interval is in log units, and grows with the gain::
 
     gain = simulated ** power * exp(shift),    half width = least + share * |log(gain)|
 
-Beyond the largest gain of the pairs, the power is not validated, so the gain grows like the simulated gain. All four
-parameters were fitted on the pairs named in the table's `source`. `python -m benchmarks.accuracy FOLDER --of gains`
-prints two errors: of the simulation, which was not fitted to any pair, and of the reported gain, with each model family
-left out of the fit. Under `advice`, it prints the errors of gains from the rows below.
+Above the largest gain of the pairs, the power is not validated, so the power is 1. All four parameters were fitted to
+the pairs named in `source`. `python -m benchmarks.accuracy FOLDER --of gains` prints the errors of the simulation,
+which was not fitted, and of the reported gain, with each model family left out of the fit.
 
-`MeasuredPairs.calibrated_gain` chooses the predictor. A number is reported only if there are enough pairs. The
-alternative to the simulation is a constant: the median gain of the other model families. The simulated gain is used
-only if it beats this constant on families to which neither was fitted. Otherwise, the constant is used, and corrected
-by the amount by which the simulation is outside the constant's interval. For example, a host-bound step doubles its
-throughput with its batch, although no pair of the table did. A kind of change without a row has no number, because its
-simulated gain was never compared with measurements.
+`MeasuredPairs.calibrated_gain` chooses between the simulation and a constant: the median gain of other model families.
+The simulation is used only if it has smaller errors than the constant on left-out families. Otherwise, the constant is
+used, and moved by the amount by which the simulation is outside the constant's interval. For example, doubling the
+batch of a host-bound step doubles its throughput, although no pair had this gain. A kind of change without enough pairs
+has no reported gain.
 """
 
 from __future__ import annotations
@@ -33,29 +31,29 @@ from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Trace
 
 MIN_PAIRS: Final = 10
-"""Minimum number of pairs for which a gain is reported as a number."""
+"""Minimum number of pairs for which a gain is reported."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPairs:
-    """Measured pairs of one kind of change.
+    """Measured pairs of one kind of change, and the calibration of predicted gains.
 
     Attributes:
         pairs: Number of pairs that were compared with predicted gains.
-        source: Description of the pairs.
         families: Number of model families among the pairs.
+        source: Text that describes the pairs.
         median_error: Median relative error of the simulated gain.
-        constant_error: Median relative error of the constant, which is the median gain of the other families.
-        constant: Median gain of all pairs, where each family has equal weight.
+        constant_error: Median relative error of the constant: the median gain of the other families.
+        constant: Median gain of all pairs; each family has equal weight.
         coverage: Share of the pairs whose gain is inside the reported interval.
         power: Exponent of the simulated gain.
-        max_validated_gain: Largest simulated gain of the pairs. Beyond it, the exponent is 1.
-        base_half_width: Half width of the interval for a gain of 1, in log units.
+        base_half_width: Half width of the interval of a gain of 1, in log units.
         half_width_slope: Increase of the half width per log unit of the gain.
         shift: Constant that is added to the logarithm of every gain.
-        limits: Limitations of the pairs as text; empty if there are none.
-        is_own: Whether the gain is a measured time of the recorded step itself, so that no pairs are needed.
+        max_validated_gain: Largest simulated gain of the pairs; the exponent is 1 above it.
+        limits: Text that describes limitations of the pairs; empty without limitations.
+        is_own: Whether the gain was measured for the recorded step itself, so that no other pairs are needed.
     """
 
     pairs: int
@@ -75,7 +73,7 @@ class MeasuredPairs:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are enough pairs to report a number."""
+        """Whether there are enough pairs to report a gain."""
         return self.is_own or self.pairs >= MIN_PAIRS
 
     def half_width(self, gain: float) -> float:
@@ -84,7 +82,7 @@ class MeasuredPairs:
 
     @property
     def words(self) -> str:
-        """Sentence about the predictor that is used (simulation or constant), and the errors of both."""
+        """Sentence that names the predictor (simulation or constant) and the errors of both."""
         if self.is_own:
             return self.source
         own = ("simulated", self.median_error), ("a constant", self.constant_error)
@@ -96,7 +94,7 @@ class MeasuredPairs:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the simulation beats the constant, and is used."""
+        """Whether the simulation is used, because it has smaller errors than the constant."""
         return self.is_own or self.median_error <= self.constant_error
 
     def calibrated_gain(self, simulated: float) -> Interval[float]:
@@ -111,19 +109,19 @@ class MeasuredPairs:
 
 
 _PASCAL_CONTRADICTS: Final = "of one chip without tensor cores two sources say 0.79 to 1.13 and 0.72 to 1.26"
-"""GP102: the TITAN Xp is slower in 24 of 28 of these pairs, while the GTX 1080 Ti is faster in 27 of 30 of the same
-benchmark (all inference). Both have the same chip, so the chip alone cannot explain the difference."""
+"""Note on GP102, whose sources contradict each other: the TITAN Xp is slower in 24 of 28 pairs, and the GTX 1080 Ti
+is faster in 27 of 30 pairs of the same benchmark (inference). Both GPUs have this chip."""
 
 GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
     "amp train": MeasuredPairs(
         pairs=71,
         families=5,
         source="whole trainings in FP32 (TF32) and FP16 (ResNet-50, BERT, GNMT, NCF, Transformer-XL) on 16 GPUs",
-        median_error=0.104,  # as measured, nothing fitted; with autocast simulated for the same steps, 0.145
+        median_error=0.104,  # measured without any fit; 0.145 if autocast is simulated for the same steps
         constant_error=0.186,
         constant=1.848,
-        coverage=0.92,  # 0.83 with autocast simulated for the same steps
-        power=1.0,  # the fitted power of five families, 0.9, does not help on left-out families
+        coverage=0.92,  # 0.83 if autocast is simulated for the same steps
+        power=1.0,  # the fitted power of five families is 0.9, which does not help on left-out families
         base_half_width=0.28,  # 0.17 covers 84 % of left-out families; the runs did not use autocast
         half_width_slope=0.1,
         limits="their scripts kept all activations in 16 bits; told for autocast of the same steps, gains are 15% off",
@@ -136,7 +134,7 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
         constant_error=0.237,
         constant=1.069,
         coverage=0.98,
-        power=0.8,  # from inference; 0.7 on these three families alone
+        power=0.8,  # fitted on inference; 0.7 on these three families alone
         base_half_width=0.334,
         half_width_slope=0.0,
         max_validated_gain=2.3,
@@ -166,7 +164,7 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
         coverage=0.89,
         power=1.05,
         shift=0.005,
-        base_half_width=0.18,  # 0.081 with a share of 0.5 covers 84 % of left-out families
+        base_half_width=0.18,  # 0.081 with a slope of 0.5 covers 84 % of left-out families
         half_width_slope=0.1,
         limits="releases of torch before 1.13 alone",
     ),
@@ -249,14 +247,14 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
         limits="one family of models, so that none was left out",
     ),
 }
-"""Evidence by kind of change and mode; some also by `mixed` (autocast) or by torch version."""
+"""Evidence by kind of change and mode. Some keys also contain `mixed` (autocast) or the torch version."""
 
 RUNS_REPEAT: Final = 0.05
-"""Half width in log units of gains that the user's own runs measured, due to their repeatability. An assumption."""
+"""Half width in log units of gains measured by the user's own runs, for their repeatability. Assumption."""
 
 
 def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
-    """Make evidence from the user's own runs with and without a change. The measured gain is reported.
+    """Return evidence from the user's own runs with and without a change. The reported gain is the measured gain.
 
     Args:
         measured: Measured gains of pairs of runs on this GPU.
@@ -282,11 +280,11 @@ def calibration_of_runs(measured: Sequence[float], simulated: float) -> Measured
 
 
 TODAY: Final = (2, 1)
-"""First torch version whose channels-last convolutions are about as fast as today's."""
+"""First torch version whose channels-last convolutions are about as fast as in current versions."""
 
 
 def calibration_for(change: Change, trace: Trace) -> MeasuredPairs | None:
-    """Return the evidence for a change of a step; None if there is too little to report a number."""
+    """Return the evidence for a change to a step; None if there is too little evidence to report a gain."""
     mode = "train" if has_backward(trace) else "infer"
     row = f"{change.kind} {mode}"
     closer = () if trace.flags.autocast_dtype is None else (f"{row} mixed",)

@@ -1,8 +1,7 @@
-"""`gain`: throughput after a change relative to before, on one GPU, from two steps that are predicted in the same way.
+"""`gain`: throughput with a change relative to throughput without, from two steps predicted in the same way.
 
-Both predictions use the same kind of information: two simulations from shapes, or a recording and the same recording
-with the change (`measured.py`). Errors of operations that both steps share are in the numerator and in the denominator.
-So a gain is more accurate than either step time::
+Both steps are simulated from shapes, or both are recordings (the second one is the recording with the change applied,
+see `measured.py`). Errors of operations that both steps share cancel out, so a gain is more accurate than a step time::
 
     gain = (seconds per sample before) / (seconds per sample after)
 """
@@ -35,10 +34,10 @@ def predicted_with(
     """Return the changed step and its predictions.
 
     Args:
-        changes: Changes in the order in which they are applied; if empty, the step is predicted unchanged.
+        changes: Changes in the order in which they are applied; empty for the unchanged step.
         trace: The recorded step.
         layouts: Layouts to predict.
-        iterations: Remaining steps of the recorded size. A step with more samples needs fewer steps.
+        iterations: Number of remaining steps of the recorded size. With more samples per step, fewer steps remain.
         assumptions: The assumptions.
     """
     samples, strategy = trace.samples, assumptions.strategy
@@ -55,7 +54,7 @@ def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) 
     """Scale a step that was measured on several GPUs to another strategy, by the ratio of two predictions.
 
     Args:
-        trace: The step.
+        trace: The recorded step.
         before: Strategy of the recording.
         assumptions: The assumptions, with the new strategy.
     """
@@ -74,6 +73,6 @@ def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) 
 
 
 def gain(before: Prediction, after: Prediction) -> float:
-    """Return throughput after the change relative to before, including waits for the loader."""
+    """Return throughput with the change relative to throughput without, including waits for the loader."""
     one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
     return (before.cycle_seconds / one) / (after.cycle_seconds / other)

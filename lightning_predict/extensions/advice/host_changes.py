@@ -1,7 +1,7 @@
-"""Suggested changes that reduce GPU idle time: CUDA graphs, fewer synchronisations, and more loader workers.
+"""Suggested changes that reduce GPU idle time: CUDA graphs, fewer synchronizations, and more loader workers.
 
 CUDA graphs launch a step's kernels with one call. If a step calls `.item()`, or prints or logs a tensor, the host waits
-for the device, and afterwards the device waits for the host. A loader with too few workers delays both.
+for the device, and then the device waits for the host. If a loader has too few workers, both wait for data.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from lightning_predict.timeline.host import WAITING_OPERATIONS
 from lightning_predict.tracing.trace import Trace
 
 GRAPH_HOST_SHARE: Final = 0.05
-"""Host time of a step that is replayed as a CUDA graph, relative to launching each kernel. This is an assumption: the
-host still copies the batch and makes one call."""
+"""Host time of a step that is replayed as a CUDA graph, relative to launching each kernel. Assumption: the host
+still copies the batch and makes one call."""
 
 
 def _graphed(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
@@ -38,7 +38,7 @@ def _why_no_graphs(trace: Trace, gpu: Gpu | None) -> str | None:
 
 
 def without_waits(trace: Trace) -> Trace:
-    """Return the step without the operations in which the host waits for a value from the device."""
+    """Return the step without operations in which the host waits for a value from the device."""
     kept = (one for one in trace.operations if one.name not in WAITING_OPERATIONS or one.phase == "optimizer")
     waits = tuple(one for one in trace.waits if one.cause != "device")
     return replace(trace, operations=tuple(kept), waits=waits)

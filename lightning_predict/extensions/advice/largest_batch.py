@@ -1,8 +1,8 @@
 """Largest batch size that fits in GPU memory: scales a recorded step, and simulates torch's allocator for each size.
 
-The search is a bisection. Reserved memory is almost linear in the number of samples, except for the allocator's
-rounding. So a few scaled steps are enough to find the largest batch that fits with a probability of 97 %. If a layout
-has several GPUs, the fullest one decides. Example::
+Reserved memory is almost linear in the number of samples, except for the allocator's rounding, so a bisection needs
+only a few scaled steps. The batch must fit with a probability of 97 %. If a layout has several GPUs, the GPU that needs
+the most memory counts. Example::
 
     found = largest_batches(trace, layouts_of(["L4", "8xH100-SXM-80GB"]))
     found[0].batch_size, found[0].fit_probability, found[0].even_batch_size
@@ -26,10 +26,10 @@ from lightning_predict.step_predictor import memory_need_of
 from lightning_predict.tracing.trace import Trace
 
 FINENESS: Final = 64
-"""The search stops at a relative precision of 1 / 64, since the memory of a single sample is not known better."""
+"""The search stops at a relative precision of 1 / 64. The memory of a sample is not known more precisely."""
 
 LARGEST: Final = 2**40
-"""Number of samples above which the search fails, because the memory does not grow with the batch."""
+"""Number of samples above which the search fails, because memory does not grow with the batch."""
 
 
 @final
@@ -39,12 +39,10 @@ class LargestBatch:
 
     Attributes:
         layout: Name of the layout.
-        batch_size: Number of samples that fit with a probability of 97 %, with a precision of 1/64; None if not even
-            one fits.
-        fit_probability: Probability that they fit; None without a batch size.
-        memory_bytes: Memory that torch's allocator reserves on the fullest GPU; None without a batch size.
-        even_batch_size: Number of samples that just fit by the prediction, so with a probability of 50 %; None if not
-            even one does.
+        batch_size: Largest number of samples that fits with a probability of 97 %; None if not even 1 sample fits.
+        fit_probability: Probability that `batch_size` fits; None without a batch size.
+        memory_bytes: Memory that torch's allocator reserves on the GPU that needs the most; None without a batch size.
+        even_batch_size: Largest number of samples that fits with a probability of 50 %; None if not even 1 sample fits.
     """
 
     layout: str
@@ -55,7 +53,7 @@ class LargestBatch:
 
     @property
     def sentence(self) -> str:
-        """The result as a sentence."""
+        """Sentence that states the largest batch."""
         if self.batch_size is None or self.fit_probability is None:
             even = "" if self.even_batch_size is None else f", though {self.even_batch_size:,} fit as predicted"
             return (
@@ -68,12 +66,12 @@ class LargestBatch:
 def largest_batches(
     trace: Trace, layouts: Sequence[Layout], strategy: Strategy | None = None
 ) -> tuple[LargestBatch, ...]:
-    """Find the largest batch on each layout.
+    """Return the largest batch on each layout.
 
     Args:
         trace: A step with a known number of samples, recorded with data flow (on the meta device or the CPU).
         layouts: The GPUs. Each replica has its own batch.
-        strategy: How several GPUs share the work. If None, DDP.
+        strategy: How several GPUs share the work; None for DDP.
 
     Raises:
         InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
@@ -84,11 +82,10 @@ def largest_batches(
 
 @final
 class ScaledMemory:
-    """Memory of a step at other batch sizes. Each size is computed once.
+    """Memory of a step at other batch sizes. Each size is simulated once.
 
     Args:
-        trace: A step as for `largest_batches`. If its peak was measured, the memory at all batch sizes is corrected by
-            it.
+        trace: A step as for `largest_batches`. A measured peak corrects the memory at all batch sizes.
 
     Raises:
         InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
@@ -107,12 +104,12 @@ class ScaledMemory:
         measured = trace.memory.reserved_bytes
         if measured is not None:
             derived = step_memory(self._kinds[0].of(self.recorded))
-            assert derived is not None  # the step has data flow, and its model is known
+            assert derived is not None  # the step has data flow and a known model
             own = derived.lasting_bytes + derived.passing_bytes + derived.slack_bytes
             self._correction = measured / own
 
     def at(self, samples: int) -> list[tuple[Trace, StepMemory]]:
-        """Compute the memory of each kind of step with this many samples per batch."""
+        """Return each kind of step with `samples` samples per batch, with its memory."""
         if samples not in self._known:
             scaled = [kind.of(samples) for kind in self._kinds]
             found = [(kind, step_memory(kind)) for kind in scaled]
@@ -121,11 +118,11 @@ class ScaledMemory:
 
     @property
     def derived(self) -> list[int]:
-        """Batch sizes computed so far, ascending, including the recorded one."""
+        """Batch sizes that were simulated so far, ascending, including the recorded batch size."""
         return sorted({self.recorded, *self._known})
 
     def need(self, samples: int, layout: Layout, strategy: Strategy) -> MemoryNeed:
-        """Compare the memory of a batch size with that of a layout."""
+        """Return the memory need of a batch size on a layout."""
         return memory_need_of(self.at(samples), layout, strategy)
 
     def _corrected(self, derived: StepMemory) -> StepMemory:
@@ -165,16 +162,16 @@ def _largest(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> Larges
 def _bisected(
     fits: Callable[[int], bool], spare_bytes: Callable[[int], float], tried: Sequence[int], layout: str
 ) -> int | None:
-    """Find a batch size that fits, while a slightly larger one does not; None if one sample does not fit.
+    """Return the largest batch size that fits, within the precision; None if not even 1 sample fits.
 
     Args:
-        fits: Returns whether a batch size fits.
-        spare_bytes: Returns the free memory at a batch size.
-        tried: Batch sizes computed so far, ascending; at least one.
-        layout: Name of the layout for the error.
+        fits: Function that returns whether a batch size fits.
+        spare_bytes: Function that returns the free memory at a batch size.
+        tried: Batch sizes that were simulated so far, ascending, at least one.
+        layout: Name of the layout, for the error message.
 
     Raises:
-        InvalidArgumentError: The memory does not grow with the batch.
+        InvalidArgumentError: Memory does not grow with the batch.
     """
     count = bisect_left(tried, True, key=lambda samples: not fits(samples))
     low = tried[count - 1] if count else tried[0]
@@ -197,7 +194,7 @@ def _bisected(
 
 
 def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
-    """Extrapolate linearly to a batch size that does not fit, plus a margin, but at most to 64 times the size."""
+    """Extrapolate linearly to a batch size that does not fit: with a margin, and at most 64 times `high`."""
     left, right = spare_bytes(low), spare_bytes(high)
     if right >= left or high <= low:
         return FINENESS * high
@@ -206,7 +203,7 @@ def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
 
 
 def _between(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
-    """Interpolate linearly to the batch size without free memory, but stay well inside both ends."""
+    """Interpolate linearly to the batch size without free memory, but keep a distance from both ends."""
     left, right = spare_bytes(low), spare_bytes(high)
     share = 0.5 if left <= 0 or right >= 0 else min(max(left / (left - right), 1 / 8), 7 / 8)
     return min(max(low + round(share * (high - low)), low + 1), high - 1)

@@ -1,8 +1,8 @@
-"""Device time of a step by module (layer), the sum of forward pass, backward pass and update, on each GPU.
+"""Device time of a step by module (layer): forward, backward and optimizer step, on each GPU.
 
-Modules in lists are merged: `blocks.3.mlp` and `blocks.4.mlp` become `blocks.*.mlp`. The optimizer's time is assigned
-to the modules whose parameters it updates. If PyTorch has a fused kernel for a sequence of operations, a row names it.
-Example::
+Members of module lists are merged: `blocks.3.mlp` and `blocks.4.mlp` become `blocks.*.mlp`. The optimizer's time is
+assigned to the modules whose parameters it updates. If PyTorch has a fused kernel for a sequence of operations, a row
+names the kernel. Example::
 
     print(layer_table(trace, [gpu("L4"), gpu("A100-SXM-80GB")], None))
 """
@@ -25,13 +25,13 @@ from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.weights.source import AnyWeights
 
 MAX_ROWS: Final = 10
-"""Maximum number of rows, so that the table stays readable."""
+"""Maximum number of rows."""
 
 SMALLEST_SHARE: Final = 0.02
-"""Rows with a smaller share on every GPU are merged."""
+"""Rows with a smaller share on every GPU are merged into one row."""
 
 SHARE_OF_NOTHING: Final = 0.001
-"""Share below which the row of merged rows is omitted."""
+"""The row of merged rows is omitted below this share."""
 
 OTHERS: Final = "rest"
 OPTIMIZER: Final = "optimizer"
@@ -53,7 +53,7 @@ PATTERNS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
         frozenset({"aten::rms_norm"}),
     ),
 }
-"""Unfused patterns: the names of their forward operations, and of the fused operation to use instead."""
+"""Unfused patterns: the names of their forward operations, and the name of the fused operation that replaces them."""
 
 
 @final
@@ -63,8 +63,8 @@ class LayerRow:
 
     Attributes:
         module: Name of the module, with `*` for members of a list.
-        seconds: Device seconds of a step, one value per column.
-        pattern: Name of an unfused pattern in it; None without one.
+        seconds: Device seconds per step, one value per column.
+        pattern: Name of an unfused pattern in the module; None without such a pattern.
     """
 
     module: str
@@ -78,8 +78,8 @@ class LayerTable:
     """Device seconds of a step by module.
 
     Attributes:
-        columns: Names of GPUs, with a mark if the column includes changes.
-        rows: Rows, sorted by the first column, longest first. They add up to the device time, within 0.1 %.
+        columns: Names of GPUs; `, changed` marks columns with changes.
+        rows: Rows, sorted by the first column, longest first. The rows add up to the device time, within 0.1 %.
     """
 
     columns: tuple[str, ...]
@@ -89,14 +89,13 @@ class LayerTable:
         return "\n".join(layer_lines(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert everything to JSON values."""
+        """Return all values as JSON values."""
         return {
             "columns": list(self.columns),
             "rows": [{"module": row.module, "seconds": list(row.seconds), "pattern": row.pattern} for row in self.rows],
         }
 
     def _repr_html_(self) -> str:
-        """Show the table in a notebook."""
         return self.to_html()
 
     def to_html(self) -> str:
@@ -117,13 +116,13 @@ class LayerTable:
 
 
 def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after: Trace | None = None) -> LayerTable:
-    """Sum a step's device time by module, on each GPU.
+    """Return a step's device time by module, on each GPU.
 
     Args:
-        trace: The step.
-        gpus: GPUs, one column each.
+        trace: The recorded step.
+        gpus: GPUs, each with a column.
         weights: Weights of the models.
-        after: The same step with changes. If given, it adds a column for each GPU.
+        after: The step with changes, which adds a column for each GPU; None without changes.
     """
     columns, parts = [], []
     for step, ending in ((trace, ""), (after, ", changed")):
@@ -152,7 +151,7 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
 
 
 def module_kind(module: str | None) -> str:
-    """Return the merged name of a module: `*` for members of lists, cut off one level below the innermost list.
+    """Return the merged name of a module: `*` for members of lists, and at most one level below the innermost list.
 
     Example::
 
@@ -195,7 +194,7 @@ def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[t
 
 
 def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
-    """Count, for each parameter shape, the merged modules that have such a parameter."""
+    """Return, for each parameter shape, the merged modules with such a parameter and their number."""
     owners: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
     for parameter in trace.parameters:
         owners[parameter.shape][module_kind(parameter.name.rpartition(".")[0])] += 1
@@ -203,7 +202,7 @@ def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
 
 
 def _updated(operation: Operation, owners: Mapping[tuple[int, ...], Counter[str]]) -> dict[str, float]:
-    """Divide an update among the modules whose parameters have the shapes of its tensors."""
+    """Divide an optimizer operation among the modules whose parameters have the shapes of its tensors."""
     found: dict[str, float] = defaultdict(float)
     total = 0.0
     for tensor in operation.inputs:
@@ -217,7 +216,7 @@ def _updated(operation: Operation, owners: Mapping[tuple[int, ...], Counter[str]
 
 
 def _patterns(operations: Iterable[Operation]) -> dict[str, str]:
-    """Return the unfused patterns in the forward pass, by merged module."""
+    """Return the unfused pattern in the forward pass of each merged module."""
     calls: dict[str, Counter[str]] = defaultdict(Counter)
     for operation in operations:
         if operation.phase == "forward":
@@ -247,7 +246,7 @@ def layer_lines(table: LayerTable) -> tuple[str, ...]:
 
 
 def _cells(table: LayerTable) -> list[list[str]]:
-    """Format each time with its share of the column."""
+    """Return the cell texts: each time with its share of the column."""
     totals = [sum(row.seconds[place] for row in table.rows) or 1.0 for place in range(len(table.columns))]
     return [
         [f"{milliseconds(one)} ms {one / total:>4.0%}" for one, total in zip(row.seconds, totals, strict=True)]

@@ -1,19 +1,18 @@
 """Applies the measurements of a recorded step to the same step with a change, so that both can be compared.
 
-A change alters some operations, adds some (casts, layout copies) and drops some (fused ones). In a step with measured
-kernels, unchanged operations keep their kernels. For an altered operation, the measured time is scaled by the ratio of
-two predictions on the GPU in use: after over before the change. The ratio of measurement to prediction is raised to the
-same powers as between two GPUs (`kernels/measured_scaling.py`). For element-wise work, the model's error is assumed to
-be the same in both dtypes. For matmuls, the errors in float32 and in 16 bits on tensor cores are independent. Added
-operations are predicted.
+A change alters some operations, adds some (casts, layout copies) and drops some (fused operations). In a step with
+measured kernels, unchanged operations keep their kernels. The measured time of an altered operation is scaled by the
+ratio of its predictions with and without the change. The ratio of measured to predicted time is raised to the same
+powers as between two GPUs (`kernels/measured_scaling.py`). For element-wise work, the model's error is assumed to be
+the same in both dtypes. For matmuls, the errors in float32 and in 16 bits are independent. Added operations are
+predicted.
 
-Host times are kept. An added operation is launched in the time of a median operation. A dropped operation also removes
-its host time. The changed step is then a recording like any other, with a step time that is scaled from the recorded
-one::
+Host times are kept. An added operation has the launch time of a median operation, and a dropped operation has none. The
+step time is scaled from the recorded step time::
 
     changed step = measured step x simulated(after) / simulated(before), with one host and one residual for both
 
-A step without measurements only gets the changed operations.
+In a step without measurements, only the operations change.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.source import AnyWeights
 
 _PLACE: Final = "_place"
-"""Argument that marks the position of the recorded operation while a change is applied."""
+"""Argument name that marks the position of the recorded operation while a change is applied."""
 
 ADDED_HOST_SECONDS: Final = 15 * MICROSECOND
-"""Host time of an added operation, if the recording has no timed operation with one kernel. A forward operation of a
-median host takes 13 us (`timeline/host.py`), and the profiler adds a little."""
+"""Host time of an added operation, if the recording has no timed operation with one kernel: 13 us for a forward
+operation on a median host (`timeline/host.py`), plus a little for the profiler."""
 
 ADDED_LAUNCH_SECONDS: Final = 5 * MICROSECOND
 
@@ -65,7 +64,7 @@ def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: 
 
     Args:
         trace: One kind of step.
-        change: Returns the step with other operations. Its argument is a step without measurements.
+        change: Function that returns the step with other operations. Its argument has no measurements.
         weights: Weights of the models.
     """
     origin = gpu_in_use(trace)
@@ -101,7 +100,7 @@ def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: 
 
 
 def _measured_memory(before: Trace, after: Trace) -> Memory:
-    """Return the memory of a changed step: the measured memory, scaled by the ratio of two derived values."""
+    """Return the memory of a changed step: the measured memory, scaled by the ratio of two derived amounts."""
     own = before.memory
     if own.reserved_bytes is None and own.peak_bytes is None:
         return after.memory
@@ -120,7 +119,7 @@ def _measured_memory(before: Trace, after: Trace) -> Memory:
 
 
 def _place_of(operation: Operation, recorded: Sequence[Operation]) -> int | None:
-    """Return the position of the recorded operation that corresponds to one; None for an added operation."""
+    """Return the position of the recorded operation that an operation corresponds to; None for an added operation."""
     place = operation.arguments.get(_PLACE)
     return place if isinstance(place, int) and recorded[place].name == operation.name else None
 
@@ -142,7 +141,7 @@ def _without_host_times(trace: Trace) -> Trace:
 def _recorded(
     before: Trace, after: Trace, places: Sequence[int | None], origin: Gpu, models: KernelModels | None
 ) -> Trace:
-    """Assign kernels of the recording to a changed step, and scale its step time."""
+    """Assign measured kernels to a changed step, and scale its step time."""
     stripped = replace(before, operations=tuple(replace(one, kernels=()) for one in before.operations))
     old, new = (_direct(one, origin, models) for one in (stripped, after))
     calibration = _calibration(before, old)
@@ -174,13 +173,13 @@ def _recorded(
 
 
 def _direct(trace: Trace, origin: Gpu, models: KernelModels | None) -> dict[int, tuple[float, WorkItem]]:
-    """Predict the device seconds of each operation from shapes alone, by position in the step."""
+    """Predict the device seconds of each operation from shapes alone; return them by position in the step."""
     timed = predict_work_times(trace, [origin], origin=None, models=models)
     return {item.operations[0]: (float(timed.seconds[0, column]), item) for column, item in enumerate(timed.items)}
 
 
 def _calibration(before: Trace, predicted: Mapping[int, tuple[float, WorkItem]]) -> float:
-    """Return measured over predicted seconds of the step's element-wise work, which corrects added operations."""
+    """Return the ratio of measured to predicted seconds of element-wise work, which corrects added operations."""
     found = [
         (sum(kernel.seconds for kernel in before.operations[place].kernels), seconds)
         for place, (seconds, item) in predicted.items()
@@ -197,7 +196,7 @@ def _is_tensor_work(item: WorkItem) -> bool:
 def _altered(
     measured: float, before: float, after: float, old: WorkItem | None, new: WorkItem | None, origin: Gpu
 ) -> float:
-    """Compute the time of an altered operation from its measured seconds and two predictions."""
+    """Return the time of an altered operation, from its measured seconds and two predictions."""
     if old is not None and new is not None and old.problems == new.problems and old.launches == new.launches:
         return measured
     if measured <= 0 or before <= 0 or after <= 0:
@@ -215,9 +214,9 @@ def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:
 
 
 def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds: Sequence[float]) -> Trace:
-    """Assign kernels to the changed operations, and shift host times by those of added and dropped operations.
+    """Assign kernels to the changed operations, and shift host times to account for added and dropped operations.
 
-    Kernels move together with the operations that launch them, so that late launches stay late.
+    Kernels move together with the operations that launch them, so late launches stay late.
     """
     singles = [one.host_seconds for one in before.operations if len(one.kernels) == 1 and one.host_seconds is not None]
     added_seconds = statistics.median(singles) if singles else ADDED_HOST_SECONDS
@@ -267,7 +266,7 @@ def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds
 
 
 def _scaled(kernels: Sequence[Kernel], seconds: float, move: float) -> tuple[Kernel, ...]:
-    """Return an operation's kernels, scaled to a total time and shifted in time."""
+    """Return an operation's kernels, scaled to `seconds` in total and shifted in time by `move`."""
     measured = math.fsum(kernel.seconds for kernel in kernels)
     factor = seconds / measured if measured > 0 else 1.0
     return tuple(

@@ -1,18 +1,19 @@
 """`try_change`: runs a step with and without a change on this machine, and measures the gain.
 
-The user passes a function that makes a step from a batch size, the same as `meta_step` of `RuntimePredictor`. It makes
-its own model and data, so a training run is not affected. Tensors on the meta device are moved to this machine's
-device, and filled with small random numbers. The original and the changed step alternate every few steps, so that a
-slowdown of the machine affects both. Example::
+The user passes a function that creates a step from a batch size, as `meta_step` of `RuntimePredictor`. The function
+creates its own model and data, so a training run is not affected. Tensors on the meta device are moved to this
+machine's device, and filled with small random numbers. The original and the changed step alternate every few steps, so
+a slowdown of the machine affects both. Example::
 
     def make_step(batch_size):
         model, rows = Model(), torch.randn(batch_size, 512)
         return lambda: model(rows).sum().backward()
 
+
     print(try_change("bf16-mixed", make_step, batch_size=64))   # bf16-mixed: 1.43x as fast (1.38-1.47) ...
 
-If the function has a parameter `change`, it gets the name of the change (None for the original step) and applies the
-change itself. In this way, any change can be tested, such as a loader with more workers.
+A function with a parameter `change` gets the name of the change (None for the original step), and applies the change
+itself. Any change can be tested in this way, such as a loader with more workers.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 MakeStep = Callable[..., Callable[[], object]]
-"""Function that makes a step from a batch size, and optionally from a `change`."""
+"""Function that creates a step from a batch size, and optionally from the name of a `change`."""
 
 TURNS: Final = 4
-"""Number of times that each version of the step has its turn. The gain's interval is the range over these turns."""
+"""Number of times that each version of the step runs in alternation. The gain's interval is the range over these
+turns."""
 
 SPREAD: Final = 0.02
-"""Standard deviation of the random values for tensors from the meta device."""
+"""Standard deviation of the random values that replace tensors on the meta device."""
 
 
 @final
@@ -52,7 +54,7 @@ class ChangeMeasurement:
 
     Attributes:
         name: Name of the change.
-        gain: Throughput after the change relative to before: median, minimum and maximum over the turns.
+        gain: Throughput with the change relative to throughput without: median, minimum and maximum over the turns.
         before_seconds: Original step time.
         after_seconds: Step time with the change.
         steps: Number of timed steps of each version.
@@ -75,7 +77,7 @@ class ChangeMeasurement:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert everything to JSON values."""
+        """Return all values as JSON values."""
         return {
             "name": self.name,
             "gain": {"low": self.gain.low, "middle": self.gain.middle, "high": self.gain.high},
@@ -95,14 +97,14 @@ def try_change(
     warmup_steps: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ChangeMeasurement:
-    """Run a step with and without a change, and compare the times.
+    """Measure the gain of a change on this machine.
 
     Args:
         name: Name of the change, as in `lp.advise`.
-        make_step: Makes a step from a batch size, on this machine's device or on the meta device.
-        batch_size: Samples of the original step.
+        make_step: Function that creates a step from a batch size, on this machine's device or on the meta device.
+        batch_size: Number of samples of the original step.
         steps: Number of timed steps of each version.
-        warmup_steps: Number of untimed steps of each version before. In these, torch.compile compiles.
+        warmup_steps: Number of untimed steps of each version at the start, in which torch.compile compiles.
         clock: Monotonic clock, in seconds.
 
     Raises:
@@ -147,7 +149,7 @@ def try_change(
 
 
 def _run(step: Callable[[], object]) -> None:
-    """Run a step. If it still has tensors on the meta device, raise an error that names a remedy."""
+    """Run a step; for tensors on the meta device, raise an error that names a remedy."""
     try:
         step()
     except (RuntimeError, NotImplementedError) as error:
@@ -160,7 +162,7 @@ def _run(step: Callable[[], object]) -> None:
 
 
 def _timed(side: _Side, steps: int, clock: Callable[[], float]) -> float:
-    """Return the seconds per step, until the device has finished its work."""
+    """Return the seconds per step, including the time until the device has finished."""
     side.wait()
     begin = clock()
     for _ in range(steps):
@@ -202,13 +204,13 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-# --- Steps from the meta device
+# --- steps on the meta device
 
 
 def _fill(
     step: Callable[[], object], modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Replace meta tensors by tensors on this machine's device: parameters (also in optimizers), buffers and data."""
+    """Replace parameters, buffers and data on the meta device by tensors on this machine's device."""
     import torch
 
     if not any(one.is_meta for module in modules for one in module.parameters()):
@@ -219,7 +221,7 @@ def _fill(
         if not tensor.is_meta:
             return tensor
         if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=here)  # 0 is a valid index for every table
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=here)  # 0 is a valid index of every table
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device=here).normal_(std=SPREAD)
         return made.requires_grad_(tensor.requires_grad)
 
@@ -234,7 +236,7 @@ def _fill(
                     part._parameters[name] = own
             for name, buffer in list(part._buffers.items()):
                 if buffer is not None and buffer.is_meta:
-                    part._buffers[name] = filled(buffer).fill_(1)  # 1 is valid as a variance and as a mask
+                    part._buffers[name] = filled(buffer).fill_(1)  # 1 is valid for a variance and a mask
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [replaced.get(id(one), one) for one in group["params"]]
@@ -257,7 +259,7 @@ def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor]
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents
-        except ValueError:  # a variable that has no value yet
+        except ValueError:  # the variable has no value yet
             continue
         if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
             continue
@@ -270,7 +272,7 @@ def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor]
 
 
 def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with its tensors replaced, also inside lists, tuples and dictionaries."""
+    """Return a value with its tensors replaced, including tensors in lists, tuples and dictionaries."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -282,7 +284,7 @@ def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) ->
     return value
 
 
-# --- Functions that apply changes
+# --- functions that apply changes
 
 
 def _autocast(dtype: str, side: _Side) -> Callable[[], object]:
@@ -339,7 +341,7 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 
 
 def _channels_last(side: _Side) -> Callable[[], object]:
-    """Convert the filters. The first convolution of a step then converts the images, and passes the format on."""
+    """Convert the filters to channels last. The first convolution of a step then converts the images."""
     import torch
 
     for module in side.modules:
@@ -354,7 +356,7 @@ def _compiled(mode: str | None, side: _Side) -> Callable[[], object]:
 
 
 def _fused(side: _Side) -> Callable[[], object]:
-    """Make each optimizer update all parameters in one call (fused)."""
+    """Switch each optimizer to its fused implementation."""
     for optimizer in side.optimizers:
         if any("fused" not in group for group in optimizer.param_groups):
             raise CaptureError(f"{type(optimizer).__name__} has no fused update")
@@ -387,4 +389,4 @@ _WAYS: Final[Mapping[str, Callable[[_Side], Callable[[], object]]]] = {
     "fused_optimizer": _fused,
     "batch_size": _as_it_is,
 }
-"""Function that applies a change to a step from outside, by the name of the change."""
+"""Functions that apply a change to a step from outside, by change name."""

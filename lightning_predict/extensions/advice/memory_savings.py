@@ -1,4 +1,4 @@
-"""Ways to reduce a step's memory, with their savings. Each change is applied to the step, and its memory is simulated.
+"""Ways to reduce a step's memory, with the saved bytes, by simulating the memory of the changed step.
 
 Example::
 
@@ -32,19 +32,19 @@ MIN_SAVING: Final = 0.02
 """Minimum saving to report, as a share of the step's memory."""
 
 CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
-"""Changes of a training that may reduce its memory."""
+"""Names of changes that may reduce memory."""
 
 EIGHT_BITS: Final = 1 / 4
 """Size of 8-bit optimizer state, relative to 32-bit state."""
 
 
 def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None) -> MemoryReport | None:
-    """Report what uses the memory of a step, and ways to reduce it; None if tensors or model were not recorded.
+    """Return a report on the memory of a step and ways to reduce it; None without recorded tensors or model.
 
     Args:
         trace: One kind of step.
         gpu: The GPU to predict.
-        reported_bytes: Memory size that the GPU itself reports; None if unknown.
+        reported_bytes: `total_memory` as reported by torch; None if unknown.
     """
     memory = step_memory(trace)
     if memory is None:
@@ -81,7 +81,7 @@ def _largest(trace: Trace, layout: Layout) -> str | None:
 
 
 def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
-    # Both memory sizes are derived, even if one was measured, so that they can be compared.
+    # Both memory sizes must be derived to be comparable, even if the peak was measured.
     trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
     before = _reserved(trace, gpu)
 
@@ -105,5 +105,5 @@ def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
 
 def _reserved(trace: Trace, gpu: Gpu) -> float:
     memory = step_memory(trace)
-    assert memory is not None  # the report has a breakdown of the memory, so it is known
+    assert memory is not None  # known, because the report has a breakdown of the memory
     return float(memory.bytes_on(gpu))

@@ -1,4 +1,4 @@
-"""Change: fused optimizer, which reads and writes parameters, gradients and state once, not in every operation."""
+"""Change: fused optimizer, which reads and writes parameters, gradients and state only once per step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def with_fused_optimizer(trace: Trace) -> Trace:
-    """Return the step with one update call, over all tensors that the optimizer uses."""
+    """Return the step with a single optimizer call over all tensors that the optimizer uses."""
     updates = [one for one in trace.operations if one.phase == "optimizer"]
-    large: dict[int, TensorInfo] = {}  # tensors that existed before the update, by storage id
+    large: dict[int, TensorInfo] = {}  # tensors that existed before the optimizer step, by storage id
     made: set[int | None] = set()
     for update in updates:
         for tensor in update.inputs:
@@ -47,7 +47,7 @@ def with_fused_optimizer(trace: Trace) -> Trace:
 
 
 def _has_moments(trace: Trace) -> bool:
-    """Return whether the optimizer divides by a second moment, as Adam does."""
+    """Return whether the optimizer divides by the root of a second moment, as Adam does."""
     return any(one.phase == "optimizer" and ("sqrt" in one.name or "adam" in one.name) for one in trace.operations)
 
 

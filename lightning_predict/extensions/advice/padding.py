@@ -10,7 +10,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 MULTIPLE: Final = 64
-"""Multiple to which sizes of parameters are padded: 128 bytes in 16 bits, a cache line."""
+"""Sizes of parameters are padded to a multiple of this number: 128 bytes in 16 bits, a cache line."""
 
 MIN_SIDE: Final = 256
 """Minimum size to pad. Smaller odd sizes are usually classes or channels of data."""
@@ -25,7 +25,7 @@ def _odd_sides(trace: Trace) -> dict[int, int]:
 
 
 def padded(trace: Trace) -> Trace:
-    """Return the step with padded odd sizes of parameters, in every tensor that has such a size."""
+    """Return the step with padded sizes of parameters, in every tensor that has such a size."""
     sides = _odd_sides(trace)
 
     def grown(tensor: TensorInfo) -> TensorInfo:

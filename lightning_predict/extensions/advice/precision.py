@@ -1,8 +1,8 @@
 """Changes: lower precision by autocast (mixed precision), by whole models in 16 bits, or by TF32 for float32 matmuls.
 
-Autocast follows `tracing/precision.py`: its lists state which operations run in 16 bits, and the casts are added. In a
-model in true 16 bits (`model.half()`), all floating-point tensors have 16 bits, including norm statistics and optimizer
-state, and no casts are needed. With TF32, tensors stay the same, but float32 matmuls and convolutions use the tensor
+Autocast follows `tracing/precision.py`, whose lists state which operations run in 16 bits, and adds casts. In a model
+in true 16 bits (`model.half()`), all floating-point tensors have 16 bits, including norm statistics and optimizer
+state, so no casts are needed. With TF32, tensors stay the same, but float32 matmuls and convolutions use the tensor
 cores.
 """
 
@@ -51,7 +51,7 @@ def with_tf32(trace: Trace) -> Trace:
 
 
 def _is_lowered(trace: Trace) -> str | None:
-    """Return the reason why a step is already in 16 bits; None if it is in float32."""
+    """Return why a step is already in 16 bits; None for a float32 step."""
     if trace.flags.autocast_dtype is not None:
         return f"the step runs under autocast in {trace.flags.autocast_dtype} already"
     if not any(one.inputs for one in trace.operations):

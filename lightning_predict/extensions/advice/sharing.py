@@ -1,8 +1,8 @@
 """Changes for several GPUs: DDP or FSDP, and gradient accumulation.
 
-FSDP shards parameters, gradients and optimizer state, and gathers parameters before each use. It needs less memory, but
-more communication. Gradient accumulation sums the gradients of several batches before one update and, on several GPUs,
-before one all-reduce.
+FSDP shards parameters, gradients and optimizer state, and gathers parameters before each use, so it needs less memory
+but more communication. Gradient accumulation sums the gradients of several batches before an optimizer step and, on
+several GPUs, before an all-reduce.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
 BATCHES: Final = 2
-"""Factor by which gradient accumulation increases the number of batches per update."""
+"""Factor by which gradient accumulation increases the number of batches per optimizer step."""
 
 
 def _accumulated(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:

@@ -1,4 +1,4 @@
-"""Table of all changes. Changes with equal gains are shown in this order. To add one, add a file and its name here."""
+"""Table of all changes, which defines their order for equal gains. A new change needs its file and its name here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHANGES: Final[Mapping[str, Change]] = {
 
 
 def change_named(name: str) -> Change:
-    """Find a change by name.
+    """Return a change by name.
 
     Raises:
         InvalidArgumentError: No change has this name.

@@ -49,16 +49,16 @@ def batch_size_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> tuple[BatchSizeOption, ...]:
-    """Find the largest batch that fits on each GPU with a probability of 97 %, with its throughput and cost.
+    """Return the largest batch that fits on each GPU with a probability of 97 %, with throughput and cost.
 
-    If the trace has data flow (captures on the meta device or the CPU), the step is scaled to other batch sizes, and
-    each size is simulated (`largest_batch.py`). Otherwise, or if two captures contradict the scaling, lines are fitted
-    through the captures, and the result is the largest power of two that fits.
+    If a trace has data flow (captured on the meta device or the CPU), the step is scaled to other batch sizes, and
+    memory is simulated for each size (`largest_batch.py`). Otherwise, or if two captures contradict the scaling, lines
+    are fitted through the captures, and the largest power of two that fits is returned.
 
     Args:
-        traces: Steps by their number of samples. One is enough if it has data flow, otherwise two are needed. Captures
-            on the meta device are best.
-        gpus: Names of GPUs, or of layouts such as `8xL4`, where each GPU has such a batch.
+        traces: Steps by number of samples: one step with data flow (best captured on the meta device), or two steps
+            without.
+        gpus: Names of GPUs, or of layouts such as `8xL4`. The batch size is per GPU.
         method: See `Assumptions`.
         offers: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
@@ -69,7 +69,7 @@ def batch_size_what_if(
 
     Raises:
         InvalidArgumentError: There are too few batch sizes, or the traces have too little information to derive memory.
-        LightningPredictError: An error of `predict`.
+        LightningPredictError: `predict` failed.
     """
     assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
     return batch_sizes_that_fit(traces, layouts_to_predict(gpus, offers=offers, usd_per_hour=usd_per_hour), assumptions)
@@ -78,15 +78,10 @@ def batch_size_what_if(
 def batch_sizes_that_fit(
     traces: Mapping[int, Trace], layouts: Sequence[Layout], assumptions: Assumptions
 ) -> tuple[BatchSizeOption, ...]:
-    """Find the largest batch that fits on each GPU; see `batch_size_what_if`.
-
-    Args:
-        traces: Steps by their number of samples.
-        layouts: GPUs or layouts.
-        assumptions: The assumptions.
+    """Return the same as `batch_size_what_if`, for parsed layouts and assumptions.
 
     Raises:
-        LightningPredictError: An error of `batch_size_what_if`.
+        LightningPredictError: See `batch_size_what_if`.
     """
     if traces:
         layouts = shown_layouts(traces[min(traces)], layouts, None, assumptions)
@@ -122,19 +117,19 @@ def precision_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> Predictions:
-    """Predict a float32 step as it would run under autocast. Corrections by measurements are kept.
+    """Predict a float32 step under autocast. Measurements in the trace are used.
 
     Args:
         trace: A step in float32.
         gpus: Names of GPUs, or a group, as for `predict`.
         dtype: `bfloat16` or `float16`.
-        iterations: Remaining steps. If None, only the step is predicted.
+        iterations: Number of remaining steps; None predicts only the step.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
 
     Raises:
         InvalidArgumentError: The dtype is not supported, or the trace was recorded under autocast.
-        LightningPredictError: An error of `predict`.
+        LightningPredictError: `predict` failed.
     """
     if dtype not in PRECISIONS:
         raise InvalidArgumentError(f"dtype={dtype!r} is not an autocast precision; expected {' or '.join(PRECISIONS)}.")
@@ -157,15 +152,15 @@ def compile_what_if(
     Args:
         trace: An eager step.
         gpus: Names of GPUs, or a group, as for `predict`.
-        iterations: Remaining steps. If None, only the step is predicted.
-        followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU, which lacks
+        iterations: Number of remaining steps; None predicts only the step.
+        followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. Profiles lack
             the data flow between operations.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
 
     Raises:
         InvalidArgumentError: The step is already compiled, or was recorded without data flow.
-        LightningPredictError: An error of `predict`.
+        LightningPredictError: `predict` failed.
     """
     step = trace if followed is None else with_data_flow(trace, followed)
     return _with("compile", step, gpus, iterations, Assumptions(usd_per_hour=usd_per_hour, weights=weights))
@@ -174,7 +169,7 @@ def compile_what_if(
 def _with(
     name: str, trace: Trace, gpus: str | Sequence[str], iterations: int | None, assumptions: Assumptions
 ) -> Predictions:
-    """Predict a step with a change. Corrections by measurements are kept.
+    """Predict a step with a change.
 
     Raises:
         InvalidArgumentError: The change does not apply to the step.
@@ -188,7 +183,7 @@ def _with(
 
 
 def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:
-    """Format the options as lines for a terminal."""
+    """Return the options as lines for a terminal."""
     width = max((len(option.gpu) for option in options), default=0)
     return tuple(f"{option.gpu:<{width}}  {_in_words(option)}" for option in options)
 
@@ -208,11 +203,11 @@ def _in_words(option: BatchSizeOption) -> str:
 
 
 AGREEMENT: Final = 0.05
-"""Maximum relative difference in memory between a scaled step and a step that was captured at that size."""
+"""Maximum relative difference in memory between a scaled step and a step that was captured at this size."""
 
 
 def _scalable(traces: Mapping[int, Trace]) -> Trace | None:
-    """Return the largest step that can be scaled to other batch sizes in agreement with other captures; else None."""
+    """Return the largest step whose scaling to other batch sizes agrees with the other captures; otherwise None."""
     memory = {size: step_memory(trace) for size, trace in traces.items()}
     for size in sorted(traces, reverse=True):
         one = traces[size] if traces[size].samples is not None else replace(traces[size], samples=size)
@@ -234,7 +229,7 @@ def _agree(one: StepMemory | None, other: StepMemory | None) -> bool:
 def _scaled_option(
     trace: Trace, found: LargestBatch, layout: Layout, captured: int, assumptions: Assumptions
 ) -> BatchSizeOption:
-    """Predict the step at the largest batch."""
+    """Predict the step at the largest batch size."""
     size = trace.samples if found.batch_size is None else found.batch_size * trace.batches
     at = trace if found.batch_size is None else with_samples(trace, found.batch_size)
     one = predict_workload(at, [layout], remaining_steps(at, None), assumptions).items_in_order[0]
@@ -266,7 +261,7 @@ def _option(
     if len(sizes) < len(memory):
         return BatchSizeOption(gpu=first.gpu, batch_size=None, usd_per_hour=first.usd_per_hour)
     size = min(sizes)
-    # The number of launches does not depend on the batch size, so the host time is the same for all sizes.
+    # The number of launches does not depend on the batch size, so host time is the same for all sizes.
     seconds = max(device.at(size), statistics.median(one.host_seconds for one in by_size.values()))
     rate, price = size / seconds, first.usd_per_hour
     return BatchSizeOption(
@@ -283,10 +278,10 @@ def _option(
 
 
 def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[tuple[StraightLine, ...], Interval[float]]:
-    """Fit lines through the memory of the passes and of the update, of which the larger one is the peak.
+    """Fit lines through the memory at the peaks of forward and backward, and of the optimizer step.
 
-    Also return the relative interval. The allocator's rounding varies irregularly with the batch size, so it is not
-    part of the slope: the largest value is used.
+    The relative interval is also returned. The allocator's rounding varies irregularly with the batch size, so the
+    largest value is used instead of a slope.
     """
     memory = {size: one for size, trace in traces.items() if (one := step_memory(trace)) is not None}
     if len(memory) < len(traces):
