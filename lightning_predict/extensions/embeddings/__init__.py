@@ -1,1 +1,1 @@
-"""Sharding of embedding tables over several GPUs: time and memory of each plan, and the fastest one."""
+"""Sharding of embedding tables over several GPUs: time and memory of each sharding plan, and the fastest plan."""

@@ -1,4 +1,4 @@
-"""`shard`: a sharding plan for the embedding tables of a recommendation model over several GPUs.
+"""Command `shard`: finds a sharding plan for the embedding tables of a recommendation model.
 
 Example::
 
@@ -76,7 +76,7 @@ def shard(
     from lightning_predict.units import gibibytes_to_bytes
 
     links = interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie) or CATALOGUE
-    layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # the machines that `predict` prices
+    layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # on the machines that `predict` prices
     if not layouts:
         raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
     step = Trace.load(str(trace))
@@ -131,7 +131,7 @@ def _whole_steps(
     weights: str | None,
     links: Interconnect,
 ) -> dict[tuple[str, str], WholeStep]:
-    """Predict the whole step under every plan, by layout and plan; empty if the step does not allow this."""
+    """Predict the whole step by layout and plan; empty if the step does not allow this."""
     from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
     from lightning_predict.distributed.strategy import Strategy
     from lightning_predict.extensions.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
@@ -162,7 +162,7 @@ def _whole_steps(
 @final
 @dataclass(frozen=True, slots=True)
 class _Shardings:
-    """Sharding plans by layout, errors of layouts without a plan, whole steps by layout and plan, and notes."""
+    """Sharding plans by layout, errors of layouts without a plan, whole steps by (layout, plan), and notes."""
 
     placements: Mapping[str, TablePlacement]
     problems: Mapping[str, str]
@@ -174,7 +174,7 @@ class _Shardings:
         return self.wholes.get((plan.layout, plan.name))
 
     def seconds(self, plan: ShardingPlan) -> float:
-        """Return the time by which plans are compared: of the whole step if known, otherwise of the tables alone."""
+        """Return the time of the whole step under a plan if known, otherwise the time of the tables."""
         whole = self.whole(plan)
         return plan.seconds if whole is None else whole.step.seconds
 
@@ -196,7 +196,7 @@ class _Shardings:
         return {"layouts": layouts, "problems": dict(self.problems)}
 
     def _plan_values(self, plan: ShardingPlan) -> dict[str, object]:
-        """Convert the plan and values derived from it to JSON values."""
+        """Return the plan and values derived from it as JSON values."""
         values: dict[str, object] = json_value(plan)
         whole = self.whole(plan)
         return {

@@ -1,15 +1,16 @@
 """Work that an embedding table causes on each GPU in one step, for each kind of sharding.
 
 A kind of sharding determines the part of the table on each GPU (`TablePart`) and the communication. The loads of
-several tables add up. A step has B samples on n GPUs, so each GPU has b = B / n samples. A GPU may hold
+several tables add up. A step has B samples on n GPUs, so each GPU has b = B / n samples:
 
-* a whole table (`table_wise`) or some of its columns (`column_wise`). It looks up all B samples, and an all-to-all
-  sends each GPU the vectors of its b samples.
-* some of the rows (`row_wise`). It looks up those indices of all B samples that point to its rows. Their number is the
-  same on each GPU, even for skewed lookups, because indices are hashed. With pooling, each GPU has a partial sum of a
-  bag, and a reduce-scatter adds these up. Without pooling, an all-to-all sends each row to the GPU of its sample.
-* a copy of the table (`data_parallel`). It looks up its own b samples. The gradients are dense, and an all-reduce
-  averages them.
+* `table_wise`: a GPU holds the whole table. `column_wise`: each GPU holds some columns. Such a GPU looks up all B
+  samples, and an all-to-all sends each GPU the vectors of its b samples.
+* `row_wise`: each GPU holds some rows, and looks up the indices of all B samples that point to these rows. Each GPU has
+  the same number of lookups, even for skewed lookups, because indices are hashed. With pooling, each GPU has a partial
+  sum of a bag, and a reduce-scatter adds the partial sums. Without pooling, an all-to-all sends each row to the GPU of
+  its sample.
+* `data_parallel`: each GPU holds a copy of the table, and looks up its own b samples. Gradients are dense, and an
+  all-reduce averages them.
 
 Before the lookup, indices are sent to the GPUs that hold the rows. In the backward pass, gradients go the same way. One
 kernel computes a sharded table's gradients and updates its rows. A copy has a dense gradient, and an optimizer kernel
@@ -47,8 +48,8 @@ class TablePart:
         rows: Number of rows.
         dim: Number of columns.
         bags: Number of output vectors.
-        lookups: Mean number of local rows that are summed per vector. It is below 1 if most of a bag is on other GPUs.
-        num_gpus: Number of consecutive GPUs that have such a part.
+        lookups: Mean number of local rows that are summed per vector; below 1 if most rows of a bag are on other GPUs.
+        num_gpus: Number of consecutive GPUs that each hold a part of this size.
         alpha: Exponent of Zipf's law for the lookups.
     """
 
@@ -60,7 +61,7 @@ class TablePart:
     alpha: float = 0.0
 
     def as_operation(self, operation: str, dtype: str) -> OperationShape:
-        """Return the lookup as an operation that the kernel models can time."""
+        """Return the lookup as an operation shape, which the kernel models can time."""
         return OperationShape(
             operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim), self.alpha)
         )
@@ -72,7 +73,7 @@ class Sharding:
     """A kind of sharding.
 
     Attributes:
-        parts: Returns the parts on the GPUs, in order, from (table, number of GPUs, samples of all GPUs).
+        parts: Function that returns the parts on the GPUs, in order, from (table, number of GPUs, samples of all GPUs).
         splits_rows: Whether each GPU has only some of the rows of a bag.
         replicates: Whether each GPU has a copy of the whole table.
     """
@@ -100,9 +101,9 @@ def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Tabl
 
 
 def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
-    """Split a table into blocks of rows of equal size.
+    """Split a table into equal blocks of rows.
 
-    The last block may be smaller; a small table leaves some GPUs empty.
+    The last block may be smaller; some GPUs hold no rows of a small table.
     """
     block = math.ceil(table.rows / gpus)
     blocks = ((table.rows // block, block), (1, table.rows % block))
@@ -111,7 +112,8 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart
         if holders and rows:
             found = rows / table.rows
             # With pooling, a GPU sums the bag's local rows. Without pooling, a row is on one GPU, so each GPU outputs a
-            # share.
+            # share of
+            # the rows.
             bags, lookups = (1.0, table.pooling * found) if table.is_pooled else (found, 1.0)
             bags *= samples * table.vectors
             parts.append(
@@ -121,7 +123,7 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart
 
 
 def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
-    """Split a table into column slices whose widths differ by at most one; a narrow table leaves some GPUs empty."""
+    """Split a table into column slices of almost equal width; a narrow table leaves some GPUs empty."""
     slices = min(gpus, table.dim)
     width, wider = divmod(table.dim, slices)
     bags = samples * table.vectors
@@ -143,16 +145,16 @@ KINDS: Final[Mapping[str, Sharding]] = {
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Work of one step on n GPUs, for one table or the sum of several.
+    """Work of one step on n GPUs, for one table or the sum of several tables.
 
     Attributes:
-        forward_seconds: Lookups on each GPU: middle, low and high end of the interval, shape (3, n).
-        backward_seconds: Gradients and update on each GPU, shape (3, n).
-        memory_bytes: Parameters, optimizer state and dense gradients on each GPU, shape (n,).
-        index_bytes: Indices that each GPU receives from every GPU, shape (n,).
-        vector_bytes: Vectors that each GPU sends to every GPU, shape (n,).
-        partial_sum_bytes: Message of the reduce-scatter of partial sums, shape ().
-        dense_gradient_bytes: Message of the all-reduce of dense gradients, shape ().
+        forward_seconds: Time of lookups on each GPU: middle, low and high end of the interval, shape (3, n).
+        backward_seconds: Time of gradients and update on each GPU, shape (3, n).
+        memory_bytes: Size of parameters, optimizer state and dense gradients on each GPU, shape (n,).
+        index_bytes: Size of the indices that each GPU receives from every GPU, shape (n,).
+        vector_bytes: Size of the vectors that each GPU sends to every GPU, shape (n,).
+        partial_sum_bytes: Message size of the reduce-scatter of partial sums, shape ().
+        dense_gradient_bytes: Message size of the all-reduce of dense gradients, shape ().
     """
 
     forward_seconds: Array
@@ -170,7 +172,7 @@ class Load:
         return Load(*map(operator.sub, self._values, other._values))
 
     def moved_to(self, gpu: int) -> Load:
-        """Rotate the load, so that the first GPU's work moves to the given GPU."""
+        """Return the load rotated by `gpu` GPUs, which moves the first GPU's work to this GPU."""
         return Load(*(np.roll(value, gpu, axis=-1) if value.ndim else value for value in self._values))
 
     @property
@@ -179,7 +181,7 @@ class Load:
 
 
 def empty_load(gpus: int) -> Load:
-    """Return an empty load on a number of GPUs."""
+    """Return a load without any work on `gpus` GPUs."""
     zeros, nothing = np.zeros(gpus), np.zeros(())
     return Load(np.zeros((3, gpus)), np.zeros((3, gpus)), zeros, zeros, zeros, nothing, nothing)
 
@@ -197,7 +199,7 @@ def loads_of(
     optimizer: OptimizerState,
     models: KernelModels | None,
 ) -> tuple[Mapping[str, Load], ...]:
-    """Return the load of each table under each kind of sharding. A whole table is placed on the first GPU."""
+    """Return the load of each table by kind of sharding. A whole table is placed on the first GPU."""
     parts = {(table, kind): KINDS[kind].parts(table, layout.count, samples) for table in tables for kind in kinds}
     problems = list(
         dict.fromkeys(
@@ -218,14 +220,14 @@ def loads_of(
 def _operations(
     table: EmbeddingTable, kind: str, part: TablePart, optimizer: OptimizerState
 ) -> tuple[tuple[OperationShape, ...], tuple[OperationShape, ...]]:
-    """List the operations of the forward and of the backward pass."""
+    """Return the operations of the forward and the backward pass."""
     forward = part.as_operation("embedding_bag", table.dtype)
     backward = part.as_operation("embedding_bag_backward", table.dtype)
     if not KINDS[kind].replicates:
         return (forward,), (backward,)
     size = table.parameter_bytes
     state = optimizer.size_bytes(table.rows, table.dim)
-    # The update fills the gradient, reads gradient, parameters and state, and writes parameters and state.
+    # The update fills the gradient; reads gradient, parameters and state; and writes parameters and state.
     update = OperationShape("transfer", "float32", (2 * size + state, 2 * size + state, 2.0 * table.rows * table.dim))
     return (forward,), (backward, update)
 
@@ -272,7 +274,7 @@ def _load(
 
 
 def _state_seconds(part: TablePart, update: OperationShape, layout: Layout, optimizer: OptimizerState) -> Array:
-    """Return the time to read and write the optimizer state of the looked-up rows; the update kernel includes it."""
+    """Return the time to read and write the optimizer state of the looked-up rows, as part of the update kernel."""
     rows = float(unique_rows(batch_shapes([update]).columns)[0])
     seconds = optimizer.traffic_bytes(rows, part.dim) / layout.gpu.dram_bytes_per_second
     return seconds * np.array([1.0, 1.0 / SPREAD, SPREAD])

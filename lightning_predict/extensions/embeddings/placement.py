@@ -1,9 +1,9 @@
 """`place_tables`: finds the fastest sharding of embedding tables among the plans that fit in the GPUs' memory.
 
-Each kind of sharding is tried for all tables, then a mixture of kinds. Whole tables are placed in the order of their
-time, longest first. Each goes to the least loaded GPU that has enough memory. The mixture starts from a plan that fits,
-and changes one table at a time as long as the step gets shorter. This is a heuristic. Where all plans can be
-enumerated, tests require a result within 10 % of the optimum. Example::
+Each kind of sharding is tried for all tables, then a mixture of kinds. Whole tables are placed longest time first, each
+on the least loaded GPU with enough memory. The mixture starts from a plan that fits, and changes one table at a time
+while the step time decreases. This is a heuristic. If all plans can be enumerated, tests require a result within 10 %
+of the optimum. Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**9, dim=64, name="users"), EmbeddingTable(rows=10**6, dim=64, name="items")]
@@ -51,30 +51,30 @@ MAX_PASSES: Final = 4
 """Maximum number of passes over all tables to improve the mixture. Changes after the second pass are rare."""
 
 MAX_GPUS: Final = 8
-"""Number of GPUs, least loaded first, that are tried for a whole table."""
+"""Number of GPUs that are tried for a whole table, least loaded first."""
 
 LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
 """Logarithms of message sizes from 1 byte to 1 PiB, sixteen per doubling, for interpolation."""
 
 COPIED_SHARES: Final = (0.25, 0.5, 0.75)
-"""Shares of the tables, smallest tables first, that are tried as copies on all GPUs."""
+"""Shares of the tables that are tried as copies on all GPUs, smallest tables first."""
 
 MIN_GAIN: Final = 1e-6
-"""Minimum relative improvement by a change, above rounding errors."""
+"""Minimum relative improvement by a change, larger than rounding errors."""
 
 Choices = dict[int, Assignment]
-"""Assignment of each table, by its index."""
+"""Assignment of each table, by table index."""
 
 
 @final
 @dataclass(frozen=True)
 class PlacementSearch:
-    """Inputs of the search for a placement.
+    """Search for the fastest placement of tables.
 
     Attributes:
         tables: The tables.
-        loads: Loads of each table, by kind.
-        kinds: Allowed kinds.
+        loads: Load of each table, by kind of sharding.
+        kinds: Allowed kinds of sharding.
         layout: The GPUs, at least two.
         table_bytes: Memory for tables on each GPU.
         interconnect: Known bandwidths of the links.
@@ -103,7 +103,7 @@ class PlacementSearch:
         return {name: np.log(np.stack(links.collective(name, messages))[:, 1]) for name in COLLECTIVES}
 
     def seconds(self, load: Load) -> float:
-        """Return the time of a step. Collectives are interpolated, because a search compares thousands of steps."""
+        """Return the step time of a load. Collectives are interpolated to make the search fast."""
         seconds = float(load.forward_seconds[0].max() + load.backward_seconds[0].max())
         for operation, _, message_bytes in messages_of(load):
             at = np.interp(math.log(message_bytes), LOG_MESSAGES, self._log_seconds[operation])
@@ -111,13 +111,13 @@ class PlacementSearch:
         return seconds
 
     def pressure(self, load: Load) -> Array:
-        """Return the load of each GPU in seconds, shape (gpus,): compute time plus its part of the all-to-alls."""
+        """Return the time of each GPU, shape (gpus,): compute time plus its part of the all-to-alls."""
         sent = (self.layout.count - 1) * (load.index_bytes + 2 * load.vector_bytes)  # (gpus,)
         pressure: Array = load.forward_seconds[0] + load.backward_seconds[0] + sent / link_bandwidth(self.layout.gpu)
         return pressure
 
     def freest(self, load: Load, table_bytes: float) -> int | None:
-        """Return the least loaded GPU with this much free memory; None if there is none."""
+        """Return the least loaded GPU with `table_bytes` of free memory; None without such a GPU."""
         has_room = load.memory_bytes + table_bytes <= self.table_bytes  # (gpus,)
         return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
 
@@ -125,7 +125,7 @@ class PlacementSearch:
 def placed(search: PlacementSearch, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
     """Place whole tables on GPUs in addition to a load; also return the tables that do not fit.
 
-    Placing the slowest tables first balances best. Placing the largest first wastes the least memory.
+    Placing the slowest tables first balances best. Placing the largest tables first wastes the least memory.
     """
     whole = {index: search.loads[index][WHOLE] for index in indices}
     orders = (
@@ -149,10 +149,9 @@ def placed(search: PlacementSearch, indices: Iterable[int], load: Load) -> tuple
 
 
 def seed(search: PlacementSearch) -> Iterable[Choices]:
-    """Yield start plans for the mixture: tables are whole if they fit, and the others are split over all GPUs.
+    """Yield start plans for the mixture: tables that fit are whole, other tables are split over all GPUs.
 
-    Small tables are also tried as copies, several at once, because they share one all-reduce. A single copy would pay
-    the latency of an all-reduce alone.
+    Small tables are also tried as copies, several at a time, because copies share the latency of one all-reduce.
     """
     if WHOLE not in search.kinds:
         return
@@ -180,7 +179,7 @@ def seed(search: PlacementSearch) -> Iterable[Choices]:
 
 
 def improved(search: PlacementSearch, choices: Choices, kinds: Sequence[str]) -> Choices:
-    """Change one table at a time, to one of these kinds or to another GPU, as long as the step gets shorter."""
+    """Change one table at a time, to one of `kinds` or to another GPU, while the step time decreases."""
     choices = dict(choices)
     load = search.total(choices)
     seconds = search.seconds(load)
@@ -202,7 +201,7 @@ def improved(search: PlacementSearch, choices: Choices, kinds: Sequence[str]) ->
 
 
 def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Sequence[str]) -> Iterable[Assignment]:
-    """Yield the alternative assignments of a table, given the load of all other tables."""
+    """Yield the possible assignments of a table, given the load of all other tables."""
     table = search.tables[index]
     for kind in kinds:
         if kind != WHOLE:
@@ -213,8 +212,8 @@ def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Seq
 
 
 TABLE_SHARE: Final = 0.85
-"""Default share of a GPU's memory for tables. The rest is for other layers, communication buffers and the driver. This
-share is an assumption."""
+"""Default share of a GPU's memory for tables. Assumption: other layers, communication buffers and the driver fit
+into the remaining memory."""
 
 
 @final
@@ -223,8 +222,8 @@ class TablePlacement:
     """Sharding plans for a set of tables.
 
     Attributes:
-        plans: Plans that fit, fastest first. A mixture is included only if it is the fastest.
-        refused: For each other kind of sharding, the reason why it does not work.
+        plans: Plans that fit, fastest first. A mixture is included only if it is the fastest plan.
+        refused: Reason why a kind of sharding is impossible, by kind.
         table_bytes: Memory for tables on each GPU.
     """
 
@@ -239,7 +238,7 @@ class TablePlacement:
 
     @property
     def reason(self) -> str:
-        """Sentence that says why the best plan is the fastest."""
+        """Sentence that explains why the best plan is the fastest."""
         best, *others = self.plans
         if not others:
             return f"{best.name} is the only plan that fits: {best.reason}."
@@ -268,23 +267,24 @@ def place_tables(
     interconnect: Interconnect = CATALOGUE,
     weights: AnyWeights = None,
 ) -> TablePlacement:
-    """Shard embedding tables over GPUs so that a training step is short.
+    """Return the fastest sharding plans for embedding tables.
 
     Args:
         tables: The tables.
         layout: The GPUs as a layout or its name, for example `8xA100-SXM-80GB`. A single GPU allows only one plan.
-        samples: Samples of a step on all GPUs together.
-        kinds: Allowed kinds, keys of `KINDS`; several may be mixed.
+        samples: Number of samples per step on all GPUs together.
+        kinds: Allowed kinds of sharding (keys of `KINDS`), which may be mixed.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
-        table_bytes: Memory for tables on each GPU; by default 85 % of the GPU's memory.
+        table_bytes: Memory for tables on each GPU; None for 85 % of the GPU's memory.
         interconnect: Known bandwidths of the links between GPUs.
-        weights: Folder or file of weights. If None, the cache and the bundled files are searched.
+        weights: Folder or file of weights; None searches the cache and the package.
 
     Raises:
-        InvalidArgumentError: There is no table, no memory, an unknown kind or optimizer, or fewer samples than GPUs.
+        InvalidArgumentError: There is no table or no memory, a kind or optimizer is unknown, or there are fewer samples
+            than GPUs.
         InfeasiblePlanError: No plan fits in memory.
-        UnknownGpuError: The layout's GPU is not in the catalogue.
-        WeightsError: The weights cannot be found or are not trusted.
+        UnknownGpuError: The catalogue does not have the GPU.
+        WeightsError: Weights cannot be found or trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
     return placement(
@@ -310,7 +310,7 @@ def placement(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> TablePlacement:
-    """Shard tables as `place_tables` does, with loaded kernel models. If these are None, use rooflines."""
+    """Return the same as `place_tables`, with loaded kernel models; None uses rooflines."""
     state = optimizer
     check_samples(samples, target)
     room = TABLE_SHARE * target.gpu.memory_bytes if table_bytes is None else table_bytes
@@ -358,7 +358,7 @@ def _of_one_kind(search: PlacementSearch) -> tuple[list[Choices], dict[str, str]
 
 
 def _no_room(search: PlacementSearch, left: Sequence[int]) -> str:
-    """Return why these tables cannot be placed whole on one GPU."""
+    """Return why tables cannot be placed whole on one GPU."""
     needs = {index: float(search.loads[index][WHOLE].memory_bytes[0]) for index in left}
     largest = max(needs, key=lambda index: needs[index])
     name = search.tables[largest].name or f"number {largest}"

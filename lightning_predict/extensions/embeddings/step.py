@@ -1,10 +1,10 @@
 """One training step of sharded embedding tables: lookups and updates on each GPU, and communication between GPUs.
 
 The step waits for its slowest GPU twice: vectors are exchanged after the last lookup, and the step ends with the last
-update. Overlap and layers other than tables are excluded here, so that plans differ only by their sharding. An
-all-to-all is limited by the GPU that sends or receives most. If each GPU sends chunks of c bytes to every other, the
-all-to-all takes as long as an even one with the message max(sum of the others' c, own c · (n - 1)), over all GPUs (Lin
-et al., HiPC 2022). Example::
+update. Overlap and other layers are ignored here, so plans differ only by their sharding. The GPU that sends or
+receives most limits an all-to-all. If each GPU sends chunks of c bytes to every other GPU, the all-to-all takes as long
+as an even all-to-all with the message max(sum of the others' c, own c · (n - 1)), over all GPUs (Lin et al., HiPC
+2022). Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**6, dim=64, pooling=20) for _ in range(16)]
@@ -39,7 +39,7 @@ from lightning_predict.units import bytes_to_gibibytes, bytes_to_mebibytes, seco
 from lightning_predict.weights.source import AnyWeights
 
 WHOLE: Final = "table_wise"
-"""Kind of sharding that keeps a table whole on a single GPU."""
+"""Kind of sharding that places a whole table on one GPU."""
 
 
 @final
@@ -50,7 +50,7 @@ class Assignment:
     Attributes:
         table: The table.
         kind: A key of `KINDS`: `table_wise`, `row_wise`, `column_wise` or `data_parallel`.
-        gpu: GPU of a `table_wise` table, counted from 0; None for other kinds, which use all GPUs.
+        gpu: Index of the GPU that holds a `table_wise` table; None for other kinds, which use all GPUs.
     """
 
     table: EmbeddingTable
@@ -66,9 +66,9 @@ class Exchange:
     Attributes:
         operation: `alltoall`, `reduce_scatter`, `all_gather` or `all_reduce`.
         carries: Name of the exchanged data.
-        message_bytes: Size of the whole message, as defined in `kernels/interconnect.py`. For an uneven all-to-all, it
-            is the message of the even all-to-all with the same load on the busiest link.
-        time: Seconds of the collective, with their interval.
+        message_bytes: Size of the whole message, as defined in `kernels/interconnect.py`. An uneven all-to-all counts
+            as the even all-to-all with the same load on the busiest link.
+        time: Seconds of the collective, with a 90 % interval.
     """
 
     operation: str
@@ -80,17 +80,17 @@ class Exchange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingPlan:
-    """Sharding of all tables, with the time and the memory of a step.
+    """Sharding of all tables, with time and memory of a step.
 
     Attributes:
         layout: Name of the layout.
-        samples: Samples of all GPUs together.
+        samples: Number of samples per step on all GPUs together.
         assignments: Sharding of each table, in the order of the tables.
-        time: Seconds of a step: slowest lookup, slowest update and all exchanges.
-        forward_seconds: Lookups on each GPU.
-        backward_seconds: Gradients and updates on each GPU.
-        exchanges: Collectives in their order; empty on one GPU.
-        memory_bytes: Parameters, optimizer state and dense gradients on each GPU.
+        time: Seconds of a step: slowest lookup, slowest update and all collectives.
+        forward_seconds: Time of lookups on each GPU.
+        backward_seconds: Time of gradients and updates on each GPU.
+        exchanges: Collectives in order; empty on one GPU.
+        memory_bytes: Size of parameters, optimizer state and dense gradients on each GPU.
     """
 
     layout: str
@@ -109,7 +109,7 @@ class ShardingPlan:
 
     @property
     def name(self) -> str:
-        """Kind of sharding of all tables; `mixed` if they differ."""
+        """Kind of sharding of all tables; `mixed` if tables have different kinds."""
         kinds = {assignment.kind for assignment in self.assignments}
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
@@ -125,17 +125,17 @@ class ShardingPlan:
 
     @property
     def communication_seconds(self) -> float:
-        """Seconds of all exchanges together."""
+        """Total seconds of all collectives."""
         return sum(exchange.time.middle for exchange in self.exchanges)
 
     @property
     def imbalance(self) -> float:
-        """Time of the slowest GPU, divided by the mean; 1 if the load is balanced."""
+        """Time of the slowest GPU divided by the mean time; 1 if the load is balanced."""
         return max(self.gpu_seconds) / (sum(self.gpu_seconds) / len(self.gpu_seconds))
 
     @property
     def reason(self) -> str:
-        """Summary of the step's time, as a phrase."""
+        """Text that summarizes the step's time and memory."""
         sent = bytes_to_mebibytes(sum(exchange.message_bytes for exchange in self.exchanges))
         exchanged = f", {in_milliseconds(self.communication_seconds)} for exchanging {sent:,.3g} MiB"
         return (
@@ -158,16 +158,16 @@ def sharded_step(
     Args:
         assignments: Sharding of each table.
         layout: The GPUs as a layout or its name, for example `8xA100-SXM-80GB`.
-        samples: Samples of a step on all GPUs together.
+        samples: Number of samples per step on all GPUs together.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
         interconnect: Known bandwidths of the links between GPUs.
-        weights: Folder or file of weights. If None, the cache and the bundled files are searched.
+        weights: Folder or file of weights; None searches the cache and the package.
 
     Raises:
-        InvalidArgumentError: There is no table, an unknown kind or optimizer, a GPU that is not in the layout, or fewer
-            samples than GPUs.
-        UnknownGpuError: The layout's GPU is not in the catalogue.
-        WeightsError: The weights cannot be found or are not trusted.
+        InvalidArgumentError: There is no table, a kind or optimizer is unknown, a GPU is not in the layout, or there
+            are fewer samples than GPUs.
+        UnknownGpuError: The catalogue does not have the GPU.
+        WeightsError: Weights cannot be found or trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
     return assigned_plan(
@@ -189,7 +189,7 @@ def assigned_plan(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> ShardingPlan:
-    """Predict a step as `sharded_step` does, with loaded kernel models. If these are None, use rooflines."""
+    """Return the same as `sharded_step`, with loaded kernel models; None uses rooflines."""
     check_samples(samples, target)
     if not assignments:
         raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
@@ -201,7 +201,7 @@ def assigned_plan(
 
 
 def load_at(assignment: Assignment, loads: Mapping[str, Load]) -> Load:
-    """Return the load of a table at its assigned GPU."""
+    """Return the load of a table on its assigned GPU."""
     load = loads[assignment.kind]
     return load if assignment.gpu is None else load.moved_to(assignment.gpu)
 
@@ -213,10 +213,10 @@ def plan_of(
     samples: int,
     interconnect: Interconnect,
 ) -> ShardingPlan:
-    """Combine assignments and their loads to a plan."""
+    """Return the plan for assignments and their loads."""
     load = sum(loads, empty_load(layout.count))
     exchanges = _exchanges(load, layout, interconnect)
-    computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)  # (3,): middle, low, high end
+    computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)  # (3,): middle, low and high end
     middle, low, high = (float(value) for value in computing)
     time = reduce(Interval.added, (exchange.time for exchange in exchanges), Interval(low, middle, high))
     return ShardingPlan(
@@ -232,7 +232,7 @@ def plan_of(
 
 
 def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
-    """List the collectives of a step in order, as (operation, name of the data, message bytes); empty on one GPU."""
+    """Return the collectives of a step in order, as (operation, name of the data, message bytes); none on one GPU."""
     if len(load.memory_bytes) == 1:
         return ()
     vectors, sums = alltoall_message(load.vector_bytes), float(load.partial_sum_bytes)
@@ -257,17 +257,17 @@ def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[
 
 
 def training_links(layout: Layout, interconnect: Interconnect) -> Links:
-    """Return links that time collectives like `predict`: within a training step, slowed down by overlapping kernels."""
+    """Return links whose collectives are slowed down by overlapping kernels, as in `predict`."""
     return Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
 
 
 def alltoall_message(chunk_bytes: Array) -> float:
-    """Return the message size of the even all-to-all that has the same load on its busiest link (Lin et al.).
+    """Return the message size of the even all-to-all with the same load on its busiest link (Lin et al.).
 
-    The same formula holds if each GPU receives, instead of sends, its chunk from every other.
+    The formula also holds if each GPU receives, instead of sends, a chunk from every other GPU.
 
     Args:
-        chunk_bytes: Bytes that each GPU sends to every other, shape (gpus,), for at least two GPUs.
+        chunk_bytes: Bytes that each GPU sends to every other GPU, shape (gpus,), for at least two GPUs.
     """
     gpus = len(chunk_bytes)
     busiest = np.maximum(chunk_bytes.sum() - chunk_bytes, chunk_bytes * (gpus - 1)).max()
@@ -275,10 +275,10 @@ def alltoall_message(chunk_bytes: Array) -> float:
 
 
 def checked_optimizer(name: str) -> OptimizerState:
-    """Return the optimizer state of the optimizer with this name.
+    """Return the optimizer state of an optimizer.
 
     Raises:
-        InvalidArgumentError: The name is unknown.
+        InvalidArgumentError: The optimizer is unknown.
     """
     if name not in OPTIMIZERS:
         raise InvalidArgumentError(f"optimizer={name!r} is not known; choose one of {', '.join(OPTIMIZERS)}.")
@@ -286,7 +286,7 @@ def checked_optimizer(name: str) -> OptimizerState:
 
 
 def check_samples(samples: int, layout: Layout) -> None:
-    """Reject a step with fewer samples than GPUs.
+    """Raise an error for a step with fewer samples than GPUs.
 
     Raises:
         InvalidArgumentError: There are fewer samples than GPUs.
@@ -321,7 +321,7 @@ def in_gibibytes(size_bytes: float) -> str:
 
 
 def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
-    """Convert a plan to the contents of a plan file: kind and GPU of each table, and the layout and optimizer.
+    """Return the contents of a plan file: kind and GPU of each table, layout and optimizer.
 
     Args:
         plan: The plan.
@@ -340,11 +340,11 @@ def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
 @final
 @dataclass(frozen=True, slots=True)
 class WrittenPlan:
-    """Sharding plan from a file, for the tables of a step.
+    """Sharding plan from a file, applied to the tables of a step.
 
     Attributes:
         assignments: Sharding of each table, in the order of the step's tables.
-        optimizer: A key of `OPTIMIZERS`.
+        optimizer: Optimizer of the tables, a key of `OPTIMIZERS`.
     """
 
     assignments: tuple[Assignment, ...]

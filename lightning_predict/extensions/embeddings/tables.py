@@ -1,8 +1,8 @@
 """`EmbeddingTable`: an embedding table of a recommendation model and its lookups, given by hand or from a recording.
 
 A table has rows of `dim` numbers. A sample reads `vectors` vectors from the table, and each vector is the sum of
-`pooling` rows. `nn.EmbeddingBag` reads one vector per sample. `nn.Embedding` reads one vector per token, each a single
-row. Example::
+`pooling` rows. `nn.EmbeddingBag` reads one vector per sample. `nn.Embedding` reads one vector per token; each vector is
+a single row. Example::
 
     >>> table = EmbeddingTable(rows=1_000_000, dim=64, pooling=20)
     >>> table.parameter_bytes, table.vector_bytes_per_sample, table.index_bytes_per_sample()
@@ -32,10 +32,10 @@ INDEX_BYTES: Final = 8
 """Bytes per index, and per length of a bag: torch's default is int64."""
 
 MAX_ALPHA: Final = 4.0
-"""Maximum exponent of Zipf's law. Above this, lookups concentrate on a few rows."""
+"""Maximum exponent of Zipf's law. With larger exponents, lookups read only a few rows."""
 
 STATE_BYTES: Final = 4
-"""Bytes per number of the optimizer state, which is float32."""
+"""Bytes per number of the optimizer state (float32)."""
 
 
 @final
@@ -50,11 +50,11 @@ class EmbeddingTable:
         vectors: Mean number of vectors per sample.
         is_pooled: Whether rows are summed; False for `nn.Embedding`, where each row is a vector.
         dtype: `float32`, `float16`, `bfloat16` or `float64`.
-        name: Display name; if None, the table's number is shown.
+        name: Display name; None shows the table's number.
         alpha: Skew of the lookups: the exponent of Zipf's law, 0 for uniform lookups.
 
     Raises:
-        InvalidArgumentError: A value is out of its range.
+        InvalidArgumentError: A value is out of range.
     """
 
     rows: int
@@ -98,16 +98,20 @@ class EmbeddingTable:
 
     @property
     def parameter_bytes(self) -> float:
-        """Bytes of the table."""
+        """Size of the table in bytes."""
         return self.rows * self.dim * self.value_bytes
 
     @property
     def vector_bytes_per_sample(self) -> float:
-        """Bytes of a sample's vectors."""
+        """Size of a sample's vectors in bytes."""
         return self.vectors * self.dim * self.value_bytes
 
     def index_bytes_per_sample(self, share: float = 1.0) -> float:
-        """Return the bytes of a sample's indices that point to a share of the rows, with the lengths of pooled bags."""
+        """Return the bytes of a sample's indices, including the lengths of pooled bags.
+
+        Args:
+            share: Share of the rows; only indices that point to these rows count.
+        """
         return self.vectors * (self.pooling * share + self.is_pooled) * INDEX_BYTES
 
 
@@ -120,13 +124,13 @@ class OptimizerState:
     per_row: float = 0
 
     def size_bytes(self, rows: float, dim: float) -> float:
-        """Return the size of the optimizer state of this many rows."""
+        """Return the size of the optimizer state of `rows` rows in bytes."""
         return STATE_BYTES * rows * (self.per_element * dim + self.per_row)
 
     def traffic_bytes(self, rows: float, dim: float) -> float:
-        """Return the bytes to read and write that state.
+        """Return the bytes to read and write the optimizer state of `rows` scattered rows.
 
-        Rows are scattered, so whole memory sectors are transferred.
+        Whole memory sectors are transferred.
         """
         sectors = math.ceil(STATE_BYTES * dim / SECTOR_BYTES) * self.per_element + self.per_row
         return 2 * rows * sectors * SECTOR_BYTES
@@ -147,7 +151,7 @@ class TracedTables:
 
     Attributes:
         tables: The tables, in the order of their first lookup.
-        batch_size: Number of samples of one batch on the recorded GPU.
+        batch_size: Number of samples per batch on the recorded GPU.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -157,8 +161,8 @@ class TracedTables:
 def tables_of_trace(trace: Trace) -> TracedTables:
     """Return the embedding tables that the forward pass reads. Several lookups of one table are merged.
 
-    The trace states the number of samples. If it does not, the number is taken from the first lookup: its number of
-    bags, or the first dimension of its indices.
+    If the trace lacks the number of samples, the first lookup determines it: by its number of bags, or by the first
+    dimension of its indices.
 
     Raises:
         InvalidArgumentError: The trace has no lookup, or fewer samples than batches.
@@ -190,7 +194,7 @@ def is_look_up(operation: Operation) -> bool:
 
 
 def _weights(operation: Operation, position: int) -> object:
-    """Identify the table of a lookup: by its storage, otherwise by its module, otherwise by the lookup's position."""
+    """Return an identifier of a lookup's table: its storage id, its module, or the position of the lookup."""
     weights = operation.inputs[0]
     if weights.id is not None:
         return weights.id
@@ -205,7 +209,7 @@ def _samples(operation: Operation, trace: Trace) -> int:
 
 
 def _vectors_and_lookups(operation: Operation, trace: Trace) -> tuple[float, float]:
-    """Return the number of output vectors of a lookup, and the number of rows that it reads."""
+    """Return the number of output vectors of a lookup, and the number of rows that the lookup reads."""
     (problem,) = translate(operation, trace.flags)
     if problem.operation == "embedding_bag":
         bags, lookups, *_ = problem.dims
@@ -235,14 +239,14 @@ BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense
 
 
 def with_skew(trace: Trace, skew: Skew) -> Trace:
-    """Return the trace with Zipf-distributed lookups. A recording alone does not show how often each row is read.
+    """Return the trace with Zipf-distributed lookups, because a recording does not show how often each row is read.
 
     Args:
-        trace: The step.
-        skew: One exponent for all tables, or one per table by name; tables that are not named have uniform lookups.
+        trace: The recorded step.
+        skew: One exponent for all tables, or an exponent per table name; other tables have uniform lookups.
 
     Raises:
-        InvalidArgumentError: An exponent is out of its range, or a table name is unknown.
+        InvalidArgumentError: An exponent is out of range, or a table name is unknown.
     """
     modules = {one.module for one in trace.operations if is_look_up(one) and one.module is not None}
     named = dict.fromkeys(modules, float(skew)) if isinstance(skew, (int, float)) else dict(skew)
@@ -269,14 +273,14 @@ SAMPLE_COLUMNS: Final = ("table", "index")
 
 
 def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
-    """Parse the skew of the lookups: the exponent of Zipf's law, or a CSV file with sampled indices to fit it to.
+    """Parse the skew of the lookups: an exponent of Zipf's law, or a CSV file with sampled indices.
 
     Args:
-        words: A number of at least 0, or the path of the file.
-        trace: A step with lookups of the tables, which states their numbers of rows.
+        words: A number of at least 0, or the path of the CSV file.
+        trace: A step that looks up the tables, for their numbers of rows.
 
     Raises:
-        InvalidArgumentError: The file does not exist, or an error of `read_skew`.
+        InvalidArgumentError: The file does not exist, or `read_skew` raises this error.
     """
     try:
         return float(words)
@@ -289,14 +293,14 @@ def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
 
 
 def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
-    """Fit Zipf's law to sampled indices of each table, so that the expected number of distinct rows agrees.
+    """Return the exponent of Zipf's law for each table, fitted to the number of distinct rows among sampled indices.
 
     Args:
-        path: CSV file with the columns `table` (the name of its module) and `index`.
-        trace: A step with lookups of the tables, which states their numbers of rows.
+        path: CSV file with the columns `table` (the name of the table's module) and `index`.
+        trace: A step that looks up the tables, for their numbers of rows.
 
     Raises:
-        InvalidArgumentError: A column is missing, a value is wrong, or the step has no lookup of a table.
+        InvalidArgumentError: A column is missing, a value is invalid, or the step does not look up a table.
         OSError: The file cannot be read.
     """
     rows = {table.name: table.rows for table in tables_of_trace(trace).tables}

@@ -1,16 +1,14 @@
 """Whole training step of a recommendation model: sharded embedding tables, and dense layers replicated on each GPU.
 
-Each GPU has its own samples. It sends their indices to the GPUs that hold the rows (input distribution), and these look
-the rows up. While the vectors are sent back, the dense layers that do not need them are computed (the bottom perceptron
-of DLRM). The backward pass mirrors this. The gradients of the vectors are sent while the same layers run backward and
-their dense gradients are all-reduced. Then one launch updates the tables, and the optimizer updates the dense layers.
+Each GPU sends the indices of its samples to the GPUs that hold the rows, which look them up. While the vectors are sent
+back, each GPU computes the dense layers that do not need vectors (the bottom perceptron of DLRM). In the backward pass,
+the gradients of the vectors are sent while the same layers run backward and their dense gradients are all-reduced. Then
+one kernel launch updates the tables, and the optimizer updates the dense layers. TorchRec's sharded modules use this
+order for a single step. (TorchRec's pipelines distribute the indices of the next batch during a step.)
 
-TorchRec's sharded modules have the same order, for one step at a time. (Its pipelines distribute the next batch's
-indices during a step.) Computing and communication are two queues (`distributed/overlap.py`). The step time is the
-critical path through both.
-
-`placement.py` chooses the placement of the tables and predicts their time. The dense layers are simulated from the
-recorded step, with its host time. Example::
+Computation and communication are two queues (`distributed/overlap.py`); the step time is the critical path through
+both. `placement.py` places the tables and predicts their time. The dense layers are simulated from the recorded step,
+with its host time. Example::
 
     sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
     sharded.steps(single, steps, [layout_of("8xA100-SXM-80GB")])[0].seconds
@@ -80,7 +78,7 @@ TABLE_BACKWARDS: Final = frozenset({*BACKWARDS, "aten::embedding_dense_backward"
 @final
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """Sharding plan that was chosen for a layout.
+    """Sharding plan for a layout, with the optimizer of the tables.
 
     Attributes:
         plan: The plan.
@@ -99,17 +97,17 @@ def possible_plans(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> tuple[ChosenPlan, ...]:
-    """List the sharding plans for a step on a layout. Each GPU has the recorded number of samples.
+    """Return the sharding plans for a step on a layout. Each GPU has the recorded number of samples.
 
     Args:
         trace: The step of one GPU.
         layout: The GPUs, at least two.
         embedding: The strategy's `embedding` setting; see `Strategy`.
         interconnect: Known bandwidths of the links.
-        models: Kernel models. If None, rooflines are used.
+        models: Trained kernel models; None uses rooflines.
 
     Returns:
-        Plans that fit in memory, the one with the fastest tables first. It is a single plan if the user specifies it.
+        Plans that fit in memory, fastest tables first; a single plan if the user specifies one.
 
     Raises:
         InvalidArgumentError: The step has no lookups, or cannot be sharded in this way.
@@ -150,7 +148,7 @@ def possible_plans(
 
 
 def table_optimizer(trace: Trace) -> str:
-    """Infer the optimizer of the tables from the recorded state: zero, one or two numbers per parameter."""
+    """Return the likely optimizer of the tables, from the recorded state: 0, 1 or 2 numbers per parameter."""
     memory = trace.memory
     if not memory.optimizer_state_bytes or not memory.parameter_bytes:
         return "sgd"
@@ -160,7 +158,7 @@ def table_optimizer(trace: Trace) -> str:
 
 @final
 class ShardedEmbeddings:
-    """Steps and memory of layouts with sharded embedding tables. A layout keeps the plan that its first step got.
+    """Steps and memory of layouts with sharded embedding tables. All steps of a layout use the plan of its first step.
 
     Args:
         strategy: A strategy with `embedding`.
@@ -177,13 +175,13 @@ class ShardedEmbeddings:
         """Return the step on each layout, as `layout_steps.on_layouts` does.
 
         Args:
-            single: The step on one GPU of each kind.
-            steps: The same steps, with corrections.
-            layouts: Layouts of the setting's GPUs.
+            single: The step on a single GPU of each model.
+            steps: The step on a single GPU of each model, with corrections.
+            layouts: Layouts of the GPUs in the `PredictionContext`.
 
         Raises:
-            InvalidArgumentError: As `possible_plans`.
-            InfeasiblePlanError: As `possible_plans`.
+            InvalidArgumentError: See `possible_plans`.
+            InfeasiblePlanError: See `possible_plans`.
         """
         rows = {gpu: row for row, gpu in enumerate(self._setting.gpus)}
         own = [steps[rows[layout.gpu]] for layout in layouts]
@@ -196,7 +194,7 @@ class ShardedEmbeddings:
         )
 
     def shared(self, single: SingleSteps) -> MultiGpuStep:
-        """Return the step, prepared for prediction on several GPUs."""
+        """Return the predictor of the step on several GPUs."""
         setting = self._setting
         return MultiGpuStep(
             single.trace,
@@ -211,8 +209,8 @@ class ShardedEmbeddings:
         """Return the step on a layout under a plan, with a timeline of its parts.
 
         Args:
-            shared: The step, as returned by `shared`.
-            step: The same step on one GPU of the layout.
+            shared: Predictor of the step, from the method `shared`.
+            step: The step on a single GPU.
             layout: The GPUs, at least two.
             chosen: The plan, for the recorded number of samples on each GPU.
 
@@ -229,7 +227,7 @@ class ShardedEmbeddings:
         return best
 
     def _plans(self, trace: Trace, layout: Layout) -> tuple[ChosenPlan, ...]:
-        """Return the plans to consider: the layout's known plan, for this step's samples, or else all plans."""
+        """Return the plans to consider: the layout's known plan with this step's samples, otherwise all plans."""
         known, setting = self._chosen.get(layout), self._setting
         tables = tables_of_trace(trace)
         if known is not None:
@@ -254,10 +252,10 @@ class ShardedEmbeddings:
         )
 
     def needed_bytes(self, trace: Trace, layout: Layout) -> float | None:
-        """Return the peak memory of the GPU that needs most, for several GPUs; None if the step's memory is unknown.
+        """Return the peak memory of the GPU that needs the most memory; None if the step's memory is unknown.
 
         Args:
-            trace: The step.
+            trace: The recorded step.
             layout: The GPUs, at least two.
         """
         dense = without_tables(trace)
@@ -268,11 +266,11 @@ class ShardedEmbeddings:
         return self.memory_bytes(shared, trace, layout)
 
     def memory_bytes(self, dense_bytes: float, trace: Trace, layout: Layout) -> float:
-        """Return the peak memory of the GPU that needs most, for several GPUs.
+        """Return the peak memory of the GPU that needs the most memory.
 
         Args:
             dense_bytes: Memory of the step without tables (`without_tables`) on this layout.
-            trace: The step.
+            trace: The recorded step.
             layout: The GPUs, at least two.
         """
         plan = self._plans(trace, layout)[0].plan
@@ -281,11 +279,11 @@ class ShardedEmbeddings:
 
 
 _BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
-"""Data that needs an additional send buffer while it is exchanged."""
+"""Names of data that need an additional send buffer."""
 
 
 def without_tables(trace: Trace) -> Trace:
-    """Return the dense part of a step, without the lookups and the parameters of embedding tables.
+    """Return a step without the lookups and the parameters of embedding tables.
 
     Raises:
         InvalidArgumentError: The step has no lookups.
@@ -317,7 +315,7 @@ class _Tables:
     """Embedding tables of a recorded step, and the operations that belong to them.
 
     Args:
-        trace: The step.
+        trace: The recorded step.
 
     Raises:
         InvalidArgumentError: The step has no lookups, or contains several batches.
@@ -343,7 +341,7 @@ class _Tables:
         self._modules = {one.name.rpartition(".")[0] for one in own}
 
     def _is_named(self, name: str) -> bool:
-        """Return whether the module of a parameter computes anything other than a lookup."""
+        """Return whether the module of a parameter computes more than lookups."""
         module = name.rpartition(".")[0]
         return any(one.module == module and not is_look_up(one) for one in self._trace.operations)
 
@@ -354,7 +352,7 @@ class _Tables:
 
     @cached_property
     def operations(self) -> frozenset[int]:
-        """Positions of the lookups, and of operations that only create, sum or apply gradients of tables."""
+        """Positions of lookups, and of operations that only create, sum or apply gradients of tables."""
         return frozenset(i for i, one in enumerate(self._trace.operations) if self._is_own(one))
 
     def _is_own(self, operation: Operation) -> bool:
@@ -369,7 +367,7 @@ class _Tables:
     def _is_gradient(self, tensor: TensorInfo) -> bool:
         """Return whether a tensor is the gradient of a table.
 
-        A sparse gradient has no storage, but has the table's shape.
+        A sparse gradient has no storage id, but the table's shape.
         """
         return tensor.shape in self.shapes if tensor.id is None else tensor.id in self._gradients
 
@@ -380,16 +378,16 @@ class _Tables:
         return frozenset(tensor.id for one in made for tensor in one.outputs if tensor.id is not None)
 
     def dense_share(self, operation: Operation) -> float:
-        """Return the share of an operation's values that is in tensors without the shape of a table."""
+        """Return the share of an operation's values in tensors that do not have the shape of a table."""
         tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if len(tensor.shape) > 0]
         every = sum(tensor.elements for tensor in tensors)
         dense = sum(tensor.elements for tensor in tensors if tensor.shape not in self.shapes)
         return dense / every if every else 1.0
 
     def reads_vectors(self) -> frozenset[int]:
-        """Return the forward operations that need a looked-up vector.
+        """Return the positions of forward operations that need a looked-up vector.
 
-        Without tensor IDs, all after the first lookup do.
+        Without storage ids, all operations after the first lookup count.
         """
         forward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "forward"]
         looked_up = {tensor.id for _, one in forward if is_look_up(one) for tensor in one.outputs}
@@ -404,9 +402,9 @@ class _Tables:
         return frozenset(found)
 
     def gradients_ready(self) -> int:
-        """Return the operation after which the gradients of all vectors are ready.
+        """Return the position of the operation after which the gradients of all vectors are ready.
 
-        It is found from tensor IDs. Without these, it is the operation before the backward pass of the tables begins.
+        Without storage ids, this is the operation before the backward pass of the tables.
         """
         backward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "backward"]
         own = [(i, one) for i, one in backward if one.name in TABLE_BACKWARDS]
@@ -420,7 +418,7 @@ class _Tables:
 
 
 def _only_views(operation: Operation) -> bool:
-    """Return whether an operation only makes views, so that its outputs share the storages of its inputs."""
+    """Return whether an operation only creates views, which share the storages of its inputs."""
     given = {tensor.id for tensor in operation.inputs}
     return bool(operation.outputs) and all(tensor.id in given for tensor in operation.outputs)
 
@@ -432,7 +430,7 @@ class WholeStep:
 
     Attributes:
         step: Prediction of the step.
-        events: Parts of the step in the order of their starts, at the middle of the prediction.
+        events: Parts of the step in the order of their start times, at the middle of the interval.
         chosen: Sharding plan of the tables.
     """
 
@@ -442,7 +440,7 @@ class WholeStep:
 
     @property
     def critical_path(self) -> str:
-        """Parts on the critical path, as text. Parts below a microsecond are omitted."""
+        """Text that lists the parts on the critical path of at least a microsecond."""
         merged: list[tuple[str, float]] = []
         for event in self.events:
             if event.is_critical and event.seconds >= MICROSECOND:
@@ -523,7 +521,7 @@ def _phase_seconds(work: Sequence[HostOperation], phase: str, row: int) -> float
 
 
 def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float, seconds: float) -> Verdict | None:
-    """Return the bottleneck of the step: the device, the host, or communication that is not overlapped."""
+    """Return the bottleneck of the step: device, host, or communication that does not overlap."""
     if verdict is None:
         return None
     own = max(device, host)
@@ -535,13 +533,13 @@ def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float
 @final
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Work of one GPU in launch order. Positions count operations from the beginning of the step.
+    """Work of one GPU in launch order. Positions count operations from the start of the step.
 
     Attributes:
         work: All operations: lookups first, and the update of the tables after the backward pass.
         free: Position after the forward operations that need no looked-up vector.
-        gradients: Position where the gradients of the vectors are ready; None without a backward pass.
-        update: Position where the update of the tables begins; None without a backward pass.
+        gradients: Position at which the gradients of the vectors are ready; None without a backward pass.
+        update: Position of the update of the tables; None without a backward pass.
     """
 
     work: tuple[HostOperation, ...]
@@ -585,7 +583,7 @@ def _ordered(shared: MultiGpuStep, tables: _Tables, plan: ShardingPlan) -> _Orde
 
 
 def _table_launch(name: str, phase: Any, seconds: float, shared: MultiGpuStep) -> HostOperation:
-    """Return a launch that takes the same time on each GPU."""
+    """Return a kernel launch that takes `seconds` on every GPU."""
     each: Array = np.full((len(shared.gpus), 1), seconds)
     return HostOperation(name=name, phase=phase, seconds=each, streams=(COMPUTE_STREAM,))
 
@@ -593,14 +591,14 @@ def _table_launch(name: str, phase: Any, seconds: float, shared: MultiGpuStep) -
 def _queues(
     trace: Trace, order: _Order, cutter: StepSplitter, links: Links, plan: ShardingPlan, strategy: Strategy
 ) -> tuple[list[WorkSegment], list[Transfer]]:
-    """Return the two queues of a step.
+    """Return the segments and transfers of a step.
 
     Args:
         trace: The step with the parameters of its dense layers only.
-        order: The work of one GPU.
+        order: Work of one GPU.
         cutter: Splits the work into segments.
         links: Links between the GPUs.
-        plan: Plan of the tables.
+        plan: Sharding plan of the tables.
         strategy: Strategy, for the gradient buckets.
     """
     full = list(buckets(ready_gradients(trace, order.work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
@@ -608,7 +606,7 @@ def _queues(
     if order.gradients is not None and order.update is not None:
         marks |= {order.gradients, order.update, order.update + 1}
     cuts = sorted(marks)
-    done = {cut: position + 1 for position, cut in enumerate(cuts)}  # number of segments finished at a mark
+    done = {cut: position + 1 for position, cut in enumerate(cuts)}  # number of segments that are finished at a mark
     sent = _transfers(order, plan, full, links)
     ordered = sorted(
         ((done[mark] if mark else 0, transfer) for mark, several in sent.items() for transfer in several),
@@ -652,7 +650,7 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Any], links: Links) -> Mapping[int, list[Transfer]]:
-    """Return the transfers by the operation after which each may begin; `after` is filled in later."""
+    """Return the transfers by the position of the operation after which each may start; `after` is set later."""
     by_mark: dict[int, list[Transfer]] = {}
     dense = links.collective("all_reduce", [bucket.size_bytes for bucket in full])
     for bucket, seconds in zip(full, dense, strict=True):

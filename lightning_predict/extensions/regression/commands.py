@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_predict.extensions.regression.runs import PastRun, RunSetting, RunTable
 
 HISTORY: Final = "history"
-"""Keyword for the runs that this package stored for the user."""
+"""Argument that selects the runs in the user's history."""
 
 
 def regress(
@@ -104,8 +104,8 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
 
     Raises:
         TraceError: A file is missing or is not a trace.
-        InvalidArgumentError: The recordings are from several GPUs, or have no kernels, or no step has layers of their
-            kinds.
+        InvalidArgumentError: The recordings are from several GPUs or have no kernels, or they lack all kinds of layers
+            of the step.
     """
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.regression.layers import fit_layers, layers_of
@@ -196,11 +196,11 @@ def _flops(gflops: float) -> float:
 
 
 def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tuple[RunSetting, ...]:
-    """Return all combinations of the given settings. A setting that is not given must be the same in all past runs.
+    """Return all combinations of the given settings. A setting that is not given must be equal in all past runs.
 
     Raises:
-        InvalidArgumentError: A setting that varies among the runs is not given, or a setting is given twice.
-        UnknownGpuError: The catalogue does not contain the GPU.
+        InvalidArgumentError: A setting that varies between runs is not given, or a setting is given twice.
+        UnknownGpuError: The catalogue does not have the GPU.
     """
     from itertools import product
 
@@ -225,10 +225,10 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
 
 
 def _cards(name: str) -> dict[str, Any]:
-    """Parse the name of a GPU or a layout into the GPU and, if there are several, the number of GPUs.
+    """Parse the name of a GPU or layout; return the GPU and, for several GPUs, their number.
 
     Raises:
-        UnknownGpuError: The catalogue does not contain the GPU.
+        UnknownGpuError: The catalogue does not have the GPU.
         InvalidArgumentError: The layout has no GPU.
     """
     from lightning_predict.gpus.layouts import layout_of
@@ -241,7 +241,7 @@ _OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "dis
 
 
 def _same(runs: Sequence[PastRun], name: str) -> Any:
-    """Return the value of a setting that is the same in all runs.
+    """Return the value of a setting that is equal in all runs.
 
     Raises:
         InvalidArgumentError: The runs differ in this setting.

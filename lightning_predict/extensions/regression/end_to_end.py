@@ -1,11 +1,10 @@
 """End-to-end regression: predicts the time of a run from the times of runs with other settings.
 
-Seconds per iteration are modelled as a linear function of terms. A `Term` is a product of variables of the setting,
-each as it is or inverted. The candidates are all products of the varying variables up to a degree, and a stepwise
-selection keeps the significant ones. (Gianniti, Zhang and Ardagna, CLOSER 2019, model the time of the whole run, which
-is iterations times seconds per iteration.) Relative errors are minimised, because the times of runs differ by orders of
-magnitude. Terms that cannot hold beyond the past runs are excluded. `RegressionOptions` can switch this off, to
-reproduce the published method. Example::
+Seconds per iteration are a linear function of terms. A `Term` is a product of variables or their inverses. Candidates
+are all products of the varying variables up to a degree; a stepwise selection keeps the significant terms. (Gianniti,
+Zhang and Ardagna, CLOSER 2019, model the time of the whole run: iterations times seconds per iteration.) Relative
+errors are minimised, because the times of runs differ by orders of magnitude. Terms that cannot hold beyond the past
+runs are excluded; `RegressionOptions` can include them, as in the published method. Example::
 
     >>> from lightning_predict.extensions.regression.runs import PastRun, RunSetting
     >>> settings = [RunSetting(iterations=100, batch_size=size, gpu="T4") for size in (8, 16, 32, 64, 128)]
@@ -40,10 +39,10 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Product of variables, a term of the regression.
+    """Product of variables: a term of the regression.
 
     Attributes:
-        variables: The factors of the product.
+        variables: Factors of the product.
         exponents: 1 or -1 for each factor.
     """
 
@@ -52,7 +51,7 @@ class Term:
 
     @property
     def name(self) -> str:
-        """Formula of the product as text."""
+        """Formula of the product, as text."""
         above = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent > 0]
         below = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent < 0]
         parts = [" * ".join(above) or "1", *below]
@@ -80,7 +79,7 @@ def terms_of(
     not_inverted: Collection[Variable] = (),
     only_inverted: Collection[Variable] = (),
 ) -> tuple[Term, ...]:
-    """Return all products of up to `degree` different variables. Short products come first.
+    """Return all products of up to `degree` different variables, short products first.
 
     Args:
         variables: Variables that vary.
@@ -111,13 +110,13 @@ def _powers(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
-    """Variable whose value is outside the range of the fitted runs.
+    """A variable whose value is outside the range of the past runs.
 
     Attributes:
-        variable: The variable.
+        variable: Name of the variable.
         asked: Value in the setting to predict.
-        lowest: Minimum of the fitted runs.
-        highest: Maximum of the fitted runs.
+        lowest: Minimum over the past runs.
+        highest: Maximum over the past runs.
     """
 
     variable: Variable
@@ -127,13 +126,13 @@ class Extrapolation:
 
     @property
     def factor(self) -> float | None:
-        """Value divided by the nearest end of the range, so above 1 beyond the maximum; None if that end is 0."""
+        """Value divided by the nearest end of the range: above 1 beyond the maximum; None if this end is 0."""
         nearest = self.highest if self.asked > self.highest else self.lowest
         return self.asked / nearest if nearest else None
 
     @property
     def note(self) -> str:
-        """Phrase that states how far the value is outside the fitted runs."""
+        """Text that states how far the value is outside the past runs."""
         is_above = self.asked > self.highest
         nearest = self.highest if is_above else self.lowest
         kind = "largest" if is_above else "smallest"
@@ -149,8 +148,7 @@ class RunEstimate:
 
     Attributes:
         setting: Setting of the run.
-        time: Seconds of the run, with a lower end of at least 0; None if the regression gives 0 or less, far outside
-            the past runs.
+        time: Seconds of the run; None if the regression predicts 0 or less, far outside the past runs.
         extrapolations: Variables outside the range of the past runs.
     """
 
@@ -160,17 +158,17 @@ class RunEstimate:
 
     @property
     def seconds(self) -> float | None:
-        """Predicted seconds; None if the regression gives 0 or less, far outside the past runs."""
+        """Predicted seconds; None if `time` is None."""
         return None if self.time is None else self.time.middle
 
     @property
     def low_seconds(self) -> float | None:
-        """Lower end of the 90 % interval; None if `seconds` is None."""
+        """Lower end of the 90 % interval; None if `time` is None."""
         return None if self.time is None else self.time.low
 
     @property
     def high_seconds(self) -> float | None:
-        """Upper end of the 90 % interval; None if `seconds` is None."""
+        """Upper end of the 90 % interval; None if `time` is None."""
         return None if self.time is None else self.time.high
 
 
@@ -191,13 +189,13 @@ class EndToEndRegression:
         coefficients: Coefficients of the terms, in seconds per iteration per unit of the term, shape (terms,).
         ranges: Minimum and maximum of every variable over the runs.
         mean_error: Mean of |fitted / actual - 1| over the runs.
-        left_out_error: Mean of |predicted / actual - 1| in cross-validation, where terms are selected anew; None with
-            too few runs.
+        left_out_error: Mean of |predicted / actual - 1| in cross-validation, which selects terms in each fold; None
+            with too few runs.
         notes: Notes about excluded variables.
-        residual_variance: Mean square of the relative (or absolute) residuals of the fit, or of the cross-validation if
-            that is larger.
+        residual_variance: Mean square of the relative (or absolute) residuals of the fit or the cross-validation,
+            whichever is larger.
         degrees_of_freedom: Number of runs minus number of coefficients and intercept, at least 1.
-        covariance: Inverse of XᵀWX, where X has a constant and the terms divided by `scales`.
+        covariance: Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`.
         scales: Scale of each term, shape (terms,).
         relative: Whether relative errors were minimised.
     """
@@ -219,7 +217,7 @@ class EndToEndRegression:
 
     @property
     def formula(self) -> str:
-        """The regression as an equation in seconds, SI units and counts."""
+        """The regression as an equation, in seconds, SI units and counts."""
         parts = [f"{self.intercept:.4g}"]
         for value, term in zip(self.coefficients, self.terms, strict=True):
             sign = "-" if value < 0 else "+"
@@ -227,10 +225,10 @@ class EndToEndRegression:
         return f"seconds per iteration = {' '.join(parts)}"
 
     def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
-        """List the variables of a setting whose values are outside the range of the runs.
+        """Return the variables of a setting whose values are outside the range of the past runs.
 
         Raises:
-            InvalidArgumentError: The setting lacks a variable that the runs have.
+            InvalidArgumentError: The setting lacks a variable that the past runs have.
         """
         found = []
         for variable, (low, high) in self.ranges.items():
@@ -258,12 +256,12 @@ class EndToEndRegression:
     def predict(self, setting: RunSetting) -> RunEstimate:
         """Predict the time of a run with another setting.
 
-        The interval is the prediction interval of a new observation with Student's t. It includes the spread of the
-        residuals and the uncertainty of the coefficients. Outside the range of the runs, it widens with the distance,
-        because the selected terms may be wrong there (`EXTRAPOLATION_SPREAD`).
+        The interval is the prediction interval of a new observation with Student's t. Outside the range of the past
+        runs, the interval widens with the distance, because the selected terms may be wrong there
+        (`EXTRAPOLATION_SPREAD`).
 
         Raises:
-            InvalidArgumentError: The setting lacks a variable that the runs have.
+            InvalidArgumentError: The setting lacks a variable that the past runs have.
         """
         outside = self.extrapolations(setting)
         columns = values_of([setting], tuple({name for term in self.terms for name in term.variables}))
@@ -276,8 +274,8 @@ class EndToEndRegression:
         return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
 
     def _half_width(self, row: Array, middle: float, outside: Sequence[Extrapolation]) -> float:
-        """Return half the width of the interval, in seconds per iteration."""
-        from scipy import stats  # the fit has required SciPy already
+        """Return the half width of the interval, in seconds per iteration."""
+        from scipy import stats  # installed, because the fit needs SciPy
 
         own = middle**2 if self.relative else 1.0
         variance = self.residual_variance * (own + float(row @ self.covariance @ row))
@@ -292,39 +290,37 @@ EXTRAPOLATION_SPREAD: Final[Mapping[Variable, float]] = {
     "bytes_per_second": 0.3,
     "flops_per_byte": 0.5,
 }
-"""Standard deviation of the relative error per log unit of distance beyond the runs.
+"""Standard deviation of the relative error per log unit of distance beyond the past runs.
 
-For the number of GPUs, it was chosen on 218 published sweeps over one to eight GPUs, fitted to up to four GPUs and
-evaluated on eight. Without it, the intervals cover 66 % of the sweeps, and with it 90 % (88 % of benchmarks that were
-not used for the choice). For the rates of a GPU and their ratio, it was chosen on 96 simulated runs on GPUs that are
-faster than the fitted ones. Without it, 52 % are covered, and with it 93 %. Of 44 published runs that were not used for
-the choice, 93 and 95 % are covered.
-"""
+`num_gpus` was chosen on 218 published sweeps over one to eight GPUs, fitted to up to four GPUs and evaluated on
+eight: coverage rises from 66 to 90 %. The rates of a GPU were chosen on 96 simulated runs on faster GPUs: coverage
+rises from 52 to 93 %. On data that was not used for the choice, coverage is 88 % (sweeps), and 93 and 95 % (44
+published runs)."""
 
 OTHER_SPREAD: Final = 0.1
-"""Standard deviation of the relative error per log unit of distance, for other variables. It was chosen on simulated
-sweeps with batch sizes of two to four times the largest. Their intervals cover 83 % without it, and all with it."""
+"""Standard deviation of the relative error per log unit of distance, for other variables. Chosen on simulated sweeps
+with two to four times the largest batch size: coverage rises from 83 to 100 %."""
 
 
 def _spread_beyond(outside: Extrapolation) -> float:
-    """Return the relative standard deviation that a variable outside the runs adds to the interval."""
+    """Return the relative standard deviation that a variable outside the past runs adds to the interval."""
     factor = outside.factor
     distance = 1.0 if not factor else abs(math.log(factor))
     return EXTRAPOLATION_SPREAD.get(outside.variable, OTHER_SPREAD) * distance
 
 
 def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, Array]:
-    """Return the values of variables that every setting has, as arrays of shape (settings,)."""
+    """Return the value of each variable in each setting, as arrays of shape (settings,)."""
     return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
 
 
 def _after_number(name: str) -> str:
-    """Format a term's name after its coefficient."""
+    """Return the name of a term as it follows the coefficient in a formula."""
     return name[1:] if name.startswith("1 / ") else f" * {name}"
 
 
 MIN_RUNS: Final = 3
-"""Minimum number of runs that a regression needs."""
+"""Minimum number of runs for a regression."""
 
 FOLDS: Final = 10
 """Number of folds in cross-validation."""
@@ -337,21 +333,18 @@ class RegressionOptions:
 
     Attributes:
         variables: Variables that may be used.
-        max_terms: Maximum number of terms; None for all significant ones.
+        max_terms: Maximum number of terms; None for all significant terms.
         degree: Maximum number of variables in a product.
         inverses: Whether to include inverses of the variables.
         p_enter: p-value below which a term enters.
         p_remove: p-value above which a term leaves.
-        runs_per_term: Minimum number of runs per term. Among a hundred candidates, some fit a few runs by chance.
-        relative: Whether to minimise relative errors. Otherwise absolute errors are minimised, as in the published
-            regressions.
-        only_inverted: Variables that are always inverted. The published regressions also use them as they are. But a
-            term that grows with the computing power cannot hold for a faster GPU, and the communication per GPU grows
-            as (n - 1) / n.
-        costs_add_up: Whether terms without the number of GPUs must not be negative, because they are costs, like the
-            constant.
-        work_has_rates: If the GPUs differ, whether terms that grow with the batch size are divided by a rate of the
-            GPU. Otherwise a time per sample that is the same on all GPUs would dominate on the fastest one.
+        runs_per_term: Minimum number of runs per term, because some of many candidates fit a few runs by chance.
+        relative: Whether to minimise relative errors; otherwise absolute errors, as in the published regressions.
+        only_inverted: Variables that are always inverted. A term that grows with the computing power cannot hold for a
+            faster GPU, and the communication per GPU grows as (n - 1) / n.
+        costs_add_up: Whether the coefficients of terms without the number of GPUs must be positive.
+        work_has_rates: Whether terms that grow with the batch size are divided by a rate of the GPU, if GPUs differ.
+            Otherwise, an equal time per sample on all GPUs would dominate on the fastest GPU.
     """
 
     variables: tuple[Variable, ...] = VARIABLES
@@ -373,16 +366,16 @@ DEFAULT_OPTIONS: Final = RegressionOptions()
 def fit_regression(
     runs: Sequence[PastRun], *, model: str | None = None, options: RegressionOptions = DEFAULT_OPTIONS
 ) -> EndToEndRegression:
-    """Fit the runs of one model.
+    """Fit a regression to the runs of one model.
 
     Args:
         runs: Past runs.
-        model: The model to fit; None if all runs are of one model.
+        model: Name of the model; None if all runs are of one model.
         options: How to create and select terms.
 
     Raises:
-        InvalidArgumentError: There are too few runs, runs of several models without a choice, or a variable that only
-            some runs have.
+        InvalidArgumentError: There are too few runs, the runs are of several models and `model` is None, or only some
+            runs have a variable.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     chosen = of_one_model(runs, model)
@@ -394,13 +387,13 @@ def fit_regression(
     return replace(
         regression,
         left_out_error=float(np.abs(errors).mean()),
-        # The residuals of the fit underestimate the error, because terms were selected to make them small.
+        # The residuals of the fit underestimate the error, because terms were selected to make residuals small.
         residual_variance=max(regression.residual_variance, float((residuals**2).mean())),
     )
 
 
 def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS) -> tuple[float, ...]:
-    """Return the cross-validation errors (predicted / actual - 1) of all runs, in order.
+    """Return the cross-validation error (predicted / actual - 1) of each run, in order.
 
     Args:
         runs: Runs of one model.
@@ -423,7 +416,7 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
 
 
 def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
-    """Select terms and fit once. The interval uses the residuals of this fit."""
+    """Select terms and fit their coefficients, without cross-validation."""
     known, notes = _known_variables(chosen, options.variables)
     columns = values_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
@@ -440,7 +433,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
     target = np.array([run.seconds_per_iteration for run in chosen])  # (runs,)
     # scikit-learn rejects a table without columns. A column of ones is never selected, because there is an intercept.
     matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])  # (runs, terms)
-    # With scaled columns, rounding is the same for 1e14 FLOP/s and for 4 GPUs. The intercept covers their means.
+    # Scaling makes rounding errors equal for 1e14 FLOP/s and 4 GPUs.
     scales = np.sqrt((matrix**2).mean(axis=0))  # (terms,)
     estimator = _estimator(terms, len(chosen), options)
     estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
@@ -467,7 +460,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
 
 
 def _balance(known: Sequence[Variable]) -> tuple[Variable, ...]:
-    """Return the variable for the ratio of the GPUs' two rates, if both are known."""
+    """Return the variable `flops_per_byte` if both rates of the GPUs are known."""
     return ("flops_per_byte",) if set(_RATES) <= set(known) else ()
 
 
@@ -478,7 +471,7 @@ def _is_work_of_any_gpu(term: Term) -> bool:
 
 
 def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
-    """Return the estimator for these terms, before fitting."""
+    """Return the unfitted estimator for these terms."""
     from lightning_predict.extensions.regression.stepwise import StepwiseRegression
 
     return StepwiseRegression(
@@ -494,7 +487,7 @@ def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, .
     """Return the runs of a model.
 
     Raises:
-        InvalidArgumentError: There are too few runs, or runs of several models without a choice.
+        InvalidArgumentError: There are too few runs, or the runs are of several models and `model` is None.
     """
     models = sorted({run.model for run in runs})
     if model is None and len(models) > 1:
@@ -512,13 +505,13 @@ def _known_variables(
     """Return the variables that all runs have, and notes about variables that no run has.
 
     Raises:
-        InvalidArgumentError: Only some runs have one of the variables.
+        InvalidArgumentError: Only some runs have a variable.
     """
     known: list[Variable] = []
     unknown: list[str] = []
     for name in variables:
         count = sum(run.setting.value(name) is not None for run in runs)
-        if name == "bytes_per_second" and count < len(runs):  # known only for GPUs that are named
+        if name == "bytes_per_second" and count < len(runs):  # known only for GPUs with a name
             count = 0
         if 0 < count < len(runs):
             raise InvalidArgumentError(
@@ -529,12 +522,12 @@ def _known_variables(
 
 
 def _costs(terms: Sequence[Term]) -> tuple[int, ...]:
-    """Return the indices of terms that are costs. Terms with 1 / n are not, since (n - 1) / n contains -1 / n."""
+    """Return the indices of terms without the number of GPUs; their coefficients are costs and must be positive."""
     return tuple(index for index, term in enumerate(terms) if "num_gpus" not in term.variables)
 
 
 def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str, ...]:
-    """Return notes about variables that vary, but are not in any selected term."""
+    """Return a note about variables that vary, but are in no selected term."""
     used = {name for term in selected for name in term.variables}
     unused = [WORDS[name] for name in varying if name not in used]
     return (f"The runs differ in these, and their times not significantly: {', '.join(unused)}.",) if unused else ()
@@ -546,7 +539,7 @@ def _left_out(
     zero: Sequence[Variable],
     columns: Mapping[Variable, Array],
 ) -> tuple[str, ...]:
-    """Return notes about variables that are constant, and about variables that are not inverted."""
+    """Return notes about constant variables, and about variables that are not inverted."""
     constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
     notes = [f"The same in all runs, and left out: {', '.join(constant)}."] if constant else []
     notes += [f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."] if zero else []

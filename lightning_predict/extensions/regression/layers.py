@@ -1,9 +1,9 @@
 """Per-layer regression: the device time of each kind of layer as a linear function of its work, summed over a step.
 
-Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer to a profile of one GPU. Forward
-and backward pass are separate kinds, and c is the number of operations of the layer. Other neural networks with the
-same kinds of layers are then predicted on this GPU. Here, a layer is a recorded call. Its c is its FLOPs for a matmul
-or a convolution, otherwise its memory traffic in bytes. Kernels of several recordings are fitted together. Example::
+Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer to a profile of one GPU; c is the
+number of operations of the layer. Forward and backward are separate kinds. Other networks with the same kinds of layers
+are then predicted on this GPU. Here, a layer is a recorded call, and c is the FLOPs of a matmul or convolution, or the
+memory traffic of another call. Kernels of several recordings are fitted together. Example::
 
     regression = fit_layers([*layers_of(googlenet), *layers_of(vgg)])
     estimate = regression.predict(alexnet)
@@ -32,12 +32,12 @@ MIN_LAYERS: Final = 2
 @final
 @dataclass(frozen=True, slots=True)
 class TimedLayer:
-    """Call of a step, with its amount of work and its time.
+    """A recorded call, with its amount of work and its time.
 
     Attributes:
         kind: Kind of layer, from the names of its operations and the phase (forward or backward).
-        work: FLOPs or memory traffic in bytes.
-        seconds: Total time of its kernels.
+        work: FLOPs, or memory traffic in bytes.
+        seconds: Total time of the call's kernels.
     """
 
     kind: str
@@ -53,8 +53,8 @@ class Line:
     Attributes:
         intercept: Seconds of a layer with no work.
         slope: Seconds per FLOP or per byte.
-        layers: Number of fitted layers.
-        most_work: Maximum work among the fitted layers.
+        layers: Number of layers in the fit.
+        most_work: Maximum work of a layer in the fit.
     """
 
     intercept: float
@@ -73,10 +73,10 @@ class NetworkEstimate:
     """Device time of a neural network, predicted from its layers.
 
     Attributes:
-        seconds: Device time of a step, without layers of unknown kinds.
+        seconds: Device time of a step, excluding layers of unknown kinds.
         layers: Number of predicted layers.
         unknown: Number of calls of unknown kinds, by kind.
-        beyond: Kinds that have more work than any fitted layer, with the ratio.
+        beyond: Ratio of a kind's largest work to the largest work in the fit, for kinds where it exceeds 1.
     """
 
     seconds: float
@@ -113,11 +113,11 @@ class LayerRegression:
 
 
 def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[TimedLayer, ...]:
-    """List the layers of a step with the time of their kernels.
+    """Return the layers of a step with the time of their kernels.
 
     Args:
         trace: A recording on a GPU.
-        seconds: Time of each of the `work_items`, if measured in another way. If None, the recorded kernels are used.
+        seconds: Measured time of each of the `work_items`; None uses the recorded kernels.
 
     Raises:
         InvalidArgumentError: The recording has no kernels.
@@ -138,8 +138,7 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Tim
 def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
     """Fit a line to each kind of layer by least squares.
 
-    If all layers of a kind have the same work, or the slope is not positive, the line is the mean time per FLOP or
-    byte.
+    If all layers of a kind have equal work, or the slope is not positive, the line is the mean time per FLOP or byte.
     """
     by_kind: dict[str, list[TimedLayer]] = defaultdict(list)
     for layer in layers:
@@ -159,7 +158,7 @@ def _line(layers: list[TimedLayer]) -> Line:
 
 
 def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, str, float]]:
-    """Yield the calls with a known amount of work, as position, work item, kind and amount of work."""
+    """Yield the calls with a known amount of work, as (position, work item, kind, amount of work)."""
     for place, item in enumerate(work_items(trace)):
         if item.problems and not item.unknown:
             phase = trace.operations[item.operations[0]].phase
@@ -170,6 +169,6 @@ def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, str, float]]:
 
 
 def _work(problem: OperationShape) -> float:
-    """Return the FLOPs of matmuls and convolutions, and the bytes of other operations."""
+    """Return the FLOPs of a matmul or convolution, or the bytes of another operation."""
     batch = batch_shapes([problem])
     return float((batch.flops if batch.spec.units == "tensor" else batch.bytes_moved)[0])

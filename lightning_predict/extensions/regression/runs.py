@@ -1,13 +1,13 @@
 """`PastRun`: a finished run as input of the regression, with readers of CSV files, MLflow and Weights & Biases.
 
-The variables follow Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of GPUs,
+Variables follow Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of GPUs,
 threads and disk delay. "Inner modules" is the number of repeated modules, which differs between the networks of a
 family. We add memory bandwidth, because without it a GPU like the L4 looks three times as fast as it is.
 
 A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names in
-`FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`). The user can give
-other names. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric. MLflow's
-database stores the same values as table rows instead of files. Both are read directly, without MLflow. Example::
+`FIELDS`, with or without a tracker's prefix (`params.batch_size`, `metrics.seconds`, `Runtime`), or by names that the
+user gives. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric. MLflow's
+database stores the same values as table rows. Folder and database are read without MLflow. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
     >>> round(setting.value("flops_per_second") / 1e12, 2)  # sustained in float32, of a peak of 8.1
@@ -50,8 +50,8 @@ Variable = Literal[
 ]
 
 VARIABLES: Final[tuple[Variable, ...]] = tuple(name for name in get_args(Variable) if name != "flops_per_byte")
-"""Variables that the time of a run may depend on, in display order. `flops_per_byte` is not a regression variable.
-It only detects GPUs whose ratio exceeds that of all past runs (extrapolation)."""
+"""Variables of the regression, in display order. `flops_per_byte` is not a regression variable: it only detects GPUs
+whose ratio exceeds the ratio of all past runs (extrapolation)."""
 
 WORDS: Final[dict[Variable, str]] = {
     "iterations": "iterations",
@@ -67,8 +67,8 @@ WORDS: Final[dict[Variable, str]] = {
 """Display names of the variables."""
 
 POWER_DTYPE: Final = "float32"
-"""A GPU's computing power is its sustained rate for large matmuls in this dtype. On the L4, this is less than half
-of the peak (`kernels/roofline.py`)."""
+"""A GPU's computing power is its sustained rate for large matmuls in this dtype. On the L4, the sustained rate is
+less than half of the peak (`kernels/roofline.py`)."""
 
 
 @final
@@ -77,22 +77,22 @@ class RunSetting:
     """Settings of a run.
 
     Attributes:
-        iterations: Training iterations.
-        batch_size: Samples of one iteration on one GPU.
-        gpu: Name of the GPU, optionally with a count (`8xL4`). It is replaced by the catalogue name without the count.
-            None if only its computing power is known.
-        flops_per_second: Computing power of one GPU. If None, the sustained float32 rate of `gpu` is used.
-        bytes_per_second: Memory bandwidth of one GPU. If None, the catalogue's value for `gpu` is used.
-        num_gpus: Total number of GPUs. A count in `gpu` sets it.
+        iterations: Number of training iterations.
+        batch_size: Number of samples per iteration on one GPU.
+        gpu: Name of the GPU, optionally with a count (`8xL4`); stored as catalogue name without the count. None if only
+            the computing power is known.
+        flops_per_second: Computing power of one GPU; None uses the sustained float32 rate of `gpu`.
+        bytes_per_second: Memory bandwidth of one GPU; None uses the catalogue's bandwidth of `gpu`.
+        num_gpus: Total number of GPUs. A count in `gpu` sets this number.
         threads: Number of CPU threads of the loaders; None if unknown.
         disk_seconds: Delay of the disk; None if unknown.
-        inner_modules: Number of repeated modules, for a family of neural networks that differ in depth; None for one
-            neural network.
+        inner_modules: Number of repeated modules, for networks of a family that differ in depth; None for a single
+            network.
 
     Raises:
-        InvalidArgumentError: A value is out of its range, `gpu` and `flops_per_second` are both missing, or there are
-            two numbers of GPUs.
-        UnknownGpuError: The catalogue does not contain the GPU, and no computing power is given.
+        InvalidArgumentError: A value is out of range, `gpu` and `flops_per_second` are both missing, or `num_gpus`
+            contradicts the count in `gpu`.
+        UnknownGpuError: The catalogue does not have the GPU, and no computing power is given.
     """
 
     iterations: int
@@ -128,7 +128,7 @@ class RunSetting:
 
     @property
     def flops_per_byte(self) -> float | None:
-        """Computing power divided by memory bandwidth; None if one of them is unknown."""
+        """Computing power divided by memory bandwidth; None if either is unknown."""
         if self.flops_per_second is None or self.bytes_per_second is None:
             return None
         return self.flops_per_second / self.bytes_per_second
@@ -142,11 +142,11 @@ class RunSetting:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """Finished run.
+    """A finished run.
 
     Attributes:
-        model: Name of the neural network, or of a family that `inner_modules` distinguishes.
-        setting: Its settings.
+        model: Name of the model, or of a family of models that differ in `inner_modules`.
+        setting: Settings of the run.
         seconds: Time of the run.
 
     Raises:
@@ -187,20 +187,20 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "disk_delay_seconds": (),
     "inner_modules": (),
 }
-"""Fields of a run, with the default column names of trackers."""
+"""Fields of a run, with the column names that trackers use for them."""
 
 REQUIRED: Final = ("seconds", "iterations", "batch_size")
 
 PREFIXES: Final = ("", "params.", "metrics.", "tags.", "config.", "config/", "summary.", "summary/")
 
 STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
-"""Columns of MLflow and W&B with the final state of a run, and the value that means finished."""
+"""Columns in which MLflow and W&B store the final state of a run, and the value that means finished."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Past runs from a table, with notes.
+    """Past runs from a table, with notes on excluded runs.
 
     Attributes:
         runs: The runs, in the order of the table.
@@ -218,11 +218,11 @@ def read_table(
 
     Args:
         path: The file.
-        columns: Name of the column of each field, if it differs from the default names.
-        values: Value of each field that has no column, the same for all runs.
+        columns: Column of each field whose column name is not a default name.
+        values: Values of fields without a column, equal for all runs.
 
     Raises:
-        MeasurementTableError: A column is missing, or a cell is wrong. The message names line and column.
+        MeasurementTableError: A column is missing, or a cell is invalid. The message names line and column.
         InvalidArgumentError: A field is unknown.
         OSError: The file cannot be read.
     """
@@ -236,11 +236,11 @@ def runs_of_rows(
     columns: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
 ) -> RunTable:
-    """Convert rows of texts to past runs; for the arguments see `read_table`.
+    """Convert rows of texts to past runs; arguments as in `read_table`.
 
     Raises:
-        MeasurementTableError: An error of `read_table`.
-        InvalidArgumentError: An error of `read_table`.
+        MeasurementTableError: See `read_table`.
+        InvalidArgumentError: See `read_table`.
     """
     kept, notes = _ended(tuple(rows))
     if not kept:
@@ -253,7 +253,7 @@ def runs_of_rows(
 
 
 def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, ...]]:
-    """Select the finished runs, and return a note about the others."""
+    """Return the finished runs, and a note about other runs."""
     kept = tuple(
         row
         for row in rows
@@ -264,10 +264,10 @@ def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, .
 
 
 def _columns(source: str, present: list[str], columns: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each field that has one.
+    """Return the column of each field that has a column.
 
     Raises:
-        MeasurementTableError: A named column or a required column is missing.
+        MeasurementTableError: A named or required column is missing.
         InvalidArgumentError: A field is unknown.
     """
     strangers = [name for name in (*columns, *values) if name not in FIELDS]
@@ -296,7 +296,7 @@ def _columns(source: str, present: list[str], columns: Mapping[str, str], values
 
 
 def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[str, str]) -> Checked:
-    """Return one field of a run: from its cell, or the value that is given for all runs."""
+    """Return a field of a run: the value that is given for all runs, or the cell of the row."""
     if field in values:
         cell = Checked(values[field], row.file, f"the value of {field}", row.line)
     elif field in columns:
@@ -311,7 +311,7 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
     """Convert one row to a run.
 
     Raises:
-        MeasurementTableError: A cell is wrong.
+        MeasurementTableError: A cell is invalid.
     """
 
     def text(field: str) -> str | None:
@@ -324,7 +324,7 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
         return None if text(field) is None else number(field)
 
     def count(field: str) -> int | None:
-        # RunSetting rejects a fraction with an error message.
+        # RunSetting rejects fractions with an error message.
         return optional(field)  # type: ignore[return-value]
 
     is_timed = "seconds" in columns or "seconds" in values
@@ -351,7 +351,7 @@ def _elapsed(row: Checked) -> float:
     """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
 
     Raises:
-        MeasurementTableError: One of the two times has another format.
+        MeasurementTableError: A time has another format.
     """
     moments = []
     for column in ("start_time", "end_time"):
@@ -370,7 +370,7 @@ def _elapsed(row: Checked) -> float:
 DATABASES: Final = (".db", ".sqlite", ".sqlite3")
 
 STATUS_NAMES: Final = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
-"""MLflow's numbers for the state of a run, as written in its folders."""
+"""Run states by the number that MLflow writes in its folders."""
 
 
 def read_runs(
@@ -379,13 +379,13 @@ def read_runs(
     """Read past runs from any supported source.
 
     Args:
-        path: A CSV file, an MLflow folder or database, a history file (`.jsonl`, with fixed columns), or what a trainer
-            wrote: `trainer_state.json`, a TensorBoard event file, W&B's `wandb-summary.json`, or their folder.
-        columns: Name of the column of each field, if it differs from the default names.
-        values: Value of each field that has no column, the same for all runs.
+        path: A CSV file, an MLflow folder or database, a history file (`.jsonl`), `trainer_state.json`, a TensorBoard
+            event file, W&B's `wandb-summary.json`, or a folder that contains such a file.
+        columns: Column of each field whose column name is not a default name.
+        values: Values of fields without a column, equal for all runs.
 
     Raises:
-        MeasurementTableError: A column is missing, a cell is wrong, or there is no run.
+        MeasurementTableError: A column is missing, a cell is invalid, or there is no run.
         InvalidArgumentError: A field is unknown, or columns are given for a history.
         OSError: The file cannot be read.
     """
@@ -403,9 +403,9 @@ def read_runs(
 
 
 def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable:
-    """Convert runs of the history to past runs. Each is one measured iteration, and its model is the fingerprint.
+    """Convert the history to past runs of one iteration each; the model's name is its fingerprint.
 
-    Records without samples per step or without a model fingerprint are excluded, with a note.
+    Records without a number of samples or a model fingerprint are excluded, with a note.
 
     Raises:
         MeasurementTableError: No record remains.

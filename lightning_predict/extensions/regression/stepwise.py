@@ -1,8 +1,8 @@
 """Stepwise selection of features for a linear regression: forward and backward, after Draper and Smith.
 
-In each round, the feature with the highest partial correlation with the target enters, if its t-test is significant.
-Then the least significant feature of the model leaves, if its t-test is no longer significant (Draper and Smith,
-Applied Regression Analysis, chapter 15). The class is a scikit-learn estimator. Example::
+In each round, the feature with the highest partial correlation with the target enters the model, if its t-test is
+significant. Then the least significant feature leaves the model, if its t-test is not significant any more (Draper and
+Smith, Applied Regression Analysis, chapter 15). `StepwiseRegression` is a scikit-learn estimator. Example::
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -33,32 +33,33 @@ except ImportError as error:
 
 
 COLLINEAR: Final = 1e-10
-"""Minimum share of a feature's sum of squares that other features leave unexplained. A smaller share is rounding."""
+"""A feature is collinear with other features if they leave less than this share of its sum of squares unexplained."""
 
 EXACT: Final = 1e-20
-"""Share of the target's sum of squares below which the fit counts as exact."""
+"""The fit counts as exact if the residual sum of squares is below this share of the target's sum of squares."""
 
 
 class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Linear regression with an intercept, on features that t-tests select.
 
     Args:
-        p_enter: A feature enters if the p-value of its t-test is below this.
-        p_remove: A feature leaves if the p-value of its t-test is above this; at least `p_enter`.
+        p_enter: A feature enters if the p-value of its t-test is below this value.
+        p_remove: A feature leaves if the p-value of its t-test is above this value; at least `p_enter`.
         max_rounds: Maximum number of rounds.
         max_features: Maximum number of features; None for no limit.
-        non_negative: Indices of features that enter only with a positive coefficient. They leave for good when it is no
-            longer positive.
+        non_negative: Indices of features whose coefficient must be positive. Such a feature leaves permanently if its
+            coefficient is not positive any more.
         non_negative_intercept: Whether to fit without an intercept if the intercept would be negative.
 
     Attributes:
         selected_: Indices of the features in the model, in the order in which they entered, shape (selected,).
-        coef_: Coefficient of each feature, 0 if it is not selected, shape (features,).
+        coef_: Coefficient of each feature, 0 for features that are not selected, shape (features,).
         intercept_: Constant of the model.
-        residual_variance_: Weighted residual sum of squares over the degrees of freedom; NaN if there are none.
-        degrees_of_freedom_: Rows with a weight, minus the coefficients and the intercept.
-        unscaled_covariance_: Inverse of XᵀWX, where X has a constant and the selected features, (1 + selected, 1 +
-            selected).
+        residual_variance_: Weighted residual sum of squares over the degrees of freedom; NaN without degrees of
+            freedom.
+        degrees_of_freedom_: Number of rows with a weight, minus the number of coefficients and the intercept.
+        unscaled_covariance_: Inverse of XᵀWX, where the columns of X are a constant and the selected features; shape (1
+            + selected, 1 + selected).
         n_iter_: Number of rounds.
     """
 
@@ -154,7 +155,7 @@ def _weights(given: Any, rows: int) -> Array:
     """Return the weight of each row.
 
     Raises:
-        ValueError: The shape is wrong, or a weight is negative or not finite. scikit-learn expects this error class.
+        ValueError: The shape is wrong, or a weight is negative or not finite. scikit-learn requires a ValueError.
     """
     weights = np.ones(rows) if given is None else np.asarray(given, dtype=np.float64)
     weights = np.full(rows, float(weights)) if weights.ndim == 0 else weights
@@ -173,10 +174,10 @@ def _entering(
     non_negative: Sequence[int],
     p_enter: float,
 ) -> list[int]:
-    """Return the feature with the highest partial correlation with the target, if significant; otherwise an empty list.
+    """Return the feature with the highest partial correlation with the target, if significant; otherwise no feature.
 
     Let z be the part of a feature that is orthogonal to the model, and r the residuals. Adding z reduces the residual
-    sum of squares by (z·r)² / z·z, and its coefficient has the sign of z·r.
+    sum of squares by (z·r)² / z·z, and the coefficient has the sign of z·r.
     """
     basis, _ = np.linalg.qr(design[:, [0, *(index + 1 for index in selected)]])  # (rows, selected + 1)
     residual = target - basis @ (basis.T @ target)
@@ -206,7 +207,7 @@ def _of_wrong_sign(design: Array, target: Array, selected: list[int], non_negati
 
 
 def _leaving(design: Array, target: Array, selected: list[int], p_remove: float) -> list[int]:
-    """Return the least significant feature of the model, if it is not significant; otherwise an empty list."""
+    """Return the least significant feature of the model, if it is not significant; otherwise no feature."""
     freedom = len(target) - len(selected) - 1
     if not selected or freedom < 1:
         return []
@@ -221,7 +222,7 @@ def _leaving(design: Array, target: Array, selected: list[int], p_remove: float)
 
 
 def _least_squares(design: Array, target: Array) -> tuple[Array, Array, Array]:
-    """Solve for coefficients, residuals and the inverse of XᵀX, by QR."""
+    """Return coefficients, residuals and the inverse of XᵀX, by QR decomposition."""
     basis, triangle = np.linalg.qr(design)
     inverse = np.linalg.inv(triangle)
     solution: Array = inverse @ (basis.T @ target)

@@ -1,6 +1,6 @@
-"""Past runs from files that trainers leave behind: `trainer_state.json`, TensorBoard event files, W&B's summary.
+"""Past runs from files that trainers write: `trainer_state.json`, TensorBoard event files, W&B's summary.
 
-Each gives one row of texts, as a table would. What the file lacks (often the GPU) comes from `values`. Example::
+Each file is one row of texts. Fields that the file lacks (often the GPU) are given by `values`. Example::
 
     lightning-predict regress checkpoint-500/trainer_state.json --values gpu=L4
 """
@@ -18,18 +18,18 @@ from lightning_predict.errors import MeasurementTableError, MissingDependencyErr
 TRAINER_STATE: Final = "trainer_state.json"
 
 EVENTS: Final = "events.out.tfevents"
-"""Beginning of the name of a TensorBoard event file."""
+"""Name prefix of TensorBoard event files."""
 
 WANDB_SUMMARY: Final = "wandb-summary.json"
 
 
 def is_trainer_file(path: Path) -> bool:
-    """Return whether a path is a file, or a folder with a file, that a trainer wrote."""
+    """Return whether a path is a file that a trainer wrote, or a folder with such a file."""
     return bool(_files(path))
 
 
 def trainer_rows(path: Path) -> Iterator[Checked]:
-    """Yield one run per file.
+    """Yield a row of texts for each file.
 
     Raises:
         MeasurementTableError: A file has no time or no steps.
@@ -46,7 +46,7 @@ def trainer_rows(path: Path) -> Iterator[Checked]:
 
 
 def _files(path: Path) -> list[Path]:
-    """List the files of runs: one, those of a folder, or those of its subfolders; checkpoints are parts of a run."""
+    """Return the files of runs at a path: a file, the files of a folder, or of its subfolders, without checkpoints."""
     if path.is_file():
         return [path] if path.name in (TRAINER_STATE, WANDB_SUMMARY) or path.name.startswith(EVENTS) else []
     patterns = (TRAINER_STATE, WANDB_SUMMARY, f"files/{WANDB_SUMMARY}", f"{EVENTS}*")
@@ -62,10 +62,10 @@ def _is_of_a_run(file: Path) -> bool:
 
 
 def _of_state(file: Path) -> dict[str, str]:
-    """Read Hugging Face's state: the time of the run that its last entry has, and the steps.
+    """Read the time and the steps of a run from the last entry of Hugging Face's state.
 
     Raises:
-        MeasurementTableError: The run did not end, so that the file has no time.
+        MeasurementTableError: The run did not end, so the file has no time.
     """
     state = read_json(file, MeasurementTableError)
     entries = state.member("log_history").items()
@@ -85,7 +85,7 @@ def _of_state(file: Path) -> dict[str, str]:
 
 
 def _of_wandb(file: Path) -> dict[str, str]:
-    """Read W&B's summary of a run, and the configuration beside it."""
+    """Read W&B's summary of a run, and the configuration in the same folder."""
     summary = read_json(file, MeasurementTableError).mapping()
     row = {str(key): str(value) for key, value in summary.items() if _is_plain(value)}
     machine = file.with_name("wandb-metadata.json")
@@ -102,7 +102,7 @@ def _of_wandb(file: Path) -> dict[str, str]:
 
 
 _MACHINE: Final = {"gpu": "gpu_name", "gpu_count": "gpus"}
-"""Keys of W&B's metadata with the columns that they stand for."""
+"""Fields by the key in W&B's metadata."""
 
 
 def _is_plain(value: Any) -> bool:
@@ -112,7 +112,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _of_events(file: Path) -> dict[str, str]:
-    """Read the steps and the time between the first and the last training step of an event file.
+    """Read the number of steps, and the time between the first and the last training step, from an event file.
 
     Raises:
         MeasurementTableError: There are fewer than two steps.
