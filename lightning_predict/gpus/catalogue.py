@@ -1,16 +1,16 @@
 """Loads the GPU catalogue from TOML files. Rows in common units become `Gpu` values in SI units.
 
-Errors name the row. The folder `catalogue/` holds one file per architecture, `<architecture>.toml`:
+The folder `catalogue/` has one file per architecture, `<architecture>.toml`:
 
 * `vendor`: omitted for NVIDIA.
-* `[compute_capability.<version>]`: figures that all GPUs of one compute capability share (lanes, threads, registers,
-  shared memory). For another vendor, the version is the one that torch reports.
+* `[compute_capability.<version>]`: figures that all GPUs of a compute capability share (lanes, threads, registers,
+  shared memory). For other vendors, the version is the version that torch reports.
 * `[gpu.<name>]`: one table per GPU, with the unit in each key (`boost_clock_mhz`, `l2_mib`).
 * `[sources.<id>]`: title, URL and date of a source that only this file cites. Rows cite the ids.
 
-`sources.toml` in the same folder holds sources that several files cite. To add a vendor, add a file there, and its
-generations to `records.py`. A row cites at least two sources that agree, or states `single_source = true`. If a figure
-comes from another source, `figure_sources` cites it. Example::
+`sources.toml` in the same folder has sources that several files cite. To add a vendor, add a file there, and its
+generations to `records.py`. A row cites at least two sources that agree, or states `single_source = true`.
+`figure_sources` cites a source of single figures. Error messages name the row. Example::
 
     >>> [gpu.memory_bytes / 2**30 for gpu in load_catalogue() if gpu.name == "T4"]
     [16.0]
@@ -51,29 +51,29 @@ FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
     "pcie_gb_per_s": ("pcie_bytes_per_second", gigabytes_to_bytes),
     "power_watts": ("power_watts", float),
 }
-"""Required figures: key of the row, with the field of `Gpu` and the unit conversion."""
+"""Required figures by key of the row: field of `Gpu` and unit conversion."""
 
 OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
     "base_clock_mhz": ("base_clock_hz", megahertz_to_hertz),
     "highest_clock_mhz": ("highest_clock_hz", megahertz_to_hertz),
     "nvlink_gb_per_s": ("nvlink_bytes_per_second", gigabytes_to_bytes),
 }
-"""Optional figures. Some GPUs have no published base clock, most have no NVLink, and data-centre boards do not exceed
-their boost clock."""
+"""Optional figures. Some GPUs have no published base clock, most GPUs have no NVLink, and data-centre boards do not
+exceed the boost clock."""
 
 MEMORY_KINDS: Final = (
     *("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "DDR5", "LPDDR5", "LPDDR5X", "HBM2", "HBM2e", "HBM3", "HBM3e"),
 )
-"""Kinds of device memory that a row may state."""
+"""Allowed kinds of device memory."""
 
 PEER_ACCESS: Final = "peer_access"
-"""Key that is false if the driver blocks peer access between two such cards in one machine. The default is true."""
+"""Key whose value is false if the driver blocks peer access between two such cards in one machine; true by default."""
 
 INLINE_ECC: Final = "inline_ecc"
-"""Key for boards that ship with inline ECC: error-correction codes stored in the GDDR memory itself. These are
-data-centre boards before GDDR7. GeForce boards have no ECC, and workstation boards ship with ECC disabled. With GDDR7,
-ECC takes no memory: nvidia-smi shows 97,887 MiB on an RTX PRO 6000 Server Edition (ECC on) and on a Workstation Edition
-(ECC off)."""
+"""Key for boards that ship with inline ECC, which stores error-correction codes in the GDDR memory itself:
+data-centre boards before GDDR7. GeForce boards have no ECC, and workstation boards ship with ECC disabled. With
+GDDR7, ECC takes no memory: nvidia-smi shows 97,887 MiB on an RTX PRO 6000 Server Edition (ECC on) and on a
+Workstation Edition (ECC off)."""
 
 COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
 
@@ -86,13 +86,13 @@ PEAKS: Final[dict[str, str]] = {
     "float8_tflops": "float8",
     "int8_tops": "int8",
 }
-"""Peaks that a row may state: key of the row, with its dtype. Only float32 is required."""
+"""dtype of each peak, by key of the row. Only the float32 peak is required."""
 
 MEASURED: Final = "measured_tflops"
 """Key of the table of measured rates of large square matmuls, by dtype."""
 
 SUSTAINED: Final = "sustained_tflops"
-"""Key of the table of rates of large matmuls that ran back to back for seconds, by dtype."""
+"""Key of the table of sustained rates by dtype: large matmuls that ran back to back for seconds."""
 
 CITABLE: Final[Mapping[str, str]] = (
     {key: field for key, (field, _) in (FIGURES | OPTIONAL_FIGURES).items()}
@@ -101,7 +101,7 @@ CITABLE: Final[Mapping[str, str]] = (
     | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access", INLINE_ECC: "has_inline_ecc"}
     | {MEASURED: "measured_flops_per_second", SUSTAINED: "sustained_flops_per_second"}
 )
-"""Keys that may cite their own sources, with the key in `Gpu.sources`."""
+"""Keys that may cite their own sources, with their key in `Gpu.sources`."""
 
 REQUIRED_KEYS: Final = frozenset(
     {*FIGURES, *COUNTS, "compute_capability", "float32_tflops", "memory_kind", "reported_names", "single_source"}
@@ -135,7 +135,7 @@ def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
     """Load all GPUs of a catalogue folder, oldest architecture first, in file order within an architecture.
 
     Args:
-        folder: Folder that holds `sources.toml` and at least one architecture file.
+        folder: Folder with `sources.toml` and at least one architecture file.
 
     Raises:
         CatalogueError: A file is missing or not TOML, or a row breaks a rule. The message names file, row and key.
@@ -263,7 +263,7 @@ def _parse_emulated(row: Checked) -> frozenset[str]:
 
 
 def _parse_measured(row: Checked, key: str) -> dict[str, float]:
-    """Parse measured rates by dtype. The row must state a peak for each of these dtypes."""
+    """Parse measured rates by dtype. The row must have a peak for each of these dtypes."""
     if not row.has(key):
         return {}
     table = row.member(key)
@@ -277,7 +277,7 @@ def _parse_measured(row: Checked, key: str) -> dict[str, float]:
 
 
 def _parse_sources(row: Checked, shared: Checked, sources: Mapping[str, Source]) -> dict[str, tuple[Source, ...]]:
-    """Parse sources by field of `Gpu` (by dtype for peaks). `"*"` applies to every figure without its own entry."""
+    """Return sources by field of `Gpu` (by dtype for peaks). `"*"` applies to all figures without their own sources."""
     cited = {"*": _cited(row, "sources", sources)}
     if len(cited["*"]) < 2 and not row.member("single_source").flag():
         raise row.member("sources").error(

@@ -1,8 +1,8 @@
-"""`Layout`: a number of GPUs of one GPU model, in one or more identical machines, and its text notation ("2x8xH100").
+"""`Layout`: a number of identical GPUs in one or more identical machines, and its text notation ("2x8xH100").
 
-`"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) one machine with eight, `"2x8xH100-SXM-80GB"` two such machines, and
-`"2xp4d.24xlarge"` two cloud instances by their instance type. Layout names are keys of predictions, so they are
-canonical: `"1x8xL4"` becomes `8xL4`, `"1xT4"` becomes `T4`. `catalogue/machines.toml` lists instance types by provider.
+`"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) a machine with eight GPUs, `"2x8xH100-SXM-80GB"` two such machines, and
+`"2xp4d.24xlarge"` two cloud instances of this type. Layout names are keys of predictions, so they are canonical:
+`"1x8xL4"` becomes `8xL4`, and `"1xT4"` becomes `T4`. `catalogue/machines.toml` lists instance types by provider.
 Matching ignores case, spaces, hyphens, underscores and Azure's `Standard_` prefix. Example::
 
     >>> layout = layout_of("2x8xH100")
@@ -42,25 +42,25 @@ _SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")
 """Notation of SkyPilot and Slurm: `H100:8` means `8xH100`."""
 
 _TIMES: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*[xX*]\s*(?P<per_node>\d+)\s*")
-"""The other order: `H100x8` means `8xH100`, if the name is not that of a GPU or a machine."""
+"""Reversed notation: `H100x8` means `8xH100`, unless the text is the name of a GPU or a machine."""
 
 MAX_GPUS: Final = 65_536
-"""Maximum number of GPUs in a layout. Larger numbers are treated as typing errors; published runs use fewer GPUs."""
+"""Maximum number of GPUs in a layout. A larger number is probably a typing error."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A number of GPUs of one GPU model, in identical machines.
+    """A number of identical GPUs in one or more identical machines.
 
     Attributes:
         gpu: The GPU.
-        gpus_per_node: GPUs used per machine.
+        gpus_per_node: Number of GPUs used per machine.
         nodes: Number of machines.
-        machine: Instance type, if the user asked for one; the layout is then priced as this instance type.
-        requested_name: GPU name that the user gave, if that name is ambiguous (it could also mean another GPU model).
-        network: Network between the machines, as the provider states it. If None, predictions assume the network of the
-            cloud that sets the price (`cost.prediction.on_offered_network`), or else the vendor's reference system.
+        machine: Instance type that the user requested, which then determines the price; None if the user named a GPU.
+        requested_name: GPU name as typed by the user, if the name is ambiguous; otherwise None.
+        network: Network between the machines, as stated by the provider. If None, predictions use the network of the
+            priced cloud machine (`cost.prediction.on_offered_network`), otherwise of the vendor's reference system.
     """
 
     gpu: Gpu
@@ -89,10 +89,10 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
     Args:
         name: A GPU by any of its names, `<GPUs>x<GPU>`, `<GPU>:<GPUs>` or `<machines>x<GPUs>x<GPU>`; an instance type,
             optionally with the prefix `<machines>x`; or a `Gpu` or `Layout`.
-        num_nodes: Number of machines, if the name does not state it.
+        num_nodes: Number of machines, if the name does not include it.
 
     Raises:
-        UnknownGpuError: The GPU is not in the catalogue.
+        UnknownGpuError: The catalogue does not have the GPU.
         InvalidArgumentError: A number is zero or too large, the name and `num_nodes` disagree, or `name` has the wrong
             type.
     """
@@ -139,7 +139,7 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
 
 
 def _layout(name: str, gpus_per_node: int, nodes: int) -> Layout:
-    """Build the layout of a named GPU. Set `requested_name` only if the name could also mean another GPU model."""
+    """Return the layout of a named GPU, with `requested_name` set if the name is ambiguous."""
     found = find_gpu(name)
     return Layout(found, gpus_per_node, nodes, requested_name=name.strip() if other_forms(name, found) else None)
 
@@ -149,11 +149,11 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
 
     Args:
         names: See `layout_of`.
-        num_nodes: Number of machines, for layouts whose name does not state it.
+        num_nodes: Number of machines, for layouts whose name does not include it.
 
     Raises:
-        InvalidArgumentError: The list is empty or a single string, or an error of `layout_of`.
-        UnknownGpuError: As `layout_of`.
+        InvalidArgumentError: The list is empty or a single string, or `layout_of` raises this error.
+        UnknownGpuError: The catalogue does not have a GPU.
     """
     if isinstance(names, str):
         raise InvalidArgumentError(f"gpus={names!r} is one string; give a list of names, for example [{names!r}].")
@@ -184,7 +184,7 @@ def _machines_of(name: str, nodes: int) -> Layout | None:
 
 
 def _is_gpu(name: str) -> bool:
-    """Return whether a name that could be parsed as a layout is the name of a GPU."""
+    """Return whether a text that looks like a layout is the name of a GPU."""
     try:
         find_gpu(name)
     except UnknownGpuError:
@@ -195,14 +195,14 @@ def _is_gpu(name: str) -> bool:
 # --- Racks of trays
 
 NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
-"""Number of GPUs per NVLink domain, for GPUs whose NVLink extends beyond one machine: a rack of 18 trays."""
+"""Number of GPUs per NVLink domain (a rack of 18 trays), for GPUs whose NVLink connects several machines."""
 
 TRAY_GPUS: Final = 4
-"""Number of GPUs per tray. Racks are rented in trays."""
+"""Number of GPUs per tray. Trays of a rack are rented separately."""
 
 
 def in_domains(layout: Layout) -> Layout:
-    """Merge machines that share an NVLink domain into one machine: `16x4xGB200` becomes `64xGB200`."""
+    """Merge machines of an NVLink domain into one machine: `16x4xGB200` becomes `64xGB200`."""
     size = NVLINK_DOMAINS.get(layout.gpu.name)
     if size is None or layout.nodes == 1:
         return layout
@@ -215,7 +215,7 @@ def in_domains(layout: Layout) -> Layout:
 
 
 def in_trays(layout: Layout) -> Layout:
-    """Split an NVLink domain into the trays that are rented: `64xGB200` becomes `16x4xGB200`."""
+    """Split an NVLink domain into trays, which are the rented machines: `64xGB200` becomes `16x4xGB200`."""
     trays, rest = divmod(layout.gpus_per_node, TRAY_GPUS)
     if layout.gpu.name not in NVLINK_DOMAINS or rest or trays == 1:
         return layout
@@ -235,13 +235,13 @@ class Network:
     """Network between the machines of a cloud's instance type.
 
     Attributes:
-        bytes_per_second: Bandwidth per machine, one direction.
-        machine: Instance type.
-        kind: Network technology, as the provider calls it.
+        bytes_per_second: Bandwidth per machine in one direction.
+        machine: Name of the instance type.
+        kind: Provider's name of the network technology.
         has_rdma: Whether network adapters access memory directly (RDMA). Otherwise, the CPU runs a TCP stack.
-        gpus: Number of GPUs per machine. They share the network.
-        adapters: Number of network adapters, each for an equal share of the GPUs. If there is only one, a single GPU
-            can use the full bandwidth.
+        gpus: Number of GPUs per machine, which share the network.
+        adapters: Number of network adapters, each for an equal share of the GPUs. With one adapter, a single GPU can
+            use the full bandwidth.
         source: URL of the page that states these figures.
     """
 
@@ -260,9 +260,9 @@ class Machine:
     """A cloud instance type.
 
     Attributes:
-        name: The provider's name for it.
+        name: Provider's name of the instance type.
         provider: The cloud provider.
-        gpus: Its GPUs, as the layout `<GPUs>x<GPU>`.
+        gpus: GPUs of the machine, as the layout `<GPUs>x<GPU>`.
         network: Network to other machines; None if no source states it.
     """
 
@@ -273,12 +273,12 @@ class Machine:
 
 
 def find_machine(name: str) -> Machine | None:
-    """Return the instance type with this name; None if the catalogue has none."""
+    """Return the instance type with this name; None if the catalogue does not have it."""
     return _machines().get(_key(name))
 
 
 def largest_machine(gpu: Gpu) -> int | None:
-    """Return the largest number of these GPUs in one instance type; None if no cloud in the catalogue has them."""
+    """Return the largest number of these GPUs in one instance type; None if no instance type has the GPU."""
     counts = (one.gpus.partition("x") for one in _machines().values())
     return max((int(count) for count, _, name in counts if name == gpu.name), default=None)
 

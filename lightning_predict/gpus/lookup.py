@@ -1,7 +1,6 @@
-"""Finds a GPU by our name, an alias, or the name that `torch.cuda.get_device_name` reports.
+"""Finds a GPU by its catalogue name, an alias, or the name that `torch.cuda.get_device_name` reports.
 
-Matching is exact except for case, spaces, hyphens and underscores. Substrings never match, so `L40S` is not taken for
-an `L4`. Example::
+Matching ignores case, spaces, hyphens and underscores. Substrings never match, so `L40S` does not match `L4`. Example::
 
     >>> gpu("NVIDIA H100 80GB HBM3").name
     'H100-SXM-80GB'
@@ -34,11 +33,11 @@ _SERIES: Final = re.compile(r"(?:[RG]TX|RX)[\s_-]+(?=\d)", re.IGNORECASE)
 _SLICE: Final = re.compile(
     r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>(?:\d+c\.)?\d+g\.\d+gb)(?:\+\S+)?\s*", re.IGNORECASE
 )
-"""Pattern of the names that CUDA reports for MIG slices. An extension such as `+me` only adds media engines."""
+"""Pattern of the names that CUDA reports for MIG slices. A suffix such as `+me` only adds media engines."""
 
 _VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib>\d+)(?P<kind>[QCAB])", re.IGNORECASE)
-"""Pattern of the names that CUDA reports for time-sliced virtual GPUs, such as `NVIDIA A40-48Q` or `GRID T4-16C`. The
-parts are the board, its memory in GB and the licence series (NVIDIA, Virtual GPU Software User Guide)."""
+"""Pattern of the names that CUDA reports for time-sliced virtual GPUs, such as `NVIDIA A40-48Q` or `GRID T4-16C`:
+board, memory in GB and licence series (NVIDIA, Virtual GPU Software User Guide)."""
 
 _VIRTUAL_BOARDS: Final = {
     "A100X": "A100-SXM-40GB",
@@ -49,7 +48,7 @@ _VIRTUAL_BOARDS: Final = {
     "H800XM": "H800-SXM-80GB",
     "H200X": "H200-SXM-141GB",
 }
-"""Boards whose virtual GPUs have names that differ from the board's (NVIDIA, Virtual GPU Software User Guide)."""
+"""Catalogue names of boards by their name in virtual GPUs (NVIDIA, Virtual GPU Software User Guide)."""
 
 _OTHER_MAKERS: Final = {
     "AMD": re.compile(r"amd|instinct|radeon|rx|mi\d{2,3}[axp]?", re.IGNORECASE),
@@ -59,11 +58,11 @@ _OTHER_MAKERS: Final = {
     "Apple": re.compile(r"apple", re.IGNORECASE),
     "Huawei": re.compile(r"ascend", re.IGNORECASE),
 }
-"""Words that occur in the names of accelerators of vendors other than NVIDIA."""
+"""Patterns of words in the names of accelerators of vendors other than NVIDIA."""
 
 
 def other_vendor(name: str) -> str | None:
-    """Return the vendor of an accelerator, by its name, if it is not NVIDIA; None for NVIDIA.
+    """Return the vendor of an accelerator from its name; None for NVIDIA.
 
     >>> other_vendor("AMD Instinct MI300X"), other_vendor("NVIDIA L4")
     ('AMD', None)
@@ -84,7 +83,7 @@ def is_other_vendor(name: str) -> bool:
 _WITHOUT_ROW: Final = {
     "thor": "Thor shares its memory with its processor, which nothing here models yet.",
 }
-"""Explanations for GPUs that are known but not supported, by the end of their normalised name."""
+"""Explanations for known GPUs that are not supported, by the end of the normalised name."""
 
 SMALLEST_REPORTED_SHARE: Final = 0.85
 """Minimum ratio of reported to nominal memory. ECC takes 6 %, and the driver takes up to 0.6 GiB on small cards."""
@@ -94,19 +93,20 @@ LARGEST_REPORTED_SHARE: Final = 1.02
 NEAREST_NAMES: Final = 5
 
 LISTING: Final = "lightning_predict.gpu_names()"
-"""How to list all names in Python. The command line replaces this text with its own."""
+"""Python code that lists all names, for error messages. The command line replaces this text with a command."""
 
 
 def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
     """Return the GPU with this name.
 
     Args:
-        name: Our name, an alias, or the name that `torch.cuda.get_device_name` reports. Case and separators are
+        name: Catalogue name, an alias, or the name that `torch.cuda.get_device_name` reports. Case and separators are
             ignored.
-        memory_bytes: Memory that the device reports (`total_memory`). It distinguishes cards that report the same name.
+        memory_bytes: Memory that the device reports (`total_memory`), which distinguishes cards with the same reported
+            name.
 
     Raises:
-        UnknownGpuError: No GPU matches, or more than one. The message lists the nearest names.
+        UnknownGpuError: No GPU matches, or several GPUs match. The message lists the nearest names.
         InvalidArgumentError: `memory_bytes` is not a valid size.
     """
     if memory_bytes is not None and not (math.isfinite(memory_bytes) and memory_bytes > 0):
@@ -124,11 +124,11 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
 
 
 def other_forms(name: str, found: Gpu) -> tuple[str, ...]:
-    """List the other cards that a name could mean: `A100` is sold with 40 and 80 GB, as SXM module and PCIe card.
+    """Return the other cards that a name could mean: `A100` has 40 or 80 GB, as SXM module or PCIe card.
 
     Args:
-        name: The name as the user wrote it.
-        found: The GPU that `gpu` returned for it.
+        name: The name as typed by the user.
+        found: The GPU that `gpu` returned for the name.
     """
     if normalise(name) == normalise(found.name):
         return ()
@@ -142,17 +142,17 @@ def _words(name: str) -> list[str]:
 
 @cache
 def gpu_names() -> tuple[str, ...]:
-    """List the names of all GPUs, oldest architecture first."""
+    """Return the names of all GPUs, oldest architecture first."""
     return tuple(row.name for row in _known())
 
 
 def normalise(name: str) -> str:
-    """Normalise a name: remove spaces, hyphens and underscores, and fold case."""
+    """Remove spaces, hyphens and underscores from a name, and ignore case."""
     return SEPARATORS.sub("", name).casefold()
 
 
 def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    """Index GPUs by normalised name. Several GPUs may report the same name, if their memory sizes differ clearly.
+    """Return GPUs by normalised name. Several GPUs may report the same name if their memory sizes differ clearly.
 
     Raises:
         CatalogueError: Two GPUs share a name and cannot be distinguished by memory.
@@ -180,10 +180,10 @@ _OWN: Final[dict[str, Gpu]] = {}
 
 
 def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
-    """Add the user's own GPUs. A GPU replaces one of the same name that was added before.
+    """Add the user's own GPUs. A GPU replaces an added GPU with the same name.
 
     Raises:
-        InvalidArgumentError: A GPU of the catalogue has one of the names.
+        InvalidArgumentError: A GPU of the catalogue has the same name.
     """
     added = {row.name: row for row in gpus}
     try:
@@ -203,7 +203,7 @@ _MEASURED: Final[dict[str, Gpu]] = {}
 
 
 def set_measured(gpus: Iterable[Gpu]) -> None:
-    """Replace GPUs by the same ones with the user's own rates, for this process."""
+    """Replace GPUs in this process by copies with the user's own rates."""
     _MEASURED.update({row.name: row for row in gpus})
     _catalogue_index.cache_clear()
 
@@ -223,7 +223,7 @@ def _catalogue_index() -> Mapping[str, tuple[Gpu, ...]]:
 
 
 def _virtual(whole: Gpu, gib: int, kind: str) -> Gpu:
-    """Return a virtual GPU: the whole card's compute with the profile's memory. Other users are assumed to be idle."""
+    """Return a virtual GPU: the whole card's compute and the profile's memory. Other users are assumed to be idle."""
     memory = gibibytes_to_bytes(gib)
     if memory > whole.memory_bytes:
         raise UnknownGpuError(f"{whole.name} has {bytes_to_gibibytes(whole.memory_bytes):g} GiB, less than {gib} GB.")
@@ -248,7 +248,7 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
 
 
 def _unknown_message(name: str) -> str:
-    """Build the error message for an unknown name, with the nearest names."""
+    """Return the error message for an unknown name, with the nearest names."""
     index = _catalogue_index()
     maker = other_vendor(name)
     words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)

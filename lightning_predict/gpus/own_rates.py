@@ -1,7 +1,7 @@
-"""A machine's own rates: FLOP/s of large matmuls that the user measured, in place of the catalogue's.
+"""A machine's own rates: FLOP/s of large matmuls that the user measured, in place of the catalogue's rates.
 
-Cards of one name differ by their power limit and cooling. The rate that one machine sustains corrects the times of its
-matmuls. `lightning-predict measure --quick` measures it in half a minute. Example::
+Cards with the same name differ in power limit and cooling. The sustained rate of a machine corrects its matmul times.
+`lightning-predict measure --quick` measures this rate in half a minute. Example::
 
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> (own,) = with_own_rates([layout_of("8xB200")], {"bf16": 1103e12})
@@ -25,7 +25,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.units import flops_to_teraflops, teraflops_to_flops
 
 OwnRates = Mapping[str, float | Mapping[str, float]]
-"""FLOP/s by dtype, or such mappings by the name of the GPU."""
+"""FLOP/s by dtype, or such mappings by GPU name."""
 
 DTYPE_WORDS: Final[Mapping[str, str]] = {
     "bf16": "bfloat16",
@@ -35,20 +35,20 @@ DTYPE_WORDS: Final[Mapping[str, str]] = {
     "fp8": "float8",
     "fp64": "float64",
 }
-"""Short names of dtypes."""
+"""dtypes by short name."""
 
 ABOVE_PEAK: Final = 1.1
-"""Maximum ratio of a measured rate to the peak: some boards boost above their data sheet by a few per cent."""
+"""Maximum ratio of a measured rate to the peak. Some boards boost a few percent above their data sheet."""
 
 NAMES: Final = 4
 """Maximum number of names in an error message."""
 
 BELOW_PEAK: Final = 0.02
-"""Minimum ratio; a smaller rate is probably in other units."""
+"""Minimum ratio of a measured rate to the peak. A smaller rate is probably in another unit."""
 
 
 def parse_rates(text: str) -> dict[str, float | dict[str, float]]:
-    """Parse `bf16=1103`, or `B200:bf16=1103,H200:bf16=680`, in TFLOP/s.
+    """Parse `bf16=1103`, or `B200:bf16=1103,H200:bf16=680`, in TFLOP/s; return FLOP/s.
 
     Raises:
         InvalidArgumentError: The text has another form.
@@ -77,15 +77,15 @@ def parse_rates(text: str) -> dict[str, float | dict[str, float]]:
 
 
 def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layout, ...]:
-    """Return the layouts with the user's own rates of their GPU.
+    """Return the layouts with the user's measured rates.
 
     Args:
         layouts: The layouts.
-        measured: FLOP/s by dtype if all layouts have the same GPU, otherwise such mappings by the GPU's name.
+        measured: FLOP/s by dtype if all layouts have the same GPU, otherwise such mappings by GPU name.
 
     Raises:
-        InvalidArgumentError: Several GPUs without names, an unknown dtype, or a rate that this GPU cannot reach.
-        UnknownGpuError: A name that the catalogue does not contain.
+        InvalidArgumentError: Several GPUs need names, a dtype is unknown, or the GPU cannot reach a rate.
+        UnknownGpuError: The catalogue does not have a named GPU.
     """
     by_name: dict[str, Mapping[str, float]] = {}
     common: dict[str, float] = {}
@@ -120,7 +120,7 @@ def gpu_with_rates(card: Gpu, measured: Mapping[str, float]) -> Gpu:
     """Return a GPU with other sustained rates.
 
     Raises:
-        InvalidArgumentError: A dtype without a peak.
+        InvalidArgumentError: The GPU has no peak for a dtype.
     """
     rates = {}
     for word, rate in measured.items():
@@ -137,7 +137,7 @@ def gpu_with_rates(card: Gpu, measured: Mapping[str, float]) -> Gpu:
 
 
 def _check_range(card: Gpu, word: str, rate: float) -> None:
-    """Reject a rate in other units."""
+    """Raise an error for a rate that is probably in another unit."""
     peak = card.peak(DTYPE_WORDS.get(word, word))
     number = positive_number(rate)
     if peak is None or (number is not None and BELOW_PEAK * peak <= number <= ABOVE_PEAK * card.overclock * peak):

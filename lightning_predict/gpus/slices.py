@@ -1,4 +1,4 @@
-"""MIG slices (Multi-Instance GPU), derived from the whole GPU: fewer SMs, and a share of memory and cache.
+"""MIG slices (Multi-Instance GPU), derived from the whole GPU: fewer SMs, less memory and less cache.
 
 `catalogue/mig.toml` has a line for each profile. A slice can be named as CUDA reports it, `NVIDIA A100-SXM4-40GB MIG
 3g.20gb`. The part before ` MIG ` can also be the catalogue name of the GPU. Example::
@@ -24,7 +24,7 @@ from lightning_predict.gpus.records import Gpu
 SLICES_FILE: Final = "mig.toml"
 
 MEMORY_SLICES: Final = 8
-"""MIG divides memory, bandwidth and L2 cache into eighths (NVIDIA, MIG User Guide)."""
+"""Number of equal parts into which MIG divides memory, bandwidth and L2 cache (NVIDIA, MIG User Guide)."""
 
 
 @final
@@ -33,8 +33,8 @@ class SliceProfile:
     """A MIG profile.
 
     Attributes:
-        name: NVIDIA's name, for example `3g.20gb`.
-        multiprocessors: SMs of the slice.
+        name: NVIDIA's name of the profile, for example `3g.20gb`.
+        multiprocessors: Number of SMs of the slice.
         memory_share: Share of the whole GPU's memory, bandwidth and L2 cache.
     """
 
@@ -44,7 +44,7 @@ class SliceProfile:
 
 
 BETWEEN: Final = "-MIG-"
-"""Separator between the GPU and the profile in the name of a slice."""
+"""Separator between GPU name and profile in the name of a slice."""
 
 
 def is_slice(gpu: Gpu) -> bool:
@@ -53,15 +53,15 @@ def is_slice(gpu: Gpu) -> bool:
 
 
 def slice_of(whole: Gpu, profile_name: str) -> Gpu:
-    """Derive the GPU that a program in a slice sees.
+    """Return the GPU that a program in a MIG slice sees.
 
-    Peaks scale with the number of SMs, at the same clock. Slices have no NVLink. The slice shares the host link with
-    other slices, but its full bandwidth is assumed here.
+    Peaks scale with the number of SMs, at the same clock. Slices have no NVLink. The full bandwidth of the host link is
+    assumed, although slices share the link.
 
     Args:
         whole: The whole GPU.
-        profile_name: The profile, for example `3g.20gb`. `1c.3g.20gb` is a compute instance inside `3g.20gb`. It has
-            one of the three compute slices, and the whole memory.
+        profile_name: Name of the profile, for example `3g.20gb`. `1c.3g.20gb` is a compute instance inside `3g.20gb`,
+            with one of the three compute slices, and the whole memory.
 
     Raises:
         UnknownGpuError: The GPU has no such profile.

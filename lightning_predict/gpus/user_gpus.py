@@ -1,7 +1,7 @@
 """GPUs that the user describes in a TOML file, each by its differences from a GPU in the catalogue.
 
 Keys are named as in the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
-`catalogue.py`). `measured_tflops` holds measured rates of large matmuls, by dtype. `reported_names` holds the name that
+`catalogue.py`). `measured_tflops` has measured rates of large matmuls, by dtype. `reported_names` has the name that
 `torch.cuda.get_device_name` reports, so that the GPU is recognised at run time::
 
     [gpu.RTX-4090-48GB]
@@ -37,7 +37,7 @@ from lightning_predict.units import bytes_to_gigabytes, gigabytes_to_bytes, tera
 
 LIKE: Final = "like"
 RATES: Final = "measured"
-"""Table of measured rates, by the name of the GPU."""
+"""Key of the tables of measured rates."""
 
 VENDOR: Final = "vendor"
 _NAMES: Final = frozenset({"aliases", "reported_names"})
@@ -50,10 +50,10 @@ def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
         path: A TOML file with a table `[gpu.<name>]` for each GPU.
 
     Returns:
-        Names of the added GPUs, and of those with measured rates.
+        Names of the added GPUs, and of GPUs with measured rates.
 
     Raises:
-        InvalidArgumentError: The file is not in this format, a name is already in the catalogue, or a figure is
+        InvalidArgumentError: The file has another format, a name is already in the catalogue, or a figure is
             impossible.
         UnknownGpuError: `like` does not name a GPU.
         OSError: The file cannot be read.
@@ -72,7 +72,7 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
         path: A TOML file with a table `[gpu.<name>]` for each GPU.
 
     Raises:
-        InvalidArgumentError: The file is not in this format, or a figure is impossible.
+        InvalidArgumentError: The file has another format, or a figure is impossible.
         UnknownGpuError: `like` does not name a GPU.
         OSError: The file cannot be read.
     """
@@ -82,14 +82,14 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
 
 
 def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
-    """Read the GPUs of a file with measured rates.
+    """Return the GPUs with measured rates in a file.
 
     Args:
-        path: A TOML file; its other GPUs must be in the catalogue already.
+        path: A TOML file. GPUs that the file describes must already be in the catalogue.
 
     Raises:
-        InvalidArgumentError: The file is not in this format, or the GPU cannot reach a rate.
-        UnknownGpuError: The catalogue does not contain a GPU.
+        InvalidArgumentError: The file has another format, or a GPU cannot reach a rate.
+        UnknownGpuError: The catalogue does not have a GPU.
         OSError: The file cannot be read.
     """
     document = _read(path)

@@ -1,11 +1,10 @@
 """Downloads weights from a configured HTTP(S) address, with limits on time and size, and verifies their checksums.
 
-Nothing is written to disk here. Downloads stay in memory until all of them are verified. Example::
+This module writes nothing to disk. Downloads stay in memory until all of them are verified. Example::
 
     download = Download(address_of("https://example.org/weights"), seconds=20.0)
     manifest = download.manifest()
-    download.file("T4.safetensors", manifest.files["T4.safetensors"])   # content, checked against the manifest's
-    SHA-256
+    download.file("T4.safetensors", manifest.files["T4.safetensors"])   # file content; its SHA-256 is verified
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 10.0
 ATTEMPTS: Final = 3
 PAUSE_SECONDS: Final = 0.5
-"""Seconds before the first retry. The pause doubles before the second."""
+"""Seconds before the first retry. The pause doubles before the second retry."""
 
 REDIRECTS: Final = 3
 MAX_MANIFEST_BYTES: Final = 1 << 22
 """Maximum size of a manifest. The shipped manifest has 100 kB."""
 
 MAX_FILE_BYTES: Final = 1 << 27
-"""Maximum size of a file. The largest shipped file has 1 MB."""
+"""Maximum size of a weights file. The largest shipped file has 1 MB."""
 
 CHUNK_BYTES: Final = 1 << 16
 
@@ -53,7 +52,7 @@ RETRIED_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
 
 @final
 class _RefusedError(Exception):
-    """A response for which a retry would not help."""
+    """A response to which a retry would not help."""
 
 
 @final
@@ -66,7 +65,7 @@ class Download:
         allow_http: Whether to follow redirects to unencrypted addresses of other machines.
         error: Exception class for failed downloads.
         remedy: Advice to the user, appended to error messages.
-        clock: Returns the current time in seconds.
+        clock: Function that returns the current time in seconds.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Download:
         self._end = clock() + seconds
 
     def manifest(self) -> Manifest:
-        """Download `<address>/manifest.json`, and check it."""
+        """Download `<address>/manifest.json`, and parse it."""
         content = self.content(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         where = f"{self._address.shown}/{MANIFEST_NAME}"
         return parse_manifest(content.decode("utf-8", errors="replace"), where=where)
@@ -98,7 +97,7 @@ class Download:
 
         Raises:
             WeightsDownloadError: The download failed, or the file is larger than the manifest states.
-            WeightsHashError: The checksum differs from the manifest's.
+            WeightsHashError: The checksum differs from the manifest.
         """
         if entry.bytes > MAX_FILE_BYTES:
             raise WeightsDownloadError(
@@ -116,11 +115,10 @@ class Download:
     def content(self, name: str, limit: int) -> bytes:
         """Download a file without verifying its checksum.
 
-        Failed downloads are retried, until `ATTEMPTS` or the deadline.
+        A failed download is retried, at most `ATTEMPTS` times in total, until the deadline.
 
         Raises:
-            LightningPredictError: The download failed, or the file has more than `limit` bytes. It is an instance of
-                `error`.
+            LightningPredictError: The download failed, or the file has more than `limit` bytes; raised as `error`.
         """
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:
@@ -175,7 +173,7 @@ class Download:
         raise _RefusedError(f"more than {REDIRECTS} redirections")
 
     def _redirected(self, url: str, target: str) -> str:
-        """Return the target of a redirect, if it is as safe as the configured address."""
+        """Return the target of a redirect, if the target is as safe as the configured address."""
         joined = urljoin(url, target)
         try:
             if urlsplit(url).scheme == "https" and urlsplit(joined).scheme != "https":
@@ -186,7 +184,7 @@ class Download:
         return joined
 
     def _body(self, response: Any, limit: int) -> bytes:
-        """Return the response body, decompressed. Fail as soon as it exceeds `limit` bytes."""
+        """Return the decompressed response body; raise an error as soon as it exceeds `limit` bytes."""
         too_long = _RefusedError(f"it has more than the {limit:,} bytes that it may have")
         promised = response.headers.get("Content-Length", "")
         encoding = response.headers.get("Content-Encoding", "identity").lower()
@@ -211,7 +209,7 @@ class Download:
 
 
 def _reason(error: Exception) -> str:
-    """Describe why an attempt failed, without the address, which may contain a secret."""
+    """Return why an attempt failed, without the address, which may contain a secret."""
     import requests
 
     if isinstance(error, requests.exceptions.SSLError):

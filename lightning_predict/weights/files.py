@@ -42,12 +42,12 @@ _Tensors = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 def sha256(content: bytes) -> str:
-    """Compute the checksum (SHA-256) as hexadecimal text."""
+    """Return the checksum (SHA-256) as hexadecimal text."""
     return hashlib.sha256(content).hexdigest()
 
 
 def write_weights(weights: GpuWeights, path: Path) -> None:
-    """Write a weights file. The same weights give the same bytes."""
+    """Write a weights file. Equal weights give equal bytes."""
     tensors: _Tensors = {}
     families: dict[str, Any] = {}
     for name, network in sorted(weights.families.items()):
@@ -75,7 +75,7 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
     """Read and check a weights file.
 
     Raises:
-        WeightsHashError: The checksum differs from the expected one.
+        WeightsHashError: The checksum differs from `expected_sha256`.
         WeightsFormatError: The file is truncated, has another format version, or its tensors do not match the header.
         OSError: The file cannot be read, or is a pipe or a device.
     """
@@ -93,7 +93,7 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
 
 
 def parse_weights(content: bytes, path: Path | str) -> GpuWeights:
-    """Parse and check the content of a weights file."""
+    """Parse and validate the content of a weights file."""
     header = _header(content, path)
     try:
         tensors: _Tensors = safetensors.numpy.load(content)

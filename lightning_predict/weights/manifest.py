@@ -1,4 +1,4 @@
-"""The manifest of weights files: their checksums (SHA-256), sizes, training data and held-out errors.
+"""Manifest of weights files: checksums (SHA-256), sizes, training data and held-out errors.
 
 `manifest.json` is in the same folder as the files that it lists::
 
@@ -26,7 +26,7 @@ from lightning_predict.weights.files import FORMAT_VERSION
 
 MANIFEST_NAME: Final = "manifest.json"
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
-"""Allowed file names. They contain no folder, so a download cannot write outside its own folder."""
+"""Allowed file names. They contain no folder, so a download cannot write outside its folder."""
 
 
 @final
@@ -55,13 +55,13 @@ class ManifestEntry:
     Attributes:
         sha256: Checksum (SHA-256) of the file.
         bytes: Size of the file.
-        gpu: GPU that the weights are for, or `base`.
+        gpu: Name of the GPU that the weights are for, or `base`.
         operations: Operations in the training data.
         dtypes: dtypes in the training data.
         trained_on: Sources of the measurements, with their licences.
         rows: Number of training measurements.
-        held_out_error: Errors by "operation/dtype". For the base weights, they are by "operation/dtype/GPU", where the
-            base weights were trained without that GPU.
+        held_out_error: Errors by "operation/dtype"; for the base weights by "operation/dtype/GPU", with weights trained
+            without this GPU.
     """
 
     sha256: str
@@ -77,14 +77,14 @@ class ManifestEntry:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All files of one release of weights."""
+    """All weights files of one release."""
 
     recipe: str
     seed: int
     files: Mapping[str, ManifestEntry]
 
     def to_json(self) -> str:
-        """Serialise to the text of `manifest.json`. The same manifest gives the same text."""
+        """Return the text of `manifest.json`. Equal manifests give equal texts."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
 
@@ -93,7 +93,7 @@ def file_name(gpu: str) -> str:
     return f"{gpu}.safetensors"
 
 
-@lru_cache(maxsize=8)  # the manifest is parsed again for each of its files
+@lru_cache(maxsize=8)  # the manifest is needed again for each of its files
 def parse_manifest(text: str, *, where: str) -> Manifest:
     """Parse a manifest.
 

@@ -1,9 +1,8 @@
 """Weights of the small neural networks that predict utilisation, as plain arrays.
 
-A `GpuWeights` is the content of one file: the weights for one GPU, or the base weights, which serve unmeasured GPUs. It
-has a `NetworkWeights` for each family of operations (`matmul_half`, `attention`, ...). A `NetworkWeights` is an
-ensemble of small networks, with the scaling of their inputs, a lower bound on utilisation, and interval widths.
-Example::
+`GpuWeights` is the content of one file: the weights for one GPU, or the base weights, which serve unmeasured GPUs. It
+has a `NetworkWeights` for each family of operations (`matmul_half`, `attention`, ...). `NetworkWeights` is an ensemble
+of small networks, with input scaling, a lower bound on utilisation, and interval widths. Example::
 
     >>> import numpy as np
     >>> layer = Layer(weight=np.zeros((2, 3, 1), np.float32), bias=np.zeros((2, 1), np.float32))
@@ -26,17 +25,17 @@ FEATURE_TOLERANCE: Final = 1e-3
 """Features that differ by less than this are treated as equal."""
 
 CROSS_GPU: Final = "base"
-"""The base file uses this name instead of a GPU name. GPUs without their own weights use the base weights."""
+"""GPU name in the base file. GPUs without their own weights use the base weights."""
 
 
 @final
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a neural network, for all members of an ensemble.
+    """One layer of all networks of an ensemble.
 
     Attributes:
-        weight: Shape (members, inputs, outputs).
-        bias: Shape (members, outputs).
+        weight: Weights, shape (members, inputs, outputs).
+        bias: Biases, shape (members, outputs).
     """
 
     weight: Float32Array
@@ -61,19 +60,19 @@ class Layer:
 @final
 @dataclass(frozen=True)
 class NetworkWeights:
-    """Neural networks (an ensemble) for one family of operations.
+    """Ensemble of neural networks for one family of operations.
 
     Attributes:
         family: Name of the family.
-        trained: (operation, dtype) pairs that occur in the training data.
+        trained: (operation, dtype) pairs in the training data.
         features: Names of the inputs, in order.
         mean: Value that is subtracted from each feature, shape (features,).
         scale: Value by which each feature is then divided, shape (features,).
-        low: Minimum of each feature in the training data, shape (features,). Smaller values are clamped to it.
-        high: Maximum of each feature in the training data, shape (features,). Larger values are clamped to it.
+        low: Minimum of each feature in the training data, shape (features,). Smaller values are clamped.
+        high: Maximum of each feature in the training data, shape (features,). Larger values are clamped.
         lowest_utilisation: Lower bound on predicted utilisation, in (0, 1).
-        layers: Layers in order. The last one has one output.
-        interval: Half width of the 90 % interval in log(seconds), by "operation/dtype"; "*" for all others.
+        layers: Layers in order. The last layer has one output.
+        interval: Half width of the 90 % interval in log(seconds), by "operation/dtype"; "*" for all other pairs.
     """
 
     family: str
@@ -88,16 +87,16 @@ class NetworkWeights:
     interval: Mapping[str, float]
 
     def knows(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
-        """Return which operations have the training data's values of all features that are constant there.
+        """Return whether the constant features of the training data have the same values in each operation.
 
-        For example, if all convolutions in the training data of a GPU are 3 x 3, its network cannot predict a 1 x 1
-        one.
+        For example, if all convolutions in the training data of a GPU are 3 x 3, the network cannot predict 1 x 1
+        convolutions.
 
         Args:
-            rows: Features, shape (rows, features).
+            rows: Features of the operations, shape (rows, features).
 
         Returns:
-            Shape (rows,).
+            Whether the network knows each operation, shape (rows,).
         """
         alike = np.flatnonzero(self.high - self.low < FEATURE_TOLERANCE)
         known: npt.NDArray[np.bool_] = (np.abs(rows[:, alike] - self.low[alike]) < FEATURE_TOLERANCE).all(axis=1)
@@ -111,14 +110,12 @@ class NetworkWeights:
 @final
 @dataclass(frozen=True, slots=True)
 class MeasuredFactor:
-    """Ratio of measured to predicted time for one operation, dtype and GPU.
-
-    It corrects operations without a neural network of their own.
+    """Ratio of measured to predicted time for one operation, dtype and GPU, for operations without a tuned network.
 
     Attributes:
         factor: Factor on the predicted time.
         half_width: Half width of the 90 % interval in log(seconds), with this factor.
-        rows: Number of measurements from which the factor was computed.
+        rows: Number of measurements that the factor was computed from.
     """
 
     factor: float
@@ -154,8 +151,8 @@ class LoadedWeights:
     """Weights for a set of GPUs.
 
     Attributes:
-        cross_gpu_model: Weights that are used for every GPU, and for every operation, without weights of its own.
-        gpus: Weights that were trained for one GPU, by its name.
+        cross_gpu_model: Base weights, used for GPUs and operations without their own weights.
+        gpus: Weights that were trained for a single GPU, by GPU name.
         notes: Notes for the user about missing weights.
     """
 

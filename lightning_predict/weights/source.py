@@ -1,4 +1,4 @@
-"""`WeightsSource`: where to look for weights (file, folder or download address).
+"""`WeightsSource`: where weights are searched (file, folder or download address).
 
 Every `weights` argument accepts a file, a folder or an address. Example::
 
@@ -33,7 +33,7 @@ DEADLINE_SECONDS: Final = 20.0
 @final
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a folder that has a manifest.
+    """Address of a folder with a manifest.
 
     Attributes:
         parts: Parts of the URL. The path has no trailing slash.
@@ -57,10 +57,9 @@ class WeightsSource:
     """Search path, download address and cache for weights.
 
     Attributes:
-        path: A weights file, or a folder of such files, which takes precedence.
-        url: Address of a folder with a manifest. If None, `LIGHTNING_PREDICT_WEIGHTS_URL` is used.
-        cache_dir: Folder for downloads. If None, `LIGHTNING_PREDICT_CACHE` is used, or else the platform's cache
-            folder.
+        path: A weights file, or a folder of weights files; takes precedence over the other places.
+        url: Address of a folder with a manifest; None uses `LIGHTNING_PREDICT_WEIGHTS_URL`.
+        cache_dir: Folder for downloads; None uses `LIGHTNING_PREDICT_CACHE`, otherwise the platform's cache folder.
         offline: Whether to avoid the network, even if an address is configured.
         allow_http: Whether to allow unencrypted addresses of other machines, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does.
         deadline_seconds: Time limit for all downloads together.
@@ -75,7 +74,7 @@ class WeightsSource:
 
     @property
     def address(self) -> Address:
-        """The parsed address of `url`.
+        """The parsed `url`.
 
         Raises:
             InvalidArgumentError: `url` is not an address, or is not encrypted.
@@ -84,17 +83,18 @@ class WeightsSource:
 
 
 AnyWeights = str | PathLike[str] | WeightsSource | None
-"""Accepted types of `weights`: a file, a folder, an address or a WeightsSource. If None, the configuration is used."""
+"""Accepted types of the argument `weights`: a file, a folder, an address or a WeightsSource; None uses the
+configuration."""
 
 
 def weights_source(weights: AnyWeights) -> WeightsSource:
     """Convert a `weights` argument to a WeightsSource.
 
     Args:
-        weights: A file, a folder, an address that begins with http:// or https://, or a WeightsSource.
+        weights: A file, a folder, an address that starts with http:// or https://, or a WeightsSource.
 
     Raises:
-        InvalidArgumentError: The argument has another type, or is an invalid address.
+        InvalidArgumentError: `weights` has another type, or is an invalid address.
     """
     if weights is None:
         return WeightsSource()
@@ -122,7 +122,7 @@ def address_of(
     """Parse and check an address.
 
     Args:
-        url: Address of a folder that has a manifest.
+        url: Address of a folder with a manifest.
         allow_http: Whether to allow unencrypted addresses of other machines.
         what: Name of the address in error messages.
         expected: Expected target of the address, for error messages.

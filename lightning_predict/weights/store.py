@@ -1,13 +1,13 @@
 """Finds and loads weights: from an explicit path, a download address, the user's cache, or the package's own files.
 
-Each file is taken from the first place that has it, in this order. The bundled files cover every GPU with public
-measurements. So nothing is downloaded unless an address is configured (see `source`).
+Each file comes from the first of these places that has the file. The bundled files cover every GPU with public
+measurements, and nothing is downloaded unless an address is configured (see `source`).
 
 If an address is configured, its manifest is read first. A file is downloaded if it is not bundled, or if its checksum
-differs from the bundled one. Files that the manifest does not list are the bundled ones. All downloads are verified
-before any of them is used. The cache names files by their checksum, so files and manifest always belong together. If
-the download fails, files of an earlier download are used, or else the bundled ones, and `notes` report this. A GPU
-without its own file uses the base weights. Example::
+differs from the bundled file. Bundled files are used for files that the manifest does not list. All downloads are
+verified before any of them is used. The cache names files by their checksum, so files always match the manifest. If the
+download fails, files of an earlier download or bundled files are used, and `notes` report the failure. A GPU without
+its own file uses the base weights. Example::
 
     >>> weights = load_weights(["T4", "a-GPU-without-measurements"])
     >>> weights.base.gpu, list(weights.gpus)
@@ -39,18 +39,18 @@ class AbstractPlace(Protocol):
     """A place that may have weights files."""
 
     def find(self, name: str) -> GpuWeights | None:
-        """Read and verify a file; None if this place does not have it."""
+        """Read and verify a file; return None if this place does not have the file."""
         ...
 
     def describe(self) -> str:
-        """Describe the place to the user."""
+        """Return the name of the place, for messages."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class FolderPlace:
-    """A folder of weights files. If it has a manifest, this must list each file with a matching checksum."""
+    """A folder of weights files. If the folder has a manifest, the manifest must list each file with its checksum."""
 
     folder: Path
     title: str
@@ -79,7 +79,7 @@ class FolderPlace:
 @final
 @dataclass(frozen=True)
 class FilePlace:
-    """A single weights file that the user gave. Its file name does not matter."""
+    """A weights file that the user gave. The file's name does not matter."""
 
     path: Path
     weights: GpuWeights
@@ -96,7 +96,7 @@ class FilePlace:
 @final
 @dataclass(frozen=True)
 class DownloadPlace:
-    """Verified downloads from a configured address. Files that are identical to bundled ones are not downloaded.
+    """Verified downloads from a configured address. Files that equal bundled files are not downloaded.
 
     Attributes:
         title: The address, for messages.
@@ -118,7 +118,7 @@ class DownloadPlace:
 @final
 @dataclass(frozen=True)
 class CachePlace:
-    """Earlier downloads with their manifest; files are named by their checksum. A damaged file counts as missing.
+    """Earlier downloads with their manifest. Files are named by checksum. Damaged files count as missing.
 
     Attributes:
         folder: Folder of this release's downloads.
@@ -139,7 +139,7 @@ class CachePlace:
         return f"cache {self.folder}"
 
     def is_there(self) -> bool:
-        """Return whether the cache has a manifest. An unreadable folder counts as damaged."""
+        """Return whether the cache has a manifest. An unreadable folder is noted as damaged."""
         try:
             return (self.folder / MANIFEST_NAME).is_file()
         except OSError as error:
@@ -164,11 +164,11 @@ class CachePlace:
             return None
 
     def path(self, sha256: str) -> Path:
-        """Return the path of the file with this checksum."""
+        """Return the path of the file with a checksum."""
         return self.folder / f"{sha256}.safetensors"
 
     def keep(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
-        """Write files, and then the manifest that lists them. Each write is atomic."""
+        """Write files, and then the manifest that lists the files. Each write is atomic."""
         for sha256, content in contents.items():
             _write_atomically(self.path(sha256), content)
         _write_atomically(self.folder / MANIFEST_NAME, manifest.to_json().encode())
@@ -180,17 +180,17 @@ class CachePlace:
 def load_weights(
     gpu_names: Sequence[str], weights: AnyWeights = None, *, optional_gpus: Sequence[str] = ()
 ) -> LoadedWeights:
-    """Find, verify and read the base weights and the weights of these GPUs.
+    """Find, verify and read the base weights and the weights of GPUs.
 
     Args:
         gpu_names: Catalogue names. A GPU without a file uses the base weights.
-        weights: A weights file, a folder or an address, which takes precedence, or a WeightsSource.
-        optional_gpus: Further GPUs. Their weights are loaded only if no download is needed.
+        weights: A weights file, a folder, an address, or a WeightsSource; None uses the configuration.
+        optional_gpus: Further GPUs, whose weights are loaded only if this needs no download.
 
     Raises:
         WeightsNotFoundError: The path does not exist, or no place has the base weights.
         WeightsFormatError: A file at the path, or a bundled file, is truncated or does not match its header.
-        WeightsHashError: The checksum of a file differs from its manifest's.
+        WeightsHashError: The checksum of a file differs from the manifest.
         InvalidArgumentError: The address is invalid.
     """
     notes: list[str] = []
@@ -224,17 +224,17 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder; None if it has none.
+    """Return the manifest of a folder; None if the folder has no manifest.
 
     Raises:
-        WeightsFormatError: The file is not a valid manifest.
+        WeightsFormatError: The manifest is invalid.
     """
     path = folder / MANIFEST_NAME
     return parse_manifest(path.read_text(encoding="utf-8"), where=str(path)) if path.is_file() else None
 
 
 def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> list[AbstractPlace]:
-    """Return the places to search, in order. Failures are added to `notes`."""
+    """Return the places to search, in order; failures are added to `notes`."""
     places: list[AbstractPlace] = []
     if source.path is not None:
         places.append(_explicit(Path(source.path).expanduser()))

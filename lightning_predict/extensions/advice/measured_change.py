@@ -204,7 +204,7 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-# --- steps on the meta device
+# --- Steps on the meta device
 
 
 def _fill(
@@ -284,7 +284,7 @@ def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) ->
     return value
 
 
-# --- functions that apply changes
+# --- Functions that apply changes
 
 
 def _autocast(dtype: str, side: _Side) -> Callable[[], object]:

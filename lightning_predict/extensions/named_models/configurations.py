@@ -23,15 +23,15 @@ MODELS_FILE: Final = Path(__file__).with_name("models.toml")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedModel:
-    """The configuration of an open model.
+    """Configuration of an open model.
 
     Attributes:
-        name: Its name on the Hugging Face Hub.
+        name: Name of the model on the Hugging Face Hub.
         also: Names of models with the same configuration.
-        config: Keys of its config.json that determine operations and shapes.
-        source: Where the facts were read.
+        config: Keys of the model's config.json that determine operations and shapes.
+        source: Title of the source.
         url: Address of the source.
-        date: ISO date of the source, or when it was read.
+        date: ISO date of the source, or of reading the source.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ShippedModel:
 
 @cache
 def shipped_models(library: str) -> Mapping[str, ShippedModel]:
-    """Return the shipped configurations of a library by each of their names, in lower case."""
+    """Return the shipped configurations of a library, by each name in lower case."""
     document = read_toml(MODELS_FILE, CatalogueError)
     sources = {name: one.members() for name, one in document.member("sources").members().items()}
     found: dict[str, ShippedModel] = {}
@@ -67,7 +67,7 @@ def shipped(library: str, name: str) -> ShippedModel:
     """Return the shipped configuration of a model.
 
     Raises:
-        InvalidArgumentError: There is none.
+        InvalidArgumentError: No configuration ships for this model.
     """
     models = shipped_models(library)
     found = models.get(name.lower())

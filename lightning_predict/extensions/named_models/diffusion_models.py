@@ -1,6 +1,6 @@
 """Builds denoisers of diffusers on the meta device, with a batch of noised latents and a squared loss.
 
-The autoencoder and the text encoder are not part of the step: most trainings encode once, before.
+The autoencoder and the text encoder are not part of the step, because most trainings encode all data before training.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from lightning_predict.extensions.named_models.options import NamedStep, StepOpt
 CLASSES: Final = ("UNet2DConditionModel", "UNet2DModel", "DiTTransformer2DModel")
 
 CLIP_TOKENS: Final = 77
-"""Tokens of a prompt in CLIP's text encoder, which all versions of Stable Diffusion use."""
+"""Number of tokens of a prompt in CLIP's text encoder, which all versions of Stable Diffusion use."""
 
 SIZES_OF_AN_IMAGE: Final = 6
-"""Original height and width, crop offsets, and target height and width, which Stable Diffusion XL embeds."""
+"""Number of values that Stable Diffusion XL embeds per image: original size, crop offsets and target size, two each."""
 
 
 def diffusers_step(name: ModelName, options: StepOptions) -> NamedStep:
     """Return a denoiser of diffusers with a batch of latents.
 
     Raises:
-        InvalidArgumentError: The configuration is unknown, or of another kind of model.
+        InvalidArgumentError: The configuration is unknown, or belongs to another kind of model.
         MissingDependencyError: diffusers is not installed.
     """
     diffusers = library("diffusers", needed_for=name.text)
@@ -58,7 +58,7 @@ def diffusers_step(name: ModelName, options: StepOptions) -> NamedStep:
 
 
 def _batch(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
-    """Return a batch of noised latents, in the arguments of the model, and their height."""
+    """Return a batch of noised latents as arguments of the model, and the height of the latents."""
     config, batch = model.config, options.batch_size
     size = config.sample_size if options.image_size is None else options.image_size // _PIXELS_OF_A_LATENT
     latents = torch.zeros((batch, config.in_channels, size, size))
@@ -80,7 +80,7 @@ def _batch(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
 
 
 _PIXELS_OF_A_LATENT: Final = 8
-"""Pixels of an image's edge behind one latent, in the autoencoders of Stable Diffusion and DiT."""
+"""Number of pixels per latent along each edge, in the autoencoders of Stable Diffusion and DiT."""
 
 
 def _squared_error(model: nn.Module, inputs: Mapping[str, Any], target: Tensor) -> Callable[[], Tensor]:
@@ -88,7 +88,7 @@ def _squared_error(model: nn.Module, inputs: Mapping[str, Any], target: Tensor) 
 
     def loss() -> Tensor:
         found: Tensor = model(**inputs).sample
-        # DiT also predicts a variance, which other losses train
+        # DiT also predicts a variance, which only other losses train
         return functional.mse_loss(found[:, :channels], target)
 
     return loss

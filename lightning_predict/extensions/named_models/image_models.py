@@ -19,7 +19,7 @@ def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
     """Return a model of timm with a batch of images.
 
     Raises:
-        InvalidArgumentError: timm does not have the model, or it has no checkpointing.
+        InvalidArgumentError: timm does not have the model, or the model does not support checkpointing.
         MissingDependencyError: timm is not installed.
     """
     timm = library("timm", needed_for=name.text)
@@ -27,7 +27,7 @@ def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
     own = {} if name.configuration is None else dict(name.configuration.get("model_args") or {})
     if name.configuration is not None and "num_classes" in name.configuration:
         own["num_classes"] = name.configuration["num_classes"]
-    base = name.name.partition(".")[0]  # behind a point: which weights
+    base = name.name.partition(".")[0]  # the part after the point names the weights
     if not timm.is_model(base):
         raise InvalidArgumentError(_unknown(name, timm.list_models(), "timm", timm.__version__))
     own |= {} if options.image_size is None or not _has_size(timm, base) else {"img_size": options.image_size}
@@ -43,7 +43,7 @@ def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
 
 
 def _has_size(timm: Any, name: str) -> bool:
-    """Return whether a model is built for one size of images, as most transformers are."""
+    """Return whether a model requires one image size, as most transformers do."""
     return bool(timm.get_pretrained_cfg(name).to_dict().get("fixed_input_size", False))
 
 
@@ -51,7 +51,8 @@ def torchvision_step(name: ModelName, options: StepOptions) -> NamedStep:
     """Return a classifier of torchvision with a batch of images.
 
     Raises:
-        InvalidArgumentError: torchvision does not have the model, it is no classifier, or an option is not its.
+        InvalidArgumentError: torchvision does not have the model, the model is not a classifier, or an option does not
+            apply.
         MissingDependencyError: torchvision is not installed.
     """
     torchvision = library("torchvision", needed_for=name.text)
@@ -91,7 +92,7 @@ def _without_lora(name: ModelName, options: StepOptions) -> None:
 def _classifier(
     model: nn.Module, shape: tuple[int, int, int], options: StepOptions, details: Sequence[str]
 ) -> NamedStep:
-    """Return a classifier with a batch and a cross-entropy loss; auxiliary outputs are added to it."""
+    """Return a classifier with a batch and a cross-entropy loss, which includes the losses of auxiliary outputs."""
     with on_meta(options.dtype):
         images = torch.zeros((options.batch_size, *shape))
         labels = torch.zeros((options.batch_size,), dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Parses the name of a model: a library and a name, or the path of a configuration.
+"""Parses the name of a model: `library:name`, or the path of a configuration.
 
 Example::
 
@@ -23,10 +23,10 @@ EXAMPLES: Final = (
 )
 
 _KEYS: Final[dict[str, Library]] = {"_class_name": "diffusers", "model_type": "hf", "architecture": "timm"}
-"""The key of a config.json that tells which library wrote it."""
+"""Libraries by the key that identifies their config.json."""
 
 _DENOISERS: Final = ("unet", "transformer")
-"""Folders of a diffusers pipeline with the model that is trained."""
+"""Folders of a diffusers pipeline that may contain the trained model."""
 
 
 @final
@@ -35,10 +35,10 @@ class ModelName:
     """A model to build.
 
     Attributes:
-        text: The name as it was given.
-        library: The library that builds it.
-        name: Its name there.
-        configuration: Content of a config.json; None if it is only known by name.
+        text: The name as given by the user.
+        library: Library that builds the model.
+        name: Name of the model in the library.
+        configuration: Content of a config.json; None if only the name is given.
     """
 
     text: str
@@ -51,7 +51,7 @@ def parse_model_name(text: str) -> ModelName:
     """Parse `library:name`, or read the configuration at a path.
 
     Raises:
-        InvalidArgumentError: An unknown library, or a path without a configuration.
+        InvalidArgumentError: The library is unknown, or the path has no configuration.
     """
     prefix, colon, name = text.partition(":")
     library = next((one for one in get_args(Library) if colon and one == prefix), None)
@@ -67,7 +67,7 @@ def parse_model_name(text: str) -> ModelName:
 
 
 def _configuration_at(path: Path) -> Path | None:
-    """Return the configuration at a path, in its folder, or in a pipeline's folder for the denoiser."""
+    """Return the configuration file at a path, in this folder, or of a pipeline's denoiser; None without one."""
     if path.is_file():
         return path
     places = [path / "config.json", *(path / part / "config.json" for part in _DENOISERS)]
@@ -75,10 +75,10 @@ def _configuration_at(path: Path) -> Path | None:
 
 
 def _configured(text: str, file: Path) -> ModelName:
-    """Read a configuration and find its library.
+    """Read a configuration file and determine its library.
 
     Raises:
-        InvalidArgumentError: It is of no library that is known here.
+        InvalidArgumentError: The configuration belongs to no supported library.
     """
     found: Checked = read_json(file, InvalidArgumentError)
     content = found.mapping()

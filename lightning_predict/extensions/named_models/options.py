@@ -1,4 +1,4 @@
-"""`StepOptions`: what a named step trains on, and `NamedStep`: a model with its batch and its loss."""
+"""`StepOptions`: settings of a named step. `NamedStep`: a model with its batch and its loss."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class StepOptions:
     """Settings of a named step.
 
     Attributes:
-        batch_size: Samples of a step.
-        length: Tokens of a sequence; None if the model reads no text, or has a length of its own.
-        image_size: Height and width of images in pixels; None for the model's own.
-        precision: Lightning's name of a precision; None: `bf16-mixed`, or `bf16-true` with LoRA.
+        batch_size: Number of samples per step.
+        length: Number of tokens per sequence; None if the model reads no text, or has a fixed length.
+        image_size: Height and width of images in pixels; None for the model's default.
+        precision: Lightning's name of a precision; None for `bf16-mixed`, or `bf16-true` with LoRA.
         lora: Rank of LoRA's adapters; None trains all parameters.
-        lora_targets: Names of the adapted layers, separated by commas, or `all-linear`; None: PEFT's choice.
-        checkpointing: Recompute activations in the backward pass, by the library's own checkpointing.
+        lora_targets: Names of the adapted layers, separated by commas, or `all-linear`; None for PEFT's default.
+        checkpointing: Whether to use the library's gradient checkpointing.
         optimizer: One of `OPTIMIZERS`, with torch's defaults.
 
     Raises:
@@ -67,15 +67,15 @@ class StepOptions:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of the parameters of the model itself."""
+        """Data type of the model's parameters."""
         found: torch.dtype = getattr(torch, self.numbers().dtype)
         return found
 
     def required_length(self) -> int:
-        """Return the tokens of a sequence.
+        """Return the number of tokens per sequence.
 
         Raises:
-            InvalidArgumentError: None were given.
+            InvalidArgumentError: `length` is None.
         """
         if self.length is None:
             raise InvalidArgumentError("length= is missing: give the tokens of a sequence, for example length=2048.")
@@ -85,13 +85,13 @@ class StepOptions:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedStep:
-    """A model on the meta device, and how to compute its loss.
+    """A model on the meta device, with a batch and a loss.
 
     Attributes:
-        model: The model, with parameters that are trained and frozen.
-        loss: Runs the forward pass of a batch and returns its loss.
-        batch: The batch in words: `64 images of 224 x 224`.
-        details: More about the step, each a phrase.
+        model: The model, with trained and frozen parameters.
+        loss: Function that runs the forward pass of the batch and returns the loss.
+        batch: Text that describes the batch: `64 images of 224 x 224`.
+        details: Further phrases that describe the step.
     """
 
     model: nn.Module
@@ -104,11 +104,11 @@ def library(name: str, *, needed_for: str) -> Any:
     """Import a library.
 
     Args:
-        name: Its name on PyPI, which is that of its module.
-        needed_for: What needs it, for the error.
+        name: Name of the library on PyPI and of its module.
+        needed_for: Name of the model or option that needs the library, for the error message.
 
     Raises:
-        MissingDependencyError: It is not installed.
+        MissingDependencyError: The library is not installed.
     """
     try:
         return import_module(name)
@@ -120,7 +120,7 @@ def library(name: str, *, needed_for: str) -> Any:
 
 @contextmanager
 def on_meta(dtype: torch.dtype) -> Iterator[None]:
-    """Create tensors on the meta device, with this dtype if they are floating-point."""
+    """Create tensors on the meta device; floating-point tensors have this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

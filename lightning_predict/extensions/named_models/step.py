@@ -37,7 +37,7 @@ _BUILDERS: Final[dict[Library, Callable[[ModelName, StepOptions], NamedStep]]] =
 _OPTIMIZERS: Final[dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),  # values do not change the time
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),  # the values do not affect the time
 }
 
 
@@ -55,19 +55,20 @@ def step_of(
 ) -> Trace:
     """Record a training step of a model by name, on the meta device: without weights, data or a GPU.
 
-    The trace's first note describes the step. It computes the model's usual loss and updates all trained parameters.
+    The step computes the model's usual loss and updates all trained parameters. The trace's first note describes the
+    step.
 
     Args:
         model: `hf:`, `timm:`, `torchvision:` or `diffusers:` with a name, or the path of a config.json or its folder.
             The library must be installed. Configurations of common models ship with this package.
-        batch_size: Samples of a step.
-        length: Tokens of a sequence, for models that read text.
-        image_size: Height and width of images in pixels (default: the model's own).
+        batch_size: Number of samples per step.
+        length: Number of tokens per sequence, for models that read text.
+        image_size: Height and width of images in pixels (default: the model's).
         precision: Lightning's name of a precision (default: `bf16-mixed`, or `bf16-true` with LoRA).
         lora: Rank of LoRA's adapters (default: train all parameters). With a 16-bit precision, adapters are in float32
             under autocast, as in PEFT and Hugging Face's Trainer.
-        lora_targets: Names of the adapted layers, separated by commas, or `all-linear` (default: PEFT's choice).
-        checkpointing: Recompute activations in the backward pass.
+        lora_targets: Names of the adapted layers, separated by commas, or `all-linear` (default: PEFT's).
+        checkpointing: Whether to recompute activations in the backward pass.
         optimizer: `adamw`, `adam` or `sgd` (with momentum).
 
     Raises:
@@ -96,9 +97,9 @@ def step_of(
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence the warnings of transformers and PEFT, which are about the values of weights and tokens."""
+    """Silence warnings of transformers and PEFT, which concern the values of weights and tokens."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # transformers sets its own level when it is imported
+    logging.disable(logging.WARNING)  # transformers sets its own level when imported
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -108,7 +109,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 
 def _built(name: ModelName, options: StepOptions) -> NamedStep:
-    """Build the model; errors of its library become ours.
+    """Build the model, and convert errors of the library to ours.
 
     Raises:
         LightningPredictError: The model cannot be built.
@@ -124,7 +125,7 @@ def _built(name: ModelName, options: StepOptions) -> NamedStep:
 
 
 def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptions) -> Callable[[], None]:
-    """Return the step: forward pass, backward pass, update."""
+    """Return a function that runs the step: forward, backward, optimizer."""
     is_adapted = options.lora is not None and options.numbers().dtype != "float32"
     numbers = options.dtype
 
@@ -158,5 +159,5 @@ _WORDS: Final = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD with momentum"}
 
 
 def _short(count: int) -> str:
-    """Return a count in billions or millions."""
+    """Format a count in billions or millions."""
     return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"

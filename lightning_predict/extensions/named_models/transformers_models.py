@@ -18,15 +18,14 @@ _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGen
 """Suffixes of architecture names whose labels are one vocabulary index per token."""
 
 _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification")
-"""Endings of architectures whose labels are one class a sample."""
+"""Suffixes of architecture names whose labels are one class per sample."""
 
 
 def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     """Return a model of transformers with a batch.
 
     Raises:
-        InvalidArgumentError: The configuration is unknown, the model cannot be built, or no input batch can be made for
-            it.
+        InvalidArgumentError: The configuration is unknown, the model cannot be built, or its input type is unsupported.
         MissingDependencyError: transformers, or PEFT for LoRA, is not installed.
     """
     transformers = library("transformers", needed_for=name.text)
@@ -59,7 +58,7 @@ def _config(name: ModelName, transformers: Any) -> tuple[Any, str]:
     """Return the configuration and its origin: given, shipped, or downloaded earlier.
 
     Raises:
-        InvalidArgumentError: It is unknown.
+        InvalidArgumentError: The configuration is unknown.
     """
     if name.configuration is not None:
         return _config_of(name.configuration, transformers, name), "configuration as given"
@@ -143,10 +142,10 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
 
 
 def _check_length(length: int, positions: int | None, name: ModelName) -> None:
-    """Check that the model has a position for each token.
+    """Raise an error if the model has fewer positions than the sequence has tokens.
 
     Raises:
-        InvalidArgumentError: The sequence is longer.
+        InvalidArgumentError: The sequence is too long.
     """
     if isinstance(positions, int) and length > positions:
         raise InvalidArgumentError(
@@ -159,7 +158,7 @@ def _enable_checkpointing(model: Any, name: ModelName) -> None:
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise InvalidArgumentError(f"checkpointing: {name.text} has none in transformers; leave it out.")
     settings = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23
+    if hasattr(model, "activation_checkpointing_enable"):  # name since transformers 5.23
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)

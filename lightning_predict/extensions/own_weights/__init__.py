@@ -1,1 +1,1 @@
-"""Weights for an unmeasured GPU: `measuring` times its operations (micro-benchmarks), `training` fits the networks."""
+"""Weights for an unmeasured GPU: `measuring` runs micro-benchmarks on the GPU, and `training` fits the networks."""

@@ -19,13 +19,13 @@ NO_SCORES: Final = (
     "No score: no row was held out (15 % per operation, drawn by a hash of the shape). Measure more problems of an "
     "operation (`measure --problems 200`)."
 )
-"""Text that is printed instead of an empty table of scores."""
+"""Text that replaces an empty table of scores."""
 
 ANCHORS_FILE: Final = "anchors.toml"
-"""Name of the file that `measure --quick` writes into its folder."""
+"""Name of the file that `measure --quick` writes."""
 
 TRY_SECONDS: Final = 0.01
-"""Seconds for which each call is repeated on a CPU, as a test."""
+"""Duration of each measurement on a CPU, which only tests the command."""
 
 
 def measure(
@@ -109,7 +109,7 @@ def measure(
 
 
 def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswer:
-    """Measure the main rates of a GPU, and write them to a file in the folder."""
+    """Measure the main rates of a GPU, and write the rates to a file in the folder `output`."""
     from rich.console import Console
 
     from lightning_predict.extensions.own_weights.measuring.main_rates import (
@@ -143,7 +143,7 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
 
 
 def _announced(problems: int, seconds: float | None, minutes: float | None) -> str:
-    """Describe the expected duration, before the measurement begins."""
+    """Return a sentence with the expected duration, shown before the measurement starts."""
     from lightning_predict.reports.format import duration
 
     if seconds is None:
@@ -221,5 +221,4 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Com
 
 
 def _names(words: str) -> tuple[str, ...]:
-    """Parse comma-separated names."""
     return tuple(word.strip() for word in words.split(",") if word.strip())

@@ -1,8 +1,8 @@
 """Command `first-hour`: tests recording and measures an unmeasured GPU, and writes all results to one JSON file.
 
-The parts run one after another, each with a time limit. If a part fails, or needs CUDA and there is none, the file says
-so, and the other parts continue. The file is written after every part, so an interrupted run keeps its results. Nothing
-is downloaded. Example::
+The parts run one after another, each with a time limit. If a part fails, or needs CUDA on a machine without CUDA, the
+file contains the reason, and the other parts run. The file is written after every part, so an interrupted run keeps its
+results. Nothing is downloaded. Example::
 
     report = report_on_gpu(Path("first-hour.json"), minutes=8)
     report["parts"]["recordings"]["state"]   # "done", "skipped" or "failed"
@@ -40,32 +40,32 @@ from lightning_predict.units import minutes_to_seconds
 
 Preset = Literal["facts", "measurements", "all"]
 PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
-"""Groups of parts: `facts` tests whether recording works, `measurements` measures what weights are fitted to."""
+"""Groups of parts: `facts` tests whether recording works, `measurements` collects data for fitting weights."""
 
 NO_CUDA: Final = "no CUDA device"
 
 SESSIONS: Final = 4
-"""Number of recordings of the same step, one after another. Some profilers lose kernels at the start of later ones."""
+"""Number of recordings of the same step. Some profilers lose kernels at the start of later recordings."""
 
 STEPS: Final = 100
 """Number of steps of a timed loop."""
 
 QUEUED_SECONDS: Final = 1.5
-"""Seconds of queued GPU work behind which the depth of the launch queue is measured."""
+"""Seconds of queued GPU work during which the depth of the launch queue is measured."""
 
 LONG_PRODUCT_SECONDS: Final = 0.008
-"""Minimum seconds of a matmul in the queue. A blocked launch waits for one kernel to end, so a short kernel hides
-it."""
+"""Minimum duration of a matmul in the queue. A blocked launch waits for one kernel to end, so a short kernel would
+hide the wait."""
 
 FIRST_SIDE: Final = 4096
 LARGEST_SIDE: Final = 16384
-"""Largest side of the square matmuls to try."""
+"""Maximum side of the square matmuls."""
 
 STEP_SECONDS: Final = 60.0
-"""Seconds that are reserved at the end for whole steps."""
+"""Seconds that are reserved for whole steps at the end."""
 
 RATE_SECONDS: Final = 2.0
-"""Seconds for which each call is repeated to measure its sustained rate."""
+"""Duration of the repetitions of a call when measuring its sustained rate, in seconds."""
 
 
 @final
@@ -76,8 +76,8 @@ class _Part:
     Attributes:
         name: Name of the part in the file.
         preset: Preset that the part belongs to.
-        needs_cuda: Whether the part is skipped if there is no CUDA device.
-        find: Returns the part's results, from the number of seconds that it may take.
+        needs_cuda: Whether the part is skipped without a CUDA device.
+        find: Function that returns the results of the part; its argument is the available time in seconds.
     """
 
     name: str
@@ -99,10 +99,10 @@ def report_on_gpu(
 
     Args:
         output: JSON file to write.
-        minutes: Minutes after which no part starts. Measurements take the time that other parts leave.
+        minutes: Minutes after which no part starts. Measurements use the time that other parts leave.
         preset: `facts`, `measurements` or `all`.
-        progress: Called with the name of each part before it starts.
-        clock: Returns seconds on a monotonic clock.
+        progress: Called with the name of each part before the part starts.
+        clock: Function that returns seconds on a monotonic clock.
         parts: Parts to run; None for all parts.
 
     Returns:
@@ -139,17 +139,17 @@ def _run(part: _Part, left: float, *, has_cuda: bool, clock: Callable[[], float]
     found: dict[str, Any]
     try:
         facts = part.find(left)
-    except Exception as error:  # a report about failures must not fail itself
+    except Exception as error:  # a report about failures must not fail
         found = {"state": "failed", "reason": f"{type(error).__name__}: {error}"}
     else:
         found = {"state": "done", "facts": dict(facts)}
     return {**found, "seconds": round(clock() - began, 3)}
 
 
-# --- Facts: does recording work here?
+# --- Facts: does recording work?
 
 MACHINE: Final = "machine"
-"""Name of the part that belongs to every preset."""
+"""Name of the part that every preset includes."""
 
 
 def _machine(_left: float) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _cuda() -> torch.device:
 
 
 def _recordings(_left: float) -> dict[str, Any]:
-    """Record a host-bound step several times, and time the step before and after."""
+    """Record a host-bound step several times, and time the step before and after the recordings."""
     device = _cuda()
     layers = [part for _ in range(24) for part in (nn.Linear(64, 64), nn.ReLU())]
     network = nn.Sequential(*layers).to(device)
@@ -211,7 +211,7 @@ def _recordings(_left: float) -> dict[str, Any]:
 
 
 def _loop_seconds(step: Callable[[], object], count: int) -> float:
-    """Return the seconds of a step in a loop: the median of three means."""
+    """Return the seconds per step in a loop: the median of three loops."""
     each = []
     for _ in range(3):
         torch.cuda.synchronize()
@@ -224,7 +224,7 @@ def _loop_seconds(step: Callable[[], object], count: int) -> float:
 
 
 def _launch_queue(_left: float) -> dict[str, Any]:
-    """Launch small kernels behind seconds of large matmuls, up to the queue depth that forecasts assume."""
+    """Launch small kernels while large matmuls run, up to the queue depth that forecasts assume."""
     device = _cuda()
     side, seconds = FIRST_SIDE, 0.0
     while True:
@@ -248,7 +248,7 @@ def _launch_queue(_left: float) -> dict[str, Any]:
 
 
 def first_wait(ticks: Sequence[float], longest: float) -> int | None:
-    """Return the number of launches before the first one that took longer than `longest`; None if none did.
+    """Return the number of launches before the first long launch; None if no launch took longer than `longest`.
 
     Args:
         ticks: Times before the first launch and after each launch.
@@ -258,7 +258,7 @@ def first_wait(ticks: Sequence[float], longest: float) -> int | None:
     return next((index for index, (start, end) in pairs if end - start > longest), None)
 
 
-# --- Measurements that weights are fitted to
+# --- Measurements for fitting weights
 
 
 def _rates(_left: float) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def _rates(_left: float) -> dict[str, Any]:
 
 
 def _operators(left: float) -> dict[str, Any]:
-    """Measure operations, the most useful ones first, in the time that whole steps leave."""
+    """Measure operations, most useful operations first, in the time that whole steps leave."""
     minutes = max(left - STEP_SECONDS, 0.25 * left) / minutes_to_seconds(1.0)
     with tempfile.TemporaryDirectory() as folder:
         done = measure(folder, minutes=minutes)
@@ -283,7 +283,7 @@ def _operators(left: float) -> dict[str, Any]:
 
 
 def _table(path: Path) -> dict[str, list[Any]]:
-    """Return a table as columns and rows. In JSON, this is shorter than one mapping per row."""
+    """Return a table as columns and rows, which is shorter in JSON than a mapping per row."""
     rows = [row.value for row in read_csv(path, MeasurementTableError)]
     return {"columns": [*rows[0]] if rows else [], "rows": [[*row.values()] for row in rows]}
 
@@ -319,7 +319,7 @@ NETWORKS: Final[Mapping[str, Callable[[], tuple[nn.Module, Tensor]]]] = {
 
 
 def _steps(_left: float) -> dict[str, Any]:
-    """Compare the predicted time of whole steps with their time in a loop."""
+    """Compare the predicted and measured time of whole steps."""
     row = torch.cuda.get_device_properties(0)
     name = find_gpu(row.name, memory_bytes=row.total_memory).name
     facts = {}

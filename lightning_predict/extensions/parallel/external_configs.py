@@ -26,7 +26,7 @@ from lightning_predict.extensions.parallel.deepspeed_config import unused_keys, 
 from lightning_predict.extensions.parallel.shell_arguments import arguments_of_script
 from lightning_predict.extensions.parallel.yaml_configs import words_of_yaml
 
-# --- command-line arguments
+# --- Command-line arguments
 
 _NUMBERS: Final[Mapping[str, str]] = {
     "tensor-model-parallel-size": "tensor",
@@ -174,7 +174,7 @@ def _value(name: str, words: list[str]) -> str:
     return words.pop(0)
 
 
-# --- files
+# --- Files
 
 TORCHTITAN_NUMBERS: Final[Mapping[str, str]] = {
     "tensor_parallel_degree": "tensor",

@@ -1,7 +1,7 @@
 """Micro-benchmarks of operations on this machine's GPU, written as tables for training.
 
-`benchmarks.py` draws shapes of an operation and makes torch calls from them. `clock.py` times a call. `run.py` combines
-both, and writes the rows. Example::
+`benchmarks.py` draws shapes of an operation and creates torch calls for them. `clock.py` times a call. `run.py`
+combines both, and writes the rows. Example::
 
     from lightning_predict.extensions.own_weights.measuring.run import measure
 

@@ -1,8 +1,8 @@
 """Micro-benchmarks of operations: random shapes, and the torch calls to time.
 
 Sizes are drawn log-uniformly, mostly from the range of real models. The calls are the forward pass, and each part of
-the backward pass under its own name. Every call uses tensors that were created before, so only the operation is timed.
-To add an operation, add a row to `BENCHMARKS`. Example::
+the backward pass under its own name. All tensors are created before a call, so only the operation is timed. To add an
+operation, add a row to `BENCHMARKS`. Example::
 
     >>> problems = draw_problems("linear", 3, seed=0)
     >>> len(problems), sorted(problems[0])
@@ -32,10 +32,10 @@ Words = dict[str, int]
 Drawer = Callable[[random.Random], Words]
 
 EAGER: Final = "eager"
-"""Value of the column `timed` if a call was timed without a CUDA graph."""
+"""Value in the column `timed` for a call that was timed without a CUDA graph."""
 
 MULTIPLE_SHARE: Final = 0.83
-"""Share of sizes that are rounded to a multiple of 8. With those that are a multiple by chance, it is 85 % in total."""
+"""Share of sizes that are rounded to a multiple of 8. In total, 85 % of the sizes are multiples of 8."""
 
 
 def size(draw: random.Random, low: int, high: int) -> int:
@@ -54,12 +54,11 @@ Maker = Callable[[Words, torch.dtype, torch.device], Calls]
 @final
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Benchmark of an operation.
+    """Micro-benchmark of an operation.
 
     Attributes:
-        draw: Draws a random shape.
-        calls: Returns the calls for a shape, by the name of the timed operation. Its arguments are the shape, the dtype
-            of the tensors and their device.
+        draw: Function that draws a random shape.
+        calls: Function of shape, dtype and device that returns the calls to time, by name of the timed operation.
     """
 
     draw: Drawer
@@ -72,11 +71,11 @@ def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
-    """Return the forward pass without autograd and, if it has a name, the backward pass over a graph that is kept.
+    """Return the forward call without autograd and, if the backward operation has a name, the backward call.
 
     Args:
         operation: Name of the operation.
-        forward: Computes the forward pass.
+        forward: Function that computes the forward pass.
         inputs: Tensors whose gradients are computed.
     """
 
@@ -161,7 +160,7 @@ def _draw_eager_attention(draw: random.Random) -> Words:
 
 
 def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    """Make the calls of unfused attention: scores, scaling, additive mask, softmax, and matmul with the values."""
+    """Return the calls of unfused attention: scores, scaling, additive mask, softmax, and matmul with the values."""
     query, key, value = _heads(words, dtype, device)
     future = torch.triu(torch.full((words["seq"], words["seq"]), float("-inf"), device=device, dtype=dtype), 1)
 
@@ -202,7 +201,7 @@ def _draw_embedding_bag(draw: random.Random) -> Words:
 
 
 def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    """Make only the forward call. The gradients are dense or sparse, but neither kind updates rows in place."""
+    """Return only the forward call. torch has no backward call that updates rows in place."""
     table = made(device, dtype, words["rows"], words["dim"])
     rows = torch.randint(words["rows"], (words["bags"], words["lookups"]), device=device)
     return {"embedding_bag": lambda: functional.embedding_bag(rows, table, mode="sum")}
@@ -227,30 +226,30 @@ SIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "conv3d": ("depth", "height", "width"),
     "conv_transpose2d": ("height", "width"),
 }
-"""Names of the input's spatial dimensions, by convolution."""
+"""Names of the spatial dimensions of the input, by convolution."""
 
 LONGEST: Final = {"conv1d": 16384, "conv2d": 224, "conv3d": 48, "conv_transpose2d": 112}
-"""Maximum size of these dimensions."""
+"""Maximum size of a spatial dimension, by convolution."""
 
 ODD_SHARE: Final = 0.1
-"""Share of convolutions that are not square, and share of those that are dilated."""
+"""Share of convolutions that are not square; also the share of convolutions that are dilated."""
 
 PICTURE_SHARE: Final = 0.05
-"""Share of convolutions whose input has three channels, like a picture."""
+"""Share of convolutions whose input has three channels."""
 
 CHANNELS_LAST_SHARE: Final = 0.6
-"""Share of convolutions in channels last, the memory format of most 16-bit training."""
+"""Share of convolutions with channels-last inputs, which most 16-bit training uses."""
 
 _FORMATS: Final = {
     "conv2d": torch.channels_last,
     "conv_transpose2d": torch.channels_last,
     "conv3d": torch.channels_last_3d,
 }
-"""torch's channels-last memory format, by operation. conv1d has none."""
+"""torch's channels-last memory format by operation; conv1d has no such format."""
 
 
 def _word(operation: str, setting: str, side: str) -> str:
-    """Return the name of the shape parameter for a setting of one dimension. conv1d has one, so its names omit it."""
+    """Return the name of the shape parameter for a setting of one dimension; names of conv1d lack the dimension."""
     if operation == "conv1d":
         return "kernel_size" if setting == "kernel" else setting
     return f"{setting}_{side}"
@@ -348,7 +347,7 @@ IMAGES: Final[Mapping[str, Benchmark]] = {
 # --- Matrices of rows and columns: element-wise operations, norms, reductions, lookups, sorting
 
 LARGEST_K: Final = 8
-"""Number of elements that `topk` returns per row."""
+"""Number of elements per row that `topk` returns."""
 
 
 @final
@@ -357,9 +356,9 @@ class Matrices:
     """Operands of the benchmarks, of shape (rows, cols) unless stated otherwise.
 
     Attributes:
-        data: Random numbers, requires a gradient.
-        other: Numbers above 1, requires a gradient.
-        scale: One number per column, requires a gradient.
+        data: Random numbers; requires a gradient.
+        other: Numbers above 1; requires a gradient.
+        scale: One number per column, shape (cols,); requires a gradient.
         places: Random row index for each row, shape (rows,).
         space: Output buffer.
     """
@@ -372,12 +371,12 @@ class Matrices:
 
     @property
     def images(self) -> Tensor:
-        """The data as one image, with the rows as channels."""
+        """`data` as one image, with the rows as channels."""
         return self.data[None]
 
     @property
     def images_last(self) -> Tensor:
-        """The data as one channels-last image, with the columns as channels."""
+        """`data` as one channels-last image, with the columns as channels."""
         return self.data.view(1, -1, 1, self.data.shape[1]).permute(0, 3, 1, 2)
 
     @property
@@ -425,20 +424,20 @@ BY_DATA: Final[Mapping[str, Forward]] = {
     "gather": lambda x: torch.index_select(x.data, 0, x.places),
     "scatter": lambda x: x.space.index_add_(0, x.places, x.data),
 }
-"""Operations whose gradient is only computed for `data`, or whose backward pass has no name."""
+"""Operations with a gradient only for `data`, or without a named backward operation."""
 
 BY_OTHER: Final[Mapping[str, Forward]] = {
     "pow": lambda x: torch.pow(x.other, x.other),
     "log": lambda x: torch.log(x.other),
     "sqrt": lambda x: torch.sqrt(x.other),
 }
-"""Operations on positive numbers."""
+"""Operations on positive numbers, with a gradient for `other`."""
 
 BY_SCALE: Final[Mapping[str, Forward]] = {
     "layer_norm": lambda x: functional.layer_norm(x.data, (x.data.shape[1],), x.scale, x.scale),
     "rms_norm": lambda x: functional.rms_norm(x.data, (x.data.shape[1],), x.scale),
 }
-"""Operations with a gradient to `data` and to `scale`."""
+"""Operations with a gradient for `data` and `scale`."""
 
 
 def _draw_matrix(draw: random.Random) -> Words:
@@ -459,7 +458,16 @@ def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrice
 def _calls(
     name: str, forward: Forward, wanted: tuple[str, ...], words: Words, dtype: torch.dtype, device: torch.device
 ) -> Calls:
-    """Make the calls of one operation. `wanted` names the operands whose gradients are computed."""
+    """Return the calls of one operation.
+
+    Args:
+        name: Name of the operation.
+        forward: Function that computes the forward pass.
+        wanted: Names of the operands whose gradients are computed.
+        words: Shape parameters.
+        dtype: dtype of the operands.
+        device: Device of the operands.
+    """
     matrices = _matrices(words, dtype, device)
     return forward_and_backward(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
 
@@ -495,7 +503,7 @@ def _draw_transform(draw: random.Random) -> Words:
 
 
 def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Make the calls of a factorisation of random matrices (batch, m, n), which are square if the shape has no m."""
+    """Return a maker of calls that factorise random matrices (batch, m, n); m = n if the shape has no m."""
 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         batch = words.get("batch", 1)
@@ -506,7 +514,7 @@ def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, 
 
 
 def _of_symmetric(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Make the calls of a factorisation of symmetric positive definite matrices (batch, n, n)."""
+    """Return a maker of calls that factorise symmetric positive definite matrices (batch, n, n)."""
 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         root = made(device, dtype, words.get("batch", 1), words["n"], words["n"])
@@ -550,7 +558,7 @@ LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
 # --- Operations around a model: optimizer updates, casts, copies from host memory
 
 TENSORS: Final = 24
-"""Number of parameter tensors, as for several layers. If there are few parameters, there are fewer tensors."""
+"""Maximum number of parameter tensors of an optimizer step."""
 
 BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 """Floating-point dtype by bytes per number."""
@@ -561,7 +569,7 @@ def _draw_update(draw: random.Random) -> Words:
 
 
 def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer, with one of its two multi-tensor implementations (fused or foreach)."""
+    """Return the optimizer, in its fused or foreach implementation."""
     options: dict[str, Any] = {"lr": 1e-4, "fused": True} if fused else {"lr": 1e-4, "foreach": True}
     match name:
         case "adam" | "adamw":
@@ -611,7 +619,7 @@ def _draw_host_copy(draw: random.Random) -> Words:
 
 
 def _host_copy(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
-    """Make the call of an asynchronous copy from pinned host memory, as a data loader does."""
+    """Return the call of an asynchronous copy from pinned host memory, as in a data loader."""
     source = torch.empty(words["size_bytes"], dtype=torch.uint8, pin_memory=device.type == "cuda")
     target = torch.empty(words["size_bytes"], dtype=torch.uint8, device=device)
     return {"host_copy": lambda: target.copy_(source, non_blocking=True)}
@@ -625,17 +633,17 @@ UPDATES: Final[Mapping[str, Benchmark]] = {
 """Benchmarks by operation."""
 
 
-# --- All of them
+# --- All benchmarks
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **LINEAR_ALGEBRA, **UPDATES}
-"""Benchmarks by operation. Each includes the backward passes of the operation."""
+"""Micro-benchmarks by operation, each including the backward pass of the operation."""
 
 
 def benchmark_of(operation: str) -> Benchmark:
     """Return the benchmark of an operation.
 
     Raises:
-        UnknownOperationError: The operation has no benchmark. The message lists all that have one.
+        UnknownOperationError: The operation has no benchmark. The message lists all operations with a benchmark.
     """
     benchmark = BENCHMARKS.get(operation)
     if benchmark is None:
@@ -644,7 +652,7 @@ def benchmark_of(operation: str) -> Benchmark:
 
 
 def draw_problems(operation: str, count: int, *, seed: int) -> list[Words]:
-    """Draw `count` random shapes of an operation, which depend only on the seed."""
+    """Return `count` random shapes of an operation; they depend only on the seed."""
     benchmark = benchmark_of(operation)
     draw = random.Random(f"{operation} {seed}")
     return [benchmark.draw(draw) for _ in range(count)]

@@ -1,11 +1,11 @@
-"""Times a call on a device (GPU): by CUDA graph replay, with the L2 cache flushed or warm, and as ordinary call.
+"""Times a call on a device (GPU): by CUDA graph replay, with the L2 cache flushed or warm, and as an ordinary call.
 
-A graph replay has no launch cost, so it measures the device time. For a flushed L2 cache, a buffer larger than L2 is
-overwritten before each replay. If a call cannot be captured in a graph, because it synchronises, it is timed only as an
-ordinary call, and the row says so. A CPU has only this time, which is for tests, not for training.
+A graph replay has no launch overhead, so it measures the device time. To flush L2, a buffer larger than L2 is
+overwritten before each replay. A call that synchronises cannot be captured in a graph; it is timed only as an ordinary
+call, and its row states this. A CPU has only this time, which is for tests, not for training.
 
 All calls run on a separate stream, on which the tensors are also created. Autograd runs a backward node on the stream
-of its forward pass. A node on the default stream would invalidate every capture of its backward pass. Example::
+of its forward pass, so a node on the default stream would invalidate every capture of its backward pass. Example::
 
     with own_stream(device):
         left, right = make_them()
@@ -29,13 +29,13 @@ from lightning_predict.extensions.own_weights.measuring.management import UNKNOW
 from lightning_predict.units import milliseconds_to_seconds
 
 REPLAYS: Final = 20
-"""Number of repetitions of each kind. The result is their median."""
+"""Maximum number of repetitions of each kind. The result is the median."""
 
 MIN_REPLAYS: Final = 3
-"""Minimum number of repetitions of a call, even if each takes long."""
+"""Minimum number of repetitions of each kind."""
 
 NOT_CUDA: Final = "not a CUDA device"
-"""Reason for a missing graph that does not depend on the call."""
+"""Reason for a missing graph on a device without CUDA."""
 
 WARM_UPS: Final = 3
 KINDS: Final = 3
@@ -43,23 +43,23 @@ KINDS: Final = 3
 
 FLUSH_TIMES_L2: Final = 2
 HOST_SECONDS: Final = 0.02
-"""Maximum seconds of all repetitions on a CPU, where only the command is tested."""
+"""Maximum duration of all repetitions on a CPU, in seconds."""
 
 PROBLEM_SECONDS: Final = 2.0
-"""Default maximum of seconds for the repetitions of one call."""
+"""Default maximum duration of all repetitions of one call, in seconds."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Medians of repeated calls; None if a kind of timing is not possible.
+    """Medians of repeated calls; None for a kind of timing that is not possible.
 
     Attributes:
-        flushed_seconds: Graph replay after L2 was overwritten.
-        warm_seconds: Graph replay directly after another replay.
-        eager_seconds: Ordinary calls one after another, including launches.
+        flushed_seconds: Time of a graph replay after L2 was overwritten.
+        warm_seconds: Time of a graph replay directly after another replay.
+        eager_seconds: Time of an ordinary call in a sequence of calls, including launches.
         state: Clock, power and throttling reasons directly after the replays.
-        reason: Reason why the call has no graph; None if it has one.
+        reason: Reason why the call has no graph; None for a call with a graph.
     """
 
     flushed_seconds: float | None
@@ -71,7 +71,7 @@ class Timing:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Run the body on a stream that is not the default stream. Without CUDA, this has no effect."""
+    """Run the body of the `with` statement on a separate stream; without CUDA, this has no effect."""
     if device.type != "cuda":
         yield
         return
@@ -89,13 +89,13 @@ def time_call(
     replays: int = REPLAYS,
     problem_seconds: float = PROBLEM_SECONDS,
 ) -> Timing:
-    """Time a call. On CUDA, use this within `own_stream`.
+    """Time a call. On CUDA, use `time_call` inside `own_stream`.
 
     Args:
         call: Function without arguments that can be repeated.
         device: Device of the call.
-        replays: Maximum number of repetitions of each kind. The result is their median.
-        problem_seconds: Maximum seconds of all repetitions. Long calls have fewer repetitions.
+        replays: Maximum number of repetitions of each kind.
+        problem_seconds: Maximum duration of all repetitions, in seconds. Long calls have fewer repetitions.
 
     Raises:
         RuntimeError: A single call takes longer than `problem_seconds`.
@@ -103,7 +103,7 @@ def time_call(
     if device.type != "cuda":
         own = _host_time(call, replays)
         return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason=NOT_CUDA)
-    call()  # this call loads libraries and selects algorithms
+    call()  # loads libraries and selects algorithms
     torch.cuda.synchronize(device)
     one = _event_times(call, 1, before=None)
     if one > problem_seconds:
@@ -124,7 +124,13 @@ def time_call(
 
 
 def fitting(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
-    """Return the number of repetitions of each kind that fit in the time of a call, at least the minimum."""
+    """Return the number of repetitions of each kind that fit in `problem_seconds`, at least `MIN_REPLAYS`.
+
+    Args:
+        one_seconds: Duration of one call.
+        replays: Maximum number of repetitions.
+        problem_seconds: Maximum duration of all repetitions.
+    """
     if one_seconds <= 0:
         return replays
     return max(min(replays, int(problem_seconds / KINDS / one_seconds)), min(MIN_REPLAYS, replays))
@@ -141,7 +147,7 @@ def _host_time(call: Callable[[], object], replays: int) -> float:
 
 
 def _event_times(call: Callable[[], object], replays: int, before: Callable[[], object] | None) -> float:
-    """Return the median of the seconds between two CUDA events around each call."""
+    """Return the median duration of a call, measured by CUDA events."""
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
     for start, end in pairs:
         if before is not None:
@@ -154,17 +160,17 @@ def _event_times(call: Callable[[], object], replays: int, before: Callable[[], 
 
 
 def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str | None]:
-    """Capture a call on the current stream, and clean up if that fails.
+    """Capture a call on the current stream, and clean up after a failed capture.
 
     Args:
         call: The call to capture. It must have run on this stream before.
         device: A CUDA device.
 
     Returns:
-        The graph, or None and a line with the reason.
+        The graph and None, or None and the reason for the failure.
 
     Raises:
-        CaptureError: A failed capture left this process in a state in which no further capture is possible.
+        CaptureError: After a failed capture, this process cannot capture any more.
     """
     pool = torch.cuda.graph_pool_handle()  # our own pool, since a graph does not expose its pool after a failed capture
     graph = torch.cuda.CUDAGraph()
@@ -210,7 +216,7 @@ def _release(pool: Any, device: torch.device) -> None:
 
 
 def _renew_generator(device: torch.device) -> None:
-    """Replace the random generator's state by a copy from outside a capture, at the same position of its sequence."""
+    """Replace the random generator's state by a copy from outside a capture, at the same position."""
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]
     with suppress(RuntimeError, AttributeError):

@@ -1,11 +1,10 @@
 """Measures the main rates of a GPU in half a minute: throughput of large matmuls, and memory bandwidth.
 
-Predictions for this GPU use the measured rates instead of the catalogue's rates. The GPU's networks, if it has any,
-were trained on short bursts on another machine. For other GPUs, predictions rely on the data sheet. `gpus_file_text`
-formats the rates as a file, which the option `gpus_file` reads. The matmuls are A·B with large square matrices, as for
-the rates in the catalogue. Each is repeated for seconds, so that the GPU runs at its sustained clock. Memory bandwidth
-is measured by an addition and a ReLU. The result is an equivalent data sheet bandwidth: the one for which the model
-predicts both times. It is comparable with other data sheets. Example::
+Predictions for this GPU then use the measured rates instead of the catalogue's rates. `gpus_file_text` writes the rates
+in the format of the option `gpus_file`. The matmuls multiply large square matrices, as for the rates in the catalogue.
+Each call is repeated for seconds, so the GPU runs at its sustained clock. Memory bandwidth is measured by an addition
+and a ReLU, and given as an equivalent data sheet bandwidth: the value for which the kernel models predict both times.
+It is comparable with other data sheets. Example::
 
     found = measure_main_rates(gpu="RTX-6000-Ada")
     Path("anchors.toml").write_text(gpus_file_text(found))
@@ -36,24 +35,24 @@ from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.units import bytes_to_gigabytes, flops_to_teraflops
 
 SIDE: Final = 8192
-"""Side of the square matrices, if memory allows. It is large enough to use all multiprocessors of the largest GPUs."""
+"""Side of the square matrices, if memory allows: large enough to use all multiprocessors of the largest GPUs."""
 
 ELEMENTS: Final = 2**27
-"""Number of elements of the tensors in the memory measurement, whose size is ten times the largest L2 cache."""
+"""Number of elements of the tensors in the memory measurement: ten times the largest L2 cache."""
 
 COLUMNS: Final = 4096
 MEMORY_SHARE: Final = 0.25
-"""Maximum share of the GPU's memory that the tensors may take."""
+"""Maximum share of the GPU's memory that the tensors use."""
 
 FLOAT32_BYTES: Final = 4
 TENSORS: Final = 3
 """Number of tensors of a matmul or an addition: two inputs and an output."""
 
 SECONDS: Final = 5.0
-"""Seconds for which each call is repeated, because a power limit lowers the clock within seconds."""
+"""Duration of the repetitions of each call. A power limit lowers the clock within seconds."""
 
 TRIAL_SIDE: Final = 64
-"""Side of the square matrices in a trial run on a CPU."""
+"""Side of the square matrices in a test on a CPU."""
 
 STREAMS: Final = ("relu", "add")
 
@@ -66,7 +65,7 @@ class MainRates:
     Attributes:
         gpu: Catalogue row of the GPU.
         flops_per_second: Sustained rates of large matmuls, by dtype.
-        dram_bytes_per_second: Equivalent data sheet bandwidth, fitted to the times of the memory-bound operations.
+        dram_bytes_per_second: Equivalent data sheet bandwidth, from the times of memory-bound operations.
         state: Clock, power and throttling reasons at the end of the measurement.
     """
 
@@ -77,7 +76,7 @@ class MainRates:
 
     @property
     def measured(self) -> Gpu:
-        """Catalogue row with these rates."""
+        """Catalogue row of the GPU with the measured rates."""
         own = gpu_with_rates(self.gpu, self.flops_per_second)
         return replace(own, dram_bytes_per_second=self.dram_bytes_per_second)
 
@@ -85,7 +84,7 @@ class MainRates:
 @final
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured rate, with the value that is assumed without a measurement, and their unit."""
+    """A measured rate, the value that is assumed without a measurement, and the unit of both."""
 
     name: str
     measured: float
@@ -106,16 +105,16 @@ def measure_main_rates(
 
     Args:
         device: `cuda`, or `cpu` to measure the CPU instead, as a test of the command.
-        gpu: Catalogue name of the GPU. If None, torch's name is used.
-        seconds: Seconds for which each call is repeated.
-        is_trial: Whether to use sizes that are small enough for a CPU.
-        progress: Called with the name of each measurement before it starts.
-        clock: Returns seconds on a monotonic clock.
+        gpu: Catalogue name of the GPU; None uses the name that torch reports.
+        seconds: Duration of the repetitions of each call.
+        is_trial: Whether to use small sizes, for a test on a CPU.
+        progress: Called with the name of each measurement before the measurement starts.
+        clock: Function that returns seconds on a monotonic clock.
 
     Raises:
         CaptureError: There is no CUDA device.
         InvalidArgumentError: The device is not CUDA and no GPU is named, or `seconds` is not above 0.
-        UnknownGpuError: The catalogue does not contain this GPU; name it with `gpu`.
+        UnknownGpuError: The catalogue does not have this GPU.
     """
     if not seconds > 0:
         raise InvalidArgumentError(f"Got seconds={seconds}; expected a time above 0.")
@@ -155,18 +154,18 @@ def measure_main_rates(
 
 
 def device_seconds(timing: Timing) -> float:
-    """Return the device time. Without a CUDA graph, return the time of the calls, which are long enough here."""
+    """Return the device time of a call; without a CUDA graph, the time of long ordinary calls."""
     return timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
 
 
 def largest_side(gpu: Gpu) -> int:
-    """Return the largest `SIDE`, halved until three matrices fit in the allowed share of the memory."""
+    """Return `SIDE`, halved until three matrices fit into `MEMORY_SHARE` of the memory."""
     most = math.isqrt(int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES)))
     return next(side for side in (SIDE >> step for step in range(SIDE.bit_length())) if side <= most)
 
 
 def largest_rows(gpu: Gpu) -> int:
-    """Return the number of rows of `COLUMNS` elements that fit in the allowed share of the memory."""
+    """Return the number of rows of `COLUMNS` elements that fit into `MEMORY_SHARE` of the memory."""
     most = int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES))
     return min(ELEMENTS, most) // COLUMNS
 
@@ -174,15 +173,15 @@ def largest_rows(gpu: Gpu) -> int:
 def explaining_bandwidth(
     gpu: Gpu, timed: Iterable[tuple[str, Mapping[str, float], float]], models: BundledModels | None = None
 ) -> float:
-    """Return the data sheet bandwidth that would explain the times of memory-bound float32 operations.
+    """Return the data sheet bandwidth for which the models predict the times of memory-bound float32 operations.
 
     Args:
         gpu: The GPU, with its data sheet values.
         timed: Operation, shape parameters and seconds of each measurement.
-        models: Models that predict the times. If None, the shipped models.
+        models: Models that predict the times; None uses the shipped models.
 
     Returns:
-        Bandwidth in bytes/s: the data sheet's, multiplied by the geometric mean of predicted over measured times.
+        Bandwidth in bytes/s: the data sheet's bandwidth times the geometric mean of predicted over measured times.
     """
     known = [(OperationShape(name, "float32", tuple(words.values())), seconds) for name, words, seconds in timed]
     own = kernel_models((gpu.name,)) if models is None else models
@@ -192,7 +191,7 @@ def explaining_bandwidth(
 
 
 def gpus_file_text(anchors: MainRates) -> str:
-    """Format the measured rates as a file for `gpus_file`."""
+    """Return the measured rates in the format of the option `gpus_file`."""
     rates = ", ".join(f"{dtype} = {flops_to_teraflops(rate):.4g}" for dtype, rate in anchors.flops_per_second.items())
     return (
         f"[measured.{anchors.gpu.name}]\n"
@@ -203,7 +202,7 @@ def gpus_file_text(anchors: MainRates) -> str:
 
 
 def comparison(anchors: MainRates) -> tuple[Figure, ...]:
-    """Compare each measured rate with the value that is assumed without a measurement."""
+    """Return each measured rate with the value that is assumed without a measurement."""
     products = [
         Figure(f"{dtype} products", flops_to_teraflops(rate), flops_to_teraflops(assumed), "TFLOP/s")
         for dtype, rate in anchors.flops_per_second.items()

@@ -1,6 +1,6 @@
 """Reads the state of a GPU during measurements from NVML (NVIDIA's management library): clock, power, throttling.
 
-In hours of training, the power limit or the temperature lowers the clock, but not in a short burst. Therefore each row
+In hours of training, but not in a short burst, the power limit or the temperature lowers the clock. Therefore each row
 records the state. Example::
 
     state = read_state(torch.device("cuda"))
@@ -28,8 +28,7 @@ REASONS: Final = {
     0x02: "clock setting",
     0x100: "clock setting",
 }
-"""Bits of `nvmlDeviceGetCurrentClocksEventReasons` that lower the clock under load, according to NVML's
-documentation."""
+"""Bits of `nvmlDeviceGetCurrentClocksEventReasons` that mean a reduced clock under load (NVML documentation)."""
 
 MILLIWATTS_OF_A_WATT: Final = 1000
 
@@ -37,14 +36,14 @@ MILLIWATTS_OF_A_WATT: Final = 1000
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """State of a GPU at one moment; None if unknown.
+    """State of a GPU at one moment. Unknown values are None.
 
     Attributes:
         clock_hz: SM clock.
-        highest_clock_hz: Highest clock that the driver allows.
-        power_watts: Power draw in watts, mean over the driver's last fraction of a second.
-        power_limit_watts: Power limit.
-        held_back_by: Throttling reasons; empty if there are none or if they are unknown.
+        highest_clock_hz: Maximum clock that the driver allows.
+        power_watts: Power draw in watts, averaged by the driver over a fraction of a second.
+        power_limit_watts: Power limit in watts.
+        held_back_by: Throttling reasons; empty without throttling, or if unknown.
     """
 
     clock_hz: float | None = None
@@ -59,7 +58,7 @@ UNKNOWN_STATE: Final = GpuState()
 
 
 def read_state(device: torch.device) -> GpuState:
-    """Read the state of a CUDA device. It is unknown if the library is missing (`pip install nvidia-ml-py`)."""
+    """Return the state of a CUDA device; unknown if NVML's Python module is missing (`pip install nvidia-ml-py`)."""
     try:
         nvml: Any = import_module("pynvml")
     except ImportError:
@@ -92,7 +91,7 @@ def read_state(device: torch.device) -> GpuState:
 
 
 def _handle(nvml: Any, device: torch.device) -> Any:
-    """Return NVML's handle of the GPU. It is found by UUID, because CUDA_VISIBLE_DEVICES changes the numbering."""
+    """Return NVML's handle of the GPU, found by UUID because CUDA_VISIBLE_DEVICES changes the numbering."""
     index = torch.cuda.current_device() if device.index is None else device.index
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if uuid is None:

@@ -1,10 +1,8 @@
-"""Order in which operations are measured: the most useful shapes first.
+"""Order in which operations are measured: most useful shapes first.
 
-A neural network is tuned only if its family of operations has enough rows (`MIN_OWN_ROWS`). With fewer, the rows are
-not used. Therefore the families in `WORTH` are measured one after another, each until it has enough rows. Then, each
-other operation and pass gets `FACTOR_PROBLEMS` shapes, for a correction factor on its prediction. After these, the
-other families and further shapes follow.
-Example::
+A network is tuned only if its family of operations has at least `MIN_OWN_ROWS` rows; otherwise, the rows are not used.
+Therefore the families in `WORTH` are measured one after another, each until it has enough rows. Then, each other
+operation gets `FACTOR_PROBLEMS` shapes, for a correction factor. Other families and further shapes follow. Example::
 
     order = problems_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
     order[0].operation, order[0].passes
@@ -36,26 +34,25 @@ from lightning_predict.kernels.operations import (
 )
 
 WORTH: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
-"""Families of operations, by the share of a typical training step that they take. Other families follow after the
-factors."""
+"""Families of operations with the largest shares of a typical training step, largest share first."""
 
 USUAL_PROBLEMS: Final = 200
-"""Number of shapes per operation and dtype in the last part, unless the user gives a number."""
+"""Default number of shapes per operation and dtype."""
 
 MARGIN: Final = 1.05
-"""Factor on the number of rows to plan, because some shapes do not fit in memory."""
+"""Factor on the number of planned rows, because some shapes do not fit in memory."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MeasuringProblem:
-    """One shape of one operation in one dtype, to be measured.
+    """A shape of an operation in one dtype, to be measured.
 
     Attributes:
         operation: Name of the benchmark.
         dtype: A key of `run.DTYPES`.
         words: Shape parameters.
-        passes: Names of the calls to time. The row of the first one marks the shape as measured.
+        passes: Names of the calls to time. A row of the first call marks the shape as measured.
     """
 
     operation: str
@@ -69,7 +66,7 @@ class MeasuringProblem:
 
 @cache
 def passes_of(operation: str) -> tuple[str, ...]:
-    """Return the names of the forward pass and of the backward passes of an operation."""
+    """Return the names of the forward and backward calls of an operation."""
     found = [name for name in operation_names() if name.startswith(f"{operation}_backward")]
     return (operation, *found)
 
@@ -82,15 +79,15 @@ def problems_by_worth(
     seed: int,
     is_possible: Callable[[MeasuringProblem], bool] = lambda _: True,
 ) -> list[MeasuringProblem]:
-    """Return all shapes to measure, the most useful ones first.
+    """Return all shapes to measure, most useful shapes first.
 
     Args:
         operations: Names of benchmarks.
         dtypes: Dtypes to measure.
-        problems: Maximum number of shapes per operation and dtype. If None, as many as `train` needs, then
+        problems: Maximum number of shapes per operation and dtype; None for the number that `train` needs, then
             `USUAL_PROBLEMS`.
         seed: Seed of the shapes.
-        is_possible: Returns whether a shape can be measured. Others do not count as rows.
+        is_possible: Function that returns whether a shape can be measured.
     """
     shapes = _Shapes(seed, problems)
     order: list[MeasuringProblem] = []
@@ -111,7 +108,7 @@ def problems_by_worth(
 
 
 def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
-    """Return the dtypes in which an operation is measured, without those that are equivalent for it.
+    """Return the dtypes in which an operation is measured, without equivalent dtypes.
 
     If only the number of bytes matters, all dtypes are equivalent. TF32 is equivalent to float32 in operations without
     matmuls.
@@ -125,9 +122,9 @@ def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
 
 
 def spread_first(problems: Sequence[Words]) -> list[Words]:
-    """Sort shapes so that each one is the farthest from all shapes before it, in log sizes.
+    """Sort shapes so that each shape is the farthest from all shapes before it, in log sizes.
 
-    The first one is the shape that is nearest to the mean.
+    The first shape is the shape nearest to the mean.
     """
     if not problems:
         return []
@@ -151,11 +148,11 @@ def _distances(points: Array, other: Array) -> Array:
 @final
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """Random shapes of operations, sorted so that the most different ones are first.
+    """Random shapes of operations, most different shapes first.
 
     Attributes:
         seed: Seed of the shapes.
-        most: Maximum number of shapes; None for no maximum.
+        most: Maximum number of shapes; None for no limit.
     """
 
     seed: int
@@ -163,9 +160,9 @@ class _Shapes:
     _drawn: dict[tuple[str, int], list[Words]] = field(default_factory=dict)
 
     def of(self, operation: str, count: int) -> list[Words]:
-        """Return this many shapes. A larger number of shapes starts with the same shapes as a smaller number."""
+        """Return `count` shapes of an operation. A larger count starts with the shapes of a smaller count."""
         count = count if self.most is None else min(count, self.most)
-        # Shapes are drawn in blocks of one size, so that the first ones do not depend on the total number.
+        # Shapes are drawn in blocks of one size, so the first shapes do not depend on the total number.
         size = min(USUAL_PROBLEMS, self.most or USUAL_PROBLEMS)
         blocks = math.ceil(count / size)
         key = operation, blocks
@@ -188,7 +185,7 @@ def _of_family(
     shapes: _Shapes,
     is_possible: Callable[[MeasuringProblem], bool],
 ) -> list[MeasuringProblem]:
-    """Return the shapes of a family to measure, until it has enough rows to be tuned."""
+    """Return the shapes of a family to measure until the family has enough rows."""
     needed = MARGIN * MIN_OWN_ROWS
     pairs = [
         (operation, dtype, learned)
@@ -222,7 +219,7 @@ def _is_fitted(one: MeasuringProblem) -> bool:
 
 
 def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[MeasuringProblem]:
-    """Return the shapes of every pass that no neural network is trained for."""
+    """Return shapes for every call that has no trainable network."""
     return list(
         _in_turns(
             (operation, dtype, passes, shapes.of(operation, FACTOR_PROBLEMS))
@@ -244,7 +241,7 @@ def _in_turns(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[MeasuringPro
 
 
 def _once(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
-    """Remove passes that an earlier entry of the order measures."""
+    """Remove calls that an earlier entry of the order measures."""
     seen: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
     kept = []
     for one in order:

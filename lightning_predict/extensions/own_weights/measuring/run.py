@@ -2,10 +2,11 @@
 
 There is one file per operation, with the columns of the public tables: GPU, operation, dtype, shape parameters and
 `latency_ms` (graph replay with flushed L2). Further columns are `warm_ms`, `eager_ms`, the method, clock and power, the
-software and the date. If a call cannot be captured in a graph, its column `timed` is "eager". Its time includes
-launches, and `train` ignores the row. The most useful shapes are measured first (`order.py`), and every row is written
-immediately. If a run is interrupted, the next run continues it. If an operation fails repeatedly in a dtype, it is not
-tried again. Example::
+software and the date. A call that cannot be captured in a graph has "eager" in the column `timed`. Its time includes
+launches, and `train` ignores the row.
+
+The most useful shapes are measured first (`order.py`), and every row is written immediately, so an interrupted run can
+be continued. If an operation fails repeatedly in a dtype, it is not tried again. Example::
 
     measure("tables", operations=["conv2d"], dtypes=["bfloat16", "tf32"], problems=200, minutes=30)
 """
@@ -57,20 +58,20 @@ DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
-"""Dtype of the tensors by compute dtype. `tf32` also turns on the two TF32 switches of torch."""
+"""dtype of the tensors by compute dtype. `tf32` also turns on both TF32 switches of torch."""
 
 LARGEST_HOST_FLOP: Final = 2e8
 LARGEST_HOST_BYTES: Final = 1e7
-"""Bytes above which a shape is skipped on a CPU, where only the command is tested."""
+"""Maximum bytes of a shape on a CPU, where only the command is tested."""
 
 MAX_FAILURES: Final = 2
-"""Number of failed shapes in a row after which an operation is not tried again in a dtype."""
+"""Number of consecutive failed shapes after which an operation is not tried again in a dtype."""
 
 SHAPE_FAILURES: Final = ("over the limit of", "out of memory", "CUDA out of memory")
-"""Parts of error messages for errors that depend on the shape."""
+"""Parts of error messages that depend on the shape."""
 
 NOT_IMPLEMENTED: Final = "not implemented"
-"""Part of torch's error message if an operation does not support a dtype, with any shape."""
+"""Part of torch's error message if an operation does not support a dtype."""
 
 NOT_AGAIN: Final = " (not tried again in this dtype)"
 
@@ -92,10 +93,11 @@ EXTRA_COLUMNS: Final = (
 )
 
 USUAL_UTILISATION: Final = 0.4
-"""Assumed share of its peak that a GPU reaches, to estimate the duration of a measurement."""
+"""Assumed share of the peak rates that a GPU reaches, to estimate the duration of a measurement."""
 
 SECONDS_AROUND: Final = 0.05
-"""Assumed seconds to create the tensors of a shape and to capture its calls, for the same estimate."""
+"""Assumed seconds to create the tensors of a shape and to capture its calls, to estimate the duration of a
+measurement."""
 
 
 @final
@@ -105,15 +107,14 @@ class Measured:
 
     Attributes:
         rows: Number of written rows.
-        files: Files that have rows of the requested operations.
+        files: Files with rows of the requested operations.
         skipped: Shapes that do not fit in memory, take too long or are not supported, with reasons.
-        eager: Written rows that could not use a graph, with reasons. `train` ignores them.
+        eager: Rows that were timed without a graph, with reasons. `train` ignores these rows.
         known: Number of shapes that an earlier run measured.
         left: Number of shapes that were not measured for lack of time.
-        families: Rows of each family that has a neural network, over all runs so far.
+        families: Number of rows of each family with a network, over all runs so far.
         factors: Number of operations and dtypes for which `train` can compute a correction factor.
-        dropped: Number of rows that `train` does not use, because there are too few of their family and their
-            operation.
+        dropped: Number of rows that `train` does not use, because their family and operation have too few rows.
     """
 
     rows: int
@@ -130,12 +131,12 @@ class Measured:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRows:
-    """Rows of a family of operations in the tables of one GPU.
+    """Number of rows of a family of operations, in the tables of one GPU.
 
     Attributes:
         family: Name of the family.
-        rows: Number of rows that `train` would fit the family's network to.
-        needed: Minimum number of such rows. With fewer, `train` keeps the shipped network.
+        rows: Number of rows that `train` fits the family's network to.
+        needed: Minimum number of rows. With fewer rows, `train` keeps the shipped network.
     """
 
     family: str
@@ -167,27 +168,29 @@ def measure(
     """Measure operations, and write one table per operation into a folder.
 
     Args:
-        folder: Folder of the tables. Shapes that are in it already are not measured again.
+        folder: Folder of the tables. Shapes that the tables already contain are not measured again.
         operations: Names from `benchmarks.BENCHMARKS`, each with its backward passes.
         dtypes: Keys of `DTYPES`.
-        problems: Number of shapes per operation and dtype. If None, as many as `train` needs, then 200.
+        problems: Number of shapes per operation and dtype; None for the number that `train` needs, then 200.
         minutes: Minutes after which no further measurement starts; None for no limit.
-        problem_seconds: Maximum seconds of all repetitions of one call. Shapes that take longer are skipped.
+        problem_seconds: Maximum duration of all repetitions of one call, in seconds. Shapes that take longer are
+            skipped.
         seed: Seed of the shapes.
         device: `cuda`, or `cpu` to measure the CPU instead, as a test of the command.
-        gpu: Catalogue name of the GPU. If None, torch's name is used.
-        is_trial: Whether to skip shapes that take long on a CPU, because only the command is tested.
+        gpu: Catalogue name of the GPU; None uses the name that torch reports.
+        is_trial: Whether to skip large shapes, for a test on a CPU.
         announce: Called before the first measurement, with the number of shapes and the expected seconds (None if
             unknown).
-        progress: Called before each measurement with its operation, the number of finished shapes, and the total.
-        clock: Returns seconds on a monotonic clock.
+        progress: Called before each measurement with the operation, the number of finished shapes, and the number of
+            all shapes.
+        clock: Function that returns seconds on a monotonic clock.
 
     Raises:
-        CaptureError: There is no CUDA device, or a failed capture left it unusable.
+        CaptureError: There is no CUDA device, or a failed capture left the device unusable.
         InvalidArgumentError: A dtype is unknown, there is less than one shape, or a time is not above 0.
         MeasurementTableError: An existing table has other columns.
         UnknownOperationError: An operation has no benchmark.
-        UnknownGpuError: The catalogue does not contain this GPU; name it with `gpu`.
+        UnknownGpuError: The catalogue does not have this GPU.
     """
     strangers = [dtype for dtype in dtypes if dtype not in DTYPES]
     if strangers or (problems is not None and problems < 1):
@@ -265,22 +268,22 @@ def measure(
 @final
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """Operations and shapes that cannot be timed, so that they are not tried again.
+    """Operations and shapes that cannot be timed, and are not tried again.
 
     Attributes:
-        failures: Number of failed shapes in a row, by operation and dtype.
-        problems: Failed shapes. Their other passes fail, too.
+        failures: Number of consecutive failed shapes, by operation and dtype.
+        problems: Failed shapes. Other calls with these shapes would also fail.
     """
 
     failures: dict[tuple[str, str], int] = field(default_factory=dict)
     problems: set[str] = field(default_factory=set)
 
     def is_hopeless(self, one: MeasuringProblem) -> bool:
-        """Return whether this shape has failed before, or too many shapes of its operation in this dtype."""
+        """Return whether this shape has failed before, or `MAX_FAILURES` shapes of its operation and dtype."""
         return str(one) in self.problems or self.failures.get((one.operation, one.dtype), 0) >= MAX_FAILURES
 
     def failed(self, one: MeasuringProblem, reason: str) -> str:
-        """Count a failed shape, unless another shape may work. Return a text to append to the reason."""
+        """Count a failed shape, unless only the shape caused the failure. Return a text to append to the reason."""
         self.problems.add(str(one))
         return self._counted(one, reason)
 
@@ -293,7 +296,7 @@ class _Attempts:
         return NOT_AGAIN if count >= MAX_FAILURES else ""
 
     def timed(self, one: MeasuringProblem, timings: Sequence[Timing]) -> str:
-        """Count a shape that could be timed only by ordinary calls. Return a text to append to the reason."""
+        """Count a shape that was timed only by ordinary calls. Return a text to append to the reason."""
         if any(timing.reason in (None, NOT_CUDA) for timing in timings):
             self.failures.pop((one.operation, one.dtype), None)
             return ""
@@ -303,7 +306,7 @@ class _Attempts:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRows:
-    """Numbers of rows by the use that `train` would make of them; for the attributes see `Measured`."""
+    """Numbers of rows by their use in `train`; attributes as in `Measured`."""
 
     families: tuple[FamilyRows, ...]
     factors: int
@@ -311,7 +314,7 @@ class CountedRows:
 
 
 def count_rows(folder: Path, gpu: str) -> CountedRows:
-    """Count the rows of a GPU in a folder of tables, by the use that `train` would make of them."""
+    """Count the rows of a GPU in a folder of tables, by their use in `train`."""
     try:
         groups = [group for group in read_own_tables(folder) if group.gpu == gpu]
     except MeasurementTableError:  # there is no table, or only rows of ordinary calls
@@ -339,7 +342,7 @@ def count_rows(folder: Path, gpu: str) -> CountedRows:
 def estimate_seconds(
     problems: Iterable[MeasuringProblem], gpu: Gpu, *, problem_seconds: float = PROBLEM_SECONDS
 ) -> float:
-    """Estimate the duration of measurements: repetitions at the assumed utilisation, plus overhead."""
+    """Return the expected duration of measurements: repetitions at `USUAL_UTILISATION`, plus overhead."""
     alike: dict[tuple[str, str, tuple[str, ...]], list[MeasuringProblem]] = {}
     for one in problems:
         alike.setdefault((one.operation, one.dtype, tuple(one.words)), []).append(one)
@@ -353,7 +356,7 @@ def estimate_seconds(
 
 
 def _least_seconds(problems: Sequence[MeasuringProblem], gpu: Gpu) -> Array:
-    """Return the minimum times of the forward passes of one operation and dtype, from the GPU's peak rates."""
+    """Return the minimum times of the forward calls of one operation and dtype, from the GPU's peak rates."""
     first = problems[0]
     words = {word: np.array([one.words[word] for one in problems], dtype=np.float64) for word in first.words}
     batch = shape_batch(first.operation, first.dtype, **words)
@@ -374,13 +377,13 @@ def _reason_to_skip(
 
 
 def _is_large(problem: MeasuringProblem) -> bool:
-    """Return whether one call takes seconds on a CPU."""
+    """Return whether a call takes seconds on a CPU."""
     batch = shape_batch(problem.operation, problem.dtype, **problem.words)
     return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
 
 
 def _timed(problem: MeasuringProblem, device: torch.device, problem_seconds: float) -> list[tuple[str, Timing]] | str:
-    """Time the passes of a shape, or return the reason why it cannot run. Its tensors are freed afterwards."""
+    """Time the calls of a shape, or return the reason why the shape cannot run; its tensors are freed afterwards."""
     try:
         with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
             calls = benchmark_of(problem.operation).calls(problem.words, DTYPES[problem.dtype], device)
@@ -394,7 +397,7 @@ def _timed(problem: MeasuringProblem, device: torch.device, problem_seconds: flo
 
 
 def check_device(device: str) -> None:
-    """Check that the device exists.
+    """Raise an error if the device does not exist.
 
     Raises:
         CaptureError: There is no CUDA device.
@@ -404,10 +407,10 @@ def check_device(device: str) -> None:
 
 
 def name_of(device: str, gpu: str | None) -> str:
-    """Return the catalogue name of the GPU to measure, or `cpu` for a CPU without a given name.
+    """Return the catalogue name of the GPU to measure; `cpu` for a CPU without a given name.
 
     Raises:
-        UnknownGpuError: The catalogue does not contain the GPU.
+        UnknownGpuError: The catalogue does not have the GPU.
     """
     if gpu is not None:
         return find_gpu(gpu).name
@@ -418,7 +421,7 @@ def name_of(device: str, gpu: str | None) -> str:
 
 
 def _append(path: Path, operation: str, rows: Sequence[dict[str, object]]) -> None:
-    """Append rows to a table. The file is valid after each shape, even if the run is interrupted."""
+    """Append rows to a table, so that the file is valid even if the run is interrupted."""
     is_new = not path.is_file()
     with gzip.open(path, "at", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _header(operation), restval="")
@@ -435,7 +438,7 @@ _Key = tuple[str, str, str, tuple[str, ...]]
 
 
 def _keys_of(path: Path, operation: str) -> Collection[_Key]:
-    """Return the keys of the shapes that a table has already.
+    """Return the keys of the shapes that a table already contains.
 
     Raises:
         MeasurementTableError: The table is from an earlier release, and lacks the timing method.
@@ -464,7 +467,7 @@ def _columns(problem: MeasuringProblem) -> dict[str, str]:
 
 
 def _row(gpu: str, operation: str, problem: MeasuringProblem, timing: Timing) -> dict[str, object]:
-    """Return one row: the device time or, if there is no graph, the time of ordinary calls, marked as such."""
+    """Return one row, with the device time or, without a graph, the time of ordinary calls."""
     by_graph = timing.flushed_seconds is not None
     own = timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
     state = timing.state
@@ -493,7 +496,7 @@ def _text(value: float | None, form: str) -> str:
 
 
 class tf32_switched:  # noqa: N801 (a context, used as `with tf32_switched(...)`)
-    """Context manager that switches TF32 on or off for matmuls and convolutions, and then restores the setting."""
+    """Context manager that switches TF32 for matmuls and convolutions, and restores the setting at the end."""
 
     def __init__(self, *, allowed: bool) -> None:
         self._allowed = allowed

@@ -1,9 +1,8 @@
 """Correction factors for operations without a tuned network: measured over predicted time, per operation and dtype.
 
-About a dozen shapes show whether a prediction (a formula, a related operation, a roofline) is too long or too short on
-a GPU. They are too few for training a neural network. The factor is the weighted median, shrunk towards 1 if there are
-few rows. It is used only if it lowers the errors of rows that it was not computed from.
-Example::
+About a dozen shapes show whether predictions (a formula, a related operation, a roofline) are too high or too low on a
+GPU, but are too few to train a network. The factor is the weighted median ratio, shrunk towards 1 if there are few
+rows. A factor is used only if it lowers the errors of rows that it was not computed from. Example::
 
     found = measured_factors(groups, find_gpu("H200-SXM-141GB"), models, seed=0)
     found["gelu_backward/bfloat16"].factor
@@ -28,28 +27,29 @@ FACTOR_PROBLEMS: Final = 12
 """Number of shapes to measure for a factor."""
 
 MIN_FACTOR_ROWS: Final = 6
-"""Minimum number of rows for a factor, not counting held-out rows."""
+"""Minimum number of rows for a factor, without held-out rows."""
 
 SHRINK_ROWS: Final = 1.0
-"""Shrinkage: the logarithm of the factor of n rows is multiplied by n / (n + SHRINK_ROWS)."""
+"""Shrinkage: the logarithm of a factor from n rows is multiplied by n / (n + SHRINK_ROWS)."""
 
 LONG_SECONDS: Final = 50 * MICROSECOND
-"""Rows shorter than this weigh less, in proportion. They show the latency of a kernel, and matter little in steps."""
+"""Rows shorter than this time have a smaller weight, in proportion. Short kernels mainly show latency, and matter
+little."""
 
 MIN_GAIN: Final = 0.1
-"""Minimum share of the error that a factor must remove from rows that it was not computed from."""
+"""A factor must lower the mean error of rows that it was not computed from by at least this share."""
 
 INTERVAL_SHARE: Final = 0.9
-"""Share of the measurements inside an interval."""
+"""Share of measurements inside the interval."""
 
 MIN_HALF_WIDTH: Final = 0.02
-"""Minimum half width of the interval in log(seconds), because repeated timings scatter this much."""
+"""Minimum half width of the interval in log(seconds): the scatter of repeated timings."""
 
 
 def measured_factors(
     groups: Iterable[Group], gpu: Gpu, models: KernelModels | None, *, seed: int
 ) -> dict[str, MeasuredFactor]:
-    """Return the factors of the groups that have enough rows, by "operation/dtype".
+    """Return the factors of groups with enough rows, by "operation/dtype".
 
     Args:
         groups: Measurements on this GPU, one group per operation and dtype.
@@ -83,7 +83,7 @@ def _weights(group: Group) -> Array:
 
 
 def is_enough_for_a_factor(group: Group, *, seed: int) -> bool:
-    """Return whether a group has enough rows for a factor, not counting held-out rows."""
+    """Return whether a group has enough rows for a factor, without held-out rows."""
     return int((~split_rows(group.batch.columns, seed=seed).held_out).sum()) >= MIN_FACTOR_ROWS
 
 
@@ -96,12 +96,12 @@ def log_residuals(group: Group, gpu: Gpu, models: KernelModels | None) -> Array:
 
 
 def factor_of(residuals: Array, group: Group) -> MeasuredFactor:
-    """Return the factor that follows from the residuals of a group's rows."""
+    """Return the factor for the residuals of a group's rows."""
     weights = _weights(group)
     count = len(residuals)
     median = (_weighted_quantile(residuals, weights, 0.5) - _weighted_quantile(-residuals, weights, 0.5)) / 2
     middle = median * count / (count + SHRINK_ROWS)
-    level = min(INTERVAL_SHARE * (1 + 1 / count), 1.0)  # split-conformal correction: one more row counts as an error
+    level = min(INTERVAL_SHARE * (1 + 1 / count), 1.0)  # split-conformal correction: one more row counts as error
     half_width = _weighted_quantile(np.abs(residuals - middle), weights, level)
     return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, MIN_HALF_WIDTH), rows=count)
 

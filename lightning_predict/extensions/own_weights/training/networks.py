@@ -1,15 +1,14 @@
 """Trains one neural network for kernel times: from rows of features and times to `NetworkWeights`.
 
-The loss is the mean of |log(predicted) - log(measured)|. It is minimal at the median of a shape's possible times. If a
-source times Python calls, the measured value is modelled as sqrt(device^2 + launch^2), a soft maximum. Short rows show
-only the launch, so they only bound the device time from above. A second loss term penalizes predictions in which a
-larger shape is faster than its half. An ensemble is trained in one pass. Its members see the same rows and differ by
-their initialization.
+The loss is the mean of |log(predicted) - log(measured)|, which is minimal at the median of a shape's possible times. If
+a source times Python calls, the measured time is modelled as sqrt(device^2 + launch^2), a soft maximum. Short rows then
+only bound the device time from above. All members of an ensemble are trained in one pass on the same rows, and differ
+by their initialization.
 
-For the second term, pairs of shapes can be given, one twice as large as the other along one dimension. They may be far
-beyond the measured range, so that training also regularizes the extrapolation. Real hardware is faster on the larger
-shape in a few per cent of cases (alignment, another kernel). Therefore only drops of more than `SLACK` are penalized.
-Example::
+A second loss term penalizes predictions in which a shape is slower than its double along one dimension. These pairs of
+shapes may be far outside the measured range, so training also regularizes the extrapolation. On real hardware, the
+larger shape is faster in a few percent of the cases (alignment, another kernel), so only drops of more than `SLACK` are
+penalized. Example::
 
     rows = collect_rows(family, groups, gpus)
     network = train_network(rows, calibration, TrainingPlan(steps=2000), seed=0)
@@ -55,10 +54,10 @@ class DoublingPairs:
 
 
 CHECKS: Final = 12
-"""Number of times that the loss on the calibration rows is checked during training. The best state is kept."""
+"""Number of times that training computes the loss on the calibration rows. The best state is kept."""
 
 LOWEST_QUANTILE: Final = 0.001
-"""Quantile of the measured utilisation that becomes the lower bound of predicted utilisation."""
+"""Quantile of the measured utilisation that is the lower bound of predicted utilisation."""
 
 
 @final
@@ -67,18 +66,18 @@ class TrainingPlan:
     """Hyperparameters of the training.
 
     Attributes:
-        steps: Optimizer steps.
-        batch_rows: Rows per step.
-        learning_rate: Peak of the one-cycle schedule.
+        steps: Number of optimizer steps.
+        batch_rows: Number of rows per step.
+        learning_rate: Peak learning rate of the one-cycle schedule.
         hidden: Widths of the hidden layers.
         members: Number of networks in the ensemble.
         weight_decay: Weight decay of AdamW.
         doubling_weight: Weight of the mean drop from a shape to its double, relative to the mean error.
         doubling_rows: Number of pairs per step.
-        machine_weight: Factor on the scaled features of the GPU (`MACHINE_FEATURES`); 0 hides these from the networks.
-            With few measured GPUs, networks overfit to these features, so predictions for other GPUs would be wrong.
+        machine_weight: Factor on the scaled features of the GPU (`MACHINE_FEATURES`); 0 hides these features. With few
+            measured GPUs, networks overfit to these features, so predictions for other GPUs would be wrong.
         group_rows: Maximum number of rows per GPU, operation, dtype and source, to balance the groups; None for no
-            maximum.
+            limit.
     """
 
     steps: int
@@ -111,7 +110,7 @@ class TrainingRows:
 
 
 def collect_rows(family: NetworkSpec, groups: Sequence[Group], gpus: Sequence[Gpu]) -> TrainingRows:
-    """Return the features and times of all rows of the groups, each row on its GPU."""
+    """Return the features and times of all rows of the groups; `gpus` names the GPU of each group."""
     parts = []
     for group, gpu in zip(groups, gpus, strict=True):
         on = [gpu]
@@ -132,7 +131,7 @@ def collect_rows(family: NetworkSpec, groups: Sequence[Group], gpus: Sequence[Gp
 
 
 def lowest_utilisation(rows: TrainingRows) -> float:
-    """Return a low quantile of the utilisation, over rows whose time is mostly device time, not launch time."""
+    """Return a low quantile of the utilisation, over rows whose time is mostly device time."""
     device_squared = np.exp(2 * rows.log_seconds) - np.exp(2 * rows.log_floor)  # (rows,)
     clear = device_squared > 0.4 * np.exp(2 * rows.log_seconds)
     utilisation = np.exp(rows.log_reference[clear]) / np.sqrt(device_squared[clear])
@@ -148,12 +147,12 @@ def train_network(
     start: NetworkWeights | None = None,
     pairs: DoublingPairs | None = None,
 ) -> NetworkWeights:
-    """Train an ensemble, from scratch or from `start`, and keep the state that is best on the calibration rows.
+    """Train an ensemble, from scratch or from `start`, and keep the best state on the calibration rows.
 
-    The result has no interval. The caller sets it.
+    The result has no interval; the caller sets it.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the same seed must give the same weights, and more threads change the order of sums
+    torch.set_num_threads(1)  # more threads change the order of sums, and the same seed must give the same weights
     try:
         scaled = start or _scaled(rows, seed, plan)
         layers = _best_layers(rows, calibration, plan, scaled, seed, pairs=pairs, tuned=start is not None)
@@ -172,7 +171,7 @@ def _best_layers(
     pairs: DoublingPairs | None,
     tuned: bool,
 ) -> tuple[Layer, ...]:
-    """Train from the layers of `scaled`. If `tuned`, keep these layers unless training finds better ones."""
+    """Train from the layers of `scaled`. If `tuned`, keep these layers unless training finds better layers."""
     ensemble = _Ensemble(scaled)
     optimizer = torch.optim.AdamW(ensemble.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -203,7 +202,7 @@ def _best_layers(
 
 
 class _Ensemble(torch.nn.Module):
-    """An ensemble of neural networks as trainable parameters."""
+    """An ensemble of networks as trainable parameters."""
 
     def __init__(self, weights: NetworkWeights) -> None:
         super().__init__()
@@ -221,12 +220,12 @@ class _Ensemble(torch.nn.Module):
     def drop(
         self, smaller: torch.Tensor, reference: torch.Tensor, larger: torch.Tensor, larger_reference: torch.Tensor
     ) -> torch.Tensor:
-        """Return the mean predicted speedup of a shape over its half in log(seconds), beyond the slack."""
+        """Return the mean predicted drop of log(seconds) from a shape to its double, beyond `SLACK`."""
         fall = self.log_device(smaller, reference) - self.log_device(larger, larger_reference)
         return torch.relu(fall - SLACK).mean()
 
     def log_device(self, features: torch.Tensor, log_reference: torch.Tensor) -> torch.Tensor:
-        """Return log(seconds on the device) by each network, shape (members, rows)."""
+        """Return log(device seconds) predicted by each network, shape (members, rows)."""
         values = features.expand(self.weights[0].shape[0], *features.shape)
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             values = torch.baddbmm(bias, values, weight)
@@ -235,12 +234,10 @@ class _Ensemble(torch.nn.Module):
         return log_reference - self.log_lowest * torch.sigmoid(values[..., 0])
 
     def loss_value(self, *columns: torch.Tensor) -> float:
-        """Return the loss as a number."""
         with torch.no_grad():
             return float(self.loss(*columns))
 
     def state(self) -> tuple[Layer, ...]:
-        """Return a copy of the current weights."""
         return tuple(
             Layer(weight.detach().numpy().copy(), bias.detach()[:, 0, :].numpy().copy())
             for weight, bias in zip(self.weights, self.biases, strict=True)
@@ -293,17 +290,17 @@ def _with_layers(scaled: NetworkWeights, layers: tuple[Layer, ...], rows: Traini
         low=low,
         high=high,
         lowest_utilisation=scaled.lowest_utilisation,
-        # The layers are rounded as they are stored, so that the intervals match the stored weights.
+        # Layers are rounded as in the file, so that the intervals match the stored weights.
         layers=tuple(Layer(layer.weight.astype(np.float16).astype(np.float32), layer.bias) for layer in layers),
         interval=scaled.interval,
     )
 
 
 def with_constants_in_bias(network: NetworkWeights) -> NetworkWeights:
-    """Move the contribution of constant features into the first bias. Their weights become zero, which compresses well.
+    """Move the contribution of constant features into the first bias; zero weights compress well.
 
-    Examples of constant features are those of the GPU, if there is only one, and shape parameters that are equal in all
-    rows. Predictions clamp features to the trained range, so results change only by rounding.
+    Examples of constant features are features of the GPU, if there is only one GPU, and shape parameters that are equal
+    in all rows. Predictions clamp features to the trained range, so results change only by rounding.
     """
     first, *others = network.layers
     constant = network.low == network.high
@@ -314,7 +311,7 @@ def with_constants_in_bias(network: NetworkWeights) -> NetworkWeights:
 
 
 def _pair_tensors(pairs: DoublingPairs, scaled: NetworkWeights, rows: TrainingRows) -> tuple[torch.Tensor, ...]:
-    """Return the smaller and larger shapes of the pairs, with features clamped to the fitted range."""
+    """Return the smaller and larger shapes of the pairs, with features clamped to the range of the rows."""
     low, high = _range(rows)
     columns = []
     for side in (pairs.smaller, pairs.larger):
@@ -332,7 +329,7 @@ def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, 
 def _inputs(features: Float32Array, scaled: NetworkWeights) -> Float32Array:
     """Scale the features.
 
-    Features that are hidden from the networks become 0, so that training gives them no weight.
+    Features that are hidden from the networks become 0, so training gives them no weight.
     """
     seen = scaled.layers[0].weight.any(axis=(0, 2))
     inputs: Float32Array = np.where(seen, (features - scaled.mean) / scaled.scale, np.float32(0.0))

@@ -1,9 +1,9 @@
 """Reads the tables of `lightning-predict measure`: groups rows by GPU, operation and dtype, and splits them.
 
 A table is a CSV file (gzip if the name ends in `.gz`) with one row per measurement: GPU, operation, dtype, shape
-parameters and milliseconds. Rows that were timed as ordinary calls include launches and are skipped. A hash of the
-shape decides whether a row is fitted, calibrates the intervals, or is held out. So the same shape is in the same split
-on every GPU, in every source and in every run. Example::
+parameters and milliseconds. Rows timed as ordinary calls include launches, and are skipped. A hash of the shape decides
+whether a row is used for fitting, for calibrating intervals, or is held out. A shape is thus in the same split on every
+GPU, in every source and in every run. Example::
 
     groups = read_own_tables(Path("measurements"))
     groups[0].gpu, groups[0].batch.operation, len(groups[0].seconds)
@@ -28,16 +28,16 @@ from lightning_predict.kernels.operations import Array, BoolArray, Columns, Shap
 from lightning_predict.units import milliseconds_to_seconds
 
 HELD_OUT_SHARE: Final = 0.15
-"""Share of held-out shapes, from which errors are reported."""
+"""Share of held-out shapes, which errors are reported for."""
 
 CALIBRATION_SHARE: Final = 0.08
-"""Share of calibration shapes, which decide when to stop the training and how wide the intervals are."""
+"""Share of calibration shapes, which determine when training stops and how wide intervals are."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Masks over rows. Each row is in exactly one of them."""
+    """Masks over rows. Each row is in exactly one mask."""
 
     fitted: BoolArray
     calibration: BoolArray
@@ -45,12 +45,12 @@ class Split:
 
 
 ADDED_LATER: Final = frozenset({"channels_last"})
-"""Shape parameters that were added after the shipped weights were trained. If their value is 0, the hash of a shape
-does not change, and so its split does not."""
+"""Shape parameters that were added after the shipped weights were trained. A value of 0 does not change the hash of
+a shape, so the shape stays in its split."""
 
 
 def problem_shares(columns: Columns, *, seed: int) -> Array:
-    """Return a number in [0, 1) for each row, shape (rows,). It depends only on the row's shape and on the seed."""
+    """Return a number in [0, 1) for each row, shape (rows,), which depends only on the row's shape and the seed."""
     state = np.full(len(next(iter(columns.values()))), _mix_word("seed", seed), dtype=np.uint64)
     for word in sorted(columns):
         bits = np.ascontiguousarray(columns[word], dtype=np.float64).view(np.uint64)
@@ -60,7 +60,7 @@ def problem_shares(columns: Columns, *, seed: int) -> Array:
 
 
 def split_rows(columns: Columns, *, seed: int) -> Split:
-    """Return the split of these shapes into fitted, calibration and held-out rows."""
+    """Split shapes into fitted, calibration and held-out rows."""
     share = problem_shares(columns, seed=seed)
     held_out = share < HELD_OUT_SHARE
     calibration = ~held_out & (share < HELD_OUT_SHARE + CALIBRATION_SHARE)
@@ -72,7 +72,7 @@ def _mix_word(word: str, seed: int) -> int:
 
 
 def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): each input bit flips half of the output."""
+    """Apply the finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), which mixes all bits."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
@@ -81,12 +81,12 @@ def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableKind:
-    """Format of one file: its shape parameters and its columns of times.
+    """Format of a file: shape parameters and columns of times.
 
     Attributes:
         file: Name of the file.
-        words: Maps shape parameters in the file to shape parameters of the operation.
-        times: Maps each column of milliseconds to the suffix of the operation that it times.
+        words: Shape parameter of the operation, by its name in the file.
+        times: Suffix of the timed operation, by column of milliseconds.
     """
 
     file: str
@@ -95,7 +95,7 @@ class TableKind:
 
 
 def same(*words: str) -> dict[str, str]:
-    """Map shape parameters of a file to the same names."""
+    """Map each shape parameter of a file to the same name."""
     return {word: word for word in words}
 
 
@@ -103,10 +103,10 @@ OWN_TABLES: Final = tuple(
     TableKind(file=f"own_{name}.csv.gz", words=same(*operation_spec(name).shape), times={"latency_ms": ""})
     for name in BENCHMARKS
 )
-"""Formats of the tables that `measuring/run.py` writes: one file per operation, with its backward passes as columns."""
+"""Formats of the tables that `measuring/run.py` writes: one file per operation, with backward calls as rows."""
 
 LEFT_OUT_KERNELS: Final = frozenset({"triton"})
-"""Kernels that are excluded because they are not the library's. Triton attention is up to 24 times slower."""
+"""Excluded kernels, which libraries do not use. Triton attention is up to 24 times slower."""
 
 
 @final
@@ -119,10 +119,10 @@ class Group:
         source: A key of `SOURCES`, or the user's own source.
         batch: The shapes, without duplicates.
         seconds: Measured time of each shape, shape (problems,).
-        floor_seconds: Launch time that short rows include; 0 if the source times only the device.
+        floor_seconds: Launch time that rows include; 0 if the source measures device time.
         build: Name of the timed software, without its version; empty if builds are averaged.
         taken_off_seconds: Launch time that was subtracted from each time (`benchmarks/training/tables.py`), shape
-            (problems,); None if none was.
+            (problems,); None if nothing was subtracted.
     """
 
     gpu: str
@@ -149,7 +149,7 @@ def read_own_tables(folder: Path) -> tuple[Group, ...]:
     """Return all groups of the tables that `measure` wrote into a folder, in a fixed order.
 
     Raises:
-        MeasurementTableError: The folder has no such table, or a table has a wrong column or value.
+        MeasurementTableError: The folder has no table, or a table has an invalid column or value.
     """
     present = [kind for kind in OWN_TABLES if (folder / kind.file).is_file()]
     if not present:
@@ -168,7 +168,7 @@ def read_own_tables(folder: Path) -> tuple[Group, ...]:
 
 
 def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[TableKind]) -> None:
-    """Reject tables in which no row was timed with a CUDA graph.
+    """Raise an error for tables in which no row was timed with a CUDA graph.
 
     Raises:
         MeasurementTableError: All rows were timed as ordinary calls.
@@ -181,15 +181,15 @@ def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[
 
 
 def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Key, list[tuple[float, ...]]]:
-    """Read one file: the shape and the seconds of each row, in the order of the file.
+    """Return the shape and the seconds of each row of a file, in the order of the file, by key.
 
     Args:
         path: The file.
         kind: Format of the file.
-        by_build: Whether to keep the software builds of a source apart, instead of averaging them.
+        by_build: Whether software builds of a source have separate keys; otherwise, they are averaged.
 
     Raises:
-        MeasurementTableError: The file has a wrong column or value.
+        MeasurementTableError: The file has an invalid column or value.
     """
     rows: dict[Key, list[tuple[float, ...]]] = defaultdict(list)
     needed = ("gpu", "op", "dtype", "source", *kind.words, *kind.times)
@@ -199,7 +199,7 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
             continue
         shape = tuple(line.member(word).parsed().any_number() for word in kind.words)
         for column, suffix in kind.times.items():
-            if not row[column]:  # this source has no time for this pass
+            if not row[column]:  # the source has no time for this call
                 continue
             milliseconds = line.member(column).parsed().positive("in milliseconds")
             build = (row.get("software") or "").split(" ")[0] if by_build else ""
@@ -211,25 +211,25 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
 def was_eager(row: Mapping[str, str]) -> bool:
     """Return whether a row of `measure` was timed as an ordinary call, which includes launches.
 
-    Older tables do not state this, but their `warm_ms` is empty for such rows.
+    Older tables lack the column `timed`, but `warm_ms` is empty in such rows.
     """
     timed = row.get("timed")
     return timed == EAGER if timed is not None else row.get("warm_ms") == "" and "eager_ms" in row
 
 
 def eager_rows(folder: Path) -> int:
-    """Count the rows of your own tables that cannot be fitted, because they were not timed with a CUDA graph."""
+    """Count the rows of your own tables that were not timed with a CUDA graph, and thus cannot be used."""
     present = [folder / kind.file for kind in OWN_TABLES if (folder / kind.file).is_file()]
     return sum(was_eager(row.value) for path in present for row in read_csv(path, MeasurementTableError))
 
 
 def plain_dtype(text: str) -> str:
-    """Remove the units from a dtype: `float16 (tensor cores)` becomes float16. The GPU determines the units."""
+    """Remove the hardware units from a dtype: `float16 (tensor cores)` becomes `float16`."""
     return text.split(" ")[0]
 
 
 def group_of(key: Key, table: Array, kind: TableKind) -> Group:
-    """Average the rows of each shape, and return them as a group.
+    """Return rows as a group, averaged over rows of equal shape.
 
     Args:
         key: Key of the rows.
@@ -245,7 +245,7 @@ def group_of(key: Key, table: Array, kind: TableKind) -> Group:
 
 
 def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:
-    """Return every shape parameter of the operation by its name, with defaults for those that the file lacks."""
+    """Return every shape parameter of the operation by name, with defaults for parameters that the file lacks."""
     given = {word: shapes[:, index] for index, word in enumerate(words)}
     known = operation_spec(operation)
     accepted = set(known.shape) | set(known.spellings or {})

@@ -1,10 +1,9 @@
 """Tunes (fine-tunes) the shipped networks to your own GPUs: from tables of `measure` to weights files and scores.
 
-Each family of operations with enough measurements on a GPU starts from its current network. This is the GPU's own
-network if it has one, otherwise the network for unmeasured GPUs. No network ships for convolutions on tensor cores, so
-their training starts from scratch. Families without measurements keep the shipped networks. For operations without a
-tuned network, a dozen measurements give a correction factor (`factors.py`). Networks and factors are scored on held-out
-shapes. Example::
+Each family of operations with enough measurements on a GPU starts from its current network: the GPU's own network, or
+the network for unmeasured GPUs. No network ships for convolutions on tensor cores, so their training starts from
+scratch. Families without measurements keep the shipped networks. For operations without a tuned network, a dozen
+measurements give a correction factor (`factors.py`). Networks and factors are scored on held-out shapes. Example::
 
     scores = tune_weights(Path("tables"), Path("weights"))
     scores[0].operation, scores[0].before, scores[0].after
@@ -48,19 +47,20 @@ RECIPE_NAME: Final = "own-1"
 SOURCE: Final = "one's own measurements"
 
 MIN_OWN_ROWS: Final = 500
-"""Minimum number of fitted rows for tuning a network. With few shapes, a network forgets all others."""
+"""Minimum number of fitted rows for tuning a network. With few shapes, a network forgets other shapes."""
 
 TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
-"""Training plan for networks that start from shipped networks."""
+"""Training plan of networks that start from shipped networks."""
 
 FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03)
-"""Training plan for networks that start from scratch."""
+"""Training plan of networks that start from scratch."""
 
 INTERVAL_SHARE: Final = 0.9
-"""Share of the measurements inside an interval."""
+"""Share of measurements inside the interval."""
 
 MIN_CALIBRATION_ROWS: Final = 5
-"""Minimum number of calibration rows for an operation's own interval. With fewer, the family's widest one is used."""
+"""Minimum number of calibration rows for an operation's own interval. With fewer rows, the widest interval of the
+family is used."""
 
 
 @final
@@ -73,10 +73,10 @@ class OwnScore:
         operation: The operation.
         dtype: The dtype.
         rows: Number of held-out measurements.
-        before: Mean of |predicted / measured - 1| of the previous network; None if there was none.
+        before: Mean of |predicted / measured - 1| of the previous network; None without a previous network.
         after: Mean of |predicted / measured - 1| of the tuned network.
         median: Median of |predicted / measured - 1| of the tuned network.
-        coverage: Share of the measurements that are in the tuned network's 90 % interval.
+        coverage: Share of the measurements inside the tuned network's 90 % interval.
     """
 
     gpu: str
@@ -98,7 +98,7 @@ class _Task:
     gpu: Gpu
     groups: tuple[Group, ...]
     start: NetworkWeights | None
-    seen: Gpu  # as the previous network sees the GPU: with data sheet values only, if it is for unmeasured GPUs
+    seen: Gpu  # the GPU as the previous network sees it: only data sheet values, if the network is for unmeasured GPUs
 
 
 def tune_weights(
@@ -110,18 +110,18 @@ def tune_weights(
     plan: TrainingPlan | None = None,
     done: Callable[[str], None] = lambda _: None,
 ) -> tuple[OwnScore, ...]:
-    """Tune networks to the GPUs of your tables. Write a weights file for each GPU, and a manifest.
+    """Tune networks to the GPUs of your tables, and write a weights file for each GPU, and a manifest.
 
     Args:
-        tables: Folder of the tables written by `measure`.
-        output: Output folder. Weights files that it contains already are deleted.
+        tables: Folder of the tables that `measure` wrote.
+        output: Output folder. Existing weights files are deleted.
         seed: Seed of the networks and of the split.
-        jobs: Number of networks that are trained in parallel processes. The results do not depend on it.
-        plan: Training plan. If None, `TUNING`, or `FRESH` where no network ships.
+        jobs: Number of parallel training processes. The results do not depend on this number.
+        plan: Training plan; None for `TUNING`, or `FRESH` if no network ships.
         done: Called with a sentence after each network.
 
     Raises:
-        MeasurementTableError: Tables are missing or wrong, have too few rows, or have no GPU of the catalogue.
+        MeasurementTableError: Tables are missing or invalid, have too few rows, or have no GPU of the catalogue.
         OSError: The output cannot be written.
     """
     groups = read_own_tables(tables)
@@ -154,7 +154,7 @@ def tune_weights(
 
 
 def _without_network(card: Gpu, groups: Sequence[Group], tasks: Sequence[_Task]) -> list[Group]:
-    """Return the measurements of a GPU to which no network is tuned."""
+    """Return the measurements of a GPU for which no network is tuned."""
     return [
         group
         for group in groups
@@ -163,7 +163,7 @@ def _without_network(card: Gpu, groups: Sequence[Group], tasks: Sequence[_Task])
 
 
 def _models_with(name: str, networks: Mapping[str, NetworkWeights], shipped: LoadedWeights, seed: int) -> BundledModels:
-    """Return the shipped models with the tuned networks of one GPU, but without correction factors."""
+    """Return the shipped models with the tuned networks of one GPU, without correction factors."""
     known = shipped.gpus.get(name)
     own = GpuWeights(name, {**(known.families if known else {}), **networks}, RECIPE_NAME, seed, ())
     gpus = {**shipped.gpus, name: own} if own.families else shipped.gpus
@@ -187,7 +187,7 @@ def _factor_scores(
 def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
     """Return the GPUs of the tables whose exact names are in the catalogue.
 
-    The name `V100` alone is an alias of one form factor, but the measured one is unknown, so it is excluded.
+    The name `V100` is excluded: it is an alias of one form factor, but the measured form factor is unknown.
     """
     found: dict[str, Gpu] = {}
     for name in sorted({group.gpu for group in groups}):
@@ -234,7 +234,7 @@ def _serves(family: NetworkSpec, group: Group) -> bool:
 
 
 def fitted_rows(groups: Sequence[Group], seed: int) -> int:
-    """Return the number of rows that a network is fitted to. Other rows calibrate it or are held out."""
+    """Return the number of rows that a network is fitted to, without calibration and held-out rows."""
     return sum(int(split_rows(group.batch.columns, seed=seed).fitted.sum()) for group in groups)
 
 
@@ -263,7 +263,7 @@ def _tuned(task: _Task, plan: TrainingPlan | None, seed: int) -> NetworkWeights:
     widths: dict[str, float] = {}
     for calibrating, fitting in zip(calibration, fitted, strict=True):
         if len(calibrating.seconds) >= MIN_CALIBRATION_ROWS:
-            # Errors on new shapes cannot be smaller than errors on fitted shapes, so both sets are considered.
+            # Errors on new shapes are at least as large as errors on fitted shapes, so both sets are considered.
             parts = [np.abs(log_errors(task.family, network, part, task.gpu)) for part in (calibrating, fitting)]
             key = f"{calibrating.batch.operation}/{calibrating.batch.dtype}"
             widths[key] = max(weighted_quantile(part, np.ones(len(part))) for part in parts)
@@ -303,7 +303,7 @@ def _write(
     output: Path,
     seed: int,
 ) -> None:
-    """Write one file per GPU, with the shipped networks of other families, and the manifest."""
+    """Write a file per GPU, with the shipped networks of other families, and the manifest."""
     output.mkdir(parents=True, exist_ok=True)
     for old in output.glob("*.safetensors"):
         old.unlink()
