@@ -52,6 +52,7 @@ _SMALL: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
     "qwen2_moe": {"num_experts": 8},
     "olmoe": {"num_experts": 8},
+    "convnext": {"hidden_sizes": [96, 192], "depths": [1, 1]},  # two stages
     "swin": {"depths": [1, 1, 1, 1]},
     "segformer": {"depths": [1, 1, 1, 1]},
 }
