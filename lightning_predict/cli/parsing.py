@@ -143,11 +143,7 @@ _SUFFIXES: Final[Mapping[str, float]] = {"k": 1e3, "K": 1e3, "M": 1e6}
 
 
 def _value(text: str) -> float | None:
-    """Parse `1000`, `1,000`, `1_000`, `1e3` or `1k`; return None if the text is not a number.
-
-    Raises:
-        ArgumentTypeError: The text has a comma that may be a decimal point.
-    """
+    """Parse `1000`, `1,000`, `1_000`, `1e3` or `1k`; return None if the text is not a number."""
     plain = text.strip()
     if "," in plain:
         if not _GROUPED.fullmatch(plain):

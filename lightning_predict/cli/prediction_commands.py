@@ -493,11 +493,7 @@ PUBLISHED: Final = 8
 
 
 def _step(trace: Path | None, model: str | None, options: Mapping[str, object]) -> Trace:
-    """Load a recorded step, or record the step of a named model.
-
-    Raises:
-        InvalidArgumentError: `trace` and `model` are both given or both missing, or an option needs `model`.
-    """
+    """Load a recorded step, or record the step of a named model."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions import extension
     from lightning_predict.tracing.imports import load_step

@@ -79,11 +79,7 @@ def run(
 
 
 def _program(script: str) -> list[str]:
-    """Return the start of the command: Python and the script, or the path of an installed program.
-
-    Raises:
-        InvalidArgumentError: The script or the program does not exist.
-    """
+    """Return the start of the command: Python and the script, or the path of an installed program."""
     from lightning_predict.errors import InvalidArgumentError
 
     if script.endswith(".py"):
@@ -99,11 +95,7 @@ def _program(script: str) -> list[str]:
 
 
 def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) -> dict[str, str]:
-    """Validate the options and convert them to environment variables.
-
-    Raises:
-        LightningPredictError: An option is invalid.
-    """
+    """Validate the options and convert them to environment variables."""
     from lightning_predict.cost.prediction import check_price
     from lightning_predict.cost.priced_gpus import layouts_to_predict
     from lightning_predict.errors import InvalidArgumentError

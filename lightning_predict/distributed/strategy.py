@@ -510,11 +510,7 @@ def _is_foreign(words: str) -> bool:
 
 
 def _value(words: str, key: str, value: str) -> float | str | bool:
-    """Parse the value of an option.
-
-    Raises:
-        InvalidArgumentError: The value is not a number, or not true or false.
-    """
+    """Parse the value of an option."""
     if key in _FLAGS:
         if value.lower() not in ("true", "false"):
             raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r}; expected true or false.")

@@ -1,7 +1,7 @@
 """Argument names of operations (torch's schemas), and the composite calls that are recorded as one operation.
 
-Profiler files list an operation's arguments by position, without names. This table has their names from torch's
-schemas, and a test compares it with the installed torch. A name with `@` is a tensor or a list of tensors.
+Profiler files list an operation's arguments by position, without names. `argument_names.txt` has their names from
+torch's schemas, and a test compares it with the installed torch. A name with `@` is a tensor or a list of tensors.
 
 Recurrent layers, scaled-dot-product attention and RMS normalisation are composites. Depending on device and dtype, the
 same call becomes one fused kernel or hundreds of small ones. All recorders skip their parts, and use the same names for
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
@@ -36,172 +37,6 @@ FUSED: Final = "triton::fused"
 MODULE_MARK: Final = "nn.Module#"
 """Prefix of the markers that our recorder sets around a module's call. The module's name follows."""
 
-_TABLE: Final = """
-_adaptive_avg_pool2d: @self output_size
-_adaptive_avg_pool3d: @self output_size
-adaptive_max_pool2d: @self output_size
-add: @self @other alpha
-add: @self other alpha
-add_: @self @other alpha
-add_: @self other alpha
-addbmm: @self @batch1 @batch2 beta alpha
-addmm: @self @mat1 @mat2 beta alpha
-addmv: @self @mat @vec beta alpha
-amax: @self dim keepdim
-amin: @self dim keepdim
-argmax: @self dim keepdim
-avg_pool2d: @self kernel_size stride padding ceil_mode count_include_pad divisor_override
-avg_pool2d_backward: @grad_output @self kernel_size stride padding ceil_mode count_include_pad divisor_override
-avg_pool3d: @self kernel_size stride padding ceil_mode count_include_pad divisor_override
-baddbmm: @self @batch1 @batch2 beta alpha
-batch_norm_backward: @grad_out @input @weight @running_mean @running_var @save_mean @save_var update eps output_mask \
-    @reserve
-_batch_norm_with_update: @input @weight @bias @running_mean @running_var momentum eps
-bernoulli_: @self @p generator
-bernoulli_: @self p generator
-binary_cross_entropy: @self @target @weight reduction
-binary_cross_entropy_with_logits: @self @target @weight @pos_weight reduction
-cat: @tensors dim
-clamp: @self min max
-clamp: @self @min @max
-clone: @self memory_format
-constant_pad_nd: @self pad value
-convolution: @input @weight @bias stride padding dilation transposed output_padding groups
-convolution_backward: @grad_output @input @weight bias_sizes stride padding dilation transposed output_padding \
-    groups output_mask
-copy_: @self @src non_blocking
-cudnn_batch_norm: @input @weight @bias @running_mean @running_var training exponential_average_factor epsilon
-cudnn_batch_norm_backward: @input @grad_output @weight @running_mean @running_var @save_mean @save_var epsilon \
-    @reserveSpace
-cudnn_convolution: @self @weight padding stride dilation groups benchmark deterministic allow_tf32
-cumsum: @self dim dtype
-div: @self @other
-div: @self other
-div: @self @other rounding_mode
-div: @self other rounding_mode
-elu: @self alpha scale input_scale
-embedding: @weight @indices padding_idx scale_grad_by_freq sparse
-_embedding_bag: @weight @indices @offsets scale_grad_by_freq mode sparse @per_sample_weights include_last_offset \
-    padding_idx
-embedding_dense_backward: @grad_output @indices num_weights padding_idx scale_grad_by_freq
-flip: @self dims
-_foreach_add_: @self scalar
-_foreach_add_: @self @other alpha
-_foreach_add_: @self scalars
-_foreach_mul_: @self scalar
-_foreach_mul_: @self @other
-_foreach_mul_: @self scalars
-_foreach_norm: @self ord dtype
-_fused_adam_: @self @grads @exp_avgs @exp_avg_sqs @max_exp_avg_sqs @state_steps lr beta1 beta2 weight_decay eps \
-    amsgrad maximize @grad_scale @found_inf
-_fused_adam_: @self @grads @exp_avgs @exp_avg_sqs @max_exp_avg_sqs @state_steps @lr beta1 beta2 weight_decay eps \
-    amsgrad maximize @grad_scale @found_inf
-_fused_adamw_: @self @grads @exp_avgs @exp_avg_sqs @max_exp_avg_sqs @state_steps lr beta1 beta2 weight_decay eps \
-    amsgrad maximize @grad_scale @found_inf
-_fused_adamw_: @self @grads @exp_avgs @exp_avg_sqs @max_exp_avg_sqs @state_steps @lr beta1 beta2 weight_decay eps \
-    amsgrad maximize @grad_scale @found_inf
-_fused_rms_norm: @input normalized_shape @weight eps
-_fused_sgd_: @self @grads @momentum_buffer_list weight_decay momentum lr dampening nesterov maximize is_first_step \
-    @grad_scale @found_inf
-_fused_sgd_: @self @grads @momentum_buffer_list weight_decay momentum @lr dampening nesterov maximize is_first_step \
-    @grad_scale @found_inf
-gather: @self dim @index sparse_grad
-gelu: @self approximate
-gelu_backward: @grad_output @self approximate
-glu: @self dim
-gru: @input @hx @params has_biases num_layers dropout train bidirectional batch_first
-gru: @data @batch_sizes @hx @params has_biases num_layers dropout train bidirectional
-hardtanh: @self min_val max_val
-index_add: @self dim @index @source alpha
-index_select: @self dim @index
-leaky_relu: @self negative_slope
-linalg_vector_norm: @self ord dim keepdim dtype
-_log_softmax: @self dim half_to_float
-_log_softmax_backward_data: @grad_output @output dim input_dtype
-lstm: @input @hx @params has_biases num_layers dropout train bidirectional batch_first
-lstm: @data @batch_sizes @hx @params has_biases num_layers dropout train bidirectional
-masked_fill: @self @mask value
-masked_fill: @self @mask @value
-max_pool2d_with_indices: @self kernel_size stride padding dilation ceil_mode
-max_pool2d_with_indices_backward: @grad_output @self kernel_size stride padding dilation ceil_mode @indices
-max_pool3d_with_indices: @self kernel_size stride padding dilation ceil_mode
-mean: @self dtype
-mean: @self dim keepdim dtype
-mse_loss: @self @target reduction
-mse_loss_backward: @grad_output @self @target reduction
-mul: @self @other
-mul: @self other
-native_batch_norm: @input @weight @bias @running_mean @running_var training momentum eps
-native_batch_norm_backward: @grad_out @input @weight @running_mean @running_var @save_mean @save_invstd train eps \
-    output_mask
-_native_batch_norm_legit: @input @weight @bias @running_mean @running_var training momentum eps
-_native_batch_norm_legit: @input @weight @bias training momentum eps
-native_dropout: @input p train
-native_dropout_backward: @grad_output @mask scale
-native_group_norm: @input @weight @bias N C HxW group eps
-native_group_norm_backward: @grad_out @input @mean @rstd @weight N C HxW group output_mask
-native_layer_norm: @input normalized_shape @weight @bias eps
-native_layer_norm_backward: @grad_out @input normalized_shape @mean @rstd @weight @bias output_mask
-nll_loss2d_forward: @self @target @weight reduction ignore_index
-nll_loss_backward: @grad_output @self @target @weight reduction ignore_index @total_weight
-nll_loss_forward: @self @target @weight reduction ignore_index
-norm: @self p
-norm: @self p dim keepdim
-norm: @self p dim keepdim dtype
-norm: @self p dtype
-permute: @self dims
-pow: @self @exponent
-pow: @self exponent
-pow: self @exponent
-pow: a b
-reflection_pad2d: @self padding
-rms_norm: @input normalized_shape @weight eps
-rnn_relu: @input @hx @params has_biases num_layers dropout train bidirectional batch_first
-rnn_relu: @data @batch_sizes @hx @params has_biases num_layers dropout train bidirectional
-rnn_tanh: @input @hx @params has_biases num_layers dropout train bidirectional batch_first
-rnn_tanh: @data @batch_sizes @hx @params has_biases num_layers dropout train bidirectional
-roll: @self shifts dims
-rsub: @self @other alpha
-rsub: @self other alpha
-_safe_softmax: @self dim dtype
-scaled_dot_product_attention: @query @key @value @attn_mask dropout_p is_causal scale enable_gqa
-_scaled_mm: @self @mat2 @scale_a @scale_b @bias @scale_result out_dtype use_fast_accum
-scatter_add: @self dim @index @src
-select: @self dim index
-slice: @self dim start end step
-smooth_l1_loss: @self @target reduction beta
-_softmax: @self dim half_to_float
-_softmax_backward_data: @grad_output @output dim input_dtype
-softplus: @self beta threshold
-sort: @self dim descending
-sort: @self stable dim descending
-stack: @tensors dim
-std: @self unbiased
-std: @self dim unbiased keepdim
-std: @self dim correction keepdim
-sub: @self @other alpha
-sub: @self other alpha
-sum: @self dim keepdim dtype
-sum: @self dtype
-threshold_backward: @grad_output @self threshold
-_to_copy: @self dtype layout device pin_memory non_blocking memory_format
-topk: @self k dim largest sorted
-transpose: @self dim0 dim1
-tril: @self diagonal
-_trilinear: @i1 @i2 @i3 expand1 expand2 expand3 sumdim unroll_dim
-triu: @self diagonal
-unsqueeze: @self dim
-upsample_bicubic2d: @self output_size align_corners scales_h scales_w
-upsample_bicubic2d: @input output_size align_corners scale_factors
-upsample_bilinear2d: @self output_size align_corners scales_h scales_w
-upsample_bilinear2d: @input output_size align_corners scale_factors
-upsample_nearest2d: @self output_size scales_h scales_w
-upsample_nearest2d: @input output_size scale_factors
-var: @self unbiased
-var: @self dim unbiased keepdim
-var: @self dim correction keepdim
-"""
-
 
 def _parse(table: str) -> dict[str, tuple[tuple[str, ...], ...]]:
     signatures: dict[str, list[tuple[str, ...]]] = {}
@@ -211,7 +46,9 @@ def _parse(table: str) -> dict[str, tuple[tuple[str, ...], ...]]:
     return {name: tuple(overloads) for name, overloads in signatures.items()}
 
 
-SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = _parse(_TABLE)
+SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = _parse(
+    Path(__file__).with_name("argument_names.txt").read_text(encoding="utf-8")
+)
 """Overloads of each listed operation, as argument names in schema order."""
 
 

@@ -116,11 +116,7 @@ def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Chan
 
 
 def _function(script: str) -> MakeStep:
-    """Load a function from a file, for example `train.py:make_step`.
-
-    Raises:
-        InvalidArgumentError: The text has another format, or the file lacks the function.
-    """
+    """Load a function from a file, for example `train.py:make_step`."""
     import importlib.util
     import sys
 

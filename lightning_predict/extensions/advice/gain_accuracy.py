@@ -24,8 +24,11 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, final
 
+from lightning_predict.checked import read_toml
+from lightning_predict.errors import CatalogueError
 from lightning_predict.extensions.advice.change import Change, has_backward
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Trace
@@ -108,144 +111,9 @@ class MeasuredPairs:
         return Interval.from_factor(gain, math.exp(self.half_width(gain)))
 
 
-_PASCAL_CONTRADICTS: Final = "of one chip without tensor cores two sources say 0.79 to 1.13 and 0.72 to 1.26"
-"""Note on GP102, whose sources contradict each other: the TITAN Xp is slower in 24 of 28 pairs, and the GTX 1080 Ti
-is faster in 27 of 30 pairs of the same benchmark (inference). Both GPUs have this chip."""
-
 GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
-    "amp train": MeasuredPairs(
-        pairs=71,
-        families=5,
-        source="whole trainings in FP32 (TF32) and FP16 (ResNet-50, BERT, GNMT, NCF, Transformer-XL) on 16 GPUs",
-        median_error=0.104,  # measured without any fit; 0.145 if autocast is simulated for the same steps
-        constant_error=0.186,
-        constant=1.848,
-        coverage=0.92,  # 0.83 if autocast is simulated for the same steps
-        power=1.0,  # the fitted power of five families is 0.9, which does not help on left-out families
-        base_half_width=0.28,  # 0.17 covers 84 % of left-out families; the runs did not use autocast
-        half_width_slope=0.1,
-        limits="their scripts kept all activations in 16 bits; told for autocast of the same steps, gains are 15% off",
-    ),
-    "half train": MeasuredPairs(
-        pairs=56,
-        families=3,
-        source="torchvision's VGG, DenseNet and SqueezeNet by model.half() on four cards, 2019-20",
-        median_error=0.162,
-        constant_error=0.237,
-        constant=1.069,
-        coverage=0.98,
-        power=0.8,  # fitted on inference; 0.7 on these three families alone
-        base_half_width=0.334,
-        half_width_slope=0.0,
-        max_validated_gain=2.3,
-        limits=_PASCAL_CONTRADICTS,
-    ),
-    "half infer": MeasuredPairs(
-        pairs=56,
-        families=3,
-        source="torchvision's VGG, DenseNet and SqueezeNet by model.half() on four cards, 2019-20",
-        median_error=0.147,
-        constant_error=0.345,
-        constant=1.456,
-        coverage=0.96,
-        power=0.8,
-        base_half_width=0.334,
-        half_width_slope=0.0,
-        max_validated_gain=2.3,
-        limits=_PASCAL_CONTRADICTS,
-    ),
-    "channels_last train": MeasuredPairs(
-        pairs=76,
-        families=17,
-        source="timm in float16 autocast on the RTX 3090, torch 1.10 to 1.12",
-        median_error=0.037,
-        constant_error=0.088,
-        constant=1.050,
-        coverage=0.89,
-        power=1.05,
-        shift=0.005,
-        base_half_width=0.18,  # 0.081 with a slope of 0.5 covers 84 % of left-out families
-        half_width_slope=0.1,
-        limits="releases of torch before 1.13 alone",
-    ),
-    "channels_last infer": MeasuredPairs(
-        pairs=90,
-        families=24,
-        source="timm in float16 autocast on the RTX 3090 and 4090, torch 2.1 and 2.4",
-        median_error=0.030,
-        constant_error=0.063,
-        constant=1.010,
-        coverage=0.96,
-        power=1.0,
-        shift=0.01,
-        base_half_width=0.125,
-        half_width_slope=0.1,
-    ),
-    "channels_last infer before torch 2.1": MeasuredPairs(
-        pairs=96,
-        families=16,
-        source="timm in float16 autocast on the RTX 3090, torch 1.10 to 1.13",
-        median_error=0.036,
-        constant_error=0.055,
-        constant=1.021,
-        coverage=1.00,
-        power=0.7,
-        shift=0.01,
-        base_half_width=0.15,
-        half_width_slope=0.2,
-    ),
-    "compile infer": MeasuredPairs(
-        pairs=905,
-        families=149,
-        source="KernelBench's modules in float32, forward, of at least 1 ms on six GPUs",
-        median_error=0.054,
-        constant_error=0.130,
-        constant=1.040,
-        coverage=0.89,
-        power=1.0,
-        shift=0.01,
-        base_half_width=0.189,
-        half_width_slope=0.3,
-    ),
-    "compile infer mixed": MeasuredPairs(
-        pairs=94,
-        families=24,
-        source="timm in float16 autocast on the RTX 4090 and 5090, torch 2.4 to 2.9",
-        median_error=0.089,
-        constant_error=0.100,
-        constant=1.630,
-        coverage=0.90,
-        power=1.05,
-        shift=0.05,
-        base_half_width=0.213,
-        half_width_slope=0.0,
-    ),
-    "loader": MeasuredPairs(
-        pairs=0,
-        families=0,
-        source="the waits for the loader that were timed in this very step: at most these are saved",
-        median_error=0.0,
-        constant_error=0.0,
-        constant=1.0,
-        coverage=1.0,
-        power=1.0,
-        base_half_width=0.05,
-        half_width_slope=0.0,
-        is_own=True,
-    ),
-    "batch": MeasuredPairs(
-        pairs=12,
-        families=1,
-        source="GPT-2 and GPT-3 in float32 on seven GPUs, 2 to 4 times the batch",
-        median_error=0.043,
-        constant_error=0.033,
-        constant=1.028,
-        coverage=0.92,
-        power=1.0,
-        base_half_width=0.08,
-        half_width_slope=0.1,
-        limits="one family of models, so that none was left out",
-    ),
+    name: MeasuredPairs(**row.mapping())
+    for name, row in read_toml(Path(__file__).with_suffix(".toml"), CatalogueError).members().items()
 }
 """Evidence by kind of change and mode. Some keys also contain `mixed` (autocast) or the torch version."""
 

@@ -169,11 +169,7 @@ def compile_what_if(
 def _with(
     name: str, trace: Trace, gpus: str | Sequence[str], iterations: int | None, assumptions: Assumptions
 ) -> Predictions:
-    """Predict a step with a change.
-
-    Raises:
-        InvalidArgumentError: The change does not apply to the step.
-    """
+    """Predict a step with a change."""
     change = change_named(name)
     why_not = change.why_not(trace, None)
     if why_not is not None:

@@ -75,11 +75,7 @@ def _configuration_at(path: Path) -> Path | None:
 
 
 def _configured(text: str, file: Path) -> ModelName:
-    """Read a configuration file and determine its library.
-
-    Raises:
-        InvalidArgumentError: The configuration belongs to no supported library.
-    """
+    """Read a configuration file and determine its library."""
     found: Checked = read_json(file, InvalidArgumentError)
     content = found.mapping()
     library = next((library for key, library in _KEYS.items() if key in content), None)

@@ -109,11 +109,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 
 def _built(name: ModelName, options: StepOptions) -> NamedStep:
-    """Build the model, and convert errors of the library to ours.
-
-    Raises:
-        LightningPredictError: The model cannot be built.
-    """
+    """Build the model, and convert errors of the library to ours."""
     try:
         return _BUILDERS[name.library](name, options)
     except LightningPredictError:

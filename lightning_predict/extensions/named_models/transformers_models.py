@@ -55,11 +55,7 @@ def _loss(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[], Tensor
 
 
 def _config(name: ModelName, transformers: Any) -> tuple[Any, str]:
-    """Return the configuration and its origin: given, shipped, or downloaded earlier.
-
-    Raises:
-        InvalidArgumentError: The configuration is unknown.
-    """
+    """Return the configuration and its origin: given, shipped, or downloaded earlier."""
     if name.configuration is not None:
         return _config_of(name.configuration, transformers, name), "configuration as given"
     try:
@@ -86,11 +82,7 @@ def _config_of(content: Mapping[str, Any], transformers: Any, name: ModelName) -
 
 
 def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
-    """Return the class of the model.
-
-    Raises:
-        InvalidArgumentError: `transformers` has no class with the architecture name in the configuration.
-    """
+    """Return the class of the model."""
     named = (getattr(config, "architectures", None) or [""])[0]
     found = getattr(transformers, named, None) if named else None
     if found is None:
@@ -107,12 +99,7 @@ def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
 
 
 def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tuple[dict[str, Tensor], str]:
-    """Return a batch on the meta device, and a text that describes it.
-
-    Raises:
-        InvalidArgumentError: The model's input type is not supported, or the sequence length is missing or too long for
-            the model.
-    """
+    """Return a batch on the meta device, and a text that describes it."""
     batch, reads = options.batch_size, model.main_input_name
     is_classifier = type(model).__name__.endswith(_CLASSIFIERS)
     one_class = torch.zeros((batch,), dtype=torch.long)
@@ -142,11 +129,7 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
 
 
 def _check_length(length: int, positions: int | None, name: ModelName) -> None:
-    """Raise an error if the model has fewer positions than the sequence has tokens.
-
-    Raises:
-        InvalidArgumentError: The sequence is too long.
-    """
+    """Raise an error if the model has fewer positions than the sequence has tokens."""
     if isinstance(positions, int) and length > positions:
         raise InvalidArgumentError(
             f"length={length} is beyond the {positions:,} positions of {name.text}; give at most these, or a "
@@ -165,12 +148,7 @@ def _enable_checkpointing(model: Any, name: ModelName) -> None:
 
 
 def _with_adapters(model: Any, options: StepOptions) -> tuple[Any, str]:
-    """Freeze a model and add LoRA's adapters, as PEFT does.
-
-    Raises:
-        InvalidArgumentError: PEFT does not find the layers.
-        MissingDependencyError: PEFT is not installed.
-    """
+    """Freeze a model and add LoRA's adapters, as PEFT does."""
     peft = library("peft", needed_for="lora=")
     targets: Any = options.lora_targets
     if targets is not None and targets != "all-linear":

@@ -164,11 +164,7 @@ def _is_set(words: list[str]) -> bool:
 
 
 def _value(name: str, words: list[str]) -> str:
-    """Remove the value of an argument from the list, and return the value.
-
-    Raises:
-        InvalidArgumentError: The value is missing.
-    """
+    """Remove the value of an argument from the list, and return the value."""
     if not words or words[0].startswith("--"):
         raise InvalidArgumentError(f"strategy: {name} has no value; expected one behind it.")
     return words.pop(0)

@@ -294,11 +294,7 @@ def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ..
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
-    """Return the results that cost at most the budget.
-
-    Raises:
-        InvalidArgumentError: All results cost more than the budget.
-    """
+    """Return the results that cost at most the budget."""
     costs = [one.cost_usd for one in ranked]
     affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]
     if not affordable:

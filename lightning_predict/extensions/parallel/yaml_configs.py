@@ -140,9 +140,6 @@ def _of_deepspeed_file(name: str, path: str) -> list[str]:
     """Translate the DeepSpeed file that a YAML file names.
 
     The file is searched in the folder of the YAML file, the current folder, and parent folders.
-
-    Raises:
-        InvalidArgumentError: The file does not exist.
     """
     folder = Path(path).resolve().parent
     places = [one / name for one in (folder, Path.cwd(), *folder.parents)]

@@ -100,13 +100,7 @@ def regress(
 
 
 def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
-    """Predict a step from the measured layers of recorded steps.
-
-    Raises:
-        TraceError: A file is missing or is not a trace.
-        InvalidArgumentError: The recordings are from several GPUs or have no kernels, or they lack all kinds of layers
-            of the step.
-    """
+    """Predict a step from the measured layers of recorded steps."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.regression.layers import fit_layers, layers_of
     from lightning_predict.reports.format import duration
@@ -153,11 +147,7 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
 
 
 def _pairs(option: str, text: str | None) -> dict[str, str]:
-    """Parse `a=b,c=d` into a dictionary.
-
-    Raises:
-        InvalidArgumentError: The text has another format.
-    """
+    """Parse `a=b,c=d` into a dictionary."""
     from lightning_predict.errors import InvalidArgumentError
 
     pairs = [word.partition("=") for word in _words(text)]
@@ -172,11 +162,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def _numbers(option: str, text: str | None) -> list[int | float]:
-    """Parse comma-separated numbers. Whole numbers become int.
-
-    Raises:
-        InvalidArgumentError: A word is not a number.
-    """
+    """Parse comma-separated numbers. Whole numbers become int."""
     from lightning_predict.errors import InvalidArgumentError
 
     numbers: list[int | float] = []
@@ -196,12 +182,7 @@ def _flops(gflops: float) -> float:
 
 
 def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tuple[RunSetting, ...]:
-    """Return all combinations of the given settings. A setting that is not given must be equal in all past runs.
-
-    Raises:
-        InvalidArgumentError: A setting that varies between runs is not given, or a setting is given twice.
-        UnknownGpuError: The catalogue does not have the GPU.
-    """
+    """Return all combinations of the given settings. A setting that is not given must be equal in all past runs."""
     from itertools import product
 
     from lightning_predict.errors import InvalidArgumentError
@@ -225,12 +206,7 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
 
 
 def _cards(name: str) -> dict[str, Any]:
-    """Parse the name of a GPU or layout; return the GPU and, for several GPUs, their number.
-
-    Raises:
-        UnknownGpuError: The catalogue does not have the GPU.
-        InvalidArgumentError: The layout has no GPU.
-    """
+    """Parse the name of a GPU or layout; return the GPU and, for several GPUs, their number."""
     from lightning_predict.gpus.layouts import layout_of
 
     layout = layout_of(name)
@@ -241,11 +217,7 @@ _OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "dis
 
 
 def _same(runs: Sequence[PastRun], name: str) -> Any:
-    """Return the value of a setting that is equal in all runs.
-
-    Raises:
-        InvalidArgumentError: The runs differ in this setting.
-    """
+    """Return the value of a setting that is equal in all runs."""
     from lightning_predict.errors import InvalidArgumentError
 
     values = {getattr(run.setting, name) for run in runs}

@@ -502,11 +502,7 @@ def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, .
 def _known_variables(
     runs: Sequence[PastRun], variables: Sequence[Variable]
 ) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
-    """Return the variables that all runs have, and notes about variables that no run has.
-
-    Raises:
-        InvalidArgumentError: Only some runs have a variable.
-    """
+    """Return the variables that all runs have, and notes about variables that no run has."""
     known: list[Variable] = []
     unknown: list[str] = []
     for name in variables:

@@ -264,12 +264,7 @@ def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, .
 
 
 def _columns(source: str, present: list[str], columns: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each field that has a column.
-
-    Raises:
-        MeasurementTableError: A named or required column is missing.
-        InvalidArgumentError: A field is unknown.
-    """
+    """Return the column of each field that has a column."""
     strangers = [name for name in (*columns, *values) if name not in FIELDS]
     if strangers:
         raise InvalidArgumentError(f"{strangers[0]!r} is not a field of a run. There are: {', '.join(FIELDS)}.")
@@ -308,11 +303,7 @@ def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[
 
 
 def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
-    """Convert one row to a run.
-
-    Raises:
-        MeasurementTableError: A cell is invalid.
-    """
+    """Convert one row to a run."""
 
     def text(field: str) -> str | None:
         return _cell(row, field, columns, values).value or None
@@ -348,11 +339,7 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
 
 
 def _elapsed(row: Checked) -> float:
-    """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
-
-    Raises:
-        MeasurementTableError: A time has another format.
-    """
+    """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds."""
     moments = []
     for column in ("start_time", "end_time"):
         cell = replace(row, value=row.value.get(column, "").strip(), place=column)

@@ -62,11 +62,7 @@ def _is_of_a_run(file: Path) -> bool:
 
 
 def _of_state(file: Path) -> dict[str, str]:
-    """Read the time and the steps of a run from the last entry of Hugging Face's state.
-
-    Raises:
-        MeasurementTableError: The run did not end, so the file has no time.
-    """
+    """Read the time and the steps of a run from the last entry of Hugging Face's state."""
     state = read_json(file, MeasurementTableError)
     entries = state.member("log_history").items()
     ended = [one for one in entries if one.has("train_runtime")]
@@ -112,12 +108,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _of_events(file: Path) -> dict[str, str]:
-    """Read the number of steps, and the time between the first and the last training step, from an event file.
-
-    Raises:
-        MeasurementTableError: There are fewer than two steps.
-        MissingDependencyError: TensorBoard is not installed.
-    """
+    """Read the number of steps, and the time between the first and the last training step, from an event file."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:

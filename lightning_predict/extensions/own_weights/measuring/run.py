@@ -438,11 +438,7 @@ _Key = tuple[str, str, str, tuple[str, ...]]
 
 
 def _keys_of(path: Path, operation: str) -> Collection[_Key]:
-    """Return the keys of the shapes that a table already contains.
-
-    Raises:
-        MeasurementTableError: The table is from an earlier release, and lacks the timing method.
-    """
+    """Return the keys of the shapes that a table already contains."""
     if not path.is_file():
         return ()
     columns = _header(operation)
