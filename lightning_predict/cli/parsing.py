@@ -105,6 +105,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "precision",
             "lora",
             "lora_targets",
+            "quantization",
             "checkpointing",
             "optimizer",
         ),

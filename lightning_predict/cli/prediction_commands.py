@@ -47,8 +47,9 @@ def predict(
     precision: str | None = None,
     lora: int | None = None,
     lora_targets: str | None = None,
+    quantization: Literal["nf4", "nf4-double", "fp4", "fp4-double"] | None = None,
     checkpointing: bool = False,
-    optimizer: Literal["adamw", "adam", "sgd"] | None = None,
+    optimizer: Literal["adamw", "adam", "sgd", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"] | None = None,
     gpus: str = "all",
     gpus_file: Path | None = None,
     iterations: int | None = None,
@@ -97,8 +98,9 @@ def predict(
         precision: With --model, Lightning's name of a precision (default: bf16-mixed; with --lora bf16-true).
         lora: With --model, rank of LoRA's adapters (default: train all parameters). Needs PEFT.
         lora_targets: With --lora, names of the adapted layers, separated by commas, or all-linear (default: PEFT's).
+        quantization: With --lora, linear layers in 4 bits as in QLoRA, by bitsandbytes and PEFT.
         checkpointing: With --model, recompute activations in the backward pass.
-        optimizer: With --model, the optimizer (default: adamw).
+        optimizer: With --model, the optimizer (default: adamw); those with bits are bitsandbytes'.
         gpus: all, datacenter or consumer (GPUs with a current price, of which the best are shown), or names of GPUs or
             layouts (8xL4, 2x8xH100), separated by commas.
         gpus_file: TOML file with your own GPUs: [gpu.NAME] with like = "RTX-4090" and the differences.
@@ -167,6 +169,7 @@ def predict(
         "precision": precision,
         "lora": lora,
         "lora_targets": lora_targets,
+        "quantization": quantization,
         "checkpointing": checkpointing or None,
         "optimizer": optimizer,
     }

@@ -7,6 +7,7 @@
 - `regression` predicts from past runs.
 - `own_weights` measures a GPU and trains the weights of the prediction networks on the measurements.
 - `named_models` records the step of a model by name.
+- `quantization` has layers in 4 bits and optimizers in 8 bits for the meta device.
 
 Example::
 

@@ -11,6 +11,7 @@ capturable optimizers, and updates and clips one tensor at a time where CUDA's d
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,9 +25,11 @@ from weakref import WeakSet
 import torch
 from torch.utils import checkpoint
 
+from lightning_predict.extensions import extension
 from lightning_predict.tracing.meta_device import autocast_dtype
 from lightning_predict.tracing.tensors import tensors_in
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.units import bytes_to_gibibytes
 
 _REPLACING: Final = threading.Lock()
 _REPLACED: Final[dict[tuple[int, str], tuple[Any, int]]] = {}
@@ -71,6 +74,7 @@ class StepSettings:
         scalers: GradScalers that torch disabled, and that are enabled while the step is recorded.
         lost_scaler: Whether a GradScaler stayed disabled on the CPU.
         set_to_none: Value that the step gave to `zero_grad`; None if it gave none.
+        paged: Bytes of an optimizer's states in paged memory, by parameter.
     """
 
     has_enabled: bool = False
@@ -79,6 +83,7 @@ class StepSettings:
     scalers: list[Any] = field(default_factory=list)
     lost_scaler: bool = False
     set_to_none: bool | None = None
+    paged: dict[int, int] = field(default_factory=dict)
 
     def added_to(self, trace: Trace) -> Trace:
         """Return the trace with these settings, and with notes for the user about them."""
@@ -101,6 +106,11 @@ class StepSettings:
             notes.append(
                 "The step's GradScaler is off without CUDA, so its passes and its wait are missing. Record the step on "
                 "the meta device for them to be counted."
+            )
+        if size := sum(self.paged.values()):
+            notes.append(
+                f"{bytes_to_gibibytes(size):.2f} GiB of the optimizer's states are paged: CUDA moves them to the host "
+                "if memory is short. They are not counted in memory."
             )
         return replace(trace, flags=flags, notes=tuple(notes))
 
@@ -138,6 +148,13 @@ def as_on_absent_cuda() -> Iterator[StepSettings]:
             scaler._enabled = False
 
 
+def note_paged_states(parameter: torch.Tensor, size_bytes: int) -> None:
+    """Note the bytes of a parameter's states in paged memory, if a step is being recorded."""
+    found = _SETTINGS.get()
+    if found is not None and size_bytes:
+        found.paged[id(parameter)] = size_bytes
+
+
 def forget_step() -> None:
     """Reset the GradScalers of a step that failed halfway, so that it can run again."""
     found = _SETTINGS.get()
@@ -156,6 +173,8 @@ def _patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         yield module, "_get_capturable_supported_devices", _with_meta
     yield torch.optim.Optimizer, "zero_grad", _noting_zero_grad
     yield torch.nn.Module, "zero_grad", _noting_zero_grad
+    if "bitsandbytes" in sys.modules:
+        yield from extension("patches_of_bitsandbytes")()
     if torch.cuda.is_available():
         return
     yield torch.autocast, "__init__", _made_for_cuda

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
 from lightning_predict.tracing.precision import Precision, precision_of
 
-OPTIMIZERS: Final = ("adamw", "adam", "sgd")
+OPTIMIZERS: Final = ("adamw", "adam", "sgd", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
+QUANTIZATIONS: Final = ("nf4", "nf4-double", "fp4", "fp4-double")
 
 
 @final
@@ -29,8 +30,10 @@ class StepOptions:
         precision: Lightning's name of a precision; None for `bf16-mixed`, or `bf16-true` with LoRA.
         lora: Rank of LoRA's adapters; None trains all parameters.
         lora_targets: Names of the adapted layers, separated by commas, or `all-linear`; None for PEFT's default.
+        quantization: One of `QUANTIZATIONS`: bitsandbytes' linear layers in 4 bits (`double`: scales in 8 bits). Needs
+            `lora`, as layers in 4 bits are not trained.
         checkpointing: Whether to use the library's gradient checkpointing.
-        optimizer: One of `OPTIMIZERS`, with torch's defaults.
+        optimizer: One of `OPTIMIZERS`: torch's, or bitsandbytes' by its name in Hugging Face's Trainer.
 
     Raises:
         InvalidArgumentError: A value is out of range, or unknown.
@@ -42,6 +45,7 @@ class StepOptions:
     precision: str | None = None
     lora: int | None = None
     lora_targets: str | None = None
+    quantization: str | None = None
     checkpointing: bool = False
     optimizer: str = "adamw"
 
@@ -52,6 +56,12 @@ class StepOptions:
                 raise InvalidArgumentError(f"{name}={value!r}; expected a whole number of at least 1.")
         if self.optimizer not in OPTIMIZERS:
             raise InvalidArgumentError(f"optimizer={self.optimizer!r}; expected one of {', '.join(OPTIMIZERS)}.")
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise InvalidArgumentError(
+                f"quantization={self.quantization!r}; expected one of {', '.join(QUANTIZATIONS)}."
+            )
+        if self.quantization is not None and self.lora is None:
+            raise InvalidArgumentError("quantization= freezes the layers; give the rank of LoRA, too: lora=16.")
         if self.lora_targets is not None and self.lora is None:
             raise InvalidArgumentError("lora_targets= names the layers of LoRA; give its rank, too: lora=16.")
         self.numbers()

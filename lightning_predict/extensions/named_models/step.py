@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -24,6 +25,8 @@ from lightning_predict.extensions.named_models.image_models import timm_step, to
 from lightning_predict.extensions.named_models.names import Library, ModelName, parse_model_name
 from lightning_predict.extensions.named_models.options import NamedStep, StepOptions
 from lightning_predict.extensions.named_models.transformers_models import transformers_step
+from lightning_predict.extensions.quantization.layers import parameter_counts
+from lightning_predict.extensions.quantization.optimizers import OPTIMIZERS, BlockwiseAdamW
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.trace import Trace
 
@@ -38,6 +41,7 @@ _OPTIMIZERS: Final[dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimize
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),  # the values do not affect the time
+    **{name: partial(BlockwiseAdamW, **options) for name, (_, options) in OPTIMIZERS.items()},
 }
 
 
@@ -50,6 +54,7 @@ def step_of(
     precision: str | None = None,
     lora: int | None = None,
     lora_targets: str | None = None,
+    quantization: str | None = None,
     checkpointing: bool = False,
     optimizer: str = "adamw",
 ) -> Trace:
@@ -68,8 +73,11 @@ def step_of(
         lora: Rank of LoRA's adapters (default: train all parameters). With a 16-bit precision, adapters are in float32
             under autocast, as in PEFT and Hugging Face's Trainer.
         lora_targets: Names of the adapted layers, separated by commas, or `all-linear` (default: PEFT's).
+        quantization: `nf4`, `nf4-double`, `fp4` or `fp4-double`: linear layers in 4 bits under LoRA, as
+            bitsandbytes and PEFT prepare them for QLoRA. Their compute dtype is that of `precision`.
         checkpointing: Whether to recompute activations in the backward pass.
-        optimizer: `adamw`, `adam` or `sgd` (with momentum).
+        optimizer: `adamw`, `adam` or `sgd` (with momentum), or bitsandbytes' `adamw_8bit`, `paged_adamw_8bit` or
+            `paged_adamw_32bit`.
 
     Raises:
         InvalidArgumentError: The model or an option is unknown.
@@ -83,6 +91,7 @@ def step_of(
         precision=precision,
         lora=lora,
         lora_targets=lora_targets,
+        quantization=quantization,
         checkpointing=checkpointing,
         optimizer=optimizer,
     )
@@ -137,9 +146,7 @@ def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptio
 
 def _described(name: ModelName, built: NamedStep, options: StepOptions) -> str:
     """Describe the step in a sentence."""
-    parameters = list(built.model.parameters())
-    total = sum(one.numel() for one in parameters)
-    trained = sum(one.numel() for one in parameters if one.requires_grad)
+    total, trained = parameter_counts(built.model)
     share = "" if trained == total else f", {_short(trained)} trained"
     facts = [
         f"{_short(total)} parameters{share}",
@@ -151,7 +158,12 @@ def _described(name: ModelName, built: NamedStep, options: StepOptions) -> str:
     return f"{name.text}: {'; '.join(facts)}."
 
 
-_WORDS: Final = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD with momentum"}
+_WORDS: Final = {
+    "adamw": "AdamW",
+    "adam": "Adam",
+    "sgd": "SGD with momentum",
+    **{name: words for name, (words, _) in OPTIMIZERS.items()},
+}
 
 
 def _short(count: int) -> str:

@@ -13,6 +13,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.named_models.configurations import shipped
 from lightning_predict.extensions.named_models.names import ModelName
 from lightning_predict.extensions.named_models.options import NamedStep, StepOptions, counted, library, on_meta
+from lightning_predict.extensions.quantization.layers import as_4bit, others_in_float32
 
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
 """Suffixes of architecture names whose labels are one vocabulary index per token."""
@@ -39,6 +40,11 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     if options.checkpointing:
         _enable_checkpointing(model, name)
         details.append("gradient checkpointing")
+    if options.quantization is not None:
+        kind, _, double = options.quantization.partition("-")
+        as_4bit(model, compute_dtype=options.dtype, double=bool(double), clones=True)
+        others_in_float32(model)
+        details.append(f"layers in 4 bits ({kind}{', double quantization' if double else ''})")
     if options.lora is not None:
         model, adapted = _with_adapters(model, options)
         details.append(adapted)

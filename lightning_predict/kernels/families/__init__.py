@@ -43,6 +43,7 @@ ON_DEMAND: Final[Mapping[str, str]] = {
     "fourier": r"fft",
     "linalg": r"linalg|cholesky|solve|inverse|det$|svd|matrix_exp|\b(lu|qr|eig)|_lu_|geqrf|or[gm]qr",
     "pooling": r"pool",
+    "quantized": r"^(bitsandbytes|lightning_predict)::",
     "recurrent": r"lstm|gru|rnn",
     "sparse": r"sparse",
 }

@@ -1,0 +1,142 @@
+"""`Linear4bit`: a linear layer with the storage and the operations of bitsandbytes' layer, on the meta device.
+
+Example::
+
+    with torch.device("meta"):
+        model = MyModel()
+    as_4bit(model, compute_dtype=torch.bfloat16)  # as load_in_4bit=True
+    lp.capture(step)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+LIBRARY: Final = torch.library.Library("lightning_predict", "DEF")
+"""Operators for the meta device alone."""
+
+LIBRARY.define("dequantize_4bit(Tensor packed, Tensor scales, int[] shape, ScalarType dtype) -> Tensor")
+LIBRARY.define("dequantize_blockwise(Tensor codes, Tensor scales) -> Tensor")
+
+
+def _dequantized(packed: Tensor, _scales: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return packed.new_empty(tuple(shape), dtype=dtype)
+
+
+def _dequantized_scales(codes: Tensor, _scales: Tensor) -> Tensor:
+    return codes.new_empty(codes.shape, dtype=torch.float32)
+
+
+LIBRARY.impl("dequantize_4bit", _dequantized, "Meta")
+LIBRARY.impl("dequantize_blockwise", _dequantized_scales, "Meta")
+
+
+@final
+class Linear4bit(nn.Linear):
+    """A linear layer with a frozen weight of 4 bits a value and a scale for each block of 64 values.
+
+    With double quantization, a scale has 8 bits, and each block of 256 scales has a scale of its own.
+
+    Args:
+        layer: The layer to replace, on the meta device.
+        compute_dtype: Data type of the product.
+        double: Quantize the scales, too (bitsandbytes' `compress_statistics`).
+        clones: Copy the output, as PEFT's adapter of a layer in 4 bits does.
+    """
+
+    block, second_block = 64, 256
+
+    def __init__(self, layer: nn.Module, *, compute_dtype: torch.dtype, double: bool, clones: bool) -> None:
+        nn.Module.__init__(self)
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        # Conv1D of transformers stores its weight transposed
+        self.out_features, self.in_features = weight.shape if isinstance(layer, nn.Linear) else weight.shape[::-1]
+        self.values, self.dtype, self.compute_dtype, self.clones = weight.numel(), weight.dtype, compute_dtype, clones
+        blocks = ceil(self.values / self.block)
+        with torch.device("meta"):
+            packed = torch.empty((ceil(self.values / 2), 1), dtype=torch.uint8)
+            self.weight = nn.Parameter(packed, requires_grad=False)
+            self.register_buffer("scales", torch.empty(blocks, dtype=torch.uint8 if double else torch.float32))
+            self.register_buffer("second_scales", torch.empty(ceil(blocks / self.second_block)) if double else None)
+        self.bias = layer.bias  # type: ignore[assignment]
+
+    def dequantized(self) -> Tensor:
+        """Return the weight in the dtype that it had before."""
+        scales: Any = self.scales
+        if self.second_scales is not None:
+            scales = torch.ops.lightning_predict.dequantize_blockwise(scales, self.second_scales)
+            scales.add_(scales.new_empty(()))
+        shape = (self.out_features, self.in_features)
+        found: Tensor = torch.ops.lightning_predict.dequantize_4bit(self.weight, scales, shape, self.dtype)
+        return found.to(self.compute_dtype)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
+        """Multiply in the compute dtype; return the dtype of the input."""
+        bias = None if self.bias is None else self.bias.to(self.compute_dtype)
+        product: Tensor = _Product.apply(input.to(self.compute_dtype), bias, self)  # type: ignore[no-untyped-call]
+        product = product.to(input.dtype)
+        return product.clone() if self.clones else product
+
+
+class _Product(torch.autograd.Function):
+    """Product with a weight that is dequantized in the forward pass and again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, data: Tensor, bias: Tensor | None, layer: Linear4bit) -> Tensor:
+        ctx.layer = layer  # type: ignore[attr-defined]
+        return nn.functional.linear(data, layer.dequantized(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (gradient,) = gradients
+        of_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        return gradient @ ctx.layer.dequantized() if ctx.needs_input_grad[0] else None, of_bias, None
+
+
+_KINDS: Final = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
+
+
+def as_4bit(model: nn.Module, *, compute_dtype: torch.dtype, double: bool = False, clones: bool = False) -> int:
+    """Replace the linear layers of a model on the meta device, as transformers' `load_in_4bit=True`; return how many.
+
+    The output layer stays as it is: the model's output embeddings, or the last linear layer outside all blocks.
+
+    Args:
+        model: The model; its layers are replaced in place.
+        compute_dtype: Data type of products (`bnb_4bit_compute_dtype`).
+        double: Quantize the scales, too (`bnb_4bit_use_double_quant`).
+        clones: Copy each output, as PEFT's adapters of layers in 4 bits do.
+    """
+    found = [(name, layer) for name, layer in model.named_modules() if type(layer).__name__ in _KINDS]
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None and found and "." not in found[-1][0]:
+        head = found[-1][1]
+    replaced = [(name, layer) for name, layer in found if layer is not head]
+    for name, layer in replaced:
+        parent, _, own = name.rpartition(".")
+        new = Linear4bit(layer, compute_dtype=compute_dtype, double=double, clones=clones)
+        setattr(model.get_submodule(parent), own, new)
+    return len(replaced)
+
+
+def others_in_float32(model: nn.Module) -> None:
+    """Cast all other parameters of 16 bits to float32, as PEFT's `prepare_model_for_kbit_training`."""
+    for parameter in model.parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()
+
+
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """Return the numbers of parameters and of trained ones; a packed byte counts as two."""
+    packed = sum(layer.values - layer.weight.numel() for layer in model.modules() if isinstance(layer, Linear4bit))
+    parameters = list(model.parameters())
+    return (
+        packed + sum(one.numel() for one in parameters),
+        sum(one.numel() for one in parameters if one.requires_grad),
+    )

@@ -1,0 +1,89 @@
+"""`BlockwiseAdamW`: AdamW with the states and the update of bitsandbytes, on the meta device.
+
+Example::
+
+    optimizer = BlockwiseAdamW(model.parameters(), bits=8)               # bnb.optim.AdamW8bit
+    optimizer = BlockwiseAdamW(model.parameters(), bits=8, paged=True)   # bnb.optim.PagedAdamW8bit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+from typing import Any, Final, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.quantization.layers import LIBRARY
+from lightning_predict.tracing.absent_cuda import note_paged_states
+
+LIBRARY.define("optimizer_update_blockwise(Tensor gradient, Tensor(a!) parameter, Tensor(b!)[] states) -> ()")
+LIBRARY.impl("optimizer_update_blockwise", lambda *_tensors: None, "Meta")
+
+
+def paged_state(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a state in paged memory, which torch's allocator does not hold.
+
+    It has the shape of its parameter and a storage of one element: updates move all of it, memory counts none of it.
+    """
+    return torch.zeros((), dtype=dtype, device=parameter.device).expand(parameter.shape)
+
+
+@final
+class BlockwiseAdamW(torch.optim.Optimizer):
+    """AdamW whose states have 8 bits a value and a float32 scale for each block of 256, or 32 bits.
+
+    Args:
+        params: The trained parameters, on the meta device.
+        bits: Bits of a value of the states. Tensors of fewer than 4,096 values keep 32.
+        paged: Keep states of tensors with at least 100,000 values in paged memory.
+    """
+
+    block, least_values, least_paged_values, levels = 256, 4096, 100_000, 256
+
+    def __init__(self, params: Iterable[nn.Parameter], *, bits: Literal[8, 32] = 8, paged: bool = False) -> None:
+        super().__init__(params, {})
+        self.bits, self.paged = bits, paged
+        self.maps: tuple[Tensor, ...] = ()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update each parameter in one kernel; a closure that computes the loss again is not supported."""
+        if closure is not None:
+            raise InvalidArgumentError("BlockwiseAdamW.step takes no closure; compute the loss before.")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                states = self.state[parameter]
+                if not states:
+                    states.update({f"state{number}": one for number, one in enumerate(self._states(parameter), 1)})
+                listed = list(states.values())
+                if listed[0].stride() != parameter.stride():
+                    note_paged_states(parameter, sum(one.numel() * one.element_size() for one in listed[:2]))
+                torch.ops.lightning_predict.optimizer_update_blockwise(parameter.grad, parameter, listed)
+
+    def _states(self, parameter: nn.Parameter) -> tuple[Tensor, ...]:
+        """Return two moments, and in 8 bits their scales and the values of the 256 levels, which all tensors share."""
+        values = parameter.numel()
+        is_small = self.bits == 8 and values < self.least_values
+        dtype = torch.float32 if self.bits == 32 or is_small else torch.uint8
+        is_paged = self.paged and values >= self.least_paged_values
+        moments = tuple(
+            paged_state(parameter, dtype) if is_paged else torch.zeros_like(parameter, dtype=dtype) for _ in range(2)
+        )
+        if dtype is torch.float32:
+            return moments
+        with parameter.device:
+            self.maps = self.maps or (torch.empty(self.levels), torch.empty(self.levels))
+            return *moments, torch.zeros(ceil(values / self.block)), torch.zeros(ceil(values / self.block)), *self.maps
+
+
+OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "adamw_8bit": ("AdamW with states in 8 bits", {"bits": 8}),
+    "paged_adamw_8bit": ("paged AdamW with states in 8 bits", {"bits": 8, "paged": True}),
+    "paged_adamw_32bit": ("paged AdamW", {"bits": 32, "paged": True}),
+}
+"""Names in Hugging Face's `TrainingArguments`, with words and options."""
