@@ -1,15 +1,16 @@
 """Calibrates the simulation of a recorded step with measured times, and transfers the corrections to other GPUs.
 
-The step is simulated on the GPU on which it was recorded, with the measured kernel times. The result is compared with
-three times that were measured without a recorder: when the host has finished a step, when the device has finished it,
-and the step time in a running loop. The last one is the quantity to predict.
+The step is simulated on the GPU on which it was recorded, with the measured kernel times. The simulation is compared
+with three times that were measured without a recorder: the time until the host has finished a step, the time until the
+device has finished the step, and the step time in a running loop. The step time in a running loop is the quantity to
+predict.
 
-- The speed of the host is calibrated with the host's measured time. This removes the overhead of the profiler.
+- The host's measured time calibrates the speed of the host. This removes the overhead of the profiler.
 - If the measured step is longer than the simulated one, it contains host time that no operation of the trace explains.
   This time does not depend on the GPU, so it is added unchanged for each GPU.
 - If the measured step is shorter, there are three possible causes: the profiler slowed the host, the gaps between
-  kernels were shorter, or the device ran slightly faster. The first one is assumed if the host is the bottleneck and
-  its own time was not measured.
+  kernels were shorter, or the device ran slightly faster. A slower host is assumed if the host is the bottleneck and
+  the host's time was not measured.
 
 Predictions are therefore a continuous and increasing function of the measured step time. Example::
 
@@ -52,51 +53,55 @@ recordings are 0.8-1.0 us on the V100, 1.0-1.2 on the A100, 1.2-1.4 on the H100,
 overlap."""
 
 LARGEST_GAP_SECONDS: Final = 3 * MICROSECOND
-"""Upper bound on a gap. If a busy stream pauses for longer, it waits for another stream."""
+"""Upper bound on a gap. A longer pause of a busy stream is a wait for another stream."""
 
 MIN_GAPS: Final = 20
 """Minimum number of gaps for computing a median."""
 
 HOST_BOUND_SHARE: Final = 0.05
-"""Minimum share of the device's span in which it waits for late launches, for the host to count as the bottleneck. In
-public recordings, the share is 0-4 % for device-bound steps and 8-96 % for host-bound ones."""
+"""Minimum share of the device's span in which the device waits for late launches, for a step to count as host-bound.
+
+In public recordings, the share is 0-4 % for device-bound steps and 8-96 % for host-bound steps."""
 
 SLOWEST_PROFILER: Final = 20.0
 """Upper bound on the factor by which a profiler slows the host."""
 
 HOST_TOLERANCE: Final = 0.02
-"""Relative tolerance. A step whose time is this close to the device's own time contains no information about the
-host."""
+"""Relative tolerance. A step time this close to the device time contains no information about the host."""
 
 PROFILED_SPREAD: Final = 2.0
-"""Maximum speedup of the host without the profiler. This is an assumption: no published run has both times. The
-profiler's events alone take a third of the host's time in recordings of ResNet-50."""
+"""Maximum speedup of the host without the profiler. This value is an assumption: no published run has both times.
+
+The profiler's events alone take a third of the host time in recordings of ResNet-50."""
 
 STACKS_SPREAD: Final = 5.0
 """Maximum speedup of the host without the profiler, if the profiler recorded Python stacks. For a ResNet-50 of 1,715
 operations, the host needed 44 ms without stacks and 192 ms with stacks, on two machines."""
 
 MACHINE_SPREAD: Final = 1.25
-"""Factor to either end of the interval of a measured host time. This is an assumption: other GPUs are in machines with
-other CPUs."""
+"""Factor to either end of the interval of a measured host time.
+
+This value is an assumption: other GPUs are in machines with other CPUs."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCalibration:
-    """Calibrated host and corrections, which apply to the prediction for every GPU.
+    """Calibrated host and corrections, which apply to the predictions for all GPUs.
 
     Attributes:
         host: Host model.
-        gap_seconds: Gap between two queued kernels of a stream; 0 if kernel times include it.
+        gap_seconds: Gap between two queued kernels of a stream; 0 if kernel times include the gap.
         device_factor: Measured device time divided by the sum of recorded kernel times, at most 1.
         residual_seconds: Part of the measured step time that the trace does not explain.
         device_seconds: Device time of the step on the recorded GPU; 0 without measurements.
-        added_host_seconds: Host work per step that is missing from the recording. It is placed before the first
-            operation.
-        running_share: Step time in a running loop divided by the measured step time. It is below 1 if each measured
-            step waited for the device at its end, and 1 if the launches that overlap in a loop were not recorded.
-        is_host_assumed: Whether the host is a median one, because neither its launches nor a host-bound step was timed.
+        added_host_seconds: Host work per step that is missing from the recording. The simulation adds this work before
+            the first operation.
+        running_share: Step time in a running loop divided by the measured step time. The share is below 1 if each
+            measured step waited for the device at its end, and 1 if the launches that overlap in a loop were not
+            recorded.
+        is_host_assumed: Whether the host is the median host, because neither its launches nor a host-bound step was
+            timed.
     """
 
     host: HostModel
@@ -113,8 +118,8 @@ def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: H
     """Calibrate the host and the corrections with the measured step.
 
     Args:
-        trace: The trace.
-        timed: Predicted times of its work.
+        trace: Trace of the step.
+        timed: Predicted times of the trace's work.
         origin: GPU on which the trace was recorded; None if unknown.
         target: Assumptions about the host of the predicted GPUs.
     """
@@ -139,9 +144,9 @@ def with_host_work(work: Sequence[HostOperation], seconds: float) -> tuple[HostO
 
 
 def _of_shapes(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
-    """Calibrate the host from its measured time.
+    """Calibrate the host with its measured time, for a trace without recorded kernels.
 
-    Without recorded kernels, waits in the middle of a step are unknown.
+    Waits in the middle of such a step are unknown.
     """
     host = target.default_model
     if origin is None or not trace.host_seconds_unprofiled or trace.device == "cpu":
@@ -169,7 +174,7 @@ class RecordedSimulation:
         self._order = self._ordered(0.0)
 
     def add_host_work(self, seconds: float) -> None:
-        """Set the host work before the first operation."""
+        """Set the host work before the first operation, in seconds."""
         self._order = self._ordered(seconds)
 
     def _ordered(self, added: float) -> LaunchSchedule:
@@ -181,11 +186,11 @@ class RecordedSimulation:
         return simulate_timeline(order, replace(self._host, factor=own), steps=steps)
 
     def seconds(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> float:
-        """Return the time of the last of `steps` consecutive steps."""
+        """Return the time of the last of `steps` consecutive steps on the first GPU."""
         return float(self.simulate(own=own, gap=gap, steps=steps).seconds[0])
 
     def host_seconds(self, own: float) -> float:
-        """Return the time at which the host has finished a step, with waits, if the device is idle at the start."""
+        """Return the time until the host has finished a step, including waits, if the device is idle at the start."""
         return float(self.simulate(own=own, steps=1).host_ends[0])
 
 
@@ -199,8 +204,9 @@ def _held_against(trace: Trace, timed: WorkTimes, host: HostModel, gap: float, f
     step = measured = statistics.median(trace.measured_steps)
     steps = STEADY_STEPS
     if trace.running_step_seconds is None:
-        # Each measured step waited for the device at its end. Any time between that of a simulated step in a loop and
-        # that of a simulated single step is consistent with the recording.
+        # Each measured step waited for the device at its end. The recording is consistent with any time between the
+        # step
+        # time of a simulated loop and the time of a single simulated step.
         standing = float(found.seconds[0])
         step, steps = (min(step, running), STEADY_STEPS) if step <= standing else (step, 1)
     late = late_launch_share(trace) if read is None else None
@@ -251,7 +257,7 @@ def _unprofiled(trace: Trace, replay: RecordedSimulation) -> tuple[float, float]
 
 
 def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) -> float:
-    """Find by bisection the host factor, up to `highest`, for which an increasing function of it equals `wanted`."""
+    """Find by bisection the host factor, at most `highest`, at which `seconds` (increasing) equals `wanted`."""
     low, high = highest / SLOWEST_PROFILER, highest
     for _ in range(20):
         middle = (low * high) ** 0.5
@@ -263,7 +269,7 @@ def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) 
 
 
 def recorded_gap(trace: Trace) -> float:
-    """Return the median gap between two kernels of the main stream where the second one was already queued."""
+    """Return the median gap before kernels of the main stream that were queued when the previous kernel ended."""
     gaps = [
         later.start_seconds - _end(earlier)
         for earlier, later in pairwise(_on_main_stream(trace))
@@ -275,9 +281,9 @@ def recorded_gap(trace: Trace) -> float:
 
 
 def late_launch_share(trace: Trace) -> float | None:
-    """Return the share of the main stream's span in which it waits for a launch that ends after the previous kernel.
+    """Return the share of the main stream's span in which the stream is idle because a launch is late.
 
-    None if fewer than two launches were timed.
+    A launch is late if it ends after the previous kernel. Return None if fewer than two launches were timed.
     """
     kernels = _on_main_stream(trace)
     pairs = [(earlier, later) for earlier, later in pairwise(kernels) if _launched(later) is not None]

@@ -7,13 +7,13 @@ An operation has five overheads (T1 to T5 of Lin et al., HiPC 2022)::
         to its first launch                   the whole operation if it launches nothing
     T3  from its last launch to its end
 
-If a trace has host times, the overheads of each operation are derived from them (`recorded_host`). Operations without
-host times get the overheads of their phase, from a table for a median host.
+If a trace has host times, the overheads of each operation are derived from them (`recorded_host`). An operation without
+host times gets the overheads of its phase, from a table for a median host.
 
 Waits are removed from recorded host times. The duration of synchronising calls, of blocking copies and of launches into
 a full queue depends on the device, so only the host's work around them is kept. The simulation computes the waits for
-another GPU. The remaining time between two operations is Python code. It is PyTorch's own code, which takes
-microseconds, or the user's code (an environment, tokenizing, metrics). Example::
+another GPU. The remaining time between two operations is Python code: PyTorch's code, which takes microseconds, or the
+user's code (an environment, tokenizing, metrics). Example::
 
     >>> kind = HostModel().overheads("forward")
     >>> round(kind.total_seconds(launches=1) * 1e6, 1)  # T1 + T2 + T4 + T3
@@ -67,7 +67,7 @@ class Overheads:
     without_launch: float
 
     def scaled(self, factor: float) -> Overheads:
-        """Return the overheads scaled by `factor`."""
+        """Return the overheads multiplied by `factor`."""
         return Overheads(**{one.name: getattr(self, one.name) * factor for one in fields(self)})
 
     def total_seconds(self, *, launches: int) -> float:
@@ -99,17 +99,15 @@ SHARED_OVERHEADS: Final[Mapping[Phase, Overheads]] = {
 }
 """Overheads of a median host by phase, in microseconds, for runs without a host profile.
 
-A forward operation takes 13.3 us with one launch, and 4.2 us without. These totals come from KernelBench's small
-problems (version v0, 198 launch-bound rows of 6 to 80 operations). `SLOWEST_HOST` lists the hosts. The split into T1 to
-T5 is an assumption, as is the optimizer's row.
+A forward operation takes 13.3 us with one launch, and 4.2 us without a launch. Both totals come from KernelBench's
+small problems (version v0, 198 launch-bound rows of 6 to 80 operations). `SLOWEST_HOST` lists the hosts. The split
+into T1 to T5 and the optimizer's row are assumptions.
 
 The backward row is twice the 11.2 us of dispatch and launch, because autograd's engine visits one node per operation
-and one more per gradient. This factor was checked on three machines with launch-bound training steps (torchvision's RTX
-2080 Ti and RTX 3090, 2019-21; milabench's H100, torch 2.6). With it, the measured training times are 1.34, 1.23 and
-1.12 times the table's. Inference takes 1.09 and 1.14 times the table's on the first two. Without the factor, training
-takes 1.94, 1.79 and 1.80 times the table's. If chosen on each of the three machines alone, the factor is between 2.0
-and 2.7.
-"""
+and another node per gradient. This factor was checked on three machines with launch-bound training steps
+(torchvision's RTX 2080 Ti and RTX 3090, 2019-21; milabench's H100, torch 2.6). The measured training times are 1.34,
+1.23 and 1.12 times the tabled times with the factor, and 1.94, 1.79 and 1.80 times the tabled times without the
+factor. A factor chosen for one of the machines alone is between 2.0 and 2.7."""
 
 LIBRARY_SECONDS: Final[Mapping[str, float]] = {
     name: microseconds_to_seconds(microseconds)
@@ -134,20 +132,21 @@ LIBRARY_SECONDS: Final[Mapping[str, float]] = {
         COMPILED_CALL: 90.0,
     }.items()
 }
-"""Additional time of an operation before its first launch, on the same median host. Its causes are the descriptors,
-algorithm selection and workspaces of libraries, multiple outputs, Python code of modules, and launches inside an
-operation that is recorded as one.
+"""Additional host time of an operation before its first launch, on the same median host.
 
-Convolutions (+40 us), batch norm (+34), group norm (+46), addmm with its module (+26) and logsumexp (+76) were fitted
-to the same rows of KernelBench. A training step of ResNet-50 was also profiled on a V100 (1,715 operations). There, a
-convolution takes 2.7 times and a batch norm 3.2 times as long as a ReLU; in the backward pass, 3.5 and 2.3 times. The
-values of the table lie between these. The backward pass of a convolution calls the library twice, and the backward
-values are doubled like the others of that phase. The values of layer norm and of backward matmuls are ratios from such
-a profile only (51 and 25 us; a copy takes 17).
+The time is spent on descriptors, algorithm selection and workspaces of libraries, multiple outputs, Python code of
+modules, and launches inside an operation that is recorded as a single operation.
 
-Compiled code checks guards and wraps its arguments. KernelBench's small problems, if compiled, take 0.12 to 0.19 ms on
-the hosts of its T4s and L40Ss, regardless of the number of kernels. On a host that is twice as fast, they take 0.06 ms.
-"""
+Convolutions (+40 us), batch norm (+34), group norm (+46), addmm with its module (+26) and logsumexp (+76) were
+fitted to the KernelBench rows of `SHARED_OVERHEADS`. In a profile of ResNet-50 on a V100 (1,715 operations), a
+convolution takes 2.7 times as long as a ReLU, and a batch norm 3.2 times. In the backward pass, the ratios are 3.5
+and 2.3. The table uses values between the fit and this profile. Backward values are doubled: the backward pass of a
+convolution calls the library twice. The values of layer norm and of backward matmuls come from such a profile only
+(51 and 25 us; a copy takes 17 us).
+
+Compiled code checks guards and wraps its arguments. Compiled small problems of KernelBench take 0.12 to 0.19 ms on
+the hosts of its T4s and L40Ss, regardless of the number of kernels. On a host that is twice as fast, they take 0.06
+ms."""
 
 
 FASTEST_HOST, SLOWEST_HOST = 0.5, 1.5
@@ -172,10 +171,10 @@ class Host:
     """Assumed speed of the host that launches a step on another GPU.
 
     Attributes:
-        factor: Host time relative to the measured host, or to a median host if none was measured.
+        factor: Host time relative to the measured host, or to a median host if no host was measured.
         spread: Factor to either end of the 90 % interval of a host class; None without a class.
-        name: Name of the class.
-        share: Additional factor on the time of any host, for example for fewer launches.
+        name: Name of the host class.
+        share: Additional factor on the host time, for example for fewer launches.
     """
 
     factor: float = 1.0
@@ -184,7 +183,7 @@ class Host:
     share: float = 1.0
 
     def scaled(self, factor: float) -> Host:
-        """Return a host that takes `factor` times as long."""
+        """Return a host whose operations take `factor` times as long."""
         return replace(self, share=self.share * factor)
 
     @property
@@ -204,7 +203,7 @@ class Host:
 
     @property
     def measured_factor(self) -> float:
-        """Factor on the time of a measured host. A host class is ignored, because the measurement is more precise."""
+        """Factor on the time of a measured host. A host class has no effect: the measurement is more precise."""
         return self.share * (self.factor if self.spread is None else 1.0)
 
 
@@ -215,22 +214,20 @@ HOSTS: Final[Mapping[str, Host]] = {
     "median": Host(1.1, 1.35, "median"),
     "slow": Host(1.8, 1.5, "slow"),
 }
-"""Classes of hosts by launch speed.
+"""Host classes by launch speed.
 
-Two of the machines in the docstring of `SLOWEST_HOST` launch twice as fast as the others. They are `fast`. The other
-six take 1.02 to 1.20 times the table's time. They are `median`. Rows of one machine scatter by 0.11 to 0.19, so the
-interval factors are exp(1.645 * 0.15) and slightly more, because the machines of a class differ. There are no published
-launch-bound steps of slower machines. The class `slow`, for CPUs with low clocks and shared CPUs, is therefore an
-assumption. Each machine, except that of Lambda Labs with a single row, lies within the interval that the others of its
-class define.
-"""
+The machines are listed in the docstring of `SLOWEST_HOST`. The class `fast` describes the two machines that launch
+twice as fast as the others. The class `median` describes the other six machines, which take 1.02 to 1.20 times the
+table's time. Rows of one machine scatter by 0.11 to 0.19, so the interval factors are exp(1.645 * 0.15) and slightly
+more, because the machines of a class differ. The class `slow`, for CPUs with low clocks and shared CPUs, is an
+assumption: launch-bound steps of slower machines were never published."""
 
 
 def host_of(host: str | float | Host | None) -> Host:
-    """Return the host of a class, or with a factor. If None, an unknown host.
+    """Return the host of a class, or a host with a factor. For None, return an unknown host.
 
     Raises:
-        InvalidArgumentError: `host` is not a class or a number above 0.
+        InvalidArgumentError: `host` is neither a class nor a number above 0.
     """
     if host is None or isinstance(host, Host):
         return host or UNKNOWN_HOST
@@ -251,13 +248,13 @@ def host_of(host: str | float | Host | None) -> Host:
 @final
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """Model of a host: overheads of operations without recorded ones, and a speed factor.
+    """Host model: a speed factor, and the overheads of operations that were not timed.
 
     Attributes:
         by_phase: Overheads of operations that were not timed.
         factor: Time of this host relative to the overheads (recorded or from the table).
-        low_factor: Lower end of the 90 % interval of the host's time, relative to the middle.
-        high_factor: Upper end of that interval, relative to the middle.
+        low_factor: Lower end of the 90 % interval of the host time, relative to the middle.
+        high_factor: Upper end of the 90 % interval of the host time, relative to the middle.
     """
 
     by_phase: Mapping[Phase, Overheads] = field(default_factory=lambda: SHARED_OVERHEADS)
@@ -266,7 +263,7 @@ class HostModel:
     high_factor: float = SLOWEST_HOST
 
     def overheads(self, phase: Phase, recorded: Overheads | None = None, library_seconds: float = 0.0) -> Overheads:
-        """Return the overheads of an operation: those recorded, or those of its phase plus its library's."""
+        """Return the overheads of an operation: recorded overheads, or its phase's overheads plus library time."""
         if recorded is not None:
             return recorded.scaled(self.factor)
         own = self.by_phase[phase]
@@ -280,22 +277,24 @@ PROFILER_EVENT_SECONDS: Final = 2 * MICROSECOND
 """Time that the profiler adds per host event. Lin et al. subtract the same amount."""
 
 PYTHON_SECONDS: Final = 1000 * MICROSECOND
-"""Minimum pause between two operations that counts as the user's code. PyTorch's own pauses take microseconds, and
-Lightning's hooks some hundred microseconds. In recordings of ResNet-50 (1,200 to 1,700 operations) with the profiler,
-the longest pause within a forward or backward pass is 0.8 ms."""
+"""Minimum pause between two operations that counts as the user's code.
+
+PyTorch's own pauses take microseconds, and Lightning's hooks take some hundred microseconds. In profiles of
+ResNet-50 (1,200 to 1,700 operations), the longest pause within a forward or backward pass is 0.8 ms."""
 
 BLOCKED_LAUNCH_SECONDS: Final = 50 * MICROSECOND
 BLOCKED_LAUNCH_RATIO: Final = 5.0
-"""Minimum time of a launch call that counts as blocked, relative to the median of the trace; it must also exceed 50 us.
-The cause is a full queue, or a copy from pageable memory, which returns only when it is done. Other launches take 3-20
-us in all recordings seen so far, with the profiler."""
+"""Minimum time of a launch call that counts as blocked, relative to the trace's median launch.
+
+A blocked launch also exceeds `BLOCKED_LAUNCH_SECONDS`. The cause is a full queue, or a copy from pageable memory,
+which returns only at its end. Other launches take 3-20 us under the profiler."""
 
 WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
 """Operations that wait for the device (synchronise), because the host needs their result."""
 
 _PAGEABLE: Final = "Pageable"
 _TO_PAGEABLE: Final = "-> Pageable"
-"""Markers in the names of copies from and to pageable memory. Copies to pageable memory always block."""
+"""Markers in the names of copies from and to pageable memory. Copies to pageable memory always block the host."""
 
 _NO_TIME: Final = _table_row(0, 0, 0, 0, 0, 0)
 
@@ -303,12 +302,14 @@ _NO_TIME: Final = _table_row(0, 0, 0, 0, 0, 0)
 @final
 @dataclass(frozen=True, slots=True)
 class RecordedHost:
-    """Host times of each operation of a trace, in order.
+    """Host times of the operations of a trace, in the trace's order.
 
     Attributes:
-        overheads: Recorded T1 to T5, without waits and profiler events; None if launches were not timed.
-        python_seconds: Host work outside operations, before each operation; 0 if it is shorter than `PYTHON_SECONDS`.
-        waits: Whether the host waits for the compute stream after the operation.
+        overheads: Recorded T1 to T5 of each operation, without waits and profiler events; None if launches were not
+            timed.
+        python_seconds: Host work before each operation, outside operations; 0 if the work takes less than
+            `PYTHON_SECONDS`.
+        waits: Whether the host waits for the compute stream after each operation.
     """
 
     overheads: tuple[Overheads | None, ...]
@@ -373,7 +374,7 @@ def _replayed(trace: Trace) -> RecordedHost:
         now, module = end, operation.module
     last = overheads[timed[-1]]
     if last is not None and trace.profiled_seconds is not None and trace.kernels:
-        # Work at the end of a step counts only from the time at which the device has finished; until then the recorder
+        # Work at the end of a step counts only after the device has finished. Before, the recorder
         # waits.
         done = max([kernel.start_seconds + kernel.seconds for kernel in trace.kernels])
         # The time of an imported step excludes the data loader, which lies inside the step.
@@ -386,7 +387,7 @@ def _replayed(trace: Trace) -> RecordedHost:
 
 
 def _span(operation: Operation) -> tuple[float, float]:
-    """Return start and end on the host."""
+    """Return the start and the end of an operation on the host."""
     start = operation.host_start_seconds or 0.0
     return start, start + (operation.host_seconds or 0.0)
 
@@ -396,9 +397,9 @@ def _within(moment: float, start: float, end: float) -> float:
 
 
 def _launches(operation: Operation) -> list[tuple[float, float]]:
-    """Return start and end of each recorded launch call, in order, relative to the start of the step.
+    """Return the start and the end of each recorded launch call of an operation, relative to the start of the step.
 
-    All kernels of a CUDA graph share one call.
+    All kernels of a CUDA graph share a call.
     """
     calls = {
         (kernel.launch_start_seconds, kernel.launch_start_seconds + kernel.launch_seconds)
@@ -428,7 +429,7 @@ def _less_one_event(values: Sequence[float]) -> float:
 
 
 def _needs_result(operation: Operation) -> bool:
-    """Return whether the host reads a value of a device tensor."""
+    """Return whether the operation makes the host read a value of a device tensor."""
     return operation.name in WAITING_OPERATIONS and bool(operation.kernels)
 
 
@@ -442,9 +443,9 @@ def _blocks(operation: Operation) -> bool:
 
 
 def _blocked(kernels: Sequence[Kernel]) -> Iterator[tuple[float, float]]:
-    """Yield start and duration of the blocked part of each launch.
+    """Yield the start and duration of the blocked part of each launch.
 
-    Launches of CUDA graphs are long without blocking.
+    The long launches of CUDA graphs do not count as blocked.
     """
     calls = Counter(
         (kernel.launch_start_seconds, kernel.launch_seconds)
@@ -461,7 +462,7 @@ def _blocked(kernels: Sequence[Kernel]) -> Iterator[tuple[float, float]]:
 
 
 def _awaited(operations: Iterable[Operation]) -> Iterator[tuple[float, float]]:
-    """Yield start and duration of the wait for the last kernel, for each operation whose result the host needs."""
+    """Yield the start and duration of the wait for the last kernel, for each operation whose result the host needs."""
     for operation in operations:
         launches = _launches(operation)
         if launches and (_needs_result(operation) or _blocks(operation)):

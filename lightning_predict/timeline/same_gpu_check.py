@@ -4,9 +4,9 @@ Steps of several kinds can alternate, for example in a GAN whose generator is tr
 predicted separately. Totals use the mean over kinds, weighted by their frequency.
 
 The same-GPU check predicts the step on the GPU in use as if this GPU were unmeasured, and compares the prediction with
-the measured step. So the user sees the error for the own model before trusting the rows of other GPUs. Part of this
-error depends on the model and not on the GPU (kernels without a table, work outside the trace). The predictions for
-other GPUs are corrected by this part, which was estimated on held-out data. Example::
+the measured step. The difference shows users how accurate predictions are for their model. Part of the error depends on
+the model and not on the GPU (kernels without a table, work outside the trace). Predictions for other GPUs are corrected
+by this part, which was estimated on held-out data. Example::
 
     kinds, weights = weighted_kinds(trace)
     mean_step([critic_on_t4, both_on_t4], weights).seconds     # 4/5 of the first and 1/5 of the second
@@ -38,13 +38,13 @@ from lightning_predict.tracing.trace import Trace
 # --- The same-GPU check
 
 CORRECTION_EXPONENT: Final = 0.75
-"""Exponent of the correction: the device time on other GPUs is multiplied by (measured / predicted on the GPU in use)
-to this power.
+"""Exponent of the correction of other GPUs' device time, which is multiplied by (measured / predicted) to this
+power.
 
-Chosen on 876 pairs of GPUs that ran the same NVIDIA training benchmark in the same container. If any model family is
-left out, 0.75 is selected too. The median error of held-out pairs is 9.2 %. It is 13.2 % without correction (exponent
-0) and 9.9 % with full correction (exponent 1). To print this study: `python -m benchmarks.accuracy FOLDER`.
-"""
+The measured and predicted times are those on the GPU in use. The exponent was chosen on 876 pairs of GPUs that ran
+the same NVIDIA training benchmark in the same container. Leaving out any model family selects 0.75, too. The median
+error of held-out pairs is 9.2 %, compared with 13.2 % without correction (exponent 0) and 9.9 % with full correction
+(exponent 1). To print this study: `python -m benchmarks.accuracy FOLDER`."""
 
 
 @final
@@ -54,10 +54,10 @@ class SameGpuCheck:
 
     Attributes:
         gpu: Name of the GPU.
-        measured_seconds: Median of the measured steps.
-        predicted_seconds: Prediction from shapes only, without any measurement.
+        measured_seconds: Median of the measured step times.
+        predicted_seconds: Step time predicted from shapes, without any measurement.
         bound_by: Bottleneck of the predicted step.
-        python_seconds: Host time outside operations, which both times include.
+        python_seconds: Host time outside operations, which both step times include.
     """
 
     gpu: str
@@ -95,7 +95,7 @@ class SameGpuCheck:
 
 
 def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None) -> SameGpuCheck | None:
-    """Return the check; None if the GPU is unknown, the step was not timed, or the code is compiled."""
+    """Return the same-GPU check; None if the GPU is unknown, the step was not timed, or the code is compiled."""
     if origin is None or not trace.measured_steps or trace.compiled:
         return None
     shapes = replace(
@@ -123,10 +123,10 @@ def corrected_iterations(
     check: SameGpuCheck | None,
     host: Host = UNKNOWN_HOST,
 ) -> tuple[StepPrediction, ...]:
-    """Return one StepPrediction per GPU. The check corrects it unless kernels were measured.
+    """Return one StepPrediction per GPU, corrected by the check unless kernels were measured.
 
-    Measured kernels are more accurate than the check: each kernel is scaled from its own measurement, and the host is
-    calibrated with the step.
+    Measured kernels are more accurate than the check: each kernel is scaled from its own measurement, and the measured
+    step calibrates the host.
     """
     work, factor = corrected_work(trace, timed, check)
     is_corrected = check is not None and not trace.has_measured_kernels
@@ -147,7 +147,7 @@ def corrected_iterations(
 
 
 def corrected_work(trace: Trace, timed: WorkTimes, check: SameGpuCheck | None) -> tuple[WorkTimes, float]:
-    """Return the corrected work and the factor on the host time. Without a correction, the same work and 1."""
+    """Return the corrected work and the factor on the host time. Without a correction: unchanged work, and 1."""
     if check is None or trace.has_measured_kernels:
         return timed, 1.0
     return replace(timed, interval=timed.interval.scaled(check.device_factor)), check.host_factor
@@ -159,7 +159,7 @@ def corrected_work(trace: Trace, timed: WorkTimes, check: SameGpuCheck | None) -
 def mean_step(steps: Sequence[StepPrediction], weights: Sequence[float]) -> StepPrediction:
     """Average the kinds of steps on one GPU or layout.
 
-    Interval ends are averaged, too, because errors are correlated.
+    Interval ends are averaged like middles, because the errors of the kinds are correlated.
     """
     if len(steps) == 1:
         return steps[0]
@@ -191,7 +191,7 @@ def mean_step(steps: Sequence[StepPrediction], weights: Sequence[float]) -> Step
 
 
 def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) -> SameGpuCheck | None:
-    """Average the checks of all kinds; None if a kind has none."""
+    """Average the checks of all kinds; None if any check is missing."""
     known = [check for check in checks if check is not None]
     if len(known) < len(checks):
         return None
@@ -239,7 +239,7 @@ def _mean_verdict(steps: Sequence[StepPrediction], weights: Sequence[float]) -> 
 
 
 def _mean_shares(shares: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
-    """Average shares by name, where the shares of each kind add up to 1. Kinds of weight 0 are ignored."""
+    """Average shares by name over kinds, by weight. The shares of a kind add up to 1; a kind of weight 0 is ignored."""
     total = sum(weights)
     if total <= 0:
         return dict(shares[0])

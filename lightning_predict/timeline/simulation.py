@@ -1,17 +1,17 @@
 """Simulates the timeline of a step: one host thread launches kernels into the streams of the device.
 
-The host processes the operations in order. Each has five overheads, which `host.py` defines as T1 to T5. Each launch
-appends a kernel to its stream. The kernel starts when the launch has been made and the stream is free. The host runs
-ahead until an operation waits for the device (`.item()`, a blocking copy). In a running loop, a step begins while the
-device still executes the previous one. Therefore several steps are simulated, and the step time is the time between the
-ends of the last two. `steps=1` simulates an isolated step (Lin et al., HiPC 2022, algorithm 1).
+The host processes the operations in order. Each operation has five overheads, which `host.py` defines as T1 to T5. Each
+launch appends a kernel to its stream. The kernel starts when the launch has been made and the stream is free. The host
+runs ahead until an operation waits for the device (`.item()`, a blocking copy). In a running loop, a step begins while
+the device still executes the previous one. Therefore several steps are simulated, and the step time is the time between
+the ends of the last two. `steps=1` simulates an isolated step (Lin et al., HiPC 2022, algorithm 1).
 
 Kernel j of a stream starts at max(end of j - 1, launch of j). A queued kernel starts about a microsecond
 (`gap_seconds`) after the previous kernel ends. The simulation adds this gap to each kernel's duration. On an idle
-stream, it starts `START_SECONDS` after the launch call. Let P_j be the sum of the durations before j. Then start_j -
-P_j is the running maximum of launch_i - P_i over i <= j, so one cumulative maximum yields the starts of all kernels on
-all GPUs. The depth of the driver's queue has no influence: a host that is blocked by a full queue waits for the device,
-which is then the bottleneck.
+stream, a kernel starts `START_SECONDS` after the launch call. Let P_j be the sum of the durations before j. Then
+start_j - P_j is the running maximum of launch_i - P_i over i <= j, so one cumulative maximum yields the starts of all
+kernels on all GPUs. The depth of the driver's queue has no influence: a host that is blocked by a full queue waits for
+the device, which is then the bottleneck.
 
 Data that depends neither on the host nor on the speed of kernels (`LaunchSchedule`) is converted to arrays once. The
 timeline of a host (`host_timeline`) then takes only a few sums, so many hosts and speeds can be tried. Example::
@@ -44,8 +44,10 @@ from lightning_predict.units import MICROSECOND
 COMPUTE_STREAM: Final = 0
 
 START_SECONDS: Final = 2 * MICROSECOND
-"""Time from the end of a launch call to the start of its kernel on an idle stream. Medians are 1 to 3 us in 17 public
-recordings of V100, A100, H100, B200 and B300. Measured from the start of the call, they are 6-10 us."""
+"""Time from the end of a launch call to the start of its kernel on an idle stream.
+
+Medians are 1 to 3 us in 17 public recordings of V100, A100, H100, B200 and B300. Measured from the start of the
+call, the medians are 6-10 us."""
 
 
 @final
@@ -55,19 +57,19 @@ class HostOperation:
 
     Attributes:
         name: Name of the operation.
-        phase: Phase of the step, which selects its overheads.
+        phase: Phase of the step, which selects the overheads.
         seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels). Work of the host alone has no
             kernels.
         streams: Stream of each kernel.
-        calls: Index of the launch call of each kernel, from 0 in order (a CUDA graph launches all of its kernels in one
-            call). None if each kernel has its own call.
+        calls: Index of the launch call of each kernel, from 0 in order. All kernels of a CUDA graph have the same call.
+            None if each kernel has its own call.
         waits: Whether the host waits after the operation until the compute stream has finished.
         module: Module to which the time is attributed.
-        recorded: Recorded overheads. If None, those of the host model.
-        library_seconds: Extra host time inside a library call, added to the overheads of the host model. It is ignored
-            if there are recorded overheads.
-        python_seconds: Host work outside operations, before this one.
-        operation: Index in the trace; None if it is not in the trace.
+        recorded: Recorded overheads; None uses the overheads of the host model.
+        library_seconds: Extra host time inside a library call, added to the overheads of the host model. Recorded
+            overheads already include this time.
+        python_seconds: Host work before the operation, outside operations.
+        operation: Index of the operation in the trace; None for an operation outside the trace.
     """
 
     name: str
@@ -92,12 +94,12 @@ class HostOperation:
 @final
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
-    """The operations of a step as arrays.
+    """Operations of a step as arrays.
 
     Attributes:
         kinds: Distinct (recorded overheads, phase, launch calls, library seconds) of the operations.
         kind: Index into `kinds` of each operation, shape (operations,).
-        python_seconds: Host work outside operations, before each operation, shape (operations,).
+        python_seconds: Host work before each operation, outside operations, shape (operations,).
         seconds: Device seconds of all kernels, shape (gpus, kernels).
         gap_seconds: Gap between two queued kernels of a stream.
         streams: Stream of each kernel, shape (kernels,).
@@ -120,12 +122,12 @@ class LaunchSchedule:
 @final
 @dataclass(frozen=True, slots=True)
 class HostTimeline:
-    """Host timeline of one step, without waits.
+    """Timeline of the host in one step, without waits.
 
     Attributes:
         begins: Start of each operation, shape (operations,).
         launched: Earliest start of each kernel on an idle stream, shape (kernels,).
-        waits: For each wait, in order, the number of operations done, of kernels issued, and the host time.
+        waits: For each synchronization, in order: the number of operations and kernels before it, and the host time.
         seconds: Total host time.
     """
 
@@ -141,7 +143,7 @@ def launch_schedule(operations: Sequence[HostOperation], *, gpus: int, gap_secon
     Args:
         operations: Operations in host order.
         gpus: Number of GPUs (rows of every `seconds`).
-        gap_seconds: Gap between two queued kernels of a stream; 0 if `seconds` include it.
+        gap_seconds: Gap between two queued kernels of a stream; 0 if kernel times include the gap.
     """
     kinds: dict[tuple[Overheads | None, Phase, int, float], int] = {}
     kind: list[int] = []
@@ -193,10 +195,11 @@ def host_timeline(order: LaunchSchedule, host: HostModel) -> HostTimeline:
 
 
 def host_operations(trace: Trace, timed: WorkTimes, seconds: Array) -> tuple[HostOperation, ...]:
-    """List the trace's operations in host order, with their device seconds, (gpus, items).
+    """List the trace's operations in host order, with their device seconds of shape (gpus, items).
 
-    Operations that a GPU runs inside the launch of another one are omitted. If the trace was not recorded on CUDA, the
-    optimizer's views of single tensors are omitted, too. The multi-tensor implementation does not need them.
+    An operation that a GPU runs inside the launch of another operation is omitted. If the trace was not recorded on
+    CUDA, the optimizer's views of single tensors are omitted, because the multi-tensor implementation does not need
+    them.
     """
     first = {item.operations[0]: column for column, item in enumerate(timed.items)}
     inside = {index for item in timed.items for index in item.operations[1:]}
@@ -217,10 +220,7 @@ def host_operations(trace: Trace, timed: WorkTimes, seconds: Array) -> tuple[Hos
 def _host_operation(
     trace: Trace, index: int, item: WorkItem | None, seconds: Array, main: Queue | None, host: RecordedHost
 ) -> HostOperation:
-    """Return an item as a host operation.
-
-    Its seconds are split over its kernels, by their measured shares or equally.
-    """
+    """Return the host operation of a work item. Its seconds are split over its kernels by measured or equal shares."""
     operation = trace.operations[index]
     streams: tuple[int, ...] = ()
     calls: tuple[int, ...] | None = None
@@ -251,7 +251,7 @@ def _host_operation(
 
 
 def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
-    """Return the launch call of each kernel, if some kernels share a call as in a CUDA graph; otherwise None."""
+    """Return the launch call of each kernel if some kernels share a call, as in a CUDA graph; otherwise None."""
     starts = [kernel.launch_start_seconds for kernel in kernels]
     if None in starts or len(set(starts)) == len(starts):
         return None
@@ -260,7 +260,7 @@ def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
 
 
 Queue = tuple[int, int]
-"""A GPU and one of its streams, which executes in order."""
+"""A GPU and one stream of this GPU. A stream executes its kernels in order."""
 
 STREAMS_OF_A_GPU: Final = 100_000
 """Stream-id offset between GPUs, larger than the number of streams of any GPU."""
@@ -272,7 +272,10 @@ def queue_of(kernel: Kernel) -> Queue:
 
 
 def _number(queue: Queue, main: Queue | None) -> int:
-    """Return a stream number for a queue other than the main one: the driver's plus one, with an offset per GPU."""
+    """Return the stream number of a queue other than the main queue.
+
+    The number is the driver's stream number plus 1, with an offset per GPU.
+    """
     others = queue[0] - main[0] if main is not None else 0
     return queue[1] + 1 + others * STREAMS_OF_A_GPU
 
@@ -299,11 +302,10 @@ class SimulatedTimeline:
         active_seconds: Kernel time of the compute stream, shape (gpus,).
         active_with_gaps_seconds: Kernel time of the compute stream including gaps, shape (gpus,).
         host_seconds: Host time without waits.
-        host_ends: Time at which the host has finished the last step, including waits, relative to the start of the
-            step; shape (gpus,).
-        busy: Time that the compute stream spends on the kernels of each operation and their gaps, (gpus, operations).
+        host_ends: Time from the start of the last step until the host has finished it, including waits; shape (gpus,).
+        busy: Time that the compute stream spends on each operation's kernels and gaps, shape (gpus, operations).
         waiting: Time that the compute stream waits for the launches of each operation, shape (gpus, operations).
-        begins: Start of the last step, which is the end of the previous one, shape (gpus,).
+        begins: Start of the last step, which is the end of the previous step, shape (gpus,).
         operation_starts: Host start of each operation of the last step, shape (gpus, operations).
         kernel_starts: Start of each kernel of the last step, shape (gpus, kernels).
         kernel_seconds: Duration of each kernel, shape (gpus, kernels).
@@ -329,7 +331,7 @@ class SimulatedTimeline:
 def simulate_timeline(
     order: LaunchSchedule, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0
 ) -> SimulatedTimeline:
-    """Simulate repeated steps and return the times of the last one.
+    """Simulate repeated steps and return the times of the last step.
 
     Args:
         order: Operations in host order.
@@ -378,12 +380,12 @@ class _Placed:
 
 @final
 class _Segment:
-    """The launches between two waits of the host, with quantities that are the same in every step.
+    """Launches between two waits of the host, with quantities that are the same in every step.
 
     Args:
-        operations: Positions of its operations.
-        kernels: Positions of its kernels.
-        wait: Host time of the wait at its end; None at the end of the step.
+        operations: Positions of the segment's operations.
+        kernels: Positions of the segment's kernels.
+        wait: Host time of the wait after the segment; None at the end of the step.
         launched: Launch time of each kernel of the step, shape (kernels,).
         durations: Device seconds of each kernel, shape (gpus, kernels).
         streams: Stream of each kernel.
@@ -391,7 +393,7 @@ class _Segment:
     Attributes:
         has_others: Whether some kernels run on other streams than the compute stream.
         compute: Positions of the compute stream's kernels in the segment.
-        before: Work of the compute stream before each of them, P_j, shape (gpus, compute).
+        before: P_j, the compute stream's work before each compute kernel, shape (gpus, compute).
         latest: Running maximum of launch_i - P_i, shape (gpus, compute).
         total: Work of the compute stream, shape (gpus,).
     """
@@ -430,7 +432,7 @@ def _segments(order: LaunchSchedule, walk: HostTimeline, durations: Array) -> li
 
 @final
 class _Clocks:
-    """Current time of the host and of each stream, each of shape (gpus,)."""
+    """Current time of the host and of each stream; every time has the shape (gpus,)."""
 
     def __init__(self, gpus: int) -> None:
         self.host = np.zeros(gpus)
@@ -471,7 +473,7 @@ class _Clocks:
 
         Args:
             segment: Launches to place.
-            done: Ends of the compute stream's kernels, with the end of the previous segment first.
+            done: End of the previous segment, followed by the ends of the compute stream's kernels.
         """
         issued = np.cumsum(segment.streams == COMPUTE_STREAM)  # (kernels,)
         starts = {}

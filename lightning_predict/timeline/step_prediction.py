@@ -1,15 +1,15 @@
 """Predicts a `StepPrediction`, the time of one step, by simulating the trace's operations on a host and its device.
 
-Every operation takes host time, even a view. Work that a GPU runs as one launch (`WorkItem`) is launched once. If the
+Every operation takes host time, even a view. A `WorkItem`, which a GPU runs as one launch, is launched once. If the
 trace was recorded on a known GPU, the simulation is calibrated with the measured step (`calibration.py`). The step ends
 when both the host and the device have finished.
 
-Intervals have two parts. The first part is the intervals of single operations, which come from isolated measurements,
-many on the same machine. The second part is errors that the operations of a whole step on another machine share, and
-which do not average out (`StepSpread`). Their causes are the clocks and the power limit of the GPU, library versions,
-and work that no table of operations contains. Both parts were calibrated on published steps of held-out GPUs and
-sources (`benchmarks/accuracy/step_calibration.py`; `python -m benchmarks.accuracy FOLDER --of steps`). For a GPU
-without any measurement, the interval is widened by another shared error (`UNMEASURED_GPU_HALF_WIDTH`). Example::
+The interval of a step combines two parts. The first part comes from the intervals of the single operations, which were
+measured in isolation, mostly on one machine. The second part (`StepSpread`) covers errors that all operations of a step
+share and that do not average out. Such errors come from the clocks and the power limit of the GPU, library versions,
+and work without a table of measurements. Both parts were calibrated on published steps of held-out GPUs and sources
+(`benchmarks/accuracy/step_calibration.py`; `python -m benchmarks.accuracy FOLDER --of steps`). For a GPU without any
+measurement, the interval is widened by another shared error (`UNMEASURED_GPU_HALF_WIDTH`). Example::
 
     work = predict_work_times(trace, gpus, origin=None, models=models)
     steps = predict_steps(trace, work, gpus)
@@ -72,17 +72,17 @@ class StepPrediction:
             kernel recorded on this GPU; `wave`, wave-scaled from another GPU; `mlp`, a neural network trained on this
             operation and dtype; `proxy`, a related operation or dtype; `bytes`, a copy of the same bytes; `formula`, a
             formula of the operation's family; `roofline`, peak rates only.
-        forward_seconds: Device time of the forward phase, to estimate validation.
-        optimizer_seconds: Device time of the optimizer. It does not decrease if a step accumulates gradients over fewer
-            batches.
-        verdict: The bottleneck, and time by module; None without a simulated timeline.
+        forward_seconds: Device time of the forward phase, used to estimate validation.
+        optimizer_seconds: Device time of the optimizer. Accumulating gradients over fewer batches does not reduce this
+            time.
+        verdict: Bottleneck, and time by module; None without a simulated timeline.
         communication_seconds: Time of all collectives between GPUs in a step; 0 on one GPU.
-        added_seconds: Step time beyond that of a GPU's own work: exposed communication, and waits for other stages and
-            the slowest rank. It is negative if sharding the optimizer update saves more than that.
+        added_seconds: Step time in addition to a GPU's own work: exposed communication, and waits for other stages and
+            the slowest rank. The value is negative if sharding the optimizer update saves more than these take.
         notes: Notes for the user about missing coverage.
         extrapolated_share: Share of the device time from networks without measurements of this GPU.
-        measured_seconds: Measured step time; None except on the GPU in use.
-        unmeasured_seconds: Step time predicted without any measurement; None except on the GPU in use.
+        measured_seconds: Measured step time on the GPU in use; None on other GPUs.
+        unmeasured_seconds: Step time on the GPU in use, predicted without any measurement; None on other GPUs.
     """
 
     gpu: str
@@ -117,7 +117,7 @@ class StepPrediction:
 
     @property
     def bound_by(self) -> Literal["device", "host"]:
-        """The queue that ends last: that of the host or of the device.
+        """Bottleneck of the step: the host or the device, whichever finishes last.
 
         A faster GPU does not speed up a host-bound step.
         """
@@ -136,7 +136,7 @@ class StepPrediction:
         )
 
     def accumulated(self, batches: int) -> StepPrediction:
-        """Return a step that accumulates gradients over `batches` of these batches and has one update, on one GPU.
+        """Return a step that accumulates gradients over `batches` of the recorded batches and updates once, on one GPU.
 
         The update's share of the step time is assumed to equal its share of the device time.
         """
@@ -154,10 +154,11 @@ class StepPrediction:
         )
 
     def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
-        """Replace the interval by that of steps measured on this machine. Without measurements, the step is unchanged.
+        """Replace the interval with the interval of steps measured on this machine.
 
-        The interval covers the measured steps, and at least the spread of repeated runs divided by the root of their
-        number. So a prediction from equal steps does not seem to be exact.
+        Without measurements, the step is returned unchanged. The interval covers the measured steps. Its width is at
+        least the spread of repeated runs divided by the square root of their number, so that a few equal steps do not
+        look exact.
         """
         if not step_seconds:
             return self
@@ -168,26 +169,28 @@ class StepPrediction:
 
 
 FAMILY_CORRELATION: Final = 0.25
-"""Correlation between the errors of two operation families on one GPU. The cause is that all operations were timed
-alone and in short bursts. Lower clocks under a long load, a hotter card or another library version therefore change all
-of them.
+"""Correlation between the errors of two operation families on one GPU.
 
-This is the smallest of 0, 1/4, 1/2, 3/4 and 1 for which the 90 % interval covers 90 % of published iterations. If any
-model family is left out, the same value is chosen, except that 0 suffices without Transformer-XL. The interval covers
-92 % of the held-out iterations. To print this study: `python -m benchmarks.accuracy FOLDER --of correlations`.
-"""
+All operations were timed alone and in short bursts. Lower clocks under a long load, a hotter card or another library
+version therefore change the times of all families.
+
+This is the smallest of 0, 1/4, 1/2, 3/4 and 1 for which the 90 % interval covers 90 % of published iterations. The
+interval covers 92 % of the held-out iterations. To print this study: `python -m benchmarks.accuracy FOLDER --of
+correlations`."""
 
 
 PROBLEM_CORRELATION: Final = 0.5
-"""Correlation between the errors of two problems of one family. Whole models with many shapes have smaller errors than
-modules with one shape. If errors were simply added, intervals would be too wide for models and too narrow for modules.
+"""Correlation between the errors of two problems of one family.
 
-The factor on the half widths of the operations that covers 90 % of the steps of a table depends on this correlation.
-From training benchmarks to KernelBench's modules, it ranges from 0.44 to 1.04 with a correlation of 1, 0.54 to 1.06
-with 1/2, 0.67 to 1.16 with 1/4, and 0.8 to 1.24 with 1/10. With 1/10, the tables agree best. We use 1/2, which gives
-wider intervals, because other constants were chosen on rows of these tables and errors on other data will be larger
-(`python -m benchmarks.accuracy FOLDER --of steps`).
-"""
+Whole models with many shapes have smaller errors than modules with one shape. With a correlation of 1, intervals
+would be too wide for models and too narrow for modules.
+
+The factor on operations' half widths that covers 90 % of a table's steps depends on this correlation. From training
+benchmarks to KernelBench's modules, the factor ranges from 0.44 to 1.04 with a correlation of 1, 0.54 to 1.06 with
+1/2,
+0.67 to 1.16 with 1/4, and 0.8 to 1.24 with 1/10. The tables agree best with 1/10. The value 1/2 gives wider
+intervals, because other constants were chosen on rows of these tables and errors on other data will be larger
+(`python -m benchmarks.accuracy FOLDER --of steps`)."""
 
 
 SMALLEST_SHARE: Final = 0.01
@@ -205,19 +208,18 @@ def predict_steps(
     correlation: float = FAMILY_CORRELATION,
     spread: StepSpread | None = None,
 ) -> tuple[StepPrediction, ...]:
-    """Predict the step on each GPU from the predicted times of its work.
+    """Predict the step on each GPU from the predicted times of the trace's work.
 
     Args:
-        trace: The trace.
-        timed: Predicted times of its work, with rows in the order of `gpus`.
-        gpus: The GPUs.
-        origin: GPU on which the trace was recorded. Its own row is the measured step.
+        trace: Trace of the step.
+        timed: Predicted times of the trace's work, with rows in the order of `gpus`.
+        gpus: GPUs to predict.
+        origin: GPU on which the trace was recorded. The prediction for this GPU is the measured step.
         host: Assumptions about the host of the GPUs.
-        is_host_measured: Whether the factor of the host comes from a measured host-bound step, so that it is not an
-            assumption.
+        is_host_measured: Whether the host factor comes from a measured host-bound step and is not an assumption.
         correlation: See `interval_of_sum`.
-        spread: Scatter of whole steps around predictions from shapes only. If None, the bundled one. It is not applied
-            to steps with measured kernels, because these are predicted by ratios, in which shared errors cancel.
+        spread: Scatter of whole steps around predictions from shapes; None uses the bundled spread. The spread does not
+            apply to steps with measured kernels: ratios predict these steps, and shared errors cancel in ratios.
     """
     own = calibrate_step(trace, timed, origin, host)
     if is_host_measured:
@@ -279,13 +281,13 @@ def interval_of_sum(
 ) -> tuple[Array, Array]:
     """Return the ends of the interval of the device time, each of shape (gpus,).
 
-    Half widths of repetitions of the same problem are added. Errors of families have a correlation r (the same neural
+    The half widths of repetitions of a problem are added. Errors of families have a correlation r (the same neural
     network has the same bias), so their half widths combine like standard deviations: h² = (1 - r) Σ h_f² + r (Σ h_f)².
     The problems of a family combine by the same formula.
 
     Args:
-        timed: The work.
-        correlation: From 0 (errors of families are independent) to 1 (fully correlated).
+        timed: Work of the step.
+        correlation: Correlation between families, from 0 (independent errors) to 1 (fully correlated errors).
         within: Correlation between the problems of one family.
     """
     problems: dict[tuple[str, object], int] = {}
@@ -320,7 +322,7 @@ def _added(half_widths: Array, owners: IndexArray, count: int, correlation: floa
 
 
 def _spread(timed: WorkTimes, correlation: float) -> tuple[Array, Array]:
-    """Return the interval ends of the device time over its middle, (gpus,); at least the run-to-run variation."""
+    """Return the interval ends of the device time over its middle, at least the run-to-run variation, (gpus,)."""
     device = timed.seconds.sum(axis=1)
     low, high = interval_of_sum(timed, correlation)
     is_known = device > 0
@@ -331,7 +333,7 @@ def _spread(timed: WorkTimes, correlation: float) -> tuple[Array, Array]:
 
 
 def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> tuple[float, float]:
-    """Return the ends of the host time. Only a profiler with stacks slows Python code between operations."""
+    """Return the interval ends of the host time. Only a profiler with stacks slows Python code between operations."""
     low = host.low_factor if trace.has_python_stacks else max(host.low_factor, 1 / MACHINE_SPREAD)
     high = min(host.high_factor, MACHINE_SPREAD)
     launching = seconds - python
@@ -343,11 +345,11 @@ def _ends(
 ) -> tuple[Array, Array]:
     """Return the ends of the step's interval, from the slower queue and the overlap in the middle prediction.
 
-    The time that the trace does not explain ranges from 0, if device work hides it, to its value multiplied by the
-    device's slowdown.
+    The time that the trace does not explain ranges from 0, if device work hides this time, to its value multiplied by
+    the device's slowdown.
     """
     device, host = middle.active_with_gaps_seconds, middle.host_seconds
-    exposed = middle.seconds - np.maximum(device, host)  # mutual waits, which are in neither queue's own time
+    exposed = middle.seconds - np.maximum(device, host)  # mutual waits, which belong to neither queue
     launched = Interval(*(np.full_like(device, seconds) for seconds in (host_ends[0], host, host_ends[1])))
     computed = Interval(device * spread[0], device, device * spread[1])
     low, high = (end + exposed for end in ends_of_later(computed, launched))
@@ -394,7 +396,7 @@ def _share_of(part: Array | None, seconds: Array, row: int) -> float:
 
 
 def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
-    """Return notes about dtypes that the target emulates, or computes at the rate of float32."""
+    """Return notes about dtypes that the target emulates, or computes at float32's rate."""
     stood_in = sorted(dtype for dtype in dtypes & {"float16", "bfloat16"} if uses_float32_fallback(dtype, target))
     notes = [
         f"No {dtype} hardware: emulation is assumed."
@@ -409,7 +411,7 @@ def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
 
 
 def _untimed(trace: Trace, timed: WorkTimes, row: int) -> tuple[str, ...]:
-    """Return a note about kernels whose work is unknown and which have no measurement to scale; they count as zero."""
+    """Return a note about kernels that count as zero: their work is unknown and no measurement can be scaled."""
     zero = np.flatnonzero(timed.seconds[row] <= 0)
     names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
     if not names:
@@ -418,7 +420,7 @@ def _untimed(trace: Trace, timed: WorkTimes, row: int) -> tuple[str, ...]:
 
 
 def _beyond_operations(trace: Trace, own: StepCalibration, python: float) -> Iterator[str]:
-    """Yield a note about the host time outside operations, if it is a relevant part of the step."""
+    """Yield a note about the host time outside operations, if this time is a relevant part of the step."""
     seconds = python + own.residual_seconds
     is_measured = own.device_seconds > 0
     step = statistics.median(trace.measured_steps) if is_measured else trace.profiled_seconds
@@ -432,8 +434,9 @@ def _beyond_operations(trace: Trace, own: StepCalibration, python: float) -> Ite
 
 
 FAR_SHORTER: Final = 0.8
-"""Minimum ratio of the measured step to its simulation with recorded kernel times. A shorter measured step is not the
-recorded one: device-bound public recordings on their own GPU are within 10 % of the simulation."""
+"""Minimum ratio of the measured step to its simulation with recorded kernel times, for both to be the same step.
+
+Device-bound public recordings on their own GPU are within 10 % of the simulation."""
 
 
 def _too_short(trace: Trace, own: StepCalibration) -> Iterator[str]:
@@ -450,7 +453,7 @@ def _too_short(trace: Trace, own: StepCalibration) -> Iterator[str]:
 
 
 def _waited(trace: Trace, own: StepCalibration) -> Iterator[str]:
-    """Yield a note about how much shorter a step of the running loop is than steps that were timed one by one."""
+    """Yield a note about how much shorter a step is in the running loop than when steps are timed separately."""
     if own.running_share == 1:
         return
     alone = seconds_to_milliseconds(statistics.median(trace.measured_steps))
@@ -497,18 +500,17 @@ OTHER_MAKERS_SPREAD: Final = 2.0
 """Factor to either end of the interval of the device time for vendors other than NVIDIA. This is an assumption."""
 
 UNMEASURED_GPU_HALF_WIDTH: Final = 0.09
-"""Half width in log(seconds) by which the interval is widened for an unmeasured GPU, which has no measured operations
-and no published steps. All operations share this error. It includes unknown clocks, power limits and library
-efficiency.
+"""Half width in log(seconds) by which the interval is widened for an unmeasured GPU.
 
-Six chips, each with all of its boards, were left out of the training one by one. Then the times of whole models deviate
-by 0.077, which is the root mean square over chips of the mean log(measured / predicted) of a board in a table.
-`StepSpread.log_half_width` includes 0.055 of it, and this constant is 1.645 times the remainder. If each chip's value
-comes from the other five, the interval covers 94 % of 31 transformers (77 % without it) and 95 % of 106 training
-benchmarks (93 % without it). The ratio of its upper to its lower end is 1.70 and 1.68, instead of 1.64 and 1.61
-(`python -m benchmarks.accuracy FOLDER --of unseen`). A chip with measured matmul rates deviates by about as much
-(0.072); these rates leave less uncertainty for matmuls (`roofline.sustained_rate_uncertainty`).
-"""
+An unmeasured GPU has no measured operations and no published steps. All operations share this error, which includes
+unknown clocks, power limits and library efficiency.
+
+Six chips, each with all of its boards, were left out of the training one by one. The times of whole models then
+deviate by 0.077 (root mean square over chips of a board's mean log(measured / predicted) in a table).
+`StepSpread.log_half_width` includes 0.055 of this deviation. The constant is 1.645 times the remainder. If each
+chip's value comes from the other five chips, the interval covers 94 % of 31 transformers and 95 % of 106 training
+benchmarks (`python -m benchmarks.accuracy FOLDER --of unseen`). A chip with measured matmul rates deviates by about
+as much (0.072), but its matmuls are less uncertain (`roofline.sustained_rate_uncertainty`)."""
 
 SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"
 
@@ -531,11 +533,11 @@ class StepSpread:
     known_gpus: frozenset[str] = frozenset()
 
     def of_unknown(self, gpus: Sequence[Gpu], is_measured: BoolArray | None) -> Array:
-        """Return the additional half width of each GPU without measurements, shape (gpus,); 0 for the others.
+        """Return the additional half width of each GPU, shape (gpus,); 0 for a GPU with measurements.
 
         Args:
-            gpus: The GPUs.
-            is_measured: Whether operations of each GPU were measured. If None, this is unknown, and nothing is added.
+            gpus: GPUs to look up.
+            is_measured: Whether operations of each GPU were measured. None means unknown, and the result is 0.
         """
         known = np.array([gpu.name in self.known_gpus for gpu in gpus], dtype=np.bool_)
         return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
@@ -560,7 +562,7 @@ class StepSpread:
 
 
 UNCALIBRATED: Final = StepSpread(kept=1.0, log_half_width=0.0)
-"""No calibration: the intervals of the operations are kept."""
+"""Spread without calibration, which keeps the intervals of the operations."""
 
 
 @cache
@@ -570,7 +572,7 @@ def bundled_spread() -> StepSpread:
 
 
 def read_spread(path: Path) -> StepSpread:
-    """Read a spread from a file written by `write_spread` of the accuracy study.
+    """Read a spread from a file that `write_spread` of the accuracy study wrote.
 
     Raises:
         WeightsFormatError: The file does not contain a spread.

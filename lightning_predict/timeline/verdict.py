@@ -22,13 +22,13 @@ from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.timeline.simulation import HostOperation, SimulatedTimeline
 
 COMPARED_SPEED: Final = 2.0
-"""Relative speed of the GPU that `Verdict.gain` compares with."""
+"""Relative speed of the GPU that `Verdict.gain` assumes."""
 
 MAX_PARTS: Final = 8
 """Maximum number of parts of a step to show."""
 
 SMALLEST_SHARE: Final = 0.02
-"""Parts with a smaller share of the time are combined into one."""
+"""Minimum share of the time for a part to be shown alone. Smaller parts are combined."""
 
 OTHERS: Final = "other modules"
 
@@ -43,15 +43,15 @@ class Verdict:
     """Bottleneck of a step. Values are shares of the step, so they stay valid if the predicted step time is corrected.
 
     Attributes:
-        bound_by: The bottleneck: the host, which launches kernels, or the device, which runs them. For several GPUs, it
-            can also be the links between them or the pipeline bubble.
+        bound_by: Bottleneck: the host, which launches kernels, or the device, which runs kernels. For several GPUs, the
+            bottleneck can also be the links between them or the pipeline bubble.
         idle_share: Share of the step in which the device waits for the host.
-        gain: Share of the step that is saved if kernels take half as long and the host does not change. It is 0 for a
-            fully host-bound step and 0.5 for a fully device-bound step.
-        critical_path: Share of the step by module (by phase outside modules), largest first; sums to 1. A module's
-            share is the time in which the device works for this module or waits for its launches.
-        is_doubtful: Whether the bottleneck is uncertain. This is so if the host time was assumed, not measured, and its
-            interval contains the device time.
+        gain: Share of the step that a GPU saves whose kernels take half as long, with the same host. The share is 0 for
+            a fully host-bound step and 0.5 for a fully device-bound step.
+        critical_path: Share of the step by module (by phase outside modules), largest first; the shares add up to 1. In
+            a module's share, the device works for the module or waits for the module's launches.
+        is_doubtful: Whether the bottleneck is uncertain, because the host time was assumed and its interval contains
+            the device time.
     """
 
     bound_by: Bound
@@ -106,9 +106,9 @@ def verdicts(work: Sequence[HostOperation], step: SimulatedTimeline, faster: Sim
 def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
     """Group the modules of a step into at most `MAX_PARTS` parts to show.
 
-    The common prefix of all names is removed. Then the longest part is split into its children, repeatedly. This stops
-    when more than `MAX_PARTS` parts would reach `SMALLEST_SHARE` of the time. If a part has too many children, those
-    with a number as their name are merged into `*`. Smaller parts are combined into one. Example::
+    The common prefix of all names is removed. Then the longest part is split into its children repeatedly. The
+    splitting stops when more than `MAX_PARTS` parts would reach `SMALLEST_SHARE` of the time. Children with a number as
+    their name are merged into `*` if a part has too many children. Smaller parts are combined. Example::
 
         >>> parts = {"attention": 2.0, "mlp": 3.0}
         >>> seconds = {f"net.blocks.{n}.{part}": parts[part] for n in range(12) for part in parts}
@@ -163,12 +163,11 @@ def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]
 
 
 def _parts(work: Sequence[HostOperation], spent: Array) -> list[str]:
-    """Return the part of the step that each operation belongs to; outside modules, its phase in brackets.
+    """Return the part of the step to which each operation belongs: its module's group, or its phase in brackets.
 
     Args:
-        work: The operations.
-        spent: Seconds of each operation, shape (gpus, operations). The parts are the same for all GPUs, which have
-            equal weight.
+        work: Operations of the step.
+        spent: Seconds of each operation, shape (gpus, operations). All GPUs get the same parts and have equal weight.
     """
     total = spent.sum(axis=1, keepdims=True)  # (gpus, 1)
     shares = np.divide(spent, total, out=np.zeros_like(spent), where=total > 0).sum(axis=0)

@@ -1,7 +1,7 @@
 """Exports the predicted timeline of a step as a Chrome trace, for Perfetto and chrome://tracing.
 
-There is one row for the host and one for each stream. Each kernel shows which operation launched it, and how long the
-device waited for it. Example::
+The host and each stream have a row. Each kernel shows its operation, and how long the device waited for the launch.
+Example::
 
     with open("timeline.json", "w") as file:
         json.dump(chrome_trace(trace, gpu("L4"), origin=None, models=models), file)
@@ -28,13 +28,13 @@ DEVICE_PROCESS: Final = 1
 def chrome_trace(
     trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
 ) -> dict[str, Any]:
-    """Return an isolated step, at whose start the device is idle, in the Trace Event format.
+    """Return the timeline of an isolated step, at whose start the device is idle, in the Trace Event format.
 
     Args:
         trace: Trace of one step.
-        target: The GPU to predict.
+        target: GPU to predict.
         origin: GPU on which the trace was recorded, if known.
-        models: Trained models. If None, rooflines.
+        models: Trained models; None uses rooflines.
         method: See `kernels/measured_scaling.py`.
     """
     timed = predict_work_times(trace, [target], origin=origin, models=models, method=method)
@@ -71,7 +71,7 @@ def chrome_document(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def row_name(kind: Literal["process_name", "thread_name"], process: int, thread: int, name: str) -> dict[str, Any]:
-    """Return the metadata event that names a process, or one of its threads."""
+    """Return the metadata event that names a process, or a thread of the process."""
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
