@@ -20,14 +20,14 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, UserPrice, check_price
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
-from lightning_predict.run.history import HistoryRecord
 from lightning_predict.tracing.recorded_on import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
 
 if TYPE_CHECKING:
     from lightning_predict.gpus.layouts import Layout
     from lightning_predict.gpus.own_rates import OwnRates
+    from lightning_predict.kernels.interconnect import Interconnect
+    from lightning_predict.run.history import HistoryRecord
     from lightning_predict.timeline.host import Host
 
 Door = TypeVar("Door")
@@ -95,12 +95,8 @@ class Assumptions:
             check_method(self.method)
         check_price(self.usd_per_hour)
         weights_source(self.weights)
-        if not isinstance(self.interconnect, Interconnect | None):
-            raise InvalidArgumentError(
-                f"interconnect={shown(self.interconnect)} is not an Interconnect of "
-                "lightning_predict.kernels.interconnect; "
-                "give one, or None for the defaults of the GPUs."
-            )
+        if self.interconnect is not None:
+            _check_links(self.interconnect)
         check_release(self.release)
         if self.host is not None:
             _ = self.host_assumed  # raises an error for an unknown class
@@ -120,10 +116,15 @@ class Assumptions:
 
         return host_of(self.host)
 
-    @property
-    def links(self) -> Interconnect:
-        """Bandwidths of the links between GPUs: the user's, otherwise the catalogue's."""
-        return self.interconnect or CATALOGUE
+
+def _check_links(interconnect: object) -> None:
+    from lightning_predict.kernels.interconnect import Interconnect
+
+    if not isinstance(interconnect, Interconnect):
+        raise InvalidArgumentError(
+            f"interconnect={shown(interconnect)} is not an Interconnect of lightning_predict.kernels.interconnect; "
+            "give one, or None for the defaults of the GPUs."
+        )
 
 
 _ENTRY: Final = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)

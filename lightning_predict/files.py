@@ -39,6 +39,16 @@ def user_folder(kind: Literal["data", "cache"]) -> Path:
     return Path(os.devnull, "no-home-directory") if found.startswith("~") else Path(found)
 
 
+HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
+"""Environment variable with the path of the history file, or of a folder that a team shares."""
+
+
+def history_path(path: str | Path | None = None) -> Path:
+    """Return the history file or folder: `path`, else `LIGHTNING_PREDICT_HISTORY`, else the platform's default."""
+    named = path or os.environ.get(HISTORY_VARIABLE)
+    return Path(named) if named else user_folder("data") / "history.jsonl"
+
+
 def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds: float = FILE_SECONDS) -> Result:
     """Run `work` on a file with a timeout; return its result or raise its error.
 

@@ -14,7 +14,7 @@ Example::
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
@@ -101,54 +101,4 @@ OUTSIDE: Final = 0.05
 """Probability that a value is below the interval, and probability that a value is above the interval."""
 
 NORMAL_95: Final = NormalDist().inv_cdf(1 - OUTSIDE)
-"""Number of standard deviations between the middle and an end of the interval of a normal distribution."""
-
-ODDS: Final = (1 - OUTSIDE) / OUTSIDE
-"""Odds that a value is inside one end of the interval. Log-odds are linear in log time on each side of the middle."""
-
-MIN_HALF_WIDTH: Final = 1e-3
-"""Minimum half width in log time, used for an exactly known time."""
-
-HALVINGS: Final = 24
-"""Number of bisection steps when searching an end of an interval: a precision of one millionth."""
-
-
-def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, Array]:
-    """Return the 90 % interval of the maximum of two times with independent errors.
-
-    The maximum is above both times. If the intervals overlap, its low end is therefore above both low ends, and its
-    high end is slightly above both high ends. Each log time has a logistic distribution on each side of its middle.
-    """
-    import numpy as np
-
-    low, high = np.maximum(one.low, other.low), np.maximum(one.high, other.high)
-    both = (one.low < other.high) & (other.low < one.high)
-    parts = [each.map(lambda ends: ends[both]) for each in (one, other)]
-    if both.any():
-        middle = np.maximum(*(part.middle for part in parts))
-        beyond = np.maximum(*(part.high**2 / part.middle for part in parts))
-        low[both] = _by_which(parts, OUTSIDE, low[both], middle)
-        high[both] = _by_which(parts, 1 - OUTSIDE, high[both], beyond)
-    return low, high
-
-
-def _by_which(parts: Sequence[Interval[Array]], share: float, least: Array, most: Array) -> Array:
-    """Return the quantile `share` of the maximum of the times, by bisection between `least` and `most`."""
-    import numpy as np
-
-    for _ in range(HALVINGS):
-        between = np.sqrt(least * most)
-        is_early = np.prod([_share_before(part, between) for part in parts], axis=0) < share
-        least, most = np.where(is_early, between, least), np.where(is_early, most, between)
-    found: Array = np.sqrt(least * most)
-    return found
-
-
-def _share_before(part: Interval[Array], time: Array) -> Array:
-    """Return the probability that a time with this interval is below `time`."""
-    import numpy as np
-
-    away = np.log(time / part.middle)
-    half = np.where(away < 0, np.log(part.middle / part.low), np.log(part.high / part.middle))
-    share: Array = 1 / (1 + ODDS ** -(away / np.maximum(half, MIN_HALF_WIDTH)))
-    return share
+"""Standard deviations of a normal distribution from its middle to either end of an interval."""

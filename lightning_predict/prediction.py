@@ -24,15 +24,14 @@ from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction,
 from lightning_predict.cost.priced_gpus import ALL, PricedGpus, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.files import history_path
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.note import decisive
 from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.history import read_history
 from lightning_predict.run.workload import Loader, Workload, predict_run
 from lightning_predict.step_predictor import StepPredictor, layout_in_use
 from lightning_predict.ties import ordered
@@ -43,6 +42,8 @@ from lightning_predict.weights.source import AnyWeights
 
 if TYPE_CHECKING:
     from lightning_predict.gpus.own_rates import OwnRates
+    from lightning_predict.kernels.interconnect import Interconnect
+    from lightning_predict.run.history import HistoryRecord
 
 
 @fill_in_assumptions
@@ -126,7 +127,7 @@ def predict(
         offers=offers,
         usd_per_hour=usd_per_hour,
         weights=weights,
-        history=read_history() if history else (),
+        history=_earlier_runs() if history else (),
         interconnect=interconnect,
         release=release,
         host=host,
@@ -135,6 +136,14 @@ def predict(
         measured=measured,
     )
     return predict_workload(trace, layouts, workload, assumptions)
+
+
+def _earlier_runs() -> tuple[HistoryRecord, ...]:
+    if not history_path().exists():
+        return ()
+    from lightning_predict.run.history import read_history
+
+    return read_history()
 
 
 def remaining_steps(

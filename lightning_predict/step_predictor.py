@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, step_memory
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
-from lightning_predict.distributed.single_gpu import PredictionContext, SingleSteps, single_steps
+from lightning_predict.distributed.single_gpu import PredictionContext, SingleSteps, single_steps, step_of_one_process
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout
@@ -28,14 +28,6 @@ from lightning_predict.kernels.translation import translation_notes
 from lightning_predict.memory.libraries import context_bytes, nccl_bytes
 from lightning_predict.note import decisive
 from lightning_predict.reports.format import listed
-from lightning_predict.run.history import (
-    Correction,
-    HistoryRecord,
-    correction_for,
-    fingerprint_of,
-    model_fingerprint_of,
-    run_correction,
-)
 from lightning_predict.run.workload import (
     Run,
     Workload,
@@ -44,9 +36,7 @@ from lightning_predict.run.workload import (
     workload_per_replica,
     workload_with_shared_cores,
 )
-from lightning_predict.timeline.same_gpu_check import kinds_note, mean_check, mean_step
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.recorded_on import (
     check_predictable,
     code_path_notes,
@@ -60,6 +50,7 @@ from lightning_predict.tracing.trace import Trace, measured_seconds, weighted_ki
 if TYPE_CHECKING:
     from lightning_predict.distributed.layout_steps import MultiGpuStep
     from lightning_predict.extensions.embeddings.whole_step import ShardedEmbeddings
+    from lightning_predict.run.history import Correction, HistoryRecord
 
 
 @final
@@ -115,18 +106,20 @@ class StepPredictor:
         needed = targets if origin is None else (*targets, origin)
         models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)
         self.setting = PredictionContext(
-            targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.links
+            targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.interconnect
         )
         self._model_notes = () if models is None else models.notes
         kinds, self._shares = weighted_kinds(trace)
         self.kinds = tuple(single_steps(kind, self.setting) for kind in kinds)
         self._validation = None if validation is None else single_steps(validation, self.setting)
-        alone = [mean_step(steps, self._shares) for steps in zip(*(one.steps for one in self.kinds), strict=True)]
-        plain = trace.changed(without_collectives)
+        alone = [_mean_step(steps, self._shares) for steps in zip(*(one.steps for one in self.kinds), strict=True)]
+        plain = trace.changed(step_of_one_process)
         self._learnt = _learnt(plain, alone, assumptions.history, origin)
         self._forecast = forecast
         self._run_factor = None
         if self.in_use is not None and trace.measured_steps and assumptions.history:
+            from lightning_predict.run.history import fingerprint_of, run_correction
+
             self._run_factor = run_correction(assumptions.history, fingerprint_of(plain), self.in_use.name)
         self._memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
         self._work = step_work([one.timed for one in self.kinds], self._shares, trace)
@@ -189,8 +182,10 @@ class StepPredictor:
             if layout == self.in_use and layout.count > 1:
                 step = step.with_measured_steps(kind.recorded.measured_steps)
             by_kind.append(step)
-        step = mean_step(by_kind, self._shares)
+        step = _mean_step(by_kind, self._shares)
         if layout == self.in_use:
+            from lightning_predict.timeline.same_gpu_check import mean_check
+
             check = mean_check([kind.check for kind in self.kinds], self._shares)
             unmeasured = None if check is None else check.predicted_seconds
             step = replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
@@ -230,7 +225,7 @@ class StepPredictor:
             *([] if unknown_gpu is None else [unknown_gpu]),
             *_wave_scaling_note(self.setting),
             *_notes(self.kinds),
-            *kinds_note(self.trace),
+            *_kinds_note(self.trace),
             *self._model_notes,
             *(() if self._run_factor is None or self.in_use is None else (self._run_factor.note(self.in_use.name),)),
         )
@@ -323,12 +318,30 @@ def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
     return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
 
 
+def _mean_step(steps: Sequence[StepPrediction], shares: Sequence[float]) -> StepPrediction:
+    if len(steps) == 1:
+        return steps[0]
+    from lightning_predict.timeline.same_gpu_check import mean_step
+
+    return mean_step(steps, shares)
+
+
+def _kinds_note(trace: Trace) -> tuple[str, ...]:
+    if not trace.other_steps:
+        return ()
+    from lightning_predict.timeline.same_gpu_check import kinds_note
+
+    return kinds_note(trace)
+
+
 def _learnt(
     trace: Trace, steps: Sequence[StepPrediction], history: Sequence[HistoryRecord], origin: Gpu | None
 ) -> list[Correction | None]:
     """Return the correction from earlier runs for each GPU; None without matching runs."""
     if not history:
         return [None] * len(steps)
+    from lightning_predict.run.history import correction_for, fingerprint_of, model_fingerprint_of
+
     fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
     return [
         correction_for(

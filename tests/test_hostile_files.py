@@ -28,7 +28,7 @@ from lightning_predict.extensions.planning.files import read_problem
 from lightning_predict.extensions.regression.runs import read_runs
 from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.gpus.user_gpus import read_gpus
-from lightning_predict.kernels.collective import bundled_curves
+from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.observe.ledger_file import SavedLedger, read_ledger, save_ledger
 from lightning_predict.run.history import read_history
 from lightning_predict.tracing.imports import import_trace

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_predict.interval import Interval, ends_of_later
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
+from lightning_predict.uncertainty import ends_of_later
 
 STEP = Interval(4.0, 5.0, 7.0)
 

@@ -33,10 +33,10 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.timeline.host import FASTEST_HOST, SLOWEST_HOST
 from lightning_predict.timeline.step_prediction import predict_steps
 from lightning_predict.tracing.recorded_on import for_torch_release
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.uncertainty import FASTEST_HOST, SLOWEST_HOST
 
 DEVICE_SHARE: Final = 0.5
 """A device that needs less than this of a step leaves it to the host, even where it is predicted too fast by half."""

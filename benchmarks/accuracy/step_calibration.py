@@ -26,7 +26,7 @@ from lightning_predict.extensions.own_weights.training.tuning import weighted_qu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
 from lightning_predict.reports.published_cases import StepDescription
-from lightning_predict.timeline.step_prediction import StepSpread
+from lightning_predict.uncertainty import StepSpread
 
 FACTOR_DEVIATION: Final = 0.15
 """Deviation of the logarithm of a factor before any case was seen: an assumption. With it one kind of work in eight is

@@ -40,7 +40,7 @@ from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import BundledModels, UtilisationModels, kernel_models
 from lightning_predict.kernels.roofline import REDUCED
-from lightning_predict.timeline.step_prediction import StepSpread, bundled_spread
+from lightning_predict.uncertainty import StepSpread, bundled_spread
 from lightning_predict.weights.records import LoadedWeights
 from lightning_predict.weights.store import load_weights
 

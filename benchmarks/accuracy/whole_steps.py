@@ -58,8 +58,9 @@ from lightning_predict.kernels.corrections import gpu_bias_factor
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.reports.published_cases import PublishedCase, describe
-from lightning_predict.timeline.step_prediction import UNCALIBRATED, bundled_spread, predict_steps
+from lightning_predict.timeline.step_prediction import predict_steps
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.uncertainty import UNCALIBRATED, bundled_spread
 
 NOT_TRAINED_IN: Final = "double"
 """Precision of steps that are scored in their own table alone: hardly anybody trains in it."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from benchmarks.training.tables import SOURCES
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.kernels.collective import CURVES_FILE, on_curve
+from lightning_predict.kernels.families.collective import CURVES_FILE, on_curve
 from lightning_predict.units import milliseconds_to_seconds, nanoseconds_to_seconds, seconds_to_microseconds
 
 FloatArray = npt.NDArray[np.float64]
@@ -214,7 +214,7 @@ def sources_of(path: Path) -> list[str]:
 
 
 def write_curves(points: Mapping[Key, Points], path: str | Path, *, sources: Iterable[str]) -> CurveScore:
-    """Fit, score and write the file that `kernels/collective.py` reads; returns the score."""
+    """Fit, score and write the file that `kernels/families/collective.py` reads; returns the score."""
     sizes, measured = fit_curves(points)
     result = score(points)
     derived = derived_curves(measured)

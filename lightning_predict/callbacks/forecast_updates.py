@@ -34,7 +34,7 @@ from lightning_predict.callbacks.rest_prediction import (
     steps_done,
 )
 from lightning_predict.callbacks.trainer_state import batches_of_fit, forecast_inputs, prefetched_batches
-from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.files import FILE_SECONDS, history_path, in_hook
 from lightning_predict.guard import own_error
 from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import RunClock
@@ -45,7 +45,7 @@ from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.reports.format import duration, duration_interval, width_at_hand
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import lines_of_run, rank
-from lightning_predict.run.history import append_record, history_path
+from lightning_predict.run.history import append_record
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Trace
 

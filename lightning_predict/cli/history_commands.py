@@ -45,7 +45,8 @@ def history(
         model: Only runs of this model, by the digits shown in the table.
         count: Number of latest runs to print; JSON has all.
     """
-    from lightning_predict.run.history import history_files, history_path, read_history
+    from lightning_predict.files import history_path
+    from lightning_predict.run.history import history_files, read_history
 
     def is_meant(record: HistoryRecord) -> bool:
         return gpu in (None, record.layout) and (model is None or (record.model or "").startswith(model))

@@ -33,7 +33,6 @@ from lightning_predict.distributed.gradients import (
 )
 from lightning_predict.distributed.overlap import (
     OVERLAP_COSTS,
-    STRAGGLER_WAIT,
     Ends,
     Links,
     OverlapCosts,
@@ -41,7 +40,6 @@ from lightning_predict.distributed.overlap import (
     StepSplitter,
     Transfer,
     WorkSegment,
-    narrow_interval,
     overlap_transfers,
 )
 from lightning_predict.distributed.strategy import Strategy
@@ -65,6 +63,7 @@ from lightning_predict.timeline.simulation import (
 )
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
+from lightning_predict.uncertainty import OFFLOAD_SPREAD, STRAGGLER_WAIT, narrow_interval
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
 
 if TYPE_CHECKING:
@@ -81,10 +80,6 @@ PCIE_SHARE: Final = 0.8
 
 OPTIMIZER_STATES, STATE_BYTES = 3, 4
 """Number of states per parameter (Adam's two moments and the master copy), and bytes per state (float32)."""
-
-HOST_SPREAD: Final = 2.0
-"""Factor between the middle and either end of the interval, because machines differ in memory channels and CPUs.
-Assumption."""
 
 
 def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_per_node: int) -> Ends:
@@ -103,7 +98,7 @@ def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_p
     copying = trained_bytes / (PCIE_SHARE * gpu.pcie_bytes_per_second)
     traffic = 2 * state_bytes + trained_bytes  # state is read and written, gradients are read
     computing = traffic * gpus_per_node / HOST_BYTES_PER_SECOND
-    return (copying + computing) * np.array([1 / HOST_SPREAD, 1.0, HOST_SPREAD])
+    return (copying + computing) * np.array([1 / OFFLOAD_SPREAD, 1.0, OFFLOAD_SPREAD])
 
 
 # --- Steps of layouts

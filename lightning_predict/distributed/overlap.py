@@ -30,6 +30,7 @@ from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, coll
 from lightning_predict.kernels.operations import Array
 from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, SimulatedTimeline
+from lightning_predict.uncertainty import UNMEASURED_LINKS_SPREAD
 
 
 @final
@@ -272,33 +273,8 @@ class OverlapCosts:
 
 OVERLAP_COSTS: Final = OverlapCosts()
 
-STRAGGLER_WAIT: Final = np.array([0.0, 1.0, 2.5])
-"""Low end, middle and high end of the wait for the slowest GPU, relative to the mean wait."""
-
-
 Ends = Array
 """Low end, middle and high end of a 90 % interval, shape (3,)."""
-
-LAYOUT_WIDTH: Final = 0.7
-"""Width of the interval of a step on many GPUs, relative to the interval on a single GPU, on a log scale. The width
-is below 1 because large 16-bit transformers have smaller errors than other steps. With 0.65 to 0.7, the intervals
-cover 92 % of mpt_fsdp.csv and 100 % of megatron_single_node.csv, so both tables are training data (`--of
-many-gpus`). The intervals also cover all rows of the papers, which are not training data."""
-
-
-def narrow_interval(ends: Ends) -> Ends:
-    """Narrow (low, middle, high) of a step on a single GPU to the width for many GPUs (`LAYOUT_WIDTH`)."""
-    middle = ends[1]
-    if middle <= 0:
-        return ends
-    found: Ends = middle * (ends / middle) ** LAYOUT_WIDTH
-    return found
-
-
-MACHINE_SPREAD: Final = 2.5
-"""Factor between the middle and either end of the interval of a collective's time on machines without measurements.
-The interval covers 90 % of published machines whose links work properly (`python -m benchmarks.accuracy` prints the
-bandwidths)."""
 
 
 @final
@@ -384,6 +360,6 @@ class Links:
             groups_per_node=self.groups_per_node * groups_per_node,
         )
         has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else by machine type
-        spread = MACHINE_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0
+        spread = UNMEASURED_LINKS_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0
         found = found.widened(spread).scaled(self.slowdown)
         return list(np.stack([found.low, found.middle, found.high], axis=1))  # (3,) for each message

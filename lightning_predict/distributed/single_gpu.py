@@ -2,24 +2,25 @@
 
 Example::
 
-    setting = PredictionContext((gpu("L4"),), None, models, "auto", UNKNOWN_HOST, CATALOGUE)
+    setting = PredictionContext((gpu("L4"),), None, models, "auto", UNKNOWN_HOST)
     single_steps(trace, setting).steps[0].seconds
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.host import Host
-from lightning_predict.timeline.same_gpu_check import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
-from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.collectives import without_collectives
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from lightning_predict.kernels.interconnect import Interconnect
+    from lightning_predict.timeline.same_gpu_check import SameGpuCheck
 
 
 @final
@@ -33,7 +34,7 @@ class PredictionContext:
         models: Trained kernel models; None uses rooflines.
         method: How kernels are predicted, see `kernels/measured_scaling.py`.
         host: Assumptions about the CPU.
-        interconnect: Known properties of the links between GPUs.
+        links: Known properties of the links between GPUs; None without any.
     """
 
     gpus: tuple[Gpu, ...]
@@ -41,7 +42,14 @@ class PredictionContext:
     models: KernelModels | None
     method: str
     host: Host
-    interconnect: Interconnect
+    links: Interconnect | None = None
+
+    @property
+    def interconnect(self) -> Interconnect:
+        """The links between GPUs: the user's figures, otherwise the catalogue's."""
+        from lightning_predict.kernels.interconnect import CATALOGUE
+
+        return self.links or CATALOGUE
 
 
 @final
@@ -66,11 +74,25 @@ class SingleSteps:
     check: SameGpuCheck | None
 
 
+def step_of_one_process(trace: Trace) -> Trace:
+    """Remove the communication between processes, and step times that include it."""
+    if trace.world_size == 1:
+        return trace
+    from lightning_predict.tracing.collectives import without_collectives
+
+    return without_collectives(trace)
+
+
 def single_steps(trace: Trace, setting: PredictionContext) -> SingleSteps:
     """Predict the step on a single GPU of each model."""
-    alone = without_collectives(trace)
-    check = same_gpu_check(alone, setting.origin, setting.models)
+    alone = step_of_one_process(trace)
     timed = predict_work_times(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
+    if setting.origin is None or not alone.measured_steps:
+        steps = predict_steps(alone, timed, setting.gpus, origin=setting.origin, host=setting.host)
+        return SingleSteps(trace, alone, timed, setting.host, steps, None)
+    from lightning_predict.timeline.same_gpu_check import corrected_iterations, corrected_work, same_gpu_check
+
+    check = same_gpu_check(alone, setting.origin, setting.models)
     steps = corrected_iterations(alone, timed, setting.gpus, origin=setting.origin, check=check, host=setting.host)
     work, factor = corrected_work(alone, timed, check)
     return SingleSteps(trace, alone, work, setting.host.scaled(factor), steps, check)

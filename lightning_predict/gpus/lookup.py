@@ -22,7 +22,6 @@ from typing import Final
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.gpus.slices import slice_of
 from lightning_predict.units import bytes_to_gibibytes, gibibytes_to_bytes
 
 SEPARATORS: Final = re.compile(r"[\s_-]+")
@@ -113,6 +112,8 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
         raise InvalidArgumentError(f"memory_bytes={memory_bytes!r} is not a size; expected bytes above 0.")
     candidates = _catalogue_index().get(normalise(name))
     if candidates is None and (parts := _SLICE.fullmatch(name)) is not None:
+        from lightning_predict.gpus.slices import slice_of
+
         return slice_of(gpu(parts["gpu"], memory_bytes=None), parts["profile"])
     if candidates is None and (parts := _VIRTUAL.fullmatch(name)) is not None:
         return _virtual(gpu(_VIRTUAL_BOARDS.get(parts["gpu"].upper(), parts["gpu"])), int(parts["gib"]), parts["kind"])

@@ -37,8 +37,9 @@ from lightning_predict.gpus.layouts import NVLINK_DOMAINS, Layout, in_domains, l
 from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.gpus.slices import BETWEEN, is_slice
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, CollectiveCurves, bundled_curves
-from lightning_predict.kernels.operations import Array, shape_batch
+from lightning_predict.kernels.families.collective import CollectiveCurves, bundled_curves
+from lightning_predict.kernels.operations import COLLECTIVES, Array, shape_batch
+from lightning_predict.uncertainty import PCIE_SPREADS, UNFITTED_SPREAD, UNKNOWN_PCIE_SPREAD
 from lightning_predict.units import MICROSECOND, bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
 
 NETWORK_BYTES_PER_SECOND: Final = {
@@ -86,11 +87,13 @@ class PcieMachine:
 
 
 PCIE_MACHINES: Final[Mapping[str, PcieMachine]] = {
-    "switch": PcieMachine("cards that reach each other's memory through PCIe switches", 0.62, 1.35),
-    "root": PcieMachine("cards that reach each other's memory through the processor", 0.68, 1.35),
-    "host": PcieMachine("no access to each other's memory, so that each byte passes the host's", 0.48, 1.4),
+    "switch": PcieMachine("cards that reach each other's memory through PCIe switches", 0.62, PCIE_SPREADS[0]),
+    "root": PcieMachine("cards that reach each other's memory through the processor", 0.68, PCIE_SPREADS[1]),
+    "host": PcieMachine("no access to each other's memory, so that each byte passes the host's", 0.48, PCIE_SPREADS[2]),
     "virtual": PcieMachine(
-        "no access to each other's memory in a virtual machine or a container, or one link that all share", 0.1, 2.0
+        "no access to each other's memory in a virtual machine or a container, or one link that all share",
+        0.1,
+        PCIE_SPREADS[3],
     ),
 }
 """Kinds of PCIe machines, by the keyword of `Interconnect`.
@@ -104,8 +107,6 @@ The shares come from published nccl-tests of large messages (these are training 
 * 0.05 to 0.16 among four and eight L40S of a machine without peer access.
 * 0.08 implied by Sia's steps of eight 2080 Ti."""
 
-UNKNOWN_SPREAD: Final = 2.0
-"""Factor to either end of the interval if the kind of PCIe machine is unknown. The interval spans a factor of four."""
 
 PCIE_4_BYTES_PER_SECOND: Final = gigabytes_to_bytes(32)
 
@@ -120,11 +121,11 @@ def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
     if word is not None:
         return PCIE_MACHINES[word]
     if gpu.has_peer_access:
-        return PcieMachine("cards that reach each other's memory", 0.62, UNKNOWN_SPREAD)
+        return PcieMachine("cards that reach each other's memory", 0.62, UNKNOWN_PCIE_SPREAD)
     if gpu.pcie_bytes_per_second < PCIE_4_BYTES_PER_SECOND:  # a PCIe 3 machine, where several cards share a link
         return PCIE_MACHINES["virtual"]
     words = "cards whose bytes pass the host's memory, on a machine of their own"
-    return PcieMachine(words, 0.5, UNKNOWN_SPREAD)
+    return PcieMachine(words, 0.5, UNKNOWN_PCIE_SPREAD)
 
 
 RING_HOP_SECONDS: Final = 4 * MICROSECOND

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, final, get_args
+from typing import Final, Literal, final, get_args
 
 import numpy as np
 
@@ -53,18 +53,24 @@ from lightning_predict.kernels.timing import (
     KernelModels,
     TimedBy,
     predict_operation_times,
-    summed_by_owner,
     uses_float32_fallback,
 )
-from lightning_predict.kernels.translation import UNKNOWN_SPREAD, WorkItem, work_items
+from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.tracing.trace import Flags, Kernel, Phase, Trace
+from lightning_predict.uncertainty import (
+    MEASURED_SPREAD,
+    OWN_SCATTER,
+    SHARED_SCATTER,
+    UNKNOWN_OPERATION_SPREAD,
+    WAVE_SPREAD,
+    of_ratio,
+    summed_by_owner,
+    trusted,
+)
 
 Method = Literal["auto", "mlp", "wave"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
-WAVE_SPREAD: Final = 1.42
-"""Factor to either end of the interval of a wave-scaled time. It covers 90 % of 793 operations with the same code, of
-one ResNet-50 step on a V100 and an A100, in both directions."""
 
 KernelRelation = Literal["same code", "same units", "other units"]
 KERNEL_RELATIONS: Final[tuple[KernelRelation, ...]] = get_args(KernelRelation)
@@ -81,30 +87,6 @@ errors at the powers 0, 1/2, 3/4 and 1, and with each GPU left out of the choice
 0.029 and 0.029; same units 0.102, 0.094, 0.099, 0.109 and 0.096; other units 0.366, 0.382, 0.455, 0.514 and 0.356. For
 the same units, the errors at several powers are similar; whole steps select 3/4 (`timeline/same_gpu_check.py`). Study:
 `python -m benchmarks.accuracy FOLDER --of pairs`."""
-
-SHARED_SCATTER: Final = 0.3
-OWN_SCATTER: Final = 0.4
-"""Sizes (in log) of the residual of a family and of an operation, at which half of the residual counts.
-
-They apply if neural networks were trained on measurements of both GPUs. Chosen from 0.05 to 0.4 and 0.1 to 0.6 on 1,082
-pairs of GPUs, with steps of twelve problems to which no network was fitted. The median errors without the measurement,
-with `RATIO_EXPONENTS` alone, and with these sizes are: vector 0.0107, 0.0147, 0.0107; attention 0.0468, 0.0470, 0.0463;
-convolutions 0.0419, 0.0510, 0.0419; 16-bit matmuls 0.0396, 0.0493, 0.0402; float32 matmuls 0.0698, 0.0860, 0.0704.
-Study: `python -m benchmarks.accuracy FOLDER --of pairs`."""
-
-PAIR_SPREAD: Final[Mapping[KernelRelation, float]] = {
-    "same code": math.exp(0.065),
-    "same units": math.exp(0.194),
-    "other units": 1.0,
-}
-"""Minimum factor to either end of the interval of a ratio. It is the conformal 90 % quantile of the errors in the same
-study, on operations with a neural network.
-
-If the interval of the prediction itself is wider, it is used. For 793 operations with the same code, of one ResNet-50
-step on a V100 and an A100, it covers 89 % of the errors, in both directions."""
-
-MEASURED_SPREAD: Final = 1.05
-"""Factor to either end of the interval of a time measured on the same GPU. Repeated runs differ by a few per cent."""
 
 
 @final
@@ -213,7 +195,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         items=items,
         families=tuple(_family(trace, item) for item in items),
         phases=tuple(trace.operations[item.operations[0]].phase for item in items),
-        interval=replace(interval, high=interval.high * np.where(unknown, UNKNOWN_SPREAD, 1.0)),
+        interval=replace(interval, high=interval.high * np.where(unknown, UNKNOWN_OPERATION_SPREAD, 1.0)),
         shares=shares,
         extrapolated_share=base_share,
         is_measured=np.array([models is not None and models.has_measured(gpu.name) for gpu in gpus], dtype=np.bool_),
@@ -253,16 +235,10 @@ def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], ori
         known = _known(direct)
         shrunk = transferable_residuals(carried, _groups(direct, by_ratio))
         carried = exponent * np.where(known[:-1] & known[-1], shrunk, carried)
-    least = np.array([PAIR_SPREAD[each] for each in KERNEL_RELATIONS])[kinship]
 
     by_waves = Interval.from_factor(_wave_scaled(direct.items, kernels, gpus, origin, trace, method), WAVE_SPREAD)
     scaled = alone.seconds * np.exp(carried)
-    whole = np.where(alone.seconds > 0, alone.seconds, 1.0)
-    by_models = Interval(
-        scaled * np.minimum(alone.interval.low / whole, 1 / least),
-        scaled,
-        scaled * np.maximum(alone.interval.high / whole, least),
-    )
+    by_models = of_ratio(alone.interval, scaled, kinship)
     is_measured = np.array([[target == origin] for target in gpus]) & ~missing  # (gpus, items)
     is_modelled = (by_ratio | missing) & ~is_measured
     is_waved = ~is_modelled & ~is_measured
@@ -319,12 +295,8 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
         mine = groups == number
         shared = float(np.median(residuals[mine]))
         own = residuals[mine] - shared
-        believed[mine] = shared * _trust(shared, SHARED_SCATTER) + own * _trust(own, OWN_SCATTER)
+        believed[mine] = trusted(shared, SHARED_SCATTER) + trusted(own, OWN_SCATTER)
     return believed
-
-
-def _trust(residual: Any, scatter: float) -> Any:
-    return residual**2 / (residual**2 + scatter**2)
 
 
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:

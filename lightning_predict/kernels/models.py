@@ -48,7 +48,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Final, Literal, final
+from typing import TYPE_CHECKING, Final, Literal, final
 
 import numpy as np
 
@@ -57,11 +57,10 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
-from lightning_predict.kernels.collective import COLLECTIVES, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import (
+    COLLECTIVES,
     Array,
     BoolArray,
     IndexArray,
@@ -73,8 +72,12 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, with_sustained_peaks
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.ties import clearly_less
+from lightning_predict.uncertainty import CARRIED_SCATTER, independent, of_network, trusted
 from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
+
+if TYPE_CHECKING:
+    from lightning_predict.kernels.families.collective import CollectiveCurves
 
 # --- All models of the package
 
@@ -82,14 +85,13 @@ from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights
 @final
 @dataclass(frozen=True)
 class BundledModels:
-    """All trained models: neural networks that predict utilisation, and curves of collectives.
+    """All trained models: neural networks that predict utilisation, and the bundled curves of collectives.
 
     Attributes:
         notes: Messages for the user about missing weights.
     """
 
     networks: UtilisationModels
-    collectives: CollectiveCurves
     notes: tuple[str, ...] = ()
 
     def for_gpu(self, gpu_name: str) -> BundledModels:
@@ -123,7 +125,11 @@ class BundledModels:
 
     def _serving(self, operation: str) -> CollectiveCurves | UtilisationModels:
         """Return the model of an operation; the neural networks raise the error for unsupported operations."""
-        return self.collectives if operation in COLLECTIVES else self.networks
+        if operation not in COLLECTIVES:
+            return self.networks
+        from lightning_predict.kernels.families.collective import bundled_curves
+
+        return bundled_curves()
 
 
 def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> BundledModels:
@@ -160,7 +166,6 @@ def _loaded(
     return BundledModels(
         networks=UtilisationModels(weights),
         notes=weights.notes,
-        collectives=bundled_curves(),
     )
 
 
@@ -173,20 +178,6 @@ that apply to every source of times follow in `timing.BOUNDS`."""
 OTHER_HALF: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
 """For each 16-bit dtype, the other one that the same units compute."""
 
-CARRIED_SCATTER: Final = 0.15
-"""Size (in log) of a deviation of which half is transferred from one 16-bit dtype of a GPU to the other dtype.
-
-The deviation is the measured time of the GPU's own matmuls, divided by the time from the base network. Its size is an
-assumption: the base network has errors of 8 to 18 % on GPUs without measurements. The L40S's bfloat16 matmuls take 1.3
-to 1.45 times the base network's time, because its power limit lowers the clock; there are no float16 measurements of
-this GPU. With this rule, milabench's float16 steps with large matmuls improve from 7 to 20 % too fast to 2 to 15 %
-(BERT, ConvNeXt on the L40S; no value was fitted to them). The H100-SXM has measurements in both dtypes. Its float16
-matmuls from 1,024 on differ by 3 to 7 % from the base network's times, and by 5 to 11 % from a full transfer of the
-deviation in bfloat16. Therefore deviations that are smaller than the networks' errors are not transferred.
-
-The same correction applies to boards of a measured chip that have no more power and no measured rate. No value was
-fitted for this: on the RTX 6000 Ada, which has the L40S's chip, the median error of 14 training benchmarks decreases
-from 13.5 to 10.4 %. The bias decreases from 10 to 5 % too fast."""
 
 WEAKER: Final = (1.5, 2.25)
 """Factors by which all figures of a GPU are divided to get weaker versions of it, for comparison. The second factor is
@@ -379,7 +370,7 @@ class UtilisationModels:
                 cards, twin = [tellers[row][0] for row in rows], replace(batch, dtype=dtype)
                 ratio = self._estimated(twin, cards).seconds / self._by_cross_gpu_model._estimated(twin, cards).seconds
                 said = np.maximum(np.log(ratio), 0.0)
-                factor[rows] = np.exp(said * said**2 / (said**2 + CARRIED_SCATTER**2))
+                factor[rows] = np.exp(trusted(said, CARRIED_SCATTER))
         return replace(found, interval=found.interval.scaled(factor))
 
     def _teller(self, gpu: Gpu, dtype: str) -> tuple[Gpu, str] | None:
@@ -430,10 +421,9 @@ class UtilisationModels:
         seconds = np.maximum(self._clamp_to_weaker_gpu(family, batch, gpus, lesser), floor)
         steps = zip(NETWORK_BOUNDS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
-        spread = np.exp(half_widths).reshape(everything.shape)  # (gpus, problems)
         said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(larger, seconds))
-        high = said * spread * family.upper_interval_factor(batch)
-        interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
+        odd = family.upper_interval_factor(batch)
+        interval = of_network(seconds, said, half_widths.reshape(everything.shape), odd, bound)
         held = {name: clearly_less(after, before) for name, before, after in steps}
         return Estimate(interval, by_base.reshape(everything.shape), held)
 
@@ -534,7 +524,7 @@ class UtilisationModels:
         log_utilisation = predict_log_utilisations(serving, owners, np.where(is_base[:, None], by_base, features))
         widths = np.array([_half_width(network, serving[-1], batch) for network in serving])[owners]
         doubts = np.array([family.log_uncertainty(gpu, batch.dtype) for gpu in cards])[np.nonzero(asked)[0]]
-        widths = np.where(is_base, np.hypot(widths, doubts), widths)
+        widths = np.where(is_base, independent(widths, doubts), widths)
         floor = np.maximum(roofline_seconds(part, cards, least=True), family.least_seconds(part, cards))
         reference = np.where(is_base, reference_seconds(part, seen)[asked], reference_seconds(part, cards)[asked])
         seconds: Array = np.maximum(reference * np.exp(-log_utilisation), floor[asked])

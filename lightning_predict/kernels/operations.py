@@ -50,6 +50,9 @@ COMPUTE_BYTES: Final[Mapping[str, float]] = {
 }
 """Bytes of one element by compute dtype. `tf32` is float32 data whose matmuls run in TF32."""
 
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
+"""Operations of several GPUs, which `families/collective.py` times."""
+
 
 @final
 @dataclass(frozen=True, slots=True)

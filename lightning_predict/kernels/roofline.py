@@ -62,6 +62,7 @@ from lightning_predict.kernels.operations import (
     operation_spec,
     register,
 )
+from lightning_predict.uncertainty import rate_half_width
 
 # --- Peaks, and the lower bound on a kernel's time
 
@@ -190,13 +191,6 @@ reaches 800 in bfloat16 on the H100, so the ratios of the times are 0.60 to 0.52
 The inference kernels of `matmul_fp8` take 0.63 (H100) and 0.58 (H200) from 8,192 rows up. No times of whole steps were
 used. On Blackwell, the ratio of the peaks is used unchanged."""
 
-POWER_RATE_UNCERTAINTY: Final = 0.5
-"""Maximum half width, in log(rate), of the interval due to power. It decreases with the share of the rate lost to
-power.
-
-At the power limit, the temperature of a card and the values that it multiplies determine the clock. Between two
-sources, times differ by a factor of 1.7 for float32 matmuls on the L4, 1.3 for bfloat16 matmuls on the L40S, and 1.2
-for float32 matmuls on the T4. Power takes a half, a quarter and a quarter of these rates."""
 
 HOPPER_TF32: Final = 1.08
 """Time of a TF32 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks.
@@ -207,10 +201,6 @@ with sides of 2,048 to 10,240 on an H100, an H800 and an H20 take 1.9 to 2.1 tim
 rows of `matmul_tf32` are training data). Twelve TF32 steps on the H100-PCIe were not used for this choice. Their median
 error is 7.5 % with this value, and 8.5 % with 1.13."""
 
-UNMEASURED_RATE_UNCERTAINTY: Final = 0.12
-"""Half width in log(rate) without a measured rate: 90 % quantile of the errors on GPUs left out of the fit, except
-float32.
-"""
 
 TRANSPOSED_WATTS: Final = 1.6
 TRANSPOSED_WATTS_ON_TURING: Final = 1.3
@@ -248,8 +238,7 @@ def sustained_rate_uncertainty(gpu: Gpu, dtype: str) -> float:
     """Return the half width of a sustained rate's interval in log(FLOP/s)."""
     if dtype not in REDUCED or not has_units(gpu, dtype) or dtype not in gpu.peak_flops_per_second:
         return 0.0
-    by_power = POWER_RATE_UNCERTAINTY * (1 - _share_of_power(gpu, dtype))
-    return math.hypot(by_power, UNMEASURED_RATE_UNCERTAINTY) if _measured_flops(gpu, dtype) is None else by_power
+    return rate_half_width(_share_of_power(gpu, dtype), is_measured=_measured_flops(gpu, dtype) is not None)
 
 
 def _measured_flops(gpu: Gpu, dtype: str) -> float | None:
@@ -354,10 +343,6 @@ data)."""
 FOUND_COST: Final = 0.56
 """Time of a softmax whose rows hit the L2 cache, relative to one whose rows miss. It is 0.56 in those rows, without the
 look-up of the targets. Two of its four passes still access DRAM."""
-
-LATENCY_SPREAD: Final = 1.3
-"""Factor to either end of the interval of a time that one of these limits determines. This is an assumption: the
-constants above agree within 10 to 20 % if more than one GPU was measured."""
 
 
 HOST_COPY_BYTES_PER_SECOND: Final = 11e9

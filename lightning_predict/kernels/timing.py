@@ -22,8 +22,6 @@ float32, sources use float32 instead (`TimingRequest.computed`). Example::
     'roofline'
     >>> compute_dtype_on("tf32", gpu("T4")), uses_float32_fallback("bfloat16", gpu("T4"))
     ('float32', True)
-    >>> summed_by_owner(np.array([[1.0, 2.0, 4.0]]), np.array([1, 0, 1]), 2)
-    array([[2., 5.]])
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ from lightning_predict.kernels.operations import (
     surrogates_of,
 )
 from lightning_predict.kernels.roofline import (
-    LATENCY_SPREAD,
     float8_ratio,
     l2_miss_time_share,
     minimum_latencies,
@@ -65,6 +62,13 @@ from lightning_predict.kernels.roofline import (
     tf32_ratio,
 )
 from lightning_predict.ties import clearly_less
+from lightning_predict.uncertainty import (
+    LATENCY_SPREAD,
+    ROOFLINE_SPREAD,
+    SURROGATE_SPREAD,
+    above_minimum_work,
+    summed_by_owner,
+)
 from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.records import MeasuredFactor
 
@@ -184,26 +188,6 @@ def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
     return uses_float32_fallback(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
 
 
-def summed_by_owner(values: Array, owners: IndexArray, count: int) -> Array:
-    """Sum the columns of each owner.
-
-    Args:
-        values: Shape (gpus, parts).
-        owners: Owner of each part, shape (parts,), each below `count`.
-        count: Number of owners.
-
-    Returns:
-        Shape (gpus, count); 0 for owners without parts.
-    """
-    if values.shape[1] == count and np.array_equal(owners, np.arange(count)):
-        return values  # one part each
-    rows = values.shape[0]
-    # A single flat histogram: the owners of row r start at r x count.
-    flat = (owners[None, :] + count * np.arange(rows)[:, None]).ravel()
-    total = np.bincount(flat, weights=values.ravel(), minlength=rows * count)
-    return total.astype(np.float64).reshape(rows, count)
-
-
 # --- Times of all problems
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
@@ -214,27 +198,6 @@ SHORTEST_KERNEL_SECONDS: Final = 2 * MICROSECOND
 """Minimum kernel time, which is the time of a kernel without work. Matmuls of one tile, replayed from CUDA graphs, take
 1.5 to 2.5 µs on nine GPUs."""
 
-ROOFLINE_SPREAD: Final = 1.6
-"""Factor to either end of the interval of a prediction from the roofline alone. This assumption is deliberately
-wide."""
-
-SURROGATE_SPREAD: Final = 1.3
-"""Factor by which the interval is widened further if a sibling dtype or a surrogate is used.
-
-This is a conservative assumption: with it, the intervals cover 90 % of published times of recurrent layers, norms and
-backward passes (`benchmarks/training/surrogates.py`)."""
-
-FLOAT32_FALLBACK_SPREAD: Final = 2.0
-"""Factor by which the interval is widened further if float32 replaces a dtype that the GPU computes no faster.
-
-This is an assumption. On the P100, matmuls in float16 take 0.72 to 1.04 times as long as in float32, and convolutions
-0.55 to 1.6 times (90 % of DeepBench's rows, which are therefore no test of it). For emulated bfloat16, only one rate of
-large matmuls is known for each GPU, 0.28 (M40) to 0.66 (V100) of the float32 peak. Three reports for one card (T4: 2.0
-to 2.5 TFLOP/s) differ by 20 %. There are no measurements of other shapes and operations."""
-
-MIN_SPREAD: Final = 1.02
-"""Minimum factor between the middle and either end of an interval. This is an assumption: repeated timings of one
-kernel differ by as much, and no kernel reached its bound in measurements."""
 
 SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensor": {
@@ -794,11 +757,6 @@ def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> Op
     If float32 replaces another dtype, the kernels for float32 count as a proxy, and the interval is wider.
     """
     stands_in = question.is_float32_fallback  # (problems,)
-    spread = np.where(stands_in, FLOAT32_FALLBACK_SPREAD, 1.0)
-    bound = question.least  # (gpus, problems)
-    seconds = np.maximum(times.seconds, MIN_SPREAD * bound)
-    low = np.maximum(np.minimum(times.interval.low / spread, seconds / MIN_SPREAD), bound)
-    high = np.maximum(np.maximum(times.interval.high, seconds) * spread, seconds * MIN_SPREAD)
     trained, copied = times.shares["mlp"], times.shares["bytes"]
     shares: dict[TimedBy, Array] = {
         "mlp": np.where(stands_in, 0.0, trained),
@@ -807,7 +765,8 @@ def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> Op
         "formula": times.shares["formula"],
         "roofline": times.shares["roofline"],
     }
-    return OperationTimes(Interval(low, seconds, high), shares, times.extrapolated_share)
+    interval = above_minimum_work(times.interval, question.least, stands_in)
+    return OperationTimes(interval, shares, times.extrapolated_share)
 
 
 def _float32_holds(asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:

@@ -294,10 +294,6 @@ def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple
 
 # --- Notes for the user
 
-UNKNOWN_SPREAD: Final = 10.0
-"""Additional factor to the upper interval end for an operation of which only the bytes are known. This is an
-assumption: factorising a large matrix (`linalg.solve`, 4096 x 4096, float32) takes at least 20 times as long as copying
-it on an H100."""
 
 SHARE_TO_NAME: Final = 0.01
 """Minimum share of the time of an operation that a note names."""

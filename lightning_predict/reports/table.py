@@ -28,7 +28,6 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.escaping import terminal_text
 from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.gpus.records import NVIDIA
-from lightning_predict.guard import own_error
 from lightning_predict.interval import Interval
 from lightning_predict.note import is_decisive, is_detail
 from lightning_predict.reports.format import (
@@ -921,6 +920,8 @@ def print_text(text: Callable[[], str], write: Callable[[str], object] = print) 
         characters = safe if encoding.lower().startswith("utf") else safe.translate(_ASCII)
         write(characters.encode(encoding, "replace").decode(encoding))
     except Exception as error:
+        from lightning_predict.guard import own_error
+
         own_error(error)
         return f"{type(error).__name__}: {error}"
     return None

@@ -24,16 +24,12 @@ from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import reject_irregular, user_folder
-from lightning_predict.interval import NORMAL_95
-from lightning_predict.run.batch_size import line_through
+from lightning_predict.files import history_path, reject_irregular
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction
 
-HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
-"""Environment variable with the path of the history file, or of a folder that a team shares."""
 
 RUNS_THAT_COUNT: Final = 10
 """A correction is the median over at most this number of latest runs of a model on a GPU."""
@@ -142,12 +138,6 @@ def model_fingerprint_of(trace: Trace) -> str | None:
     return hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:32]
 
 
-def history_path(path: str | Path | None = None) -> Path:
-    """Return the path of the history: `path`, `LIGHTNING_PREDICT_HISTORY`, or the platform's default."""
-    named = path or os.environ.get(HISTORY_VARIABLE)
-    return Path(named) if named else user_folder("data") / "history.jsonl"
-
-
 def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path:
     """Append a run to the history file in a single write, so that runs ending at the same time do not mix lines.
 
@@ -250,12 +240,13 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
     if not alike:
         return None
     ratios = [0.0, *(math.log(one.actual_seconds / one.predicted_seconds) for one in alike)]
-    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    from lightning_predict.uncertainty import spread_of_mean
+
     return Correction(
         step=1.0,
         run=math.exp(statistics.fmean(ratios)),
         runs=len(alike),
-        run_spread=math.exp(NORMAL_95 * error),
+        run_spread=spread_of_mean(ratios),
     )
 
 
@@ -271,6 +262,8 @@ def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction,
     if len(times) < 2 or not min(times) / MAX_EXTRAPOLATION <= samples <= max(times) * MAX_EXTRAPOLATION:
         return None
     medians = {size: statistics.median(found[-RUNS_THAT_COUNT:]) for size, found in sorted(times.items())}
+    from lightning_predict.run.batch_size import line_through
+
     seconds = line_through(medians).at(samples)
     if seconds <= 0:
         return None

@@ -45,6 +45,7 @@ from lightning_predict.timeline.simulation import (
     simulate_timeline,
 )
 from lightning_predict.tracing.trace import Kernel, Trace
+from lightning_predict.uncertainty import MEASURED_HOST_SPREAD, PROFILED_SPREAD, STACKS_SPREAD
 from lightning_predict.units import MICROSECOND
 
 GAP_SECONDS: Final = 1 * MICROSECOND
@@ -68,20 +69,6 @@ SLOWEST_PROFILER: Final = 20.0
 
 HOST_TOLERANCE: Final = 0.02
 """Relative tolerance. A step time this close to the device time contains no information about the host."""
-
-PROFILED_SPREAD: Final = 2.0
-"""Maximum speedup of the host without the profiler. This value is an assumption: no published run has both times.
-
-The profiler's events alone take a third of the host time in recordings of ResNet-50."""
-
-STACKS_SPREAD: Final = 5.0
-"""Maximum speedup of the host without the profiler, if the profiler recorded Python stacks. For a ResNet-50 of 1,715
-operations, the host needed 44 ms without stacks and 192 ms with stacks, on two machines."""
-
-MACHINE_SPREAD: Final = 1.25
-"""Factor to either end of the interval of a measured host time.
-
-This value is an assumption: other GPUs are in machines with other CPUs."""
 
 
 @final
@@ -114,6 +101,12 @@ class StepCalibration:
     is_host_assumed: bool = False
 
 
+def measured_host(host: HostModel | None = None, *, slower: float = 1.0) -> HostModel:
+    """Return a host with the interval of a measured one, which the profiler may have slowed by a factor."""
+    low, high = 1 / slower / MEASURED_HOST_SPREAD, MEASURED_HOST_SPREAD
+    return replace(host or HostModel(), low_factor=low, high_factor=high)
+
+
 def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
     """Calibrate the host and the corrections with the measured step.
 
@@ -127,7 +120,7 @@ def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: H
         return _of_shapes(trace, timed, origin, target)
     is_recorded = has_recorded_launches(trace)
     slower = STACKS_SPREAD if trace.has_python_stacks else PROFILED_SPREAD
-    host = HostModel(low_factor=1 / slower / MACHINE_SPREAD, high_factor=MACHINE_SPREAD) if is_recorded else HostModel()
+    host = measured_host(slower=slower) if is_recorded else HostModel()
     gap = recorded_gap(trace)
     if origin is None or not trace.measured_steps:
         own = replace(host, factor=target.measured_factor) if is_recorded else target.default_model
@@ -156,7 +149,7 @@ def _of_shapes(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host)
     if order.waits or walked <= 0:
         return StepCalibration(host=host, is_host_assumed=True)
     own = target.measured_factor * statistics.median(trace.host_seconds_unprofiled) / walked
-    return StepCalibration(host=HostModel(factor=own, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD))
+    return StepCalibration(host=measured_host(HostModel(factor=own)))
 
 
 @final
@@ -228,7 +221,7 @@ def _held_against(trace: Trace, timed: WorkTimes, host: HostModel, gap: float, f
     overlap = explained - replay.seconds(own=own, gap=own_gap) if steps == 1 else 0.0
     share = (step - overlap) / measured if measured > 0 and has_recorded_launches(trace) else 1.0
     if is_host_bound or read is not None:
-        host = replace(host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
+        host = measured_host(host)
     return StepCalibration(
         host=replace(host, factor=own * factor),
         gap_seconds=own_gap,

@@ -40,6 +40,7 @@ from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.tracing.trace import Kernel, Operation, Phase, Trace
+from lightning_predict.uncertainty import FASTEST_HOST, HOST_CLASS_SPREADS, SLOWEST_HOST
 from lightning_predict.units import MICROSECOND, microseconds_to_seconds
 
 # --- Host models and the table
@@ -149,22 +150,6 @@ the hosts of its T4s and L40Ss, regardless of the number of kernels. On a host t
 ms."""
 
 
-FASTEST_HOST, SLOWEST_HOST = 0.5, 1.5
-"""Ends of the 90 % interval of the time of an unmeasured host, relative to the table.
-
-For each machine with published launch-bound steps, the medians of measured time divided by tabled time are:
-KernelBench's machines 0.53 (Lambda Labs), 0.54 (matx3), 1.02 (babel), 1.08 and 1.18 (two of modal's); torchvision's RTX
-2080 Ti 1.04 (inference) and 1.09 (training), and RTX 3090 1.20 and 1.16; milabench's H100 1.19. Two machines launch
-twice as fast as the others, and no machine is much slower.
-
-If machines have equal weight, 95 % of the rows lie below 1.43, or below 1.39 to 1.44 if one machine is left out. The
-bound is 1.51 if rows with a device time of up to 0.6 of the step are included. The upper end is slightly higher than
-this, because there are few machines. The lower end includes the two fast machines, but not their own scatter. To
-reproduce this study, with predictions for machines that were left out: `python -m benchmarks.accuracy FOLDER --of
-hosts`.
-"""
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -210,17 +195,16 @@ class Host:
 UNKNOWN_HOST: Final = Host()
 
 HOSTS: Final[Mapping[str, Host]] = {
-    "fast": Host(0.55, 1.3, "fast"),
-    "median": Host(1.1, 1.35, "median"),
-    "slow": Host(1.8, 1.5, "slow"),
+    "fast": Host(0.55, HOST_CLASS_SPREADS[0], "fast"),
+    "median": Host(1.1, HOST_CLASS_SPREADS[1], "median"),
+    "slow": Host(1.8, HOST_CLASS_SPREADS[2], "slow"),
 }
 """Host classes by launch speed.
 
-The machines are listed in the docstring of `SLOWEST_HOST`. The class `fast` describes the two machines that launch
-twice as fast as the others. The class `median` describes the other six machines, which take 1.02 to 1.20 times the
-table's time. Rows of one machine scatter by 0.11 to 0.19, so the interval factors are exp(1.645 * 0.15) and slightly
-more, because the machines of a class differ. The class `slow`, for CPUs with low clocks and shared CPUs, is an
-assumption: launch-bound steps of slower machines were never published."""
+The machines are listed in the row of `SLOWEST_HOST` in `constants.toml`. The class `fast` describes the two machines
+that launch twice as fast as the others. The class `median` describes the other six machines, which take 1.02 to 1.20
+times the table's time. The class `slow`, for CPUs with low clocks and shared CPUs, is an assumption: launch-bound steps
+of slower machines were never published."""
 
 
 def host_of(host: str | float | Host | None) -> Host:

@@ -34,11 +34,11 @@ import numpy as np
 
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array, IndexArray
-from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.ties import greatest
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel, Overheads, RecordedHost, recorded_host
 from lightning_predict.tracing.trace import Kernel, Phase, Trace
+from lightning_predict.uncertainty import summed_by_owner
 from lightning_predict.units import MICROSECOND
 
 COMPUTE_STREAM: Final = 0

@@ -4,21 +4,11 @@ Every operation takes host time, even a view. A `WorkItem`, which a GPU runs as 
 trace was recorded on a known GPU, the simulation is calibrated with the measured step (`calibration.py`). The step ends
 when both the host and the device have finished.
 
-The interval of a step combines two parts. The first part comes from the intervals of the single operations, which were
-measured in isolation, mostly on one machine. The second part (`StepSpread`) covers errors that all operations of a step
-share and that do not average out. Such errors come from the clocks and the power limit of the GPU, library versions,
-and work without a table of measurements. Both parts were calibrated on published steps of held-out GPUs and sources
-(`benchmarks/accuracy/step_calibration.py`; `python -m benchmarks.accuracy FOLDER --of steps`). For a GPU without any
-measurement, the interval is widened by another shared error (`UNMEASURED_GPU_HALF_WIDTH`). Example::
+`uncertainty.py` forms the intervals. Example::
 
     work = predict_work_times(trace, gpus, origin=None, models=models)
     steps = predict_steps(trace, work, gpus)
     steps[0].seconds, steps[0].bound_by
-
-    >>> spread = StepSpread(kept=0.5, log_half_width=0.3)
-    >>> low, high = spread.widened(0.8, 1.25)  # sqrt((0.5 * 0.223)**2 + 0.3**2) = 0.32
-    >>> round(float(low), 2), round(float(high), 2)
-    (0.73, 1.38)
 """
 
 from __future__ import annotations
@@ -27,34 +17,39 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Final, Literal, final, overload
+from typing import Final, Literal, final
 
 import numpy as np
 
-from lightning_predict import checked
-from lightning_predict.errors import WeightsFormatError
 from lightning_predict.gpus.records import NVIDIA, Gpu
-from lightning_predict.interval import Interval, ends_of_later
-from lightning_predict.kernels.measured_scaling import MEASURED_SPREAD, WorkTimes
-from lightning_predict.kernels.operations import Array, BoolArray, IndexArray
-from lightning_predict.kernels.timing import float8_becomes_bfloat16, summed_by_owner, uses_float32_fallback
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.measured_scaling import WorkTimes
+from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import float8_becomes_bfloat16, uses_float32_fallback
 from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.note import Note, decisive, details
 from lightning_predict.ties import clearly_less
 from lightning_predict.timeline.calibration import (
-    MACHINE_SPREAD,
-    PROFILED_SPREAD,
-    STACKS_SPREAD,
     StepCalibration,
     calibrate_step,
+    measured_host,
     with_host_work,
 )
-from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
+from lightning_predict.timeline.host import UNKNOWN_HOST, Host
 from lightning_predict.timeline.simulation import SimulatedTimeline, host_operations, launch_schedule, simulate_timeline
 from lightning_predict.timeline.verdict import COMPARED_SPEED, Verdict, verdicts
 from lightning_predict.tracing.trace import PHASES, Phase, Trace
+from lightning_predict.uncertainty import (
+    PROFILED_SPREAD,
+    STACKS_SPREAD,
+    UNCALIBRATED,
+    StepSpread,
+    bundled_spread,
+    device_ends,
+    ends_of_measured,
+    ends_of_step,
+    host_ends,
+)
 from lightning_predict.units import seconds_to_milliseconds
 
 
@@ -154,43 +149,11 @@ class StepPrediction:
         )
 
     def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
-        """Replace the interval with the interval of steps measured on this machine.
-
-        Without measurements, the step is returned unchanged. The interval covers the measured steps. Its width is at
-        least the spread of repeated runs divided by the square root of their number, so that a few equal steps do not
-        look exact.
-        """
+        """Replace the interval by that of steps measured on this machine, if there are any."""
         if not step_seconds:
             return self
-        middle = statistics.median(step_seconds)
-        spread = MEASURED_SPREAD ** (1 / math.sqrt(len(step_seconds)))
-        low, high = min(*step_seconds, middle / spread), max(*step_seconds, middle * spread)
-        return replace(self, interval=Interval(low, middle, high))
-
-
-FAMILY_CORRELATION: Final = 0.25
-"""Correlation between the errors of two operation families on one GPU.
-
-All operations were timed alone and in short bursts. Lower clocks under a long load, a hotter card or another library
-version therefore change the times of all families.
-
-This is the smallest of 0, 1/4, 1/2, 3/4 and 1 for which the 90 % interval covers 90 % of published iterations. The
-interval covers 92 % of the held-out iterations. To print this study: `python -m benchmarks.accuracy FOLDER --of
-correlations`."""
-
-
-PROBLEM_CORRELATION: Final = 0.5
-"""Correlation between the errors of two problems of one family.
-
-Whole models with many shapes have smaller errors than modules with one shape. With a correlation of 1, intervals
-would be too wide for models and too narrow for modules.
-
-The factor on operations' half widths that covers 90 % of a table's steps depends on this correlation. From training
-benchmarks to KernelBench's modules, the factor ranges from 0.44 to 1.04 with a correlation of 1, 0.54 to 1.06 with
-1/2,
-0.67 to 1.16 with 1/4, and 0.8 to 1.24 with 1/10. The tables agree best with 1/10. The value 1/2 gives wider
-intervals, because other constants were chosen on rows of these tables and errors on other data will be larger
-(`python -m benchmarks.accuracy FOLDER --of steps`)."""
+        low, high = ends_of_measured(step_seconds)
+        return replace(self, interval=Interval(low, statistics.median(step_seconds), high))
 
 
 SMALLEST_SHARE: Final = 0.01
@@ -205,7 +168,7 @@ def predict_steps(
     origin: Gpu | None = None,
     host: Host = UNKNOWN_HOST,
     is_host_measured: bool = False,
-    correlation: float = FAMILY_CORRELATION,
+    correlation: float | None = None,
     spread: StepSpread | None = None,
 ) -> tuple[StepPrediction, ...]:
     """Predict the step on each GPU from the predicted times of the trace's work.
@@ -216,14 +179,15 @@ def predict_steps(
         gpus: GPUs to predict.
         origin: GPU on which the trace was recorded. The prediction for this GPU is the measured step.
         host: Assumptions about the host of the GPUs.
-        is_host_measured: Whether the host factor comes from a measured host-bound step and is not an assumption.
-        correlation: See `interval_of_sum`.
-        spread: Scatter of whole steps around predictions from shapes; None uses the bundled spread. The spread does not
-            apply to steps with measured kernels: ratios predict these steps, and shared errors cancel in ratios.
+        is_host_measured: Whether the factor of the host comes from a measured host-bound step, so that it is not an
+            assumption.
+        correlation: See `uncertainty.interval_of_sum`.
+        spread: Scatter of whole steps around predictions from shapes only. If None, the bundled one. It is not applied
+            to steps with measured kernels, because these are predicted by ratios, in which shared errors cancel.
     """
     own = calibrate_step(trace, timed, origin, host)
     if is_host_measured:
-        measured = replace(own.host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
+        measured = measured_host(own.host)
         own = replace(own, host=measured, is_host_assumed=False)
     work = with_host_work(
         host_operations(trace, timed, timed.seconds), own.added_host_seconds
@@ -232,15 +196,16 @@ def predict_steps(
     middle = simulate_timeline(order, own.host, speed=1 / own.device_factor)
     faster = simulate_timeline(order, own.host, speed=COMPARED_SPEED / own.device_factor)
     python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
-    host_ends = _host_ends(trace, own.host, middle.host_seconds, python)
-    beyond_operations = UNCALIBRATED if trace.has_measured_kernels else spread or bundled_spread()
-    wider = np.array([OTHER_MAKERS_SPREAD if gpu.vendor != NVIDIA else 1.0 for gpu in gpus])
-    besides = beyond_operations.of_unknown(gpus, timed.is_measured)
-    least, most = beyond_operations.widened(*_spread(timed, correlation), besides)
-    low, high = _ends(middle, own, (least / wider, most * wider), host_ends)
+    doubted = host_ends(
+        (own.host.low_factor, own.host.high_factor),
+        launching=middle.host_seconds - python,
+        python=python,
+        has_stacks=trace.has_python_stacks,
+    )
+    low, high = _ends(trace, timed, gpus, own, middle, doubted, correlation=correlation, spread=spread)
     device = [float(busy) for busy in middle.active_with_gaps_seconds]
     doubtful = [
-        own.is_host_assumed and clearly_less(host_ends[0], busy) and clearly_less(busy, host_ends[1]) for busy in device
+        own.is_host_assumed and clearly_less(doubted[0], busy) and clearly_less(busy, doubted[1]) for busy in device
     ]
     middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
     beyond = (*_beyond_operations(trace, own, python), *_too_short(trace, own))
@@ -258,7 +223,7 @@ def predict_steps(
             gpu=target.name,
             verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
-                *details(_assumed(own, host, host_ends, middle.host_seconds, device[row])),
+                *details(_assumed(own, host, doubted, middle.host_seconds, device[row])),
                 *decisive(_notes(dtypes, target)),
                 *decisive(_untimed(trace, timed, row)),
                 *decisive(unknown),
@@ -276,85 +241,36 @@ def predict_steps(
     )
 
 
-def interval_of_sum(
-    timed: WorkTimes, correlation: float = FAMILY_CORRELATION, *, within: float = PROBLEM_CORRELATION
-) -> tuple[Array, Array]:
-    """Return the ends of the interval of the device time, each of shape (gpus,).
-
-    The half widths of repetitions of a problem are added. Errors of families have a correlation r (the same neural
-    network has the same bias), so their half widths combine like standard deviations: h² = (1 - r) Σ h_f² + r (Σ h_f)².
-    The problems of a family combine by the same formula.
-
-    Args:
-        timed: Work of the step.
-        correlation: Correlation between families, from 0 (independent errors) to 1 (fully correlated errors).
-        within: Correlation between the problems of one family.
-    """
-    problems: dict[tuple[str, object], int] = {}
-    owners = np.array(
-        [
-            problems.setdefault((family, item.problems), len(problems))
-            for family, item in zip(timed.families, timed.items, strict=True)
-        ],
-        dtype=np.intp,
-    )  # (items,)
-    families: dict[str, int] = {}
-    family_of = np.array([families.setdefault(family, len(families)) for family, _ in problems], dtype=np.intp)
-    every = np.zeros(len(families), dtype=np.intp)
-
-    def half_width(own: Array) -> Array:
-        """Combine half-widths of items, (gpus, items), to the half-width of their sum, (gpus,)."""
-        by_problem = summed_by_owner(own, owners, len(problems))
-        by_family = _added(by_problem, family_of, len(families), within)
-        return _added(by_family, every, 1, correlation)[:, 0]
-
-    device = timed.seconds.sum(axis=1)
-    return device - half_width(timed.seconds - timed.interval.low), device + half_width(
-        timed.interval.high - timed.seconds
-    )
-
-
-def _added(half_widths: Array, owners: IndexArray, count: int, correlation: float) -> Array:
-    """Combine half-widths, (gpus, parts), to half-widths of the sums per owner, (gpus, count)."""
-    apart, together = summed_by_owner(half_widths**2, owners, count), summed_by_owner(half_widths, owners, count) ** 2
-    added: Array = np.sqrt((1 - correlation) * apart + correlation * together)
-    return added
-
-
-def _spread(timed: WorkTimes, correlation: float) -> tuple[Array, Array]:
-    """Return the interval ends of the device time over its middle, at least the run-to-run variation, (gpus,)."""
-    device = timed.seconds.sum(axis=1)
-    low, high = interval_of_sum(timed, correlation)
-    is_known = device > 0
-    return (
-        np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD),
-        np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD),
-    )
-
-
-def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> tuple[float, float]:
-    """Return the interval ends of the host time. Only a profiler with stacks slows Python code between operations."""
-    low = host.low_factor if trace.has_python_stacks else max(host.low_factor, 1 / MACHINE_SPREAD)
-    high = min(host.high_factor, MACHINE_SPREAD)
-    launching = seconds - python
-    return launching * host.low_factor + python * low, launching * host.high_factor + python * high
-
-
 def _ends(
-    middle: SimulatedTimeline, own: StepCalibration, spread: tuple[Array, Array], host_ends: tuple[float, float]
+    trace: Trace,
+    timed: WorkTimes,
+    gpus: Sequence[Gpu],
+    own: StepCalibration,
+    middle: SimulatedTimeline,
+    launched: tuple[float, float],
+    *,
+    correlation: float | None,
+    spread: StepSpread | None,
 ) -> tuple[Array, Array]:
-    """Return the ends of the step's interval, from the slower queue and the overlap in the middle prediction.
-
-    The time that the trace does not explain ranges from 0, if device work hides this time, to its value multiplied by
-    the device's slowdown.
-    """
-    device, host = middle.active_with_gaps_seconds, middle.host_seconds
-    exposed = middle.seconds - np.maximum(device, host)  # mutual waits, which belong to neither queue
-    launched = Interval(*(np.full_like(device, seconds) for seconds in (host_ends[0], host, host_ends[1])))
-    computed = Interval(device * spread[0], device, device * spread[1])
-    low, high = (end + exposed for end in ends_of_later(computed, launched))
+    """Return the ends of the step's interval, each (gpus,)."""
+    shared = UNCALIBRATED if trace.has_measured_kernels else spread or bundled_spread()
+    least, most = device_ends(
+        timed.interval,
+        timed.families,
+        [item.problems for item in timed.items],
+        shared,
+        unknown=shared.of_unknown([gpu.name for gpu in gpus], timed.is_measured),
+        is_validated=np.array([gpu.vendor == NVIDIA for gpu in gpus], dtype=np.bool_),
+        correlation=correlation,
+    )
+    device = middle.active_with_gaps_seconds
     slower = np.maximum(device / own.device_seconds, 1.0) if own.device_seconds else np.ones_like(device)
-    return np.minimum(low, middle.seconds), np.maximum(high, middle.seconds) + own.residual_seconds * slower
+    return ends_of_step(
+        middle.seconds,
+        Interval(device * least, device, device * most),
+        (launched[0], middle.host_seconds, launched[1]),
+        own.residual_seconds * slower,
+    )
 
 
 def _iteration(
@@ -492,97 +408,3 @@ def _profiled(trace: Trace, own: StepCalibration, *, is_bound: bool) -> Iterator
             f"{PROFILED_SPREAD:.0f} times as fast without one.",
             is_detail=True,
         )
-
-
-# --- Scatter of whole steps
-
-OTHER_MAKERS_SPREAD: Final = 2.0
-"""Factor to either end of the interval of the device time for vendors other than NVIDIA. This is an assumption."""
-
-UNMEASURED_GPU_HALF_WIDTH: Final = 0.09
-"""Half width in log(seconds) by which the interval is widened for an unmeasured GPU.
-
-An unmeasured GPU has no measured operations and no published steps. All operations share this error, which includes
-unknown clocks, power limits and library efficiency.
-
-Six chips, each with all of its boards, were left out of the training one by one. The times of whole models then
-deviate by 0.077 (root mean square over chips of a board's mean log(measured / predicted) in a table).
-`StepSpread.log_half_width` includes 0.055 of this deviation. The constant is 1.645 times the remainder. If each
-chip's value comes from the other five chips, the interval covers 94 % of 31 transformers and 95 % of 106 training
-benchmarks (`python -m benchmarks.accuracy FOLDER --of unseen`). A chip with measured matmul rates deviates by about
-as much (0.072), but its matmuls are less uncertain (`roofline.sustained_rate_uncertainty`)."""
-
-SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSpread:
-    """Half width of a step's interval in log(seconds). It has two parts whose squares are added.
-
-    Attributes:
-        kept: Factor on the half width that results from the intervals of the operations.
-        log_half_width: Half width that all operations of a step share.
-        unknown_gpu: Additional shared half width for a GPU without measurements.
-        known_gpus: GPUs with published steps.
-    """
-
-    kept: float
-    log_half_width: float
-    unknown_gpu: float = 0.0
-    known_gpus: frozenset[str] = frozenset()
-
-    def of_unknown(self, gpus: Sequence[Gpu], is_measured: BoolArray | None) -> Array:
-        """Return the additional half width of each GPU, shape (gpus,); 0 for a GPU with measurements.
-
-        Args:
-            gpus: GPUs to look up.
-            is_measured: Whether operations of each GPU were measured. None means unknown, and the result is 0.
-        """
-        known = np.array([gpu.name in self.known_gpus for gpu in gpus], dtype=np.bool_)
-        return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
-
-    @overload
-    def widened(self, low: float, high: float, besides: float = 0.0) -> tuple[float, float]: ...
-    @overload
-    def widened(self, low: Array, high: Array, besides: Array | float = 0.0) -> tuple[Array, Array]: ...
-    def widened(
-        self, low: float | Array, high: float | Array, besides: float | Array = 0.0
-    ) -> tuple[float | Array, float | Array]:
-        """Return the ends of a step's interval from those of its operations, both relative to the middle.
-
-        Args:
-            low: Lower end, above 0 and at most 1.
-            high: Upper end, at least 1.
-            besides: Additional half-width in log(seconds), for an unknown GPU.
-        """
-        common = np.hypot(self.log_half_width, besides)
-        below, above = (np.hypot(self.kept * np.log(end), common) for end in (low, high))
-        return np.exp(-below), np.exp(above)
-
-
-UNCALIBRATED: Final = StepSpread(kept=1.0, log_half_width=0.0)
-"""Spread without calibration, which keeps the intervals of the operations."""
-
-
-@cache
-def bundled_spread() -> StepSpread:
-    """Return the spread that is bundled with the weights."""
-    return read_spread(SPREAD_FILE)
-
-
-def read_spread(path: Path) -> StepSpread:
-    """Read a spread from a file that `write_spread` of the accuracy study wrote.
-
-    Raises:
-        WeightsFormatError: The file does not contain a spread.
-        OSError: The file cannot be read.
-    """
-    content = checked.read_json(path, WeightsFormatError)
-    spread = content.member("spread")
-    return StepSpread(
-        kept=spread.member("kept").number(),
-        log_half_width=spread.member("log_half_width").number(),
-        unknown_gpu=UNMEASURED_GPU_HALF_WIDTH,
-        known_gpus=frozenset(content.member("provenance").member("gpus").texts()),
-    )

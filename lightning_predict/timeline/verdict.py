@@ -17,9 +17,9 @@ from typing import Final, Literal, final
 import numpy as np
 
 from lightning_predict.kernels.operations import Array
-from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.timeline.simulation import HostOperation, SimulatedTimeline
+from lightning_predict.uncertainty import summed_by_owner
 
 COMPARED_SPEED: Final = 2.0
 """Relative speed of the GPU that `Verdict.gain` assumes."""

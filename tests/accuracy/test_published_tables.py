@@ -11,7 +11,7 @@ from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.studies import CORRELATIONS, held_cases
 from benchmarks.accuracy.transformers import evaluate_transformers, mean_error
 from benchmarks.accuracy.whole_steps import whole_steps
-from lightning_predict.timeline.step_prediction import read_spread
+from lightning_predict.uncertainty import read_spread
 from tests.accuracy.test_report import THROUGHPUT, TRANSFORMERS
 
 

@@ -29,7 +29,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import ShapeBatch, problem
 from lightning_predict.kernels.timing import predict_operation_times
-from lightning_predict.timeline.step_prediction import StepSpread
+from lightning_predict.uncertainty import StepSpread
 from tests.accuracy.test_report import TRANSFORMERS
 from tests.training.example import write_matmul_table
 

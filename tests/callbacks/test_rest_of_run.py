@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from lightning_predict.files import history_path
 from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import RunClock, clock_of_fits
 from lightning_predict.observe.forecast import ForecastInputs, forecast_rest
 from lightning_predict.observe.remaining import Position
-from lightning_predict.run.history import append_record, history_path, read_history
+from lightning_predict.run.history import append_record, read_history
 from lightning_predict.testing import Clock
 from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.conftest import Call

@@ -18,9 +18,10 @@ from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.testing import example_offer, example_trace
 from lightning_predict.timeline.host import host_of
-from lightning_predict.timeline.step_prediction import OTHER_MAKERS_SPREAD, predict_steps
+from lightning_predict.timeline.step_prediction import predict_steps
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.uncertainty import OTHER_MAKERS_SPREAD
 
 GPT2 = Path(__file__).parents[2] / "examples" / "gpt2.json.gz"
 ROWS = [one for one in map(gpu, gpu_names()) if one.vendor == AMD]

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import lightning_predict as lp
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, bundled_curves
+from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.kernels.interconnect import bus_factor
-from lightning_predict.kernels.operations import shape_batch
+from lightning_predict.kernels.operations import COLLECTIVES, shape_batch
 from lightning_predict.kernels.roofline import link_bandwidth
+from lightning_predict.uncertainty import UNFITTED_SPREAD
 
 GPUS = ["H100-SXM-80GB", "L40S", "V100-SXM2-16GB", "T4"]
 

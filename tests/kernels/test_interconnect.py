@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout, in_domains, layout_of
-from lightning_predict.kernels.collective import COLLECTIVES
 from lightning_predict.kernels.interconnect import (
     CATALOGUE,
     CHUNK_SECONDS,
@@ -32,6 +31,7 @@ from lightning_predict.kernels.interconnect import (
     link_assumption_notes,
     network_bytes_per_second,
 )
+from lightning_predict.kernels.operations import COLLECTIVES
 
 EIGHT = layout_of("8xH100-SXM-80GB")
 

@@ -14,12 +14,12 @@ import pytest
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels import operations
-from lightning_predict.kernels.collective import COLLECTIVES
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, collective_seconds
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import (
+    COLLECTIVES,
     Array,
     OperationShape,
     OperationSpec,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict.files import HISTORY_VARIABLE
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.run.history import HISTORY_VARIABLE
 from lightning_predict.weights.source import CACHE_VARIABLE
 
 

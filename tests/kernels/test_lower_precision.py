@@ -22,13 +22,8 @@ from lightning_predict.kernels.operations import (
     problem,
 )
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.timing import (
-    MIN_SPREAD,
-    SURROGATE_SPREAD,
-    explain,
-    predict_operation_times,
-    uses_float32_fallback,
-)
+from lightning_predict.kernels.timing import explain, predict_operation_times, uses_float32_fallback
+from lightning_predict.uncertainty import MIN_SPREAD, SURROGATE_SPREAD
 from tests.gpus.kinds import one_of_each_kind
 
 GPUS = [gpu(name) for name in gpu_names()]

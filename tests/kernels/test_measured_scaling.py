@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.measured_scaling import (
-    MEASURED_SPREAD,
-    OWN_SCATTER,
-    PAIR_SPREAD,
     RATIO_EXPONENTS,
-    SHARED_SCATTER,
-    WAVE_SPREAD,
     KernelRelation,
     kernel_relation,
     predict_work_times,
@@ -26,6 +21,7 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import batch_shapes, problem
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.tracing.trace import Flags, Kernel, Operation, TensorInfo, Trace
+from lightning_predict.uncertainty import MEASURED_SPREAD, OWN_SCATTER, PAIR_HALF_WIDTHS, SHARED_SCATTER, WAVE_SPREAD
 from tests.example_gpu import BIG, SMALL
 from tests.kernels.example_models import half_speed
 from tests.recordings import recording
@@ -82,7 +78,7 @@ def test_auto_takes_the_models_ratio_where_it_knows_and_wave_scaling_elsewhere()
     np.testing.assert_array_equal(timed.shares["mlp"][0], [1, 0, 0])
     np.testing.assert_array_equal(timed.shares["wave"][0], [0, 1, 1])
     # The model says 10 % either way; on pairs of GPUs, ratios of products were seen to err by more.
-    spread = [PAIR_SPREAD["same units"], WAVE_SPREAD, WAVE_SPREAD]
+    spread = [math.exp(PAIR_HALF_WIDTHS[1]), WAVE_SPREAD, WAVE_SPREAD]
     np.testing.assert_allclose(timed.interval.high[0] / timed.seconds[0], spread)
     np.testing.assert_allclose(timed.seconds[0] / timed.interval.low[0], spread)
 

@@ -7,11 +7,11 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.families.matmul import MISALIGNED_SPREAD, NARROW_SPREAD
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import Array, ShapeBatch, batch_shapes, network_spec, shape_batch
 from lightning_predict.kernels.roofline import with_sustained_peaks
 from lightning_predict.kernels.translation import work_items
+from lightning_predict.uncertainty import MISALIGNED_SPREAD, NARROW_SPREAD
 from tests.kernels.example_networks import constant_weights
 
 A100 = gpu("A100-SXM-40GB")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.collective import bundled_curves
+from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.kernels.models import BundledModels, UtilisationModels
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import predict_operation_times

@@ -15,14 +15,12 @@ from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.timing import (
-    FLOAT32_FALLBACK_SPREAD,
-    ROOFLINE_SPREAD,
     SHORTEST_KERNEL_SECONDS,
-    SURROGATE_SPREAD,
     compute_dtype_on,
     predict_operation_times,
     uses_float32_fallback,
 )
+from lightning_predict.uncertainty import FLOAT32_FALLBACK_SPREAD, ROOFLINE_SPREAD, SURROGATE_SPREAD
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.gpus.kinds import one_of_each_kind
 from tests.kernels.example_models import half_speed

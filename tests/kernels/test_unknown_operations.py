@@ -9,9 +9,10 @@ from lightning_predict.gpus import gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.memory_bound import is_known
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.translation import UNKNOWN_SPREAD, unknown_operation_notes, work_items
+from lightning_predict.kernels.translation import unknown_operation_notes, work_items
 from lightning_predict.tracing.operand_strides import POINTWISE
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.uncertainty import UNKNOWN_OPERATION_SPREAD
 
 MATRIX = TensorInfo((4096, 4096), "float32")
 
@@ -54,7 +55,7 @@ def test_an_unknown_operation_may_take_far_longer_than_its_bytes() -> None:
     timed = predict_work_times(trace, [gpu("T4"), gpu("L4")], origin=None, models=kernel_models(("T4", "L4")))
     np.testing.assert_allclose(timed.seconds[:, 1], timed.seconds[:, 0])
     np.testing.assert_allclose(timed.interval.low[:, 1], timed.interval.low[:, 0])
-    np.testing.assert_allclose(timed.interval.high[:, 1], UNKNOWN_SPREAD * timed.interval.high[:, 0])
+    np.testing.assert_allclose(timed.interval.high[:, 1], UNKNOWN_OPERATION_SPREAD * timed.interval.high[:, 0])
     assert [item.unknown for item in work_items(trace)] == [(), ("mine::scan",)]
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
+from lightning_predict.files import history_path
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.measured_scaling import MEASURED_SPREAD
 from lightning_predict.run import history
 from lightning_predict.run.history import (
     RUNS_THAT_COUNT,
@@ -21,13 +21,13 @@ from lightning_predict.run.history import (
     append_record,
     correction_for,
     fingerprint_of,
-    history_path,
     model_fingerprint_of,
     read_history,
     run_correction,
 )
 from lightning_predict.run.workload import Run
 from lightning_predict.tracing.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
+from lightning_predict.uncertainty import MEASURED_SPREAD
 from tests.run.test_totals import STEP
 
 RECORD = HistoryRecord(

@@ -8,8 +8,9 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.extensions.advice.table import CHANGES
+from lightning_predict.files import history_path
 from lightning_predict.interval import Interval
-from lightning_predict.run.history import HistoryRecord, append_record, history_path, read_history
+from lightning_predict.run.history import HistoryRecord, append_record, read_history
 from lightning_predict.run.measured_gains import _CHANGES, architecture_of, measured_gains, own_gain, settings_of
 from lightning_predict.tracing.trace import Flags, Parameter, Trace
 from tests.changes.example_steps import GPU, REPORTED, trained

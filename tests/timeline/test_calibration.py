@@ -14,9 +14,6 @@ from lightning_predict.timeline.calibration import (
     GAP_SECONDS,
     HOST_BOUND_SHARE,
     HOST_TOLERANCE,
-    MACHINE_SPREAD,
-    PROFILED_SPREAD,
-    STACKS_SPREAD,
     RecordedSimulation,
     StepCalibration,
     calibrate_step,
@@ -27,6 +24,7 @@ from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, Host, HostMo
 from lightning_predict.timeline.simulation import START_SECONDS, main_queue
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
+from lightning_predict.uncertainty import MEASURED_HOST_SPREAD, PROFILED_SPREAD, STACKS_SPREAD
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
 
@@ -175,7 +173,7 @@ def test_python_work_is_seen_on_every_gpu() -> None:
             "The measured step has 30 ms (51%) outside operations (Python work, data, waits). This counts as host time "
             "on every GPU.",
         )
-        assert step.low_seconds > 0.03 / MACHINE_SPREAD  # a profiler without stacks does not slow Python code
+        assert step.low_seconds > 0.03 / MEASURED_HOST_SPREAD  # a profiler without stacks does not slow Python code
     assert predicted(recorded(400, 70e-6, steps=(0.0284,)))["BIG"].notes == ()
 
 
@@ -200,7 +198,7 @@ def test_a_host_that_was_slower_under_the_profiler_is_as_fast_as_the_measured_st
     for step in (found["LIKE-SMALL"], found["BIG"]):
         assert step.bound_by == "host"
         assert step.seconds == pytest.approx(2.5e-3, rel=0.01)
-        assert step.high_seconds / step.seconds == pytest.approx(MACHINE_SPREAD, rel=0.02)
+        assert step.high_seconds / step.seconds == pytest.approx(MEASURED_HOST_SPREAD, rel=0.02)
         assert step.notes == ()
     assert predicted(trace, host_factor=0.5)["BIG"].seconds == pytest.approx(1.25e-3, rel=0.02)
 
@@ -254,9 +252,9 @@ def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None
     plain = predicted(trace)["BIG"]
     stacks = predicted(replace(trace, has_python_stacks=True))["BIG"]
     assert plain.seconds == stacks.seconds
-    assert plain.low_seconds == pytest.approx(plain.seconds / PROFILED_SPREAD / MACHINE_SPREAD, rel=0.01)
+    assert plain.low_seconds == pytest.approx(plain.seconds / PROFILED_SPREAD / MEASURED_HOST_SPREAD, rel=0.01)
     # So fast a host may be done before the device, which then decides.
-    assert stacks.low_seconds == pytest.approx(plain.seconds / STACKS_SPREAD / MACHINE_SPREAD, rel=0.1)
+    assert stacks.low_seconds == pytest.approx(plain.seconds / STACKS_SPREAD / MEASURED_HOST_SPREAD, rel=0.1)
     assert plain.notes == (
         "The host was timed under a profiler, which slows it. A host-bound step may be up to 2 times as fast without "
         "one.",

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.timeline.host import FASTEST_HOST, SHARED_OVERHEADS, SLOWEST_HOST, HostModel
+from lightning_predict.timeline.host import SHARED_OVERHEADS, HostModel
+from lightning_predict.uncertainty import FASTEST_HOST, SLOWEST_HOST
 from tests.timeline.example_host import OVERHEADS
 
 

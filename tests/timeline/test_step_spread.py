@@ -16,12 +16,12 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.testing import example_trace
-from lightning_predict.timeline.step_prediction import (
+from lightning_predict.timeline.step_prediction import predict_steps
+from lightning_predict.uncertainty import (
     UNCALIBRATED,
     UNMEASURED_GPU_HALF_WIDTH,
     StepSpread,
     bundled_spread,
-    predict_steps,
     read_spread,
 )
 
@@ -57,10 +57,10 @@ def test_what_nobody_knows_of_a_gpu_adds_as_a_square() -> None:
 def test_only_a_gpu_without_measurements_and_published_steps_is_unknown() -> None:
     spread = bundled_spread()
     names = ("T4", "RTX-3090", "RTX-4080", "MI300X")  # own weights, published steps, neither, neither
-    found = spread.of_unknown([gpu(name) for name in names], np.array([MODELS.has_measured(name) for name in names]))
+    found = spread.of_unknown(names, np.array([MODELS.has_measured(name) for name in names]))
     assert found.tolist() == [0.0, 0.0, UNMEASURED_GPU_HALF_WIDTH, UNMEASURED_GPU_HALF_WIDTH]
-    assert spread.of_unknown([gpu("RTX-4080")], None).tolist() == [0.0]
-    assert UNCALIBRATED.of_unknown([gpu("RTX-4080")], np.array([False])).tolist() == [0.0]
+    assert spread.of_unknown(["RTX-4080"], None).tolist() == [0.0]
+    assert UNCALIBRATED.of_unknown(["RTX-4080"], np.array([False])).tolist() == [0.0]
 
 
 def end_above(own: Gpu) -> float:

@@ -17,7 +17,7 @@ from benchmarks.training.collectives import (
     write_curves,
 )
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.kernels.collective import bundled_curves
+from lightning_predict.kernels.families.collective import bundled_curves
 
 HEADER = "gpu,op,gpus,message_elements,latency_ms\n"
 
@@ -68,7 +68,7 @@ def test_the_score_on_a_smooth_law_is_small_and_repeatable() -> None:
 
 
 def test_the_file_can_be_read_back(tmp_path: Path) -> None:
-    from lightning_predict.kernels.collective import bundled_curves
+    from lightning_predict.kernels.families.collective import bundled_curves
 
     path = tmp_path / "curves.json"
     write_curves(synthetic(), path, sources=["made up"])

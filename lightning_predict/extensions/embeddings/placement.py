@@ -39,10 +39,9 @@ from lightning_predict.extensions.embeddings.step import (
 )
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable, OptimizerState
 from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.kernels.collective import COLLECTIVES
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.operations import COLLECTIVES, Array
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.weights.source import AnyWeights

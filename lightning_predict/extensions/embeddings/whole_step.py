@@ -31,7 +31,6 @@ from lightning_predict.distributed.layout_steps import MultiGpuStep, narrowed_in
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.overlap import (
     OVERLAP_COSTS,
-    STRAGGLER_WAIT,
     Event,
     Links,
     StepSplitter,
@@ -68,6 +67,7 @@ from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.timeline.viewer import chrome_document, complete_event, row_name
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.uncertainty import STRAGGLER_WAIT
 from lightning_predict.units import MICROSECOND, mebibytes_to_bytes
 
 AUTO: Final = "auto"

@@ -13,14 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, final
 
 from lightning_predict.distributed.layout_steps import MultiGpuStep, ends_of, exchanged, narrowed_interval
-from lightning_predict.distributed.overlap import (
-    STRAGGLER_WAIT,
-    Ends,
-    Links,
-    OverlapCosts,
-    OverlappedStep,
-    StepSplitter,
-)
+from lightning_predict.distributed.overlap import Ends, Links, OverlapCosts, OverlappedStep, StepSplitter
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions.parallel.groups import data_group, expert_data_group
 from lightning_predict.extensions.parallel.model_parallel import (
@@ -41,6 +34,7 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.ties import greatest
 from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.uncertainty import STRAGGLER_WAIT
 
 
 @final

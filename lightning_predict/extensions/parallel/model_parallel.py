@@ -18,7 +18,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.distributed.gradients import has_backward, is_of_expert, parameter_bytes
-from lightning_predict.distributed.overlap import Ends, Links, OverlappedStep, narrow_interval
+from lightning_predict.distributed.overlap import Ends, Links, OverlappedStep
 from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.extensions.parallel.experts import check_experts, launched_by_expert, messages, routed_bytes
 from lightning_predict.extensions.parallel.groups import context_group, expert_group
@@ -65,6 +65,7 @@ from lightning_predict.timeline.simulation import (
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Phase, Trace
+from lightning_predict.uncertainty import narrow_interval
 
 
 @final

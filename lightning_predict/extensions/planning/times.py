@@ -22,11 +22,11 @@ from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError, PlanningFormatError
 from lightning_predict.extensions.advice.batch_size import why_no_other_batch, with_samples
 from lightning_predict.extensions.planning.problem import Configuration, MachineType
+from lightning_predict.files import history_path
 from lightning_predict.gpus.layouts import Layout, find_machine, layout_of
 from lightning_predict.interval import Interval
 from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.run.batch_size import samples_per_batch
-from lightning_predict.run.history import history_path
 from lightning_predict.tracing.trace import Trace
 
 HISTORY: Final = "history"

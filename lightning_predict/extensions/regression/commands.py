@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
+from lightning_predict.files import history_path
 
 if TYPE_CHECKING:
     from lightning_predict.extensions.regression.end_to_end import EndToEndRegression, RunEstimate
@@ -75,7 +76,6 @@ def regress(
         return _of_layers(runs, [Path(name) for name in _words(layers)])
     from lightning_predict.extensions.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
     from lightning_predict.extensions.regression.runs import read_runs
-    from lightning_predict.run.history import history_path
 
     source = history_path() if str(runs) == HISTORY and not runs.exists() else runs
     table = read_runs(source, columns=_pairs("columns", columns), values=_pairs("values", values))

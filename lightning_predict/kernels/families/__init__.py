@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final
 
-from lightning_predict.kernels import collective
 from lightning_predict.kernels.families import (
     attention,
     copies,
@@ -27,7 +26,6 @@ from lightning_predict.kernels.families import (
 
 __all__ = [
     "attention",
-    "collective",
     "copies",
     "elementwise",
     "embedding",
@@ -39,6 +37,7 @@ __all__ = [
 ]
 
 ON_DEMAND: Final[Mapping[str, str]] = {
+    "collective": r"^(all_reduce|all_gather|reduce_scatter|alltoall|broadcast)$",
     "convolution": r"conv",
     "fourier": r"fft",
     "linalg": r"linalg|cholesky|solve|inverse|det$|svd|matrix_exp|\b(lu|qr|eig)|_lu_|geqrf|or[gm]qr",

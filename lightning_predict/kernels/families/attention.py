@@ -47,6 +47,7 @@ from lightning_predict.kernels.roofline import per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.signatures import has_wider_mask
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.uncertainty import FLOAT32_ATTENTION_SPREAD
 from lightning_predict.units import MICROSECOND
 
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
@@ -192,15 +193,12 @@ rows of milabench)."""
 SINGLE_RATE_ON_LANES: Final = 0.4
 """Share of the float32 peak on GPUs before TF32. An assumption: it is the same share as on the H100."""
 
-SINGLE_SPREAD: Final = 1.5
-"""Interval factor of this time. An assumption, wider than the difference between those two GPUs."""
-
 
 def _single_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     """Predict fused attention in float32 by its FLOPs, because the scores are never in memory; (gpus, problems)."""
     rates = per_gpu(gpus, _single_rate)
     seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_SINGLE_SECONDS
-    return Interval.from_factor(seconds, SINGLE_SPREAD)
+    return Interval.from_factor(seconds, FLOAT32_ATTENTION_SPREAD)
 
 
 def _single_rate(gpu: Gpu) -> float:

@@ -69,6 +69,7 @@ from lightning_predict.kernels.roofline import (
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.uncertainty import convolution_interval
 from lightning_predict.units import MICROSECOND
 
 PASSES: Final = ("", "_backward_input", "_backward_weight")
@@ -377,17 +378,6 @@ all (8). The T4's rows imply 1.5 to 4.4 (training data)."""
 SHORTEST_SECONDS: Final = 3 * MICROSECOND
 """Minimum seconds of one convolution: its first and last instructions, and the computation of its position."""
 
-SPREAD: Final = (1.45, 2.6)
-"""Lower and upper interval factors that cover most ungrouped convolutions in 16 bits or TF32.
-
-The formula assumes the best algorithm. For few channels, non-square filters and transposed convolutions, libraries use
-worse ones. 90 % of 52 modules of the current version of KernelBench take 0.84 to 1.9 times the predicted time, of 70
-smaller ones of the first version 0.86 to 3.3 times (training data: those rows)."""
-
-GROUPED_SPREAD: Final = (2.0, 2.0)
-VOLUME_SPREAD: Final = (1.6, 2.2)
-"""The same for volumes: 0.65 to 2.1 times in 56 shapes of both versions on the H100-PCIe and the L40S."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,15 +468,6 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     """
     rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))
-
-
-def convolution_interval(work: ConvolutionWork, seconds: Array) -> Interval[Array]:
-    """Return the formula's times with their interval, shape (gpus, problems)."""
-    plain = VOLUME_SPREAD if work.is_volume else SPREAD
-    down, up = (
-        np.where(work.groups > 1, max(own, grouped), own) for own, grouped in zip(plain, GROUPED_SPREAD, strict=True)
-    )
-    return Interval(seconds / down, seconds, seconds * up)
 
 
 def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
@@ -825,7 +806,7 @@ def _kind(variant: _Variant, suffix: str) -> OperationSpec:
 
     def by_formula(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
         work = _work(plane_pass, batch, variant.as_plane(batch.columns), is_volume="depth" in variant.sides)
-        return convolution_interval(work, convolution_seconds(work, gpus))
+        return convolution_interval(convolution_seconds(work, gpus), work.groups, is_volume=work.is_volume)
 
     is_plane = variant.name == "conv2d"
     has_formula = is_plane or "depth" in variant.sides

@@ -24,6 +24,7 @@ from lightning_predict.kernels.operations import (
     register,
 )
 from lightning_predict.kernels.roofline import host_copy_rate
+from lightning_predict.uncertainty import UNTRANSLATED_SPREAD
 
 
 def _host_copy_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -35,7 +36,7 @@ register(
     replace(by_bytes("transfer"), network_specs=(VECTOR,)),
     # Bytes of a call whose translator failed. Its work is unknown: an addmm timed by its bytes was 42 times faster than
     # a product of that size. Intervals of whole steps keep eight tenths of the logarithm.
-    replace(by_bytes(UNTRANSLATED), roofline_efficiency=RooflineEfficiency(spread=100.0)),
+    replace(by_bytes(UNTRANSLATED), roofline_efficiency=RooflineEfficiency(spread=UNTRANSLATED_SPREAD)),
     OperationSpec(
         name="host_copy",
         shape=("size_bytes",),

@@ -53,6 +53,7 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.roofline import SECTOR_BYTES, issue_rate, per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
+from lightning_predict.uncertainty import EMBEDDING_SPREAD
 from lightning_predict.units import MICROSECOND
 
 INDEX_BYTES: Final = 4
@@ -63,8 +64,6 @@ WARPS_PER_MULTIPROCESSOR: Final = 45
 SHORT_ROW_FACTORS: Final = ((32, 1.55), (64, 1.1))
 BACKWARD_ROW_TRAFFIC: Final = 2.0
 """A stochastic-gradient update reads and writes each row."""
-SPREAD: Final = 1.35
-"""Interval factor. Lin et al. report errors below 10 % on the GPUs they fitted; our values are not fitted."""
 LAUNCH_SECONDS: Final = 2 * MICROSECOND
 
 ZIPF: Final = "zipf_alpha"
@@ -246,7 +245,7 @@ def bag_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     through_l2 = (around + rows) / cache
     seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
     bound = roofline_seconds(batch, gpus, least=True)
-    return Interval.from_factor(np.maximum(seconds, bound), SPREAD).clamp_min(bound)
+    return Interval.from_factor(np.maximum(seconds, bound), EMBEDDING_SPREAD).clamp_min(bound)
 
 
 def _sectors(size_bytes: Array) -> Array:

@@ -23,6 +23,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
+from lightning_predict.uncertainty import FOURIER_SPREAD
 
 
 def _share(c: Columns) -> Array:
@@ -46,7 +47,7 @@ register(
         reads=_numbers,
         writes=_numbers,
         # Long transforms pass through memory two or more times. Assumptions: no measurements were available.
-        roofline_efficiency=RooflineEfficiency(utilisation=0.5, spread=2.0),
+        roofline_efficiency=RooflineEfficiency(utilisation=0.5, spread=FOURIER_SPREAD),
     )
 )
 

@@ -39,9 +39,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
-
-SPREAD: Final = 4.0
-"""Interval factor. An assumption: libraries differ as much, and the iterations for eigenvalues depend on the data."""
+from lightning_predict.uncertainty import LINALG_SPREAD
 
 DIRECT_UTILISATION: Final = 0.4
 """Share of the peak that the products of Cholesky, LU, QR and triangular solves reach, apart from the waits. An
@@ -121,7 +119,7 @@ def _factorisation(
         flops=flops,
         reads=reads,
         writes=writes,
-        roofline_efficiency=RooflineEfficiency(utilisation=utilisation, spread=SPREAD, sequential_kernels=waits),
+        roofline_efficiency=RooflineEfficiency(utilisation=utilisation, spread=LINALG_SPREAD, sequential_kernels=waits),
     )
 
 

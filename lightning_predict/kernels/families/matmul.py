@@ -43,6 +43,7 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.roofline import issue_rate, per_gpu, sustained_rate_uncertainty, with_sustained_peaks
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.uncertainty import MISALIGNED_SPREAD, NARROW_SPREAD
 
 
 def _flops(c: Columns) -> Array:
@@ -107,14 +108,6 @@ products on A100s. Hopper's own kernels do not support them: the steps imply 300
 with 30,522 words 190 to 230 on the H100-SXM, about the rate of its CUDA cores. All of these steps are training data. On
 the L40S, which was not used, BERT's are predicted 0 to 4 % too slow."""
 
-MISALIGNED_SPREAD: Final = 2.0
-NARROW_SPREAD: Final = 1.5
-"""Additional upper interval factors in 16 bits, for sizes that are not multiples of 4, and of 8.
-
-At sizes that are not multiples of 4, the library may not use tensor cores, unlike in the steps above. At multiples of 4
-but not 8, rows are not aligned to 16 bytes. Hopper's copies and the widest loads need this alignment, so the library
-may choose an older kernel. An assumption: no public table has such sizes, and no step showed a slowdown at multiples of
-4."""
 
 WIDE_LOAD: Final = 4
 WIDEST_LOAD: Final = 8

@@ -27,12 +27,13 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.uncertainty import SPARSE_SPREAD
 
 register(
     replace(
         by_bytes("sparse_product"),
         # Rows are gathered, many of them repeatedly. Assumptions: no measurements of such products were available.
-        roofline_efficiency=RooflineEfficiency(utilisation=0.3, spread=2.5),
+        roofline_efficiency=RooflineEfficiency(utilisation=0.3, spread=SPARSE_SPREAD),
     )
 )
 

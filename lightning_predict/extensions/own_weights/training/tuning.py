@@ -34,7 +34,6 @@ from lightning_predict.extensions.own_weights.training.networks import (
 from lightning_predict.extensions.own_weights.training.tables import Group, read_own_tables, split_rows
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import BundledModels, UtilisationModels, log_utilisation_of
 from lightning_predict.kernels.operations import Array, NetworkSpec, network_specs
@@ -167,7 +166,7 @@ def _models_with(name: str, networks: Mapping[str, NetworkWeights], shipped: Loa
     known = shipped.gpus.get(name)
     own = GpuWeights(name, {**(known.families if known else {}), **networks}, RECIPE_NAME, seed, ())
     gpus = {**shipped.gpus, name: own} if own.families else shipped.gpus
-    return BundledModels(networks=UtilisationModels(replace(shipped, gpus=gpus)), collectives=bundled_curves())
+    return BundledModels(networks=UtilisationModels(replace(shipped, gpus=gpus)))
 
 
 def _factor_scores(

@@ -31,24 +31,21 @@ from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.operations import Array, Columns, OperationSpec, ShapeBatch, register
+from lightning_predict.kernels.operations import COLLECTIVES, Array, Columns, OperationSpec, ShapeBatch, register
 from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.ties import least
+from lightning_predict.uncertainty import UNFITTED_SPREAD
 from lightning_predict.units import microseconds_to_seconds
 
-COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
 MEASURED_SUBSTITUTE: Final = {"broadcast": "all_gather"}
 """Maps each unmeasured collective to a measured one with the same time per byte sent over a link. A broadcast sends the
 whole message over a link. An all_gather sends the message without the GPU's own share."""
 
-CURVES_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "collectives.json"
+CURVES_FILE: Final = Path(__file__).parents[2] / "weights" / "files" / "collectives.json"
 NVLINK_MESH_ARCHITECTURES: Final = frozenset({"pascal", "volta"})
 """Architectures whose machines connect eight GPUs by NVLink without a switch (the cube mesh of the DGX-1). A pair of
 GPUs is connected by one or two of a GPU's four or six links, so the bandwidth depends on the number of GPUs."""
-
-UNFITTED_SPREAD: Final = 1.5
-"""Factor by which the interval is widened for collectives on an unmeasured GPU. An assumption."""
 
 
 def _bytes_over_the_link(c: Columns) -> Array:
