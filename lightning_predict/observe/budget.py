@@ -42,8 +42,8 @@ class RunPrice:
 
     Attributes:
         usd_per_hour: Price of all machines of the run; None if unknown.
-        warning: Warning for the user about the price; None if there is none.
-        source: Source and date of the price; None if there is no price, or if the warning names them.
+        warning: Warning for the user about the price; None without a warning.
+        source: Source and date of the price; None without a price, or if the warning already names the source.
     """
 
     usd_per_hour: float | None
@@ -52,14 +52,14 @@ class RunPrice:
 
 
 def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
-    """Find the newest offer with this name: the machine name, optionally after the provider's name.
+    """Find the newest offer with a machine name, which may follow the provider's name.
 
     Args:
         name: Name, for example `g5.xlarge` or `AWS g5.xlarge`.
         offers: Offers to choose from; None for the package's price list.
 
     Raises:
-        UnknownOfferError: No offer has this name. The message names the nearest one.
+        UnknownOfferError: No offer has this name. The message contains the most similar names.
     """
     offers = load_offers() if offers is None else offers
     found = [offer for offer in offers if name in (offer.instance, f"{offer.provider} {offer.instance}")]
@@ -103,7 +103,7 @@ def price_of_run(
 
     Args:
         usd_per_hour: The user's own price of all machines, which takes precedence.
-        offer: The offer that the user named. Whole machines are charged.
+        offer: Offer that the user named; its whole machines are charged.
         gpu: Name of the GPU in use; None if unknown.
         world_size: Number of processes of the run, each with one GPU.
         num_nodes: Number of machines of the run.
@@ -143,8 +143,9 @@ REFRESH_SECONDS: Final = 60.0
 
 
 CLEAR_EXCESS: Final = 2.0
-"""Factor by which the low end of a single forecast must exceed a limit to stop the run. Otherwise, a second forecast
-must confirm it, because noise can hide a warm-up that has not ended."""
+"""Factor by which the low end of a single forecast must exceed a limit to stop the run.
+
+Below this factor, a second forecast must confirm the first, because noise can hide that the warm-up has not ended."""
 
 
 @final
@@ -175,21 +176,21 @@ class Ledger:
 
     @property
     def usd(self) -> float:
-        """Dollars of all fits, each at its own price. Fits without a price are not included."""
+        """Dollars of all fits, with the price of each fit. Fits without a price are not included."""
         return self.usd_before + self.elapsed_seconds * self.usd_per_second
 
     @property
     def kg_co2(self) -> float:
-        """Kilograms of CO2 of the fits with a known power, each with its own machines and grid."""
+        """Kilograms of CO2 of the fits with a known power, computed from the machines and the grid of each fit."""
         return self.kg_co2_before + self.elapsed_seconds * self.kg_co2_per_second
 
     @property
     def kg_co2_seconds(self) -> float:
-        """Seconds of these fits."""
+        """Seconds of the fits with a known power."""
         return self.kg_co2_seconds_before + (self.elapsed_seconds if self.kg_co2_per_second else 0.0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle the used amounts, but not the clock, which has no meaning in another process."""
+        """Return the used amounts without the clock, which has no meaning in another process."""
         emitted = {"kg_co2_before": self.kg_co2, "kg_co2_seconds_before": self.kg_co2_seconds}
         return vars(self) | {"seconds_before": self.seconds, "usd_before": self.usd, "_start": None} | emitted
 
@@ -281,7 +282,7 @@ def limits_of_fit(
         usd: Limit in dollars.
         hours: Limit in hours.
         deadline: Deadline, a time with a time zone.
-        spent_usd: Dollars spent on anything but training. They count as used.
+        spent_usd: Dollars spent on anything but training, which count as used.
         kg_co2: Limit in kilograms of CO2.
     """
     limits = []
@@ -317,13 +318,13 @@ GO_ON: Final = BudgetVerdict("go on", "within the budget")
 def check_forecast(
     limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float], *, steps: int | None = None
 ) -> BudgetVerdict:
-    """Stop if even the low end of the forecast exceeds a limit. Warn if its middle exceeds one.
+    """Compare a forecast with the limits. Stop if its low end exceeds a limit, warn if its middle does.
 
     Args:
-        limits: The limits.
+        limits: Limits of the run.
         elapsed_seconds: Seconds of this fit so far.
         forecast: Remaining seconds.
-        steps: Number of steps on which the forecast is based, for the message; None to omit it.
+        steps: Number of steps on which the forecast is based, for the message; None omits the number.
     """
     verdict = GO_ON
     from_steps = "" if steps is None else f", {steps:,} step{'' if steps == 1 else 's'} measured"
@@ -344,7 +345,10 @@ def check_forecast(
 
 
 def check_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> BudgetVerdict:
-    """Stop if a limit is used up, including the time that ending the run takes. Warn if 80 % of it is used."""
+    """Compare the used amounts with the limits.
+
+    Stop if a limit is used up, including the time to end the run. Warn if 80 % of a limit is used.
+    """
     verdict = GO_ON
     for limit in limits:
         used, at_end = limit.used(elapsed_seconds), limit.used(elapsed_seconds + end_seconds)
@@ -368,17 +372,17 @@ DueCheck = Literal["forecast", "outlook", "use"]
 
 @final
 class BudgetWatch:
-    """Decides after which batches to check the budget, and checks it.
+    """Decides after which batches to check the budget, and checks the budget.
 
     Args:
-        limits: The limits.
-        ledger: The used amounts.
+        limits: Limits of the run.
+        ledger: Used amounts.
         moments: Schedule that decides when a forecast is reliable enough to act on.
         warmup_steps: Number of batches before the first forecast.
 
     Attributes:
         forecast: Remaining seconds in the last check; None if unknown.
-        end_seconds: Seconds that ending the run after a stop takes: a validation.
+        end_seconds: Duration of the final validation, which runs after a stop.
     """
 
     def __init__(
@@ -425,7 +429,8 @@ class BudgetWatch:
     def check_validation(self, rest_seconds: float | None) -> BudgetVerdict:
         """Check a limit that is used up during a validation.
 
-        Warn if the rest of the validation is short. Stop if it exceeds the limit by more than the allowed overrun.
+        Warn if the rest of the validation is short. Stop if the rest exceeds the limit by more than the allowed
+        overrun.
 
         Args:
             rest_seconds: Remaining seconds of the validation; None if unknown.
@@ -446,13 +451,14 @@ class BudgetWatch:
         without_stalls: Callable[[], RestOfRun],
         may_end_earlier: bool = False,
     ) -> BudgetVerdict:
-        """Judge the used amounts and, if asked for, the rest of the run.
+        """Check the used amounts and, if `rest` is given, the forecast of the run.
 
         Args:
-            question: What to judge.
-            rest: The rest of the run; None to judge only the used amounts.
-            without_stalls: Forecasts the rest again without the longest times, which a stop needs, too.
-            may_end_earlier: Early stopping may end the run, so a forecast alone never stops it.
+            question: What to check.
+            rest: Rest of the run; None checks only the used amounts.
+            without_stalls: Returns a second forecast without the longest times. Stopping requires that this forecast
+                exceeds the limit, too.
+            may_end_earlier: Whether early stopping may end the run. If so, a forecast alone never stops the run.
         """
         if rest is not None:
             self._refreshed_seconds = self._ledger.elapsed_seconds
@@ -475,9 +481,10 @@ class BudgetWatch:
         return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
 
     def _is_sure(self, calm: RestOfRun) -> bool:
-        """Return whether to stop on a forecast that exceeds a limit.
+        """Return whether to stop the run because of a forecast that exceeds a limit.
 
-        It must exceed the limit without stalls, too, and either be the second in a row or exceed the limit by far.
+        The forecast without stalls must exceed the limit, too. It must also be the second such forecast in a row, or
+        exceed the limit by the factor `CLEAR_EXCESS`.
         """
         elapsed = self._ledger.elapsed_seconds
         is_broken = calm.forecast is not None and check_forecast(self.limits, elapsed, calm.forecast).action == "stop"
@@ -488,12 +495,12 @@ class BudgetWatch:
         return was_broken or any(limit.used(low) > CLEAR_EXCESS * limit.total for limit in self.limits)
 
     def set_end_seconds(self, seconds: float) -> None:
-        """Set the seconds that ending the run after a stop takes."""
+        """Set the duration of the final validation, which runs after a stop."""
         self.end_seconds = seconds
         self._narrows()
 
     def _once(self, name: str, verdict: BudgetVerdict) -> BudgetVerdict:
-        """Return a warning only the first time."""
+        """Return the verdict, but replace a repeated warning by `GO_ON`."""
         if verdict.action == "warn":
             verdict = verdict if self._is_new(name) else GO_ON
             self._narrows()
@@ -505,7 +512,7 @@ class BudgetWatch:
         return is_new
 
     def _narrows(self) -> None:
-        """Compute the time before which the used amounts need no check, because no limit can be reached."""
+        """Compute the earliest time at which a limit can be reached. Before, the used amounts need no check."""
         ends = [limit.reached_seconds(1.0) - self.end_seconds for limit in self.limits]
         if "use" not in self._warned:
             ends += [limit.reached_seconds(WARNING_SHARE) for limit in self.limits]

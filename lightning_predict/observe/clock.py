@@ -46,11 +46,11 @@ _SHOWN: Final[ContextVar[tuple[_Clock, _Clock] | None]] = ContextVar("clocks of 
 
 @contextmanager
 def clock_of_fits(clock: Callable[[], float], *, device: Callable[[], float] | None = None) -> Iterator[None]:
-    """Replace the clock of all callbacks that are made, and all fits that start, within this context.
+    """Replace the clock of all callbacks that are created, and all fits that start, within this context.
 
     Args:
         clock: Returns seconds of a monotonic clock.
-        device: Returns seconds after waiting for the device. If None, `clock` is used.
+        device: Returns seconds after waiting for the device; None uses `clock`.
     """
     token = _SHOWN.set((clock, device or clock))
     try:
@@ -66,7 +66,7 @@ def host_clock() -> Callable[[], float]:
 
 
 def ledger_clock() -> Callable[[], float]:
-    """Return the clock of the budget. If available, it also counts time in which the machine sleeps."""
+    """Return the clock of the budget. If the system supports it, time in which the machine sleeps counts."""
     shown = _SHOWN.get()
     if shown is not None:
         return shown[0]
@@ -95,8 +95,9 @@ FIRST_EPOCH_COLD: Final = 3.0
 caches."""
 
 FIRST_EPOCH_DISCOUNT: Final = 3.2
-"""Discount on waits of the first epoch as a prediction for later epochs: this divided by their number. After 16 waits,
-it is a fifth."""
+"""Discount on waits of the first epoch as a prediction for later epochs, divided by the number of waits.
+
+After 16 waits, the discount is a fifth."""
 
 WARM_WAITS: Final = 32
 """Number of waits in later epochs after which the first epoch no longer adds uncertainty."""
@@ -116,9 +117,9 @@ class BatchTimes:
     Attributes:
         step: Seconds from the start of a batch to its end. An optimizer update counts in proportion.
         wait: Seconds from the end of a batch to the start of the next: data loader, logging and other callbacks.
-        later_wait: The same wait, in epochs that have not begun.
-        values: Number of batches that were used.
-        waits: Number of waits that were used.
+        later_wait: Seconds from the end of a batch to the start of the next, in epochs that have not begun.
+        values: Number of measured batches on which `step` is based.
+        waits: Number of measured waits on which `wait` is based.
         is_settled: Whether steps no longer get faster, so that the warm-up is over.
     """
 
@@ -146,9 +147,9 @@ class ValidationTimes:
     """Times of a validation run on the machine in use, in seconds.
 
     Attributes:
-        overhead: Time before its first batch and after its last batch: starting workers, computing metrics.
-        wait: Wait before each further batch.
-        batch: Time of a batch; None if none was timed.
+        overhead: Time before the first batch and after the last batch: starting workers, computing metrics.
+        wait: Wait before each batch except the first.
+        batch: Time of a batch; None if no batch was timed.
     """
 
     overhead: Interval[float]
@@ -165,7 +166,7 @@ class _ValidationRun:
 
     Attributes:
         before: Time at which the last training batch ended.
-        is_check: Whether it is the sanity check.
+        is_check: Whether the run is the sanity check.
     """
 
     def __init__(self, before: float, *, is_check: bool) -> None:
@@ -209,7 +210,7 @@ class ValidationTimer:
         return self._run is not None
 
     def starts(self, *, before: float, is_check: bool) -> None:
-        """Start a run. The last training batch ended at the time `before`."""
+        """Start a validation run. The last training batch ended at the time `before`."""
         self._run = _ValidationRun(before, is_check=is_check)
 
     def on_batch_start(self) -> None:
@@ -224,7 +225,7 @@ class ValidationTimer:
             run.waited += now - run.last_end
 
     def batch_is_recorded(self) -> None:
-        """Mark the current batch as recorded, which makes it slower than others."""
+        """Mark the current batch as recorded, because recording slows the batch."""
         if self._run is not None:
             self._run.is_recorded = True
 
@@ -238,7 +239,7 @@ class ValidationTimer:
         run.batch_start, run.is_recorded = None, False
 
     def ends(self) -> float | None:
-        """End the run, and return the time; None if no run was in progress."""
+        """End the validation run and return the time of its end; None if no run was in progress."""
         run, self._run = self._run, None
         if run is None:
             return None
@@ -249,7 +250,7 @@ class ValidationTimer:
         elif every:
             plain = run.plain() or every
             self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
-            # Use the mean over the run, because in every run the first batches are slow (cold) and the last one is
+            # Use the mean over the run: in every run, the first batches are slow (cold) and the last batch is
             # small.
             self._batches.add(statistics.fmean(plain))
             self._calm_batches.add(statistics.fmean(sorted(plain)[:-STALLS] or [min(plain)]))
@@ -271,10 +272,10 @@ class ValidationTimer:
         """Return the times of validation, from the runs so far or else from the sanity check; None without either.
 
         Args:
-            batch_seconds: Seconds of a training batch. If a batch of the sanity check takes longer, it was either cold
-                or is really slow. The result is then the geometric mean of both.
-            made_in: Interval of the workers' seconds per validation batch, from the training workers. The few batches
-                of a sanity check were ready before they were requested, so they do not show this time.
+            batch_seconds: Seconds of a training batch. A longer batch of the sanity check was either cold or is really
+                slow, so the result is the geometric mean of both times.
+            made_in: Interval of the workers' seconds per validation batch, from the training workers. The sanity check
+                does not show this time: its few batches were loaded before they were requested.
             ahead: Number of remaining validation runs.
         """
         around = self._around.estimate(ahead=ahead)
@@ -319,13 +320,13 @@ class RunClock:
 
     Attributes:
         batches_per_epoch: Number of batches of the last complete epoch; None before an epoch was complete.
-        windows: Counter of the finished training batches and accumulation windows.
+        windows: Counter of the finished training batches and optimizer steps.
         checkpoints: Timer of checkpoint files.
         validation: Timer of validation runs, which also gets their batch events.
         memory: Sizes of a checkpoint's contents; None before a step was recorded.
-        buffered: Number of batches that the loader's workers have ready after a pause.
-        began: Time at which the first batch began; None before.
-        device: Cycles of a host that runs ahead of its device. It is not used on a CPU.
+        buffered: Number of batches that the loader's workers have loaded at the end of a pause.
+        began: Start time of the first batch; None before the first batch.
+        device: Cycles of a host that runs ahead of its device; not used on a CPU.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter, *, is_asynchronous: bool = False) -> None:
@@ -418,7 +419,7 @@ class RunClock:
         return False
 
     def batch_is_recorded(self) -> None:
-        """Mark the current batch as recorded, which makes it slower than others."""
+        """Mark the current batch as recorded, because recording slows the batch."""
         self._is_recorded = True
 
     def on_batch_end(self, optimizer_steps_done: Callable[[], int] = lambda: 0) -> None:
@@ -492,7 +493,7 @@ class RunClock:
     # --- Results
 
     def without_stalls(self) -> RunClock:
-        """Return a copy in which the longest times of each kind are typical ones, to ask for a second forecast."""
+        """Return a copy in which typical times replace the longest times of each kind, for a second forecast."""
         calm = copy(self)
         calm._steps, calm._waits = self._steps.without_stalls(), self._waits.without_stalls()
         calm._pauses, calm._closings = self._pauses.without_stalls(), self._closings.without_stalls()
@@ -504,17 +505,17 @@ class RunClock:
         """Return the times of a batch; None before any step was timed.
 
         Args:
-            batches_per_window: Number of batches per accumulation window. Batches at different positions take different
+            batches_per_window: Number of batches per optimizer step. Batches at different positions take different
                 times.
-            workers: Number of loader workers; 0 for none. They start together, so one long wait loads one batch per
-                worker.
+            workers: Number of loader workers; 0 without workers. All workers start together, so one long wait loads a
+                batch per worker.
             ahead: Number of remaining batches.
         """
         waits = self._waits.estimate(together=max(1, workers), turns=1, ahead=ahead)
         wait = NOTHING if waits is None else waits.mean
         if self._waits.count < MIN_WAITS_PER_WORKER * workers:  # only later batches show the speed of the workers
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
-        # On a GPU, the host waits for the loader while the device still computes, so only the sum of both is known.
+        # On a GPU, the host waits for the loader while the device computes, so only the sum of both times is known.
         found = (
             self.device.estimate(together=max(batches_per_window, workers), ahead=ahead)
             if self._is_asynchronous
@@ -555,7 +556,7 @@ class RunClock:
         """Return the gap between two epochs, without validation, checkpoints and the wait for a batch.
 
         Args:
-            starts_workers: Whether each epoch restarts the loader's workers. Then the first epoch is representative.
+            starts_workers: Whether each epoch restarts the loader's workers. If so, the first epoch is representative.
             ahead: Number of remaining epochs.
         """
         wait = self._wait_so_far()
@@ -566,7 +567,7 @@ class RunClock:
         return Interval(0.0, first if starts_workers else first / 2, UNSEEN_LONGER * first)
 
     def closing(self) -> Interval[float]:
-        """Return the time from the end of an epoch to the next start. It also follows the last epoch."""
+        """Return the time from the end of an epoch to the start of the next. The last epoch has this time, too."""
         closings = self._closings.estimate(ahead=1)
         return NOTHING if closings is None else closings.mean
 
@@ -575,7 +576,7 @@ class RunClock:
         return 0.0 if waits is None else waits.mean.middle
 
     def _breaks(self) -> tuple[_Gap, float]:
-        """Start a pause that is not a wait for a batch. Return the gap between the batches, and the time."""
+        """Start a pause that is not a wait for a batch. Return the gap between the batches and the current time."""
         self.has_begun, self._batch_start = True, None
         now = self._clock()
         gap = self._gap or _Gap(now)
@@ -610,7 +611,7 @@ _CLOCKS: WeakKeyDictionary[Any, RunClock] = WeakKeyDictionary()
 
 
 def run_clock_of(trainer: object, *, device: torch.device) -> RunClock:
-    """Return the clock of the fit that begins, which all callbacks of the Trainer share. Call this in `setup`."""
+    """Return the clock of the fit that begins, shared by all callbacks of the Trainer. Call this in `setup`."""
     found = _CLOCKS.get(trainer)
     if found is None or found.has_begun:
         found = _CLOCKS[trainer] = RunClock(host_clock(), is_asynchronous=device.type != "cpu")

@@ -1,8 +1,8 @@
 """Time of a batch on a device (GPU) whose work is queued, so that the host (CPU) runs ahead of the device.
 
 Kernel launches are queued, so the host is done with a batch before the device is. After each wait for the device, the
-host runs ahead at its own speed until the launch queue is full. Only from then on, the host's cycles (from the start of
-a batch to the start of the next) take as long as the device needs. Cycles in which the host runs ahead do not show the
+host runs ahead at its own speed until the launch queue is full. Only then do the host's cycles (from the start of a
+batch to the start of the next) take as long as the device needs. Cycles in which the host runs ahead do not show the
 device's speed, so they are excluded. Example::
 
     >>> pace = DevicePace()
@@ -23,25 +23,27 @@ from typing import Final, final
 from lightning_predict.observe.steady_state import MeanEstimate, TimingSamples, estimate_mean
 
 LAUNCH_QUEUE: Final = 8192
-"""Upper bound on the number of launches that wait for a device. On an H200 (CUDA 13.0, driver 580), the host never
-waited within 6,000 additions on 8 values behind 0.25 s of matmuls. In a training step, it was about 1,000 launches
-ahead."""
+"""Upper bound on the number of launches that wait for a device.
+
+On an H200 (CUDA 13.0, driver 580), the host never waited within 6,000 additions of 8 values that were queued behind
+0.25 s of matmuls. In a training step, the host was about 1,000 launches ahead."""
 
 AHEAD_SHARE: Final = 0.05
-"""Relative difference from the measured time up to which cycles follow the device."""
+"""Relative tolerance within which cycles equal the measured device time."""
 
 STEADY_CYCLES: Final = 4
-"""Number of consecutive cycles without a new maximum of the backlog, after which the queue is full or the host is the
-slower one."""
+"""Number of consecutive cycles without a new maximum of the backlog, after which the host no longer runs ahead.
+
+The queue is then full, or the host is slower than the device."""
 
 
 @final
 class DevicePace:
-    """Cycles of the host, without those in which it runs ahead of the device.
+    """Cycles of the host, without cycles in which the host runs ahead of the device.
 
-    The backlog models the launch queue. Each cycle adds the device time of a batch, and subtracts the time that passed.
-    As long as the backlog reaches new maxima, the host runs ahead. If the backlog exceeds any launch queue, the device
-    is faster than measured. From then on, all cycles count.
+    The backlog models the launch queue: each cycle adds the device time of a batch, and subtracts the time that passed.
+    The host runs ahead as long as the backlog reaches new maxima. A backlog larger than any launch queue means that the
+    device is faster than measured; all later cycles count then.
 
     Attributes:
         seconds: Device time of a batch, measured between two waits for the device; None if unknown.
@@ -60,11 +62,11 @@ class DevicePace:
 
     @property
     def count(self) -> int:
-        """Number of cycles that count; before there is one, the number of batches of the measurement."""
+        """Number of cycles that count; before the first cycle that counts, the number of measured batches."""
         return self._cycles.count or (0 if self.seconds is None else self._batches)
 
     def measured(self, seconds: float | None, *, launches: int = 1, batches: int = 1) -> None:
-        """Set the device time of a batch, and forget earlier cycles, which contain waits.
+        """Set the device time of a batch, and discard earlier cycles, which contain waits.
 
         Args:
             seconds: Seconds of a batch between two waits for the device; None if not measured.
@@ -103,17 +105,16 @@ class DevicePace:
                 self._pending = None
 
     def drain(self) -> float:
-        """Record that the device catches up with the host. Return the seconds of work that were queued."""
+        """Record that the device finishes all queued work. Return the seconds of work that were queued."""
         queued, self._backlog, self._peak = self._backlog, 0.0, 0.0
         self._pending = []
         return queued
 
     def estimate(self, *, together: int = 1, ahead: float = math.inf) -> MeanEstimate | None:
-        """Estimate the seconds of future cycles; None before anything is known.
+        """Estimate the seconds of future cycles; None without any measurement.
 
         Args:
-            together: Number of consecutive cycles that differ by position, such as the batches of an accumulation
-                window.
+            together: Number of consecutive cycles that differ by position, such as the batches of an optimizer step.
             ahead: Number of remaining cycles of the run.
         """
         found = self._cycles.estimate(together=together, ahead=ahead)
@@ -122,7 +123,10 @@ class DevicePace:
         return found
 
     def without_stalls(self) -> DevicePace:
-        """Return a copy without the longest cycles; a measured pace alone may contain a stall, so it does not count."""
+        """Return a copy without the longest cycles.
+
+        A measured time without later cycles may contain a stall, so the copy ignores it.
+        """
         calm = copy(self)
         calm._cycles = self._cycles.without_stalls()
         calm.seconds = self.seconds if self._cycles.count else None

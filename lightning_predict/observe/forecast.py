@@ -50,14 +50,15 @@ MIN_STEPS: Final = 16
 """Minimum number of steps for a forecast that gives a recommendation or stops the run."""
 
 MIN_SECONDS: Final = 3.0
-"""Minimum time that these steps must span. Within a shorter time, other jobs on the machine could distort the
-measurement."""
+"""Minimum time in seconds that the steps of such a forecast must span.
+
+Within a shorter time, other jobs on the machine could distort the measurement."""
 
 SECONDS_ENOUGH: Final = 30.0
 """Seconds of training that are always enough for a forecast that gives a recommendation or stops the run."""
 
 SHARE_ENOUGH: Final = 0.5
-"""Share of the run that is always enough for such a forecast."""
+"""Share of the run that is always enough for a forecast that gives a recommendation or stops the run."""
 
 
 @final
@@ -72,8 +73,8 @@ class ForecastInputs:
         has_workers: Whether workers load the training batches.
         validation_has_workers: Whether workers load the validation batches.
         starts_workers: Whether each epoch restarts the workers.
-        validation_batches: Number of batches of the final validation; 0 without one.
-        time_limit_seconds: Seconds until a time limit ends the run; None without one.
+        validation_batches: Number of batches of the final validation; 0 without a final validation.
+        time_limit_seconds: Seconds until a time limit ends the run; None without a time limit.
     """
 
     position: Position
@@ -93,13 +94,13 @@ class RestOfRun:
 
     Attributes:
         counts: Remaining batches, accumulation windows and validation.
-        workload: The same work, for predictions on any GPU.
+        workload: Remaining work, for predictions on any GPU.
         batch_times: Times of a batch on the machine in use; None before a step was timed.
-        run: Times of the rest on the machine in use; None before a step was timed.
+        run: Times of the rest of the run on the machine in use; None before a step was timed.
         forecast: Total remaining seconds; None for a run without an end.
         end_seconds: Duration of the final validation, which runs after a stop.
         steps: Number of steps on which the forecast is based.
-        step: Seconds from the start of a step to the start of the next; None before one was timed.
+        step: Seconds from the start of a step to the start of the next; None before a step was timed.
     """
 
     counts: RemainingCounts
@@ -123,7 +124,7 @@ class RestOfRun:
 @final
 @dataclass(frozen=True, slots=True)
 class TimedForecast:
-    """The rest of a run, with the clock time at which it was computed."""
+    """Rest of a run, with the clock time at which the forecast was computed."""
 
     rest: RestOfRun
     at: float
@@ -152,10 +153,10 @@ def forecast_rest(
     """Compute the rest of a run, from its counts and the times on the machine in use so far.
 
     Args:
-        facts: Facts about the run, from the trainer.
-        clock: Times so far.
+        facts: Facts about the run that the trainer reports.
+        clock: Times of the run so far.
         batches_per_window: Number of batches of the recorded step; if None, the trainer's gradient accumulation.
-        samples: Number of samples of this step; None if unknown.
+        samples: Number of samples of the recorded step; None if unknown.
     """
     counts, position = remaining(facts.position), facts.position
     size = batches_per_window or position.batches_per_window
@@ -221,14 +222,14 @@ def forecast_rest(
 
 @final
 class ForecastSchedule:
-    """Decides after which batches to forecast: when there are enough steps, and each time their number has doubled.
+    """Decides after which batches to forecast: after enough steps, and each time the number of steps has doubled.
 
     Args:
         batches_per_window: Number of batches of a step.
         batches: Number of batches of the run; None if unknown.
 
     Attributes:
-        has_started: Whether there are enough steps for a recommendation or a stop. Before, forecasts are only rough.
+        has_started: Whether the run has enough steps for a recommendation or a stop. Earlier forecasts are only rough.
     """
 
     def __init__(self, *, batches_per_window: int = 1, batches: int | None = None) -> None:
@@ -242,7 +243,7 @@ class ForecastSchedule:
 
         Args:
             batches: Number of finished batches.
-            seconds: Seconds since the first of these began.
+            seconds: Seconds since the start of the first batch.
         """
         if self.has_started and batches < self._next:  # called per batch
             return False
@@ -325,19 +326,19 @@ def _loader(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTi
 
 
 def _validation_batch(batch_times: BatchTimes, validation: ValidationTimes | None) -> Interval[float]:
-    """Return the time of a validation batch: measured, or else the forward part of a training batch."""
+    """Return the time of a validation batch: the measured time, or else the forward share of a training batch."""
     if validation is not None and validation.batch is not None:
         return validation.batch
     return Interval(0.0, FORWARD_SHARE * batch_times.step.middle, batch_times.step.high)
 
 
 def end_seconds(batches: int, batch_times: BatchTimes | None, validation: ValidationTimes | None) -> float:
-    """Return the seconds that ending a run after a stop takes.
+    """Return the duration of the final validation, which runs after a stop.
 
     Args:
-        batches: Number of batches of the final validation; 0 without one.
-        batch_times: Times of a training batch; None before one was timed.
-        validation: Times of validation; None before any was timed.
+        batches: Number of batches of the final validation; 0 without a final validation.
+        batch_times: Times of a training batch; None before a batch was timed.
+        validation: Times of validation; None before a validation was timed.
     """
     if batches and validation is not None and validation.batch is not None:
         return validation.overhead.middle + batches * (validation.batch.middle + validation.wait.middle)

@@ -1,9 +1,9 @@
 """The ledger on disk, and the rule that decides whether two runs are the same.
 
-The used time and money of a run are saved every minute, so that a killed run loses little. A checkpoint has the amounts
-up to its writing; this file, in the Trainer's `default_root_dir`, has the later ones. A run continues a ledger whose
-run did not end, if it resumes a checkpoint of that run, or if Slurm or torchrun restarted its job. Runs that share a
-folder get files of their own::
+The used time and money of a run are saved every minute, so that a killed run loses little. A checkpoint contains the
+amounts at the time when the checkpoint was written. The ledger file in the Trainer's `default_root_dir` contains the
+later amounts. A new run continues the ledger of an unfinished run if the new run resumes a checkpoint of that run, or
+if Slurm or torchrun restarted the job. Runs that share a folder get separate files::
 
     place = find_ledger("runs", run="a1b2", resumed_seconds=0.0)
     place.kept                   # amounts of the same run, killed earlier; None otherwise
@@ -36,12 +36,14 @@ LEDGER_SECONDS: Final = 60.0
 """Seconds between two saves, which is also the maximum loss."""
 
 _RESTARTS: Final = {"SLURM_JOB_ID": "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID": "TORCHELASTIC_RESTART_COUNT"}
-"""Environment variables with the ID of a job, and with the number of its restarts. The ID alone proves nothing: a job
-may run a whole sweep, and other launchers give unrelated runs the same ID."""
+"""Environment variables with the ID of a job, and with the number of its restarts.
+
+An equal ID does not prove that two runs are the same: a job may run a whole sweep, and some launchers give unrelated
+runs the same ID."""
 
 
 def jobs_in_use() -> dict[str, int]:
-    """Return the jobs that this process belongs to, with the number of restarts of each."""
+    """Return the jobs to which this process belongs, with the number of restarts of each job."""
     jobs = {}
     for name, count in _RESTARTS.items():
         value = os.environ.get(name)
@@ -68,16 +70,16 @@ class SavedLedger:
 
     Attributes:
         run: Name of the run, as in its checkpoints.
-        seconds: Used seconds, over all its fits.
-        usd: Used dollars, over all its fits.
-        date: When it was written (ISO 8601).
-        kg_co2: Kilograms of CO2, over its fits with a known power.
-        kg_co2_seconds: Seconds of these fits.
-        jobs: Jobs that trained it, with their restarts.
-        command: Hash of its command line.
-        process: Host and number of its process.
-        ended: The last fit ended without an error.
-        saved_seconds: Used seconds in the budget's own checkpoint; None without one.
+        seconds: Used seconds over all fits of the run.
+        usd: Used dollars over all fits of the run.
+        date: Time at which the file was written (ISO 8601).
+        kg_co2: Kilograms of CO2 over the fits with a known power.
+        kg_co2_seconds: Seconds of the fits with a known power.
+        jobs: Jobs that trained the run, with their restarts.
+        command: Hash of the run's command line.
+        process: Host name and ID of the run's process.
+        ended: Whether the last fit ended without an error.
+        saved_seconds: Used seconds in the budget's own checkpoint; None without a checkpoint.
     """
 
     run: str
@@ -93,10 +95,10 @@ class SavedLedger:
     saved_seconds: float | None = None
 
     def is_continued_by(self, run: str) -> bool:
-        """Return whether a run that begins in this process continues this one.
+        """Return whether a run that begins in this process continues the saved run.
 
         Args:
-            run: Name in the checkpoint that it resumes, otherwise a new name.
+            run: Run name in the checkpoint that the process resumes, otherwise a new name.
         """
         if self.ended or self._runs_now:
             return False
@@ -106,7 +108,7 @@ class SavedLedger:
 
     @property
     def _runs_now(self) -> bool:
-        """Another process on this machine trains it."""
+        """Whether another process on this machine trains the run."""
         host, _, number = self.process.rpartition(":")
         if os.name != "posix" or host != socket.gethostname() or not number.isdecimal() or int(number) == os.getpid():
             return False
@@ -127,7 +129,7 @@ class LedgerPlace:
     Attributes:
         ledger: Path or URL of the ledger.
         checkpoint: Path or URL of the budget's own checkpoint.
-        kept: The ledger of this run so far; None without one.
+        kept: Saved ledger of the run; None without a saved ledger.
     """
 
     ledger: str
@@ -142,12 +144,12 @@ class LedgerPlace:
 
 
 def find_ledger(folder: str, *, run: str, resumed_seconds: float) -> LedgerPlace:
-    """Find the files of a run that begins; files of other runs are not overwritten.
+    """Find the files of a run that begins. Files of other runs are not overwritten.
 
     Args:
         folder: The Trainer's `default_root_dir`, a path or a URL.
-        run: Name in the checkpoint that it resumes, otherwise a new name.
-        resumed_seconds: Used seconds in that checkpoint; 0 without one.
+        run: Run name in the checkpoint that the process resumes, otherwise a new name.
+        resumed_seconds: Used seconds in the resumed checkpoint; 0 without a checkpoint.
 
     Raises:
         InvalidArgumentError: A ledger is damaged.
@@ -166,7 +168,7 @@ def find_ledger(folder: str, *, run: str, resumed_seconds: float) -> LedgerPlace
 
 
 def _is_free(place: LedgerPlace, names: Iterable[str], run: str, resumed_seconds: float) -> bool:
-    """Return whether a run may write these files: no other run needs them, or it resumes the checkpoint there."""
+    """Return whether a run may write the files: no other run needs them, or the run resumes their checkpoint."""
     kept = place.kept
     if os.path.basename(place.checkpoint) in names:
         return kept is not None and kept.run == run and kept.saved_seconds == resumed_seconds
@@ -244,6 +246,6 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def _file_system(path: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Return the file system of a URL, by fsspec, which Lightning uses for its own files, and the path there."""
+    """Return the file system of a URL and the path in it, from fsspec, which Lightning uses for its own files."""
     found: tuple[Any, str] = import_module("fsspec.core").url_to_fs(os.fspath(path))
     return found

@@ -45,7 +45,7 @@ class MemoryFacts:
 
     Attributes:
         state_bytes: Size of the state that optimizers will create in their first update.
-        validation: A recorded validation batch; None if none was recorded.
+        validation: Recorded validation batch; None if no validation batch was recorded.
         validation_samples: Samples of the largest validation batch; None if unknown or without validation.
         length: Length of the recorded sequences; None if unknown or without sequences.
         longest: Length of the loader's longest sequence; None if unknown or without sequences.
@@ -61,12 +61,12 @@ class MemoryFacts:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRisk:
-    """A later part of the run that may not fit in the GPU's memory.
+    """Later part of the run that may not fit in the GPU's memory.
 
     Attributes:
-        kind: The part: first optimizer update, validation batch or longest sequence.
-        gpu: The GPU in use.
-        subject: Description of the part, the subject of the message.
+        kind: Part of the run: first optimizer update, validation batch or longest sequence.
+        gpu: GPU in use.
+        subject: Description of the part, as the subject of the message.
         need: Memory need of the part on this GPU.
         is_bound: Whether `need` is an upper bound, not an expected value.
         remedy: Advice to the user.
@@ -96,7 +96,7 @@ def memory_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryRisk]
     """Yield the later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown.
 
     Args:
-        trace: The recorded training step. If it has several kinds of steps, the one with the largest memory is used.
+        trace: Recorded training step. Of several kinds of steps, the kind with the largest memory is used.
         rest_of_run: Facts about the rest of the run.
     """
     for one in _candidate_risks(trace, rest_of_run):
@@ -150,10 +150,10 @@ def _without_cached_segments(trace: Trace) -> Trace:
 
 @final
 class _StepMemory:
-    """Memory of a recorded step, and of the same step with other sizes.
+    """Memory of a recorded step, and of a step with other sizes.
 
     Attributes:
-        trace: The step.
+        trace: Recorded step.
         bytes: Total memory of the step.
         lasting_bytes: Memory of parameters, gradients and optimizer state, which stays between steps.
     """
@@ -187,10 +187,10 @@ class _StepMemory:
         return self.lasting_bytes + factor * (self.bytes - self.lasting_bytes)
 
     def validation_bytes(self, validation: Trace | None, samples: int) -> tuple[float, bool]:
-        """Return the temporary memory of a validation batch, and whether this is an upper bound.
+        """Return the temporary memory of a validation batch, and whether the memory is an upper bound.
 
         Args:
-            validation: A recorded validation batch; None if none was recorded.
+            validation: Recorded validation batch; None if no validation batch was recorded.
             samples: Number of samples of the batch.
         """
         if validation is None and self._is_scalable:  # the forward pass, without tensors saved for backward
@@ -210,8 +210,8 @@ class _StepMemory:
 def missing_state_bytes(optimizer: Any) -> int | None:
     """Return the size of the state that an optimizer will create in its first update; None if unknown.
 
-    A copy of the optimizer updates copies of the parameters on the meta device. The result is 0 if the optimizer has
-    state already.
+    A copy of the optimizer updates copies of the parameters on the meta device. The size is 0 if the optimizer already
+    has state.
     """
     import torch
 

@@ -18,10 +18,10 @@ from typing import final
 @final
 @dataclass(slots=True)
 class MicroBatches:
-    """Batches of an accumulation window that is recorded.
+    """Batches of an optimizer step that is recorded.
 
     Attributes:
-        expected: Expected number of batches. If None, each batch is recorded.
+        expected: Expected number of batches; None records every batch.
     """
 
     expected: int | None = None
@@ -30,15 +30,15 @@ class MicroBatches:
     _recorded: list[int] = field(default_factory=list)
 
     def begins(self, shapes: object, *, whatever_shape: bool) -> bool:
-        """Decide whether to record the next batch: the first, the last, and each one with new shapes.
+        """Decide whether to record the next batch: the first batch, the last batch, and each batch with new shapes.
 
         Args:
-            shapes: Shapes of its tensors; None if unknown.
+            shapes: Shapes of the batch's tensors; None if unknown.
             whatever_shape: Whether to record only the first and the last batch, even if others have new shapes.
         """
         number = len(self._shapes)
         shown = [self._shapes[each] for each in self._recorded[1:]]
-        # As long as all batches are equal, the last one is expected to be equal, too; it will be recorded.
+        # While all batches are equal, the last batch is expected to be equal, too, and will be recorded.
         is_shown = shapes is not None and (shapes in shown or all(one == shapes for one in self._shapes))
         self._shapes.append(shapes)
         is_recorded = self.expected is None or number == 0 or number >= self.expected - 1

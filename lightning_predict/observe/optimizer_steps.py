@@ -1,7 +1,7 @@
 """Counts and times optimizer steps under gradient accumulation ("windows": the batches up to an optimizer update).
 
-`StepCounter` counts the windows of a fit. The clock updates it, and everything else reads it. `StepTimer` adds up the
-times of the batches of a window. Neither of them knows a Trainer or reads a clock. Example::
+`StepCounter` counts the windows of a fit; the run's clock updates the counter. `StepTimer` adds up the times of the
+batches of a window. Neither class depends on a Trainer or reads a clock. Example::
 
     >>> count, timer = StepCounter(), StepTimer()
     >>> timer.on_batch_start(10.0)
@@ -22,12 +22,15 @@ from itertools import pairwise
 from typing import Final, final
 
 UNSEEN_STEPS_PATIENCE: Final = 16
-"""Number of batches without a counted optimizer step after which each batch counts as one window. With manual
-optimization, the module may step optimizers that Lightning has not wrapped, and so does not count."""
+"""Number of batches without a counted optimizer step after which each batch counts as one window.
+
+With manual optimization, the module may step optimizers that Lightning has not wrapped. Lightning does not count the
+steps of such optimizers."""
 
 MAX_NODE_COUNTS: Final = 4
-"""Maximum number of different autograd graph sizes for the same updates. With more, graphs vary with the data, so they
-are of one kind."""
+"""Maximum number of different autograd graph sizes for one set of updates.
+
+With more sizes, the graphs vary with the data, and all of them count as one kind."""
 
 
 @final
@@ -47,15 +50,16 @@ class WindowSize:
 
 @final
 class StepCounter:
-    """Counter of batches, and of the accumulation windows that they form.
+    """Counter of batches, and of the accumulation windows that the batches form.
 
     Attributes:
         batches: Number of finished batches.
         windows: Number of finished windows.
         batches_in_window: Number of finished batches in the current window.
-        closed: Number of batches and optimizer steps of the window that ended with the last batch; None if none ended.
-        is_followed: Whether windows are counted. They are if a recorder needs them, or if counting is the only way to
-            know their size.
+        closed: Number of batches and optimizer steps of the window that ended with the last batch; None if no window
+            ended.
+        is_followed: Whether windows are counted. Counting is necessary if a recorder needs the windows, or if only
+            counting shows their size.
     """
 
     def __init__(self) -> None:
@@ -78,7 +82,7 @@ class StepCounter:
         self.is_followed = self.is_followed or is_manual
 
     def stop_following(self) -> None:
-        """Stop counting windows, unless counting is the only way to know their size."""
+        """Stop counting windows, unless only counting shows their size."""
         self.is_followed = self._is_manual
 
     @property
@@ -118,15 +122,15 @@ class StepCounter:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """Measured accumulation window, that is, an optimizer step with its batches.
+    """Measured accumulation window: an optimizer step with its batches.
 
     Attributes:
-        seconds: Sum of the times of its batches from start to end, without waits for the loader.
-        loader_seconds: Observed waits for the loader before its batches.
+        seconds: Sum of the batch times from start to end, without waits for the loader.
+        loader_seconds: Observed waits for the loader before the batches.
         batches: Number of batches.
         optimizer_steps: Number of optimizer updates, as counted by `trainer.global_step`.
         samples: Number of samples; None if the batch size could not be read.
-        host_seconds: Sum of the CPU times of its batches, without waits for the device; None if not measured.
+        host_seconds: Sum of the batches' CPU times, without waits for the device; None if not measured.
     """
 
     seconds: float
@@ -195,7 +199,7 @@ class StepTimer:
         return window
 
     def pause(self) -> None:
-        """Exclude the time until the next batch, because it is no loader wait (validation, checkpoint, epoch)."""
+        """Exclude the time until the next batch (validation, checkpoint, epoch): this time is no loader wait."""
         self._last_end = None
 
     def _forget(self) -> None:
@@ -210,8 +214,8 @@ class StepKind:
 
     Attributes:
         batches: Number of batches.
-        optimizers: Indices of the optimizers that updated parameters in it.
-        nodes: Number of autograd nodes; None if it varies with the data.
+        optimizers: Indices of the optimizers that updated parameters in the window.
+        nodes: Number of autograd nodes; None if the number varies with the data.
     """
 
     batches: int
@@ -235,8 +239,8 @@ def merge_varying_kinds(windows: Iterable[StepKind | None]) -> list[StepKind | N
 def may_be_next(windows: Sequence[StepKind | None], kind: StepKind) -> bool:
     """Return whether the next window may be of this kind, if kinds alternate periodically.
 
-    The period is the shortest distance between two windows of this kind. If there was only one, at index i, the period
-    is at least i + 1, since otherwise the kind would have occurred before.
+    The period is the shortest distance between two windows of this kind. If the kind occurred only once, at index i,
+    the period is at least i + 1, because a shorter period would have shown the kind before.
     """
     at = [number for number, window in enumerate(windows) if window == kind]
     period = min((after - before for before, after in pairwise(at)), default=at[0] + 1)
@@ -246,14 +250,14 @@ def may_be_next(windows: Sequence[StepKind | None], kind: StepKind) -> bool:
 def shares_of_kinds(windows: Sequence[StepKind | None], recorded: Collection[StepKind]) -> dict[StepKind, float]:
     """Return the share of each recorded kind among all windows.
 
-    Kinds mostly alternate with a period (every fifth batch). From the first to the last window of the rarest kind,
-    without the first one, there are whole periods, so their counts are exact. Counts over all windows would depend on
-    where counting began and ended.
+    Kinds mostly alternate with a period (every fifth batch). The windows after the first window of the rarest kind, up
+    to its last window, contain whole periods, so their counts are exact. Counts over all windows would depend on where
+    counting began and ended.
 
     Args:
-        windows: Kinds of all windows so far. A kind that was not recorded counts as a recorded kind with the same
-            optimizers and the most similar graph, if there is one.
-        recorded: The recorded kinds, at least one.
+        windows: Kinds of all windows so far. A kind that was not recorded counts as the recorded kind with equal
+            optimizers and the most similar graph, if there is such a kind.
+        recorded: Recorded kinds, at least one.
     """
     alike = [None if window is None else _most_alike(window, recorded) for window in windows]
     counts = Counter(kind for kind in alike if kind is not None)

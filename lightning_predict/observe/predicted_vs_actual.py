@@ -24,8 +24,9 @@ from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 MIN_BATCHES: Final = 20
-"""Minimum number of batches after the prediction for a run to be stored in the history and logged. In a shorter run,
-its end or a single checkpoint decides the ratio."""
+"""Minimum number of batches after the prediction for a run to be stored in the history and logged.
+
+In a shorter run, the end of the run or a single checkpoint dominates the ratio."""
 
 
 @final
@@ -34,7 +35,7 @@ class Expected:
     """Expected time and price of the rest of the run on the machine in use.
 
     Attributes:
-        gpu: Catalogue name of the machine's GPU; None if it has none.
+        gpu: Catalogue name of the machine's GPU; None without a GPU.
         fingerprint: Fingerprint of the step's operations.
         samples: Number of samples per step.
         step_seconds: Measured step time.
@@ -42,9 +43,9 @@ class Expected:
         batches: Number of remaining training batches; None if unknown.
         total_seconds: Time of the rest of the run, computed from the measured steps; None if its length is unknown, or
             if a time limit ends it.
-        shown: Time of the rest of the run as it was shown to the user, which the history of earlier runs may have
-            corrected; None if `total_seconds` is None.
-        usd_per_hour: Price; None if unknown.
+        shown: Time of the rest of the run that was shown to the user. The history of earlier runs may have corrected
+            this time. None if `total_seconds` is None.
+        usd_per_hour: Price in dollars per hour; None if unknown.
         offer: Source and date of the price.
         model: Fingerprint of the model, independent of the batch size; None if unknown.
         num_gpus: Number of GPUs of the run.
@@ -112,11 +113,11 @@ class Outcome:
     """Comparison of the predicted and the actual time.
 
     Attributes:
-        expected: The expected time.
+        expected: Expected time.
         batches: Number of training batches since the prediction.
-        actual_seconds: Actual time of these batches, and of everything between them.
-        predicted: Predicted time of these batches, as it was shown.
-        measured_seconds: Time of these batches, computed only from the measured steps. The history stores it.
+        actual_seconds: Actual time of the batches since the prediction, and of everything between these batches.
+        predicted: Predicted time of these batches that was shown to the user.
+        measured_seconds: Time of these batches, computed only from the measured steps. The history stores this time.
     """
 
     expected: Expected
@@ -132,7 +133,7 @@ class Outcome:
 
     @property
     def is_whole(self) -> bool:
-        """Whether as many batches were trained as expected, so that the comparison is about the whole rest."""
+        """Whether as many batches were trained as expected, so that the comparison covers the whole rest of the run."""
         return self.expected.batches is None or self.expected.batches == self.batches
 
     @property
@@ -210,7 +211,7 @@ class OutcomeTimer:
         self._left_out = 0.0
 
     def exclude_since(self, *, since: float) -> None:
-        """Exclude time that was not training, such as that of a prediction and its table."""
+        """Exclude the time since `since`, for example a prediction and its table, because nothing was trained."""
         self._left_out += self._clock() - max(since, self._start)
 
     def compare(self, *, batches_seen: int) -> Outcome | None:

@@ -1,8 +1,8 @@
 """Recorders of the training step and of the validation batch, called by a callback's hooks.
 
-Recording starts after a short warm-up, which is counted in accumulation windows (`observe.optimizer_steps`): a window
-is one optimizer step with its batches. `next_action` decides what to do with the next window. The recorders do not
-depend on a Trainer. They use the clock, the sessions and the window counter that they get. Example::
+Recording starts after a short warm-up. The warm-up is counted in accumulation windows (`observe.optimizer_steps`); a
+window is one optimizer step with its batches. `next_action` decides what to do with the next window. The recorders do
+not depend on a Trainer: the caller provides the clock, the sessions and the window counter. Example::
 
     recorder.on_batch_start(full_windows_after=None, next_is_short=False)
     # ... the batch is trained ...
@@ -33,20 +33,23 @@ from lightning_predict.observe.steady_state import warmup_end
 from lightning_predict.tracing.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
 from lightning_predict.tracing.trace import OtherStep, Trace
 
-# Each warm-up window delays the first table by a step, which may take minutes. If a recording is slightly too early,
-# timed steps correct it later. A missing recording cannot be corrected.
+# Each warm-up window delays the first printed prediction by one optimizer step, which may take minutes. Timed steps
+# later correct a recording that is slightly too early. A missing recording cannot be corrected.
 EXTRA_WARMUP_WINDOWS: Final = 5
-"""Maximum number of windows by which a warm-up is extended if times do not get steady."""
+"""Maximum number of windows by which a warm-up is extended if times do not become steady."""
 
 SETTLED_TO_RECORD: Final = 0.5
-"""Relative difference by which early windows may be slower than later ones when recording starts. Compilation
-(including cudnn.benchmark) makes a step several times slower, but a recording need not wait for the last few per
-cent."""
+"""Maximum relative difference between early and later windows at which recording starts.
+
+Compilation (including cudnn.benchmark) makes a step several times slower. A recording need not wait until the last
+few per cent have disappeared."""
 
 WATCHED_BATCHES: Final = 64
-"""Windows can differ in their operations (kinds). The recorder looks for new kinds only in this many first batches.
-Periodic operations create such kinds. For example, StyleGAN2 (Karras et al., 2020) applies lazy regularisation every
-16 batches or more often. After the warm-up, at least three periods of 16 batches remain."""
+"""Number of batches at the start of training in which the recorder looks for new kinds of windows.
+
+The kind of a window depends on its operations. Periodic operations create new kinds: StyleGAN2 (Karras et al., 2020)
+applies lazy regularisation every 16 batches or more often. After the warm-up, at least three periods of 16 batches
+remain."""
 
 WindowAction = Literal["time", "run", "record", "skip"]
 """Action for the next window: `time` it alone, `run` it in a block of untimed windows, `record` it, or `skip` it. A
@@ -64,17 +67,17 @@ def next_action(
 ) -> WindowAction:
     """Decide what to do with the next window.
 
-    Warm-up ends after `warmup_steps` windows. It is extended if their times are not steady. It is shortened if the run
-    is about to end, so that a short run is recorded in its last windows. The first window is never recorded, because it
-    may compile.
+    The warm-up ends after `warmup_steps` windows, or later if their times are not steady. If the run is about to end,
+    the warm-up ends earlier, so that the last windows of a short run are recorded. The first window is never recorded,
+    because it may compile code.
 
     Args:
-        step_seconds: Times of the previous windows that are of the same kind as the last one.
-        windows_timed: Number of timed windows of any kind; None if all are of one kind.
+        step_seconds: Times of the previous windows that are of the same kind as the last window.
+        windows_timed: Number of timed windows of any kind; None if all windows are of one kind.
         warmup_steps: Number of windows to time before recording.
         records_wanted: Number of windows that are still to be recorded.
-        full_windows_after: Number of full-length windows after this one until the run ends; None if unknown.
-        is_short: Whether the window is the shorter one at the end of an epoch.
+        full_windows_after: Number of full-length windows after the next window until the run ends; None if unknown.
+        is_short: Whether the next window is the shorter window at the end of an epoch.
     """
     timed = len(step_seconds) if windows_timed is None else windows_timed
     has_room = full_windows_after is None or full_windows_after >= records_wanted
@@ -94,8 +97,10 @@ TIMED_VALIDATION_BATCHES: Final = 5
 """Maximum number of timed validation batches, because timing waits for the device."""
 
 MAX_REJECTED_WINDOWS: Final = 4
-"""Maximum number of recordings that are discarded because code was compiled, or because a gradient scaler skipped an
-update. torch's scaler starts at 2^16 and halves with each skip, and the first skips fall into the warm-up."""
+"""Maximum number of discarded recordings.
+
+A recording is discarded if code was compiled, or if a gradient scaler skipped an update. torch's scaler starts at
+2^16 and halves the scale at each skip; the first skips happen in the warm-up."""
 
 
 class Session(Protocol):
@@ -107,7 +112,7 @@ class Session(Protocol):
 
     @property
     def retry(self) -> Callable[[], Session] | None:
-        """Factory of sessions with another recording method, used if this one fails; None without another."""
+        """Factory of sessions with another recording method, used if this recording fails; else None."""
 
     @property
     def optimizers_seen(self) -> Sequence[object] | None:
@@ -185,7 +190,7 @@ def _unknown() -> None:
 
 @final
 class StepLog:
-    """All accumulation windows so far, and the kinds derived from them.
+    """All accumulation windows so far, and the kinds that were derived from the windows.
 
     Attributes:
         windows: Kind of each window; None for windows that are ignored.
@@ -217,7 +222,7 @@ class StepLog:
 
     @property
     def kinds(self) -> list[StepKind | None]:
-        """Kinds of all windows. They are computed once per window."""
+        """Kinds of all windows, computed once per window."""
         if len(self._kinds) != len(self.windows):
             self._kinds = merge_varying_kinds(self.windows)
         return self._kinds
@@ -273,13 +278,13 @@ class StepLog:
         return WindowSize(batches_per_window=commonest.batches, steps_per_window=per_window or 1.0)
 
     def median_recording(self, kind: StepKind) -> Recorded:
-        """Return the recorded window of median duration of a kind (of two, the shorter)."""
+        """Return the recorded window of median duration of a kind; of two windows, the shorter."""
         alike = [one for one in self.recorded if self.kinds[one.number] == kind]
         lengths = [one.window.seconds for one in alike]
         return alike[lengths.index(statistics.median_low(lengths))]
 
     def seconds_like_the_last(self) -> list[float]:
-        """Return the times of windows of the same kind as the last one; if none of these was timed, of all windows."""
+        """Return the times of windows of the same kind as the last window; without such windows, of all."""
         last = self.kinds[-1] if self.kinds else None
         alike = [window.seconds for number, window in self.timed if last is None or self.kinds[number] == last]
         return alike or [window.seconds for _, window in self.timed]
@@ -289,8 +294,8 @@ class StepLog:
         kinds, recorded = self.kinds, self.median_recording(kind)
         window = recorded.window
         timed = [(number, one) for number, one in self.timed if one.batches == window.batches]
-        # The first window of a kind is slow (cold), because an optimizer creates its state. This can be seen only if
-        # the kind has other windows.
+        # The first window of a kind is slow (cold), because an optimizer creates its state. Only other windows of the
+        # kind show this.
         alike = [one for number, one in timed if kinds[number] == kind and kind in kinds[:number]]
         is_only_kind = len({*kinds} - {None}) == 1
         if is_only_kind or (not alike and len(self.kinds_recorded) == 1):
@@ -320,10 +325,10 @@ class _UnderWay:
 
     Attributes:
         action: Action that was chosen for the window.
-        is_short: Whether it is the shorter window at the end of an epoch.
+        is_short: Whether the window is the shorter window at the end of an epoch.
         is_last: Whether no full-length window follows.
-        compilations: Number of compilations before it.
-        batches: Which of its batches are recorded.
+        compilations: Number of compilations before the window.
+        batches: Selection of the batches to record.
         nodes: Number of autograd nodes so far.
         due: Indices of the optimizers that were to update parameters so far.
     """
@@ -339,25 +344,25 @@ class _UnderWay:
 
 @final
 class StepRecorder:
-    """Times accumulation windows without recording until they are steady, then records one window of each kind.
+    """Times accumulation windows without recording until the times are steady, then records one window of each kind.
 
     In most trainings, all windows are of one kind, and one recording is enough. But optimizers may alternate, or some
-    windows may compute more than others (lazy regularisation). Then recording continues until each optimizer and each
-    seen kind is recorded and has occurred twice, so that its share is known. `WATCHED_BATCHES` limits this time. If a
-    kind first occurs within this limit, but after the trace was returned, it is recorded as well and gives another
-    trace.
+    windows may compute more than others (lazy regularisation). Recording then continues until every optimizer and every
+    seen kind is recorded, and every kind has occurred twice, so that its share is known. `WATCHED_BATCHES` limits this
+    search. A kind that first occurs within this limit, but after the trace was returned, is recorded as well and
+    produces another trace.
 
     Args:
         warmup_steps: Number of windows to time before the first recording.
         capture_steps: Number of consecutive windows to record.
         clock: Returns seconds after waiting for the device.
-        host_clock: Returns seconds of the same clock without waiting; None on the CPU, where there is nothing to wait
-            for and no block.
+        host_clock: Returns seconds of the same clock without waiting; None on the CPU, where no wait is necessary and
+            no block of steps is timed.
         new_session: Creates the session that records one window.
-        optimizers: Optimizers of the training. Recording waits for an update by each optimizer that can make one.
+        optimizers: Optimizers of the training. Recording waits for an update by each optimizer that can make an update.
         autograd_nodes: Returns the number of autograd nodes created so far.
         compilations: Returns the number of compilations so far.
-        count: Window counter of the fit. It must count each batch before `on_batch_end` is called here.
+        count: Window counter of the fit. The counter must count each batch before `on_batch_end` is called.
 
     Attributes:
         count: Window counter of the fit.
@@ -418,9 +423,9 @@ class StepRecorder:
         """Prepare for the next training batch.
 
         Args:
-            full_windows_after: Number of full-length windows after the one that begins; None if unknown.
-            next_is_short: Whether the window that begins is the shorter one at the end of an epoch.
-            shapes: Returns the shapes of the batch's tensors (None if unknown). It is called only if needed.
+            full_windows_after: Number of full-length windows after the window that begins; None if unknown.
+            next_is_short: Whether the window that begins is the shorter window at the end of an epoch.
+            shapes: Returns the shapes of the batch's tensors (None if unknown); called only if needed.
         """
         self._drop_unended_batch()
         self._is_in_batch = True
@@ -458,7 +463,7 @@ class StepRecorder:
                 self._watch_until = self.count.batches + WATCHED_BATCHES
 
     def optimizer_steps(self, optimizer: object) -> None:
-        """Record that an optimizer is to update parameters. Optimizers that the recorder was not given are ignored."""
+        """Record that an optimizer is to update parameters. Optimizers that the recorder does not know are ignored."""
         self._now.due |= self._positions([optimizer])
 
     def on_batch_end(self, *, samples: int | None) -> Trace | None:
@@ -493,7 +498,7 @@ class StepRecorder:
         return trace
 
     def _is_known(self) -> bool:
-        """Handle a single-batch window of a recorded kind quickly, because most trainings have only these."""
+        """Handle a single-batch window of a recorded kind quickly, because most trainings have no other windows."""
         closed, nodes = self.count.closed, self._autograd_nodes() - self._nodes_at_start
         if closed is None or closed[0] != 1 or self._compilations() != self._now.compilations:
             return False
@@ -508,11 +513,11 @@ class StepRecorder:
         return True
 
     def unreturned_trace(self) -> Trace | None:
-        """Return the trace if training ended early; None if it was returned already, or if nothing was recorded."""
+        """Return the trace if training ended early; None if already returned, or if nothing was recorded."""
         return self._give() if self._seen.recorded and not self.has_returned_trace else None
 
     def pause(self) -> None:
-        """Exclude the time until the next batch, because it is no loader wait."""
+        """Exclude the time until the next batch, because this time is no loader wait."""
         self._block.breaks()
         self._drop_unended_batch()
         self._timer.pause()
@@ -534,7 +539,7 @@ class StepRecorder:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the trace is complete so far, so that only the kinds of windows are still checked."""
+        """Whether the trace is complete so far, and only the kinds of windows are still checked."""
         return self.has_returned_trace and self._now.action == "skip"
 
     @property
@@ -544,20 +549,21 @@ class StepRecorder:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether the trace was complete and still is, because the last window is of a recorded kind."""
+        """Whether the trace is still complete, because the last window is of a recorded kind."""
         return bool(self._kinds_complete) and self._seen.windows[-1] in self._kinds_complete
 
     def _read_clock(self) -> float:
         """Return the time; 0 if nothing is timed any more, because reading the clock waits for the device.
 
-        A block of steps starts with a wait for the device, and then uses the clock without waiting.
+        At the start of a block of steps, reading the clock waits for the device. Within the block, the clock is read
+        without waiting.
         """
         if self._block.is_running and self._host_clock is not None:
             return self._host_clock()
         return 0.0 if self.is_idle else self._clock()
 
     def _steps_of_block(self, full_windows_after: int | None) -> int:
-        """Return the number of windows of a block that begins now; 0 for no block."""
+        """Return the number of windows of a block of steps that begins now; 0 for no block."""
         seen = self._seen
         if self._host_clock is None or not self._block.may_begin or not seen.timed or not seen.are_alike:
             return 0
@@ -650,17 +656,14 @@ class StepRecorder:
         return self._give() if len(seen.recorded) > self._records_given else None
 
     def _finishes(self) -> None:
-        """Update `is_finished`. If it is set, windows need not be counted any more."""
+        """Update `is_finished`. After the last trace, windows need not be counted."""
         waited = self._watch_until is not None and self.count.batches >= self._watch_until
         self.is_finished = self._now.is_last or waited
         if self.is_finished:
             self.count.stop_following()
 
     def _is_complete(self) -> bool:
-        """Return whether every optimizer and kind is recorded.
-
-        If there are several kinds, each must be seen twice and timed.
-        """
+        """Return whether every optimizer and kind is recorded. Of several kinds, each must be seen twice and timed."""
         return not self._seen.missing and not self._optimizers_unseen() and self._seen.has_all_kinds_twice
 
     def _optimizers_unseen(self) -> list[int]:
@@ -676,7 +679,7 @@ class StepRecorder:
         }
 
     def _drop_unended_batch(self) -> None:
-        """Discard the recording of a batch that began, but was then skipped together with the rest of its epoch."""
+        """Discard the recording of a batch that began, if the rest of its epoch was skipped."""
         if self._is_in_batch:
             self._is_in_batch = False
             self.stop()
@@ -711,16 +714,17 @@ def _is_empty(session: Session) -> bool:
 
 @final
 class ValidationRecorder:
-    """Recorder of one validation batch: the second one, because the first includes one-off costs, or the only one.
+    """Recorder of one validation batch: the second batch, because the first includes one-off costs, or the only batch.
 
-    If a recording only needs shapes, the first batch is recorded, and the second one, without one-off costs, is timed.
+    If a recording only needs shapes, the first batch is recorded, and the second batch, without one-off costs, is
+    timed.
 
     Args:
         clock: Returns seconds after waiting for the device.
         new_session: Creates the session that records the batch.
-        records_first: Whether the only batch of a run may be recorded; False if that would record a compilation.
-        prefers_first: Whether to record the first of several batches. This is so on the CPU, where a recording has no
-            times.
+        records_first: Whether the only batch of a run may be recorded; False if the recording would contain a
+            compilation.
+        prefers_first: Whether to record the first of several batches, as on the CPU, where a recording has no times.
     """
 
     def __init__(
@@ -754,7 +758,7 @@ class ValidationRecorder:
         return self._session is not None
 
     def trace(self) -> Trace | None:
-        """Return the recorded batch; None if none was recorded yet."""
+        """Return the recorded batch; None before a batch was recorded."""
         if self._recorded is None:
             return None
         return self._recorded.trace(step_seconds=self._seconds, samples=self._samples, optimizer_steps=0)

@@ -1,7 +1,7 @@
 """Counts the remaining batches, optimizer steps (windows), validation runs and checkpoints of a fit.
 
 Batches are numbered over the whole run, across epochs. Windows and validation runs are counted from the beginning of
-the run up to a batch number, so the remaining number is the difference of two counts.
+the run up to a batch number. The remaining number is the difference of two such counts.
 
 Lightning does not tell callbacks when a checkpoint file is written. `CheckpointTimer` measures from the hook that
 collects the state of a checkpoint to the next hook. Before the first measurement, the time is estimated from the size
@@ -36,10 +36,11 @@ class Validation:
 
     Attributes:
         batches: Batches per validation run; None if unknown.
-        every_batches: Training batches between two runs within an epoch, or over the whole run if `every_epochs` is
-            None. `math.inf` means at the end of an epoch of unknown length. None means scheduled by time.
+        every_batches: Training batches between two validation runs within an epoch, or over the whole fit if
+            `every_epochs` is None. `math.inf` stands for the end of an epoch of unknown length. None if validation is
+            scheduled by time.
         every_epochs: Number of epochs between two epochs with validation; None if the schedule ignores epochs.
-        is_due: Whether a run that is scheduled after the last finished batch is still to be done.
+        is_due: Whether a validation run that is scheduled after the last finished batch has not run yet.
     """
 
     batches: int | None
@@ -55,16 +56,17 @@ class Position:
 
     Attributes:
         epoch: Number of the current epoch, counted from 0.
-        batches_done: Number of batches trained in this epoch.
+        batches_done: Number of batches trained in the current epoch.
         batches_per_epoch: Number of batches per epoch; None if the loader has no length.
         max_epochs: Maximum number of epochs; None without a limit.
         optimizer_steps_done: Number of optimizer steps, as counted by `trainer.global_step`.
         max_steps: Maximum number of optimizer steps; None without a limit.
-        accumulation: Batches per window, by the first epoch in which this value applies. It has an entry for epoch 0.
+        accumulation: Batches per window, by the first epoch to which the value applies; always with an entry for epoch
+            0.
         steps_per_window: Number of optimizer steps per window.
         validation: Schedule of validation; None without validation.
         last_batch_share: Samples of the last batch of an epoch, relative to the other batches.
-        moment: The current hook between two batches. Validation and checkpoints of the last batch may still follow.
+        moment: Current hook between two batches. Validation and checkpoints of the last batch may still follow.
         may_end_earlier: Whether early stopping or a time limit is set.
     """
 
@@ -89,7 +91,7 @@ class Position:
 
     @property
     def next_window_is_short(self) -> bool:
-        """Whether the next window is the shorter one at the end of the epoch, or ends with a smaller batch."""
+        """Whether the next window is the shorter window at the end of the epoch, or ends with a smaller batch."""
         if self.batches_per_epoch is None:
             return False
         return alike_batches(self.batches_per_epoch, self.batches_per_window, self) - self.batches_done < (
@@ -106,10 +108,10 @@ class RemainingCounts:
         batches: Number of training batches.
         windows: Number of accumulation windows, including short ones at the ends of epochs.
         full_windows: Number of windows of full length with full-size batches.
-        uneven_batches: Number of smaller batches among `batches`, which are last in their epochs.
+        uneven_batches: Number of smaller batches (last batches of epochs) among `batches`.
         windows_per_epoch: Number of windows in the current epoch.
         validation_batches: Number of validation batches.
-        validation_runs: Number of validation runs to which these batches belong.
+        validation_runs: Number of validation runs that contain these validation batches.
         epochs: Number of epochs that have not begun.
         at_most: Whether the run may end earlier.
     """
@@ -126,7 +128,7 @@ class RemainingCounts:
 
 
 def remaining(position: Position) -> RemainingCounts:
-    """Compute what remains after the finished batches of the run."""
+    """Compute the remaining counts of the run after its finished batches."""
     now, end = batches_so_far(position), batches_at_end(position)
     per_epoch = position.batches_per_epoch
     uneven = 0
@@ -156,10 +158,10 @@ def remaining(position: Position) -> RemainingCounts:
 
 
 def workload(counts: RemainingCounts, position: Position, *, batches_per_window: int, samples: int | None) -> Workload:
-    """Describe the rest of the run for the predictor, in windows like the recorded one.
+    """Describe the rest of the run for the predictor, in windows of the recorded length.
 
-    If gradient accumulation changes between epochs, windows differ in length. Then the batches are divided into windows
-    of the recorded length.
+    If gradient accumulation changes between epochs, windows differ in length. The remaining batches are then divided
+    into windows of the recorded length.
     """
     windows, share, per_epoch = counts.windows, position.last_batch_share, position.batches_per_epoch
     if counts.batches is not None and len(set(position.accumulation.values())) > 1:
@@ -187,7 +189,10 @@ def workload(counts: RemainingCounts, position: Position, *, batches_per_window:
 
 
 def alike_batches(per_epoch: int, size: int, position: Position) -> int:
-    """Count the batches of an epoch, without a smaller last batch if that can be distinguished from a full window."""
+    """Count the full-size batches of an epoch.
+
+    A smaller last batch counts if it cannot be distinguished from a full window.
+    """
     return per_epoch - 1 if position.last_batch_share < 1 and per_epoch > size else per_epoch
 
 
@@ -197,7 +202,7 @@ def batches_so_far(position: Position) -> int:
 
 
 def batches_at_end(position: Position) -> int | None:
-    """Return the number of finished batches at the end of the fit, by the first limit; None if no limit is known."""
+    """Return the number of finished batches at the end of the fit, by the earliest limit; None if no limit is known."""
     now = batches_so_far(position)
     ends = []
     if position.max_epochs is not None and position.batches_per_epoch is not None:
@@ -206,8 +211,8 @@ def batches_at_end(position: Position) -> int | None:
         steps_left = max(0, position.max_steps - position.optimizer_steps_done)
         windows_left = math.ceil(steps_left / position.steps_per_window)
         farthest = now + windows_left * max(position.accumulation.values())
-        # Find the first batch after which enough further windows have ended. windows_done never decreases, so bisection
-        # works.
+        # Find by bisection the first batch after which enough further windows have ended (windows_done never
+        # decreases).
         target = windows_done(position, now) + windows_left
         ends.append(now + bisect_left(range(now, farthest), target, key=lambda batch: windows_done(position, batch)))
     return max(now, min(ends)) if ends else None
@@ -218,7 +223,7 @@ def _accumulation_in(position: Position, epoch: int) -> int:
 
 
 def windows_done(position: Position, batch: int, *, full: bool = False) -> int:
-    """Count the windows that have ended after `batch` batches of the run (`full`: only windows of full length)."""
+    """Count the windows that have ended after `batch` batches of the run; with `full`, only full-length windows."""
     per_epoch = position.batches_per_epoch
     if per_epoch is None:
         return batch // _accumulation_in(position, position.epoch)
@@ -263,8 +268,9 @@ def validations_done(position: Position, validation: Validation, batch: int) -> 
 
 
 WRITING_BYTES_PER_SECOND: Final = gigabytes_to_bytes(0.5)
-"""Assumed write rate for checkpoints, before one is timed: that of a SATA SSD. Network drives are slower, NVMe is
-faster."""
+"""Assumed write rate for checkpoints before a checkpoint is timed: the rate of a SATA SSD.
+
+Network drives are slower, NVMe drives are faster."""
 
 
 @final
@@ -275,8 +281,8 @@ class CheckpointSchedule:
     Attributes:
         every_steps: Optimizer steps between two checkpoints; 0 if the schedule ignores steps.
         every_epochs: Epochs between two checkpoints; 0 if the schedule ignores epochs.
-        at_validation: Whether it writes after validation instead of at the end of an epoch.
-        by_time: Whether it writes after a time interval.
+        at_validation: Whether checkpoints are written after validation instead of at the end of an epoch.
+        by_time: Whether checkpoints are written after a time interval.
         files: Maximum number of files per checkpoint.
     """
 
@@ -288,7 +294,10 @@ class CheckpointSchedule:
 
 
 def files_left(savings: Sequence[CheckpointSchedule], position: Position) -> int | None:
-    """Return an upper bound on the remaining checkpoint files, as a monitor writes only the best; None if unknown."""
+    """Return an upper bound on the remaining checkpoint files; None if unknown.
+
+    With a monitor, fewer files are written: only the best checkpoints.
+    """
     counts = [0 if saving.files == 0 else _times_left(saving, position) for saving in savings]
     known = [count * saving.files for count, saving in zip(counts, savings, strict=True) if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -297,7 +306,7 @@ def files_left(savings: Sequence[CheckpointSchedule], position: Position) -> int
 def checkpoints_left(
     savings: Sequence[CheckpointSchedule], position: Position, *, seconds: float | None, memory: Memory
 ) -> Checkpoints:
-    """Count the remaining checkpoints, with the time of one: measured, or estimated from the sizes."""
+    """Count the remaining checkpoints, with the time of a checkpoint: measured, or estimated from sizes."""
     estimate = None
     if memory.parameter_bytes is not None:
         estimate = (memory.parameter_bytes + (memory.optimizer_state_bytes or 0)) / WRITING_BYTES_PER_SECOND
@@ -357,7 +366,7 @@ class CheckpointTimer:
 
     @property
     def seconds(self) -> float | None:
-        """Mean seconds per checkpoint file; None before one was timed."""
+        """Mean seconds per checkpoint file; None before a file was timed."""
         return self._seconds / self._files_timed if self._files_timed else None
 
     @property
@@ -377,8 +386,8 @@ class CheckpointTimer:
 
         Args:
             now: Seconds of any monotonic clock.
-            caller: Callback that reports this. Every callback reports each file, but only the first caller's reports
-                count.
+            caller: Callback that reports the checkpoint. Every callback reports each file, but only the reports of the
+                first caller count.
         """
         if self._start is None:
             self._start, self._caller = now, caller
@@ -386,11 +395,11 @@ class CheckpointTimer:
             self._files += 1
 
     def hook_begins(self, now: float, *, waited_seconds: float = 0.0) -> None:
-        """Record that a hook was called, so the file has been written.
+        """Record that a hook was called, which shows that the file has been written.
 
         Args:
-            now: Seconds of the same clock.
-            waited_seconds: Part of the elapsed time that has another reason: a wait for a batch.
+            now: Seconds of the same clock as in `is_collected`.
+            waited_seconds: Part of the elapsed time that was a wait for a batch.
         """
         if self._start is not None:
             seconds = max(0.0, now - self._start - waited_seconds)

@@ -2,11 +2,11 @@
 
 Timing starts with the first step, but values count only once they are steady:
 
-- Warm-up: slow values at the beginning (allocators, caches, starting workers) are dropped. More values are dropped as
-  long as the first half of the rest is slower than the second half by more than their standard error.
-- Drift: if values rise (growing sequences, a second job on the machine), only the last ones count, and the interval
+- Warm-up: slow values at the beginning (allocators, caches, starting workers) are dropped. Further values are dropped
+  as long as the first half of the other values is slower than the second half by more than the standard error.
+- Drift: if values rise (growing sequences, a second job on the machine), only the last values count, and the interval
   allows a further rise.
-- Rare slow values, whether periodic or not, are weighted by their frequency. A single one counts half.
+- Rare slow values, whether periodic or not, are weighted by their frequency. A single slow value counts half.
 
 The interval combines Student's interval (variance of past and future values) with a minimum width that allows for the
 limits of a small sample. Example::
@@ -31,66 +31,68 @@ from typing import Final, final
 
 from lightning_predict.interval import Interval
 
-# The constants were chosen on the scenarios in tests/observe/scenarios.py with even seeds, and evaluated on those with
-# odd seeds. The first step includes one-off costs (cuDNN autotuning, first allocations, Triton compilation). A few more
+# The constants were chosen on the scenarios in tests/observe/scenarios.py with even seeds, and evaluated on the odd
+# seeds. The first step includes one-off costs (cuDNN autotuning, first allocations, Triton compilation). A few more
 # steps include slow transients (GPU clocks, caches, loader workers). Therefore the length of a warm-up is not a fixed
-# number of steps: values are dropped from the front as long as the two halves of the rest differ.
+# number of steps: values are dropped from the front as long as the two halves of the other values differ.
 
 MAX_VALUES: Final = 1024
-"""Maximum number of stored values. When it is reached, neighbouring values are averaged in pairs."""
+"""Maximum number of stored values. At this number, neighbouring values are averaged in pairs."""
 
 SLOW_RATIO: Final = 1.5
-"""Ratio to the median above which a value is slow. A slow value is warm-up at the beginning, and a rare event later."""
+"""Ratio to the median above which a value is slow: warm-up at the beginning, a rare event later."""
 
 KEPT_SHARE: Final = 0.25
-"""Minimum share of the values (the last ones) that are used, even if the others were slower."""
+"""Minimum share of the values that are used, even if the earlier values were slower."""
 
 MIN_KEPT: Final = 4
-"""Minimum number of values that are used. If there are fewer than twice this number, half of them."""
+"""Minimum number of values that are used. Of fewer than twice this number, half of the values are used."""
 
 AGREEMENT: Final = 1.2
-"""Number of standard errors by which the first half may be slower than the second half without being a warm-up. A
-single slow value in the first half adds about one standard error."""
+"""Number of standard errors by which the first half may be slower than the second half without being a warm-up.
+
+A single slow value in the first half adds about one standard error."""
 
 TOLERANCE: Final = 0.01
 """Relative difference between the halves that is never taken for a warm-up."""
 
 FLOOR_HIGH: Final = 1.4
-"""Minimum upper half width relative to the mean: this divided by sqrt(n). It allows for slow events that were not seen
-so far."""
+"""Minimum upper half width relative to the mean, divided by sqrt(n). It allows for slow events that were not seen so
+far."""
 
 FLOOR_LOW: Final = 0.2
-"""Minimum lower half width relative to the mean: this divided by sqrt(n)."""
+"""Minimum lower half width relative to the mean, divided by sqrt(n)."""
 
 FLOOR_SETTLING: Final = 0.92
-"""Additional lower half width relative to the mean: this divided by n**1.2. It allows for a warm-up that a small sample
-hides."""
+"""Additional lower half width relative to the mean, divided by n**1.2, for a warm-up that a small sample hides."""
 
 MIN_SHARE: Final = 0.25
 """Minimum of the interval's low end, as a share of the mean."""
 
 EVENTS_SHARE: Final = 0.25
-"""Share of slow values above which they are a regular kind of value, not rare events."""
+"""Share of slow values above which slow values are a regular kind of value, not rare events."""
 
 MAX_PART: Final = 0.9
-"""Maximum ratio of successive decreases. Without it, a linear decrease would never end."""
+"""Maximum ratio of successive decreases. Without this bound, a linear decrease would never end."""
 
 FALLS_ON: Final = 0.5
-"""Share of the decrease so far by which values that are not steady may still decrease."""
+"""Share of the decrease so far by which unsteady values may still decrease."""
 
 FALLS_HIDDEN: Final = 0.4
-"""Share of the difference between the halves of steady values by which they may still decrease, hidden by noise."""
+"""Share of the difference between the halves of steady values by which the values may still decrease, hidden by
+noise."""
 
 SETTLED_SHARE: Final = 0.55
-"""Share of the values that must agree before they count as steady. In a smaller share, noise may hide a slow
+"""Minimum share of agreeing values for the values to count as steady. In a smaller share, noise may hide a slow
 decrease."""
 
 SETTLED_VALUES: Final = 32
 """Number of agreeing values that is always enough to count as steady."""
 
 RISE_AGREEMENT: Final = 3.0
-"""Number of standard errors by which the second half must be slower than the first to count as a rise. It is higher
-than for a warm-up, because a warm-up always has a cause, and a rise often has none."""
+"""Number of standard errors by which the second half must be slower than the first half to count as a rise.
+
+The number is higher than for a warm-up, because a warm-up always has a cause, and a rise often has no cause."""
 
 RISE_TOLERANCE: Final = 0.02
 """Relative difference between the halves that is never taken for a rise."""
@@ -109,10 +111,11 @@ STALL_RATIO: Final = 3.0
 """Minimum length of a stall, relative to the fast values."""
 
 STALL_VALUES: Final = 8
-"""Maximum number of slow values in a row that are a stall, or `STALL_SHARE` of all values; more are a slower pace."""
+"""Maximum number of consecutive slow values in a stall, unless `STALL_SHARE` allows more. A longer run is a slower
+pace."""
 
 STALL_SHARE: Final = 0.6
-"""See `STALL_VALUES`."""
+"""Share of all values that may also be a stall, if this is more than `STALL_VALUES` values."""
 
 
 @final
@@ -162,7 +165,8 @@ class TimingSamples:
     def without_stalls(self) -> TimingSamples:
         """Return a copy in which the `STALLS` largest stalls are replaced by typical values.
 
-        A stall is one slow value or several in a row. The last ones may belong to a stall that is not over yet.
+        A stall is one slow value or several consecutive slow values. The last values may belong to a stall that is not
+        over.
         """
         calm, values = copy(self), self._means
         later = values[1:] if len(values) > 2 else [min(values)] if len(values) == 2 else [0.0]
@@ -183,9 +187,9 @@ class TimingSamples:
         """Estimate the mean of the future values; None before the first value.
 
         Args:
-            together: Number of consecutive values that belong together, such as the batches of an accumulation window,
-                or the batches that several workers deliver at once. Their mean counts as one value.
-            turns: Minimum number of such means. With fewer, single values are used.
+            together: Number of consecutive values whose mean counts as one value, such as the batches of an optimizer
+                step, or the batches that several workers deliver at once.
+            turns: Minimum number of such means. With fewer means, single values are used.
             of_each: Number of measurements that are averaged in each value.
             ahead: Number of future values.
         """
@@ -201,12 +205,12 @@ class TimingSamples:
 def estimate_mean(
     values: Sequence[float], *, measurements_per_value: int = 1, remaining: float = math.inf
 ) -> MeanEstimate:
-    """Estimate the mean of the future values from the measured ones.
+    """Estimate the mean of the future values from the measured values.
 
     Args:
         values: Values in the order of their arrival, at least one.
         measurements_per_value: Number of measurements that are averaged in each value.
-        remaining: Number of future values. If there are few, their own mean varies more.
+        remaining: Number of future values. The mean of few values varies more.
     """
     remaining = max(remaining, 1.0)
     start, is_settled = warmup_end(values)
@@ -253,10 +257,11 @@ def warmup_end(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tupl
 
     Args:
         values: Values in the order of their arrival.
-        tolerance: Relative difference by which the first half of the rest may be slower than the second half.
+        tolerance: Relative difference by which the first half of the remaining values may be slower than the second
+            half.
 
     Returns:
-        The number of warm-up values, and whether the values after them no longer decrease.
+        The number of warm-up values, and whether the later values no longer decrease.
     """
     first = min(1, len(values) - 1)  # the first value always includes compilation and allocation
     if first < 0:
@@ -288,7 +293,7 @@ def rise_end(values: Sequence[float]) -> tuple[int, float]:
     """Find the end of a rise in measured values.
 
     Returns:
-        The number of values before the end of the rise, and the slope per value after it (0 if the rise has ended).
+        The number of values before the end of the rise, and the later slope per value (0 if the rise has ended).
     """
     most, start = len(values) - max(MIN_KEPT, math.ceil(KEPT_SHARE * len(values))), 0
     while True:
@@ -317,7 +322,7 @@ def _standard_error(values: Sequence[float]) -> float:
 def _mean_deviation(values: Sequence[float], *, ahead: float) -> float:
     """Return half the width of Student's 90 % interval for the mean of the future values.
 
-    Means of chunks account for autocorrelation. The interval covers the errors of both the past and the future mean.
+    Means of chunks account for autocorrelation. The interval covers the errors of the past and of the future mean.
     """
     if len(values) < 2:
         return 0.0
@@ -336,7 +341,7 @@ def _student(freedom: int) -> float:
 
 
 def _fall(values: Sequence[float]) -> float:
-    """Return by how much the first half's mean exceeds the second half's; 0 if it does not."""
+    """Return by how much the first half's mean exceeds the second half's mean; at least 0."""
     half = len(values) // 2
     return max(0.0, statistics.fmean(values[:half]) - statistics.fmean(values[half:])) if half else 0.0
 
@@ -348,7 +353,7 @@ def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[f
         at: Positions of the slow values among the used values.
         count: Number of used values.
         of: Number of values, including the dropped warm-up.
-        ahead: Number of future values. The number of slow values among these may differ by one, or by chance.
+        ahead: Number of future values, among which the number of slow values varies by chance.
     """
     times = len(at)
     if times == 1:

@@ -10,8 +10,8 @@ Example::
                 break
     print(run.outcome.sentence)
 
-Each `step()` ends one step and begins the next. A trainer that knows of validation, checkpoints or the start of steps
-reports these to the `clock`, and replaces `facts`.
+Each `step()` ends one step and begins the next. A trainer with validation, checkpoints or step hooks reports them to
+the `clock`, and replaces `facts`.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def watch(
     """Watch a training loop. Use the result in a `with` statement, and call its `step()` after each step.
 
     Args:
-        total_steps: Number of optimizer steps of the loop. If None (unknown), steps are predicted, but no total.
-        usd: Budget in US dollars. It needs a price: yours, or a listed one of the GPU in use.
+        total_steps: Number of optimizer steps of the loop. None (unknown) predicts steps, but no total.
+        usd: Budget in US dollars. The budget needs a price: `usd_per_hour`, or a listed price of the GPU in use.
         hours: Budget in hours.
         gpus: `all`, `datacenter`, `consumer`, or names of the GPUs and layouts to predict, as for `predict`.
-        model: The trained model, for its memory and the names of its modules.
-        optimizers: The optimizers of this model.
+        model: Model to train, for its memory and the names of its modules.
+        optimizers: Optimizers of the model.
         device: The training device. If None, the device of the model's parameters is used, or else the CPU.
         usd_per_hour: Your price of the machine in use.
         on_exceed: What to do if the budget is exceeded: set `should_stop`, or raise a BudgetExceededError.
@@ -137,24 +137,24 @@ class WatchedRun:
     """Training loop that is watched; see `watch`.
 
     Attributes:
-        clock: Times of the loop so far. Report validation and checkpoints to it.
-        predictions: The predictions; None before the first one.
-        trace: The recorded step; None before it is recorded.
-        outcome: Comparison of predicted and actual time; None before the end.
+        clock: Times of the loop so far. Report validation and checkpoints to the clock.
+        predictions: Predictions; None before the first prediction.
+        trace: Recorded step; None before a step is recorded.
+        outcome: Comparison of predicted and actual time; None before the end of the loop.
         should_stop: Whether the budget is exceeded.
-        stopping_reason: Reason as text; None if the budget is not exceeded.
-        facts: Returns the facts about the run after a number of steps. A trainer may replace it.
-        prices: Prices of GPUs, by name or one for all. If None, listed offers are used.
-        deadline_hours: Time that the rest of the run may take, for the ranking; None for no limit.
-        optimizers: The optimizers, for their memory.
+        stopping_reason: Reason for stopping as text; None if the budget is not exceeded.
+        facts: Returns the facts about the run after a number of steps. A trainer may replace this function.
+        prices: Prices of GPUs, by name or one price for all; None uses listed offers.
+        deadline_hours: Maximum hours for the rest of the run, which the ranking respects; None for no limit.
+        optimizers: Optimizers, for their memory.
         verbose: Whether to show methods, sources of prices and every note, too.
         batches_per_step: Number of batches per step, if a trainer accumulates gradients.
         world_size: Number of processes of the run.
-        notes: Returns notes about costs that the totals lack. A trainer may replace it.
-        worries: Later parts of the run that may not fit in the memory of the GPU in use. Each is also logged.
-        ahead: Returns the facts about these parts. A trainer may replace it.
+        notes: Returns notes about costs that the totals lack. A trainer may replace this function.
+        worries: Later parts of the run that may not fit in the memory of the GPU in use. Each part is also logged.
+        ahead: Returns the facts about later parts of the run. A trainer may replace this function.
         tell: Called with every prediction.
-        fails: Called with the error if a prediction fails. Then nothing more is predicted.
+        fails: Called with the error if a prediction fails. Predictions stop after a failure.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class WatchedRun:
         return None if left is None else left.clamp_min(0.0)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches of a loader, and time the waits for them separately. A step may take several batches."""
+        """Yield the batches of a loader, and time the waits for batches separately. A step may take several batches."""
         self._waits_outside, self._loader = True, loader
         iterator = iter(loader)
         while True:
@@ -354,7 +354,7 @@ class WatchedRun:
             log_warning(f"watch, memory: {one.sentence}")
 
     def _plain_ahead(self) -> MemoryFacts:
-        """Return the facts about the rest of the run, from the optimizers and from the loader that `batches` got."""
+        """Return the facts about the rest of the run, from the optimizers and from the loader passed to `batches`."""
         assert self.trace is not None
         length = recorded_length(self.trace)
         return MemoryFacts(
@@ -370,7 +370,7 @@ class WatchedRun:
         return rest
 
     def _predict(self) -> None:
-        """Predict the rest of the run. Show the table first, then the recommendation, and later each new forecast."""
+        """Predict the rest of the run. Show first the table, then the recommendation, and later each new forecast."""
         assert self.trace is not None
         is_rough = not self._schedule.has_started
         rest, began = self._rest_now(), self.clock.now()
@@ -453,7 +453,7 @@ class WatchedRun:
     def _guarded(self) -> Iterator[None]:
         """Catch errors in predictions, so that the loop continues.
 
-        Report the first one, and then predict nothing more.
+        The first error is reported, and then nothing more is predicted.
         """
         try:
             yield
