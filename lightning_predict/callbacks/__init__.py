@@ -3,7 +3,7 @@
 * `RuntimePredictor` predicts, after the first steps, the time and cost of the run on other GPUs.
 * `CostBudget` stops a run that will exceed its budget.
 
-The hooks are thin. They call `observe`, which records steps, times the fit, counts the remaining work, makes forecasts
+The hooks are thin: they call `observe`, which records steps, times the fit, counts the remaining work, makes forecasts
 and checks the budget. `trainer_state` reads the Trainer. `guard` keeps errors of this package away from the Trainer.
 Example::
 

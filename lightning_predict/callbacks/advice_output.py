@@ -1,8 +1,7 @@
 """Prints optimization advice below the table of predictions, for `RuntimePredictor(advice=True)`.
 
-On a GPU, the profiler does not record the data flow between operations. Therefore the accumulation window after the
-recorded one is recorded again by the dispatch recorder, with its data flow. Then advice can cover compilation, other
-batch sizes and more.
+On a GPU, the profiler does not record the data flow between operations. Therefore the dispatch recorder records another
+optimizer step with its data flow. With the data flow, the advice also covers compilation, other batch sizes and more.
 """
 
 from __future__ import annotations
@@ -33,13 +32,16 @@ if TYPE_CHECKING:
 def print_advice(
     trainer: Trainer, trace: Trace, question: PredictionRequest, *, iterations: int | None
 ) -> Advice | None:
-    """Print at most three lines of advice and log the gains, on rank zero; None on other ranks, or after a warning.
+    """Print at most three lines of advice on rank zero, and log the gains.
 
     Args:
-        trainer: The Trainer.
-        trace: The recorded step.
-        question: The user's request.
+        trainer: Trainer of the fit.
+        trace: Recorded step.
+        question: Request of the user.
         iterations: Remaining steps; None if unknown.
+
+    Returns:
+        The advice; None on other ranks, or if the advice failed with a warning.
     """
     if not trainer.is_global_zero:
         return None
@@ -62,9 +64,9 @@ class DataFlowRecorder:
     """Records the data flow of the next accumulation window, for a recorded step with measured kernels.
 
     Args:
-        trainer: The Trainer.
+        trainer: Trainer of the fit.
         pl_module: Module that the Trainer trains.
-        trace: The recorded step.
+        trace: Recorded step.
         count: Window counter of the fit.
     """
 
@@ -80,11 +82,11 @@ class DataFlowRecorder:
 
     @staticmethod
     def is_useful(trace: Trace) -> bool:
-        """Return whether the data flow of the next window would add information to the recorded step."""
+        """Return whether the data flow of the next optimizer step would add information to the recorded step."""
         return trace.has_measured_kernels and not trace.compiled and not trace.other_steps
 
     def on_batch_start(self, batch: Any) -> None:
-        """Record the batch, if a window has begun here, and no equal batch was recorded yet."""
+        """Record the batch if an optimizer step has begun here, and no equal batch was recorded yet."""
         if self._is_over or (self._window is None and not self._count.between_windows):
             return
         if self._window is None:
@@ -98,7 +100,7 @@ class DataFlowRecorder:
             self._ends(error)
 
     def on_batch_end(self) -> bool:
-        """End the batch. Return whether the window is over, whether or not `trace` could get its data flow."""
+        """End the batch. Return whether the optimizer step is over, with or without recorded data flow."""
         if self._is_in_batch:
             self.stop()
             self._batches.ends(autograd_nodes() - self._nodes_at_start)

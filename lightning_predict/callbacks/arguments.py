@@ -74,7 +74,7 @@ def check_weights(weights: AnyWeights) -> WeightsSource:
 def check_file(
     name: str, path: str | PathLike[str] | None, *, endings: tuple[str, ...] = (".json", ".json.gz"), example: str
 ) -> None:
-    """Reject a path that cannot be an output file. None means no file. Missing folders will be created."""
+    """Reject a path that cannot be an output file. None means no file; missing folders are allowed."""
     if path is None:
         return
     if not isinstance(path, (str, PathLike)):
@@ -98,7 +98,7 @@ def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
 
 
 def future_time(name: str, time: object) -> datetime:
-    """Parse a time in the future. Without a time zone, it is local time.
+    """Parse a time in the future. A time without a time zone is local time.
 
     Args:
         name: Name of the argument, for errors.

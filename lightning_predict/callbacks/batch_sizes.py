@@ -1,7 +1,7 @@
 """Largest batch size that fits on each GPU, from the user's own step on the meta device.
 
-The training step of the fit is never run again. The user passes a separate step. It runs at the current batch size and
-at twice this size. Example::
+The training step of the fit is never run again. The user passes a separate step, which runs at the current batch size
+and at twice this size. Example::
 
     def meta_step(batch_size):
         with torch.device("meta"):
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 _PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: None}
-"""Precision of the steps on the meta device, by the autocast dtype of the Trainer's step."""
+"""Precision of the steps on the meta device, by the autocast dtype of the recorded step."""
 
 
 def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: PredictionRequest) -> tuple[BatchSizeOption, ...]:
-    """Return the largest batch size that fits on each GPU. Random state and gradients of the run are not changed."""
+    """Return the largest batch size that fits on each GPU, without changes to the run's random state and gradients."""
     if trace.samples is None:
         raise CaptureError("the batch size in use could not be read from the batch")
     size = max(1, trace.samples // trace.batches)
@@ -59,7 +59,7 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: PredictionR
 
 
 def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: PredictionRequest) -> tuple[BatchSizeOption, ...]:
-    """Return the largest batch sizes. If this fails, warn and return none, so that the predictions are kept."""
+    """Return the largest batch sizes. On an error, warn and return an empty tuple, so that the predictions are kept."""
     try:
         return batch_sizes_on_meta(meta_step, trace, question)
     except Exception as error:

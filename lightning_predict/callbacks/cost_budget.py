@@ -1,8 +1,8 @@
 """`CostBudget`: callback that stops a run that will exceed its budget, before it has cost much.
 
-The first steps are timed. If the forecast from these steps exceeds the budget, the run stops with a checkpoint. From
-then on, the used amounts are checked, also across resumes. The final checkpoint stores the used amounts and the reason
-for the stop. Example::
+The first steps are timed. If the forecast from these steps exceeds the budget, the run stops with a checkpoint. Later,
+the used amounts are checked, also across resumes. The final checkpoint stores the used amounts and the reason for the
+stop. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import CostBudget
@@ -109,7 +109,7 @@ class RentedMachine:
     """Machine on which a fit runs.
 
     Attributes:
-        device: Catalogue name of the GPU, or the type of the device if it is no GPU of the catalogue.
+        device: Catalogue name of the GPU; the device type if the catalogue lacks the device.
         world_size: Number of processes.
     """
 
@@ -124,7 +124,7 @@ class RentedMachine:
 
     @staticmethod
     def of_state(state: dict[str, Any]) -> RentedMachine | None:
-        """Return the machine that a checkpoint stores; None if it stores none."""
+        """Return the machine that a checkpoint stores; None without a stored machine."""
         return RentedMachine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
 
     def __str__(self) -> str:
@@ -152,20 +152,20 @@ class _Fit:
 
     Attributes:
         meetings: Exchange between the ranks, for joint decisions.
-        schedule: The batches after which the ranks decide; None for one process.
+        schedule: Decides after which batches the ranks decide; None for one process.
         failure: Error on this rank, as text.
-        has_ended: The run was told to end.
-        is_saving: The budget's own checkpoint is being written.
+        has_ended: Whether the run was told to end.
+        is_saving: Whether the budget's own checkpoint is being written.
         overrun: Reason to stop the run after the current validation.
-        validation_interval: Validation batches between two checks; None: no checks.
+        validation_interval: Validation batches between two checks; None for no checks.
         validated_batches: Batches of the current validation.
-        kept_seconds: When the ledger file was last written.
+        kept_seconds: Time of the last write of the ledger file.
         place: Files of the run.
-        stated_seconds: Used seconds in the checkpoint that was written last.
-        saved_seconds: The same in the budget's own checkpoint; None before it is written.
-        clock: Clock of the fit; on rank zero only, like the next two.
-        watch: The limits to check.
-        judge: Returns a verdict; None if there is nothing to check.
+        stated_seconds: Used seconds in the last checkpoint of any kind.
+        saved_seconds: Used seconds in the budget's own checkpoint; None before the checkpoint is written.
+        clock: Clock of the fit; None on ranks other than zero.
+        watch: Limits to check; None on ranks other than zero.
+        judge: Returns a verdict; None if there is nothing to check, and on ranks other than zero.
     """
 
     def __init__(self, meetings: RankAgreement, folder: str) -> None:
@@ -187,39 +187,39 @@ class _Fit:
 class CostBudget(Callback):
     """Keep a run within a budget of dollars, hours or kilograms of CO2, or before a deadline.
 
-    The used amounts are checked after every batch. There is a warning at 80 % of the budget, and a stop at 100 % minus
-    the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
-    `lightning_predict_budget.json` in `default_root_dir`. A killed run therefore counts them when it is resumed from
-    its checkpoint or if Slurm or torchrun restarts its job.
+    The used amounts are checked after every batch. A warning appears at 80 % of the budget. The run stops at 100 %
+    minus the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
+    `lightning_predict_budget.json` in `default_root_dir`. If a killed run is resumed from its checkpoint, or if Slurm
+    or torchrun restarts its job, the amounts used before still count.
 
-    The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. It is repeated each
-    time the number of steps has doubled. If even the low end of the forecast exceeds the budget, also without its
-    longest stalls, the run stops before the next batch. If only the middle does, there is one warning. In between, a
-    forecast every minute may also warn. All ranks decide together, at agreed batches, at most half a minute apart. Rank
-    zero judges; an error on any rank turns the budget off on all.
+    The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. The forecast is
+    repeated each time the number of steps has doubled. If even the low end of the forecast exceeds the budget, also
+    without the longest stalls, the run stops before the next batch. If only the middle of the forecast exceeds the
+    budget, a warning appears once. A forecast every minute may also warn. All ranks decide together, at agreed batches,
+    at most half a minute apart. Rank zero makes the decision. An error on any rank turns the budget off on all ranks.
 
-    If a run is stopped within an accumulation window, the gradients of that window's batches are lost, because no
-    checkpoint contains them.
+    If a run is stopped between two optimizer updates (gradient accumulation), the gradients since the last update are
+    lost, because no checkpoint contains them.
 
     A stopped run leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`. Lightning validates once
-    more before `fit` returns, as after early stopping. The budget reserves time for that validation, and the checkpoint
-    includes its forecast cost. A validation that uses up the budget is finished if it exceeds the budget by at most
-    5 %. Otherwise `fit` returns after the checkpoint, without that validation's metrics: those of a part of the data
-    would be misleading. To continue, pass that checkpoint and a larger budget to `fit`.
+    more before `fit` returns, as after early stopping. The budget reserves time for this final validation, and the
+    checkpoint includes the forecast cost of the validation. A validation that uses up the budget is finished if the
+    excess is at most 5 %. Otherwise `fit` returns after the checkpoint, without metrics of the validation, because
+    metrics of a part of the data would be misleading. To continue, pass the checkpoint and a larger budget to `fit`.
 
     Args:
         usd: Budget in US dollars.
         hours: Budget in hours, or a timedelta.
-        deadline: A time in ISO format, local without a time zone, for example `2030-01-31T18:00`, or a datetime.
-        usd_per_hour: Your price of all machines of this run. If None, the listed offers for the GPU in use.
+        deadline: A datetime, or a time in ISO format, for example `2030-01-31T18:00`; local without a time zone.
+        usd_per_hour: Your price of all machines of this run; None uses the listed offers for the GPU in use.
         offer: The listed offer that you pay for, for example `AWS g5.xlarge`.
-        scope: Include the amounts used before a resume (`cumulative`), or count this fit only (`run`).
+        scope: `cumulative` includes the amounts used before a resume; `run` counts this fit only.
         on_exceed: Action if the budget is exceeded: `stop` without an exception, `warn` once, or `raise` a
             BudgetExceededError.
-        warmup_steps: Minimum number of steps before the first forecast, however long they take.
-        kg_co2: Kilograms of CO2-equivalent; requires `grid`.
+        warmup_steps: Minimum number of steps before the first forecast, regardless of their duration.
+        kg_co2: Budget in kilograms of CO2-equivalent; requires `grid`.
         grid: The electric grid: grams of CO2 per kWh, a place (`Frankfurt`) or a country (`France`, `FR`).
-        watts: Power of all machines of this run. If None, the power limits of its GPUs, an upper estimate.
+        watts: Power of all machines of this run; None uses the power limits of the GPUs, an upper estimate.
         pue: Power usage effectiveness of the data centre, a factor on the power; 1 for the machines alone.
         setup_minutes: Minutes of paid machine time before training.
         storage_usd: Dollars for storage and data transfer, which count as used from the start.
@@ -281,18 +281,17 @@ class CostBudget(Callback):
         self._fit: _Fit | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle the terms and the used amounts, but not the state of a running fit."""
+        """Return the terms and the used amounts for copying and pickling, without the state of a running fit."""
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN} | {"_fit": None}
 
     state_key = "lightning_predict.CostBudget"
-    """Key in checkpoints. It is the same for every budget, so that a run can be resumed with a larger budget."""
+    """Key in checkpoints, equal for all budgets, so that a run can be resumed with a larger budget."""
 
     @fallback_on_error(dict, _say_state_is_lost)
     def state_dict(self) -> dict[str, Any]:
         """Return the used amounts, the machine and the reason for a stop, as plain values.
 
-        If this fails, the checkpoint is written without our state, with a warning, because it is worth more than our
-        state.
+        On an error, return an empty state with a warning, because the checkpoint is worth more than this state.
         """
         machine, fit = {} if self._machine is None else asdict(self._machine), self._fit
         # The final validation comes after the run's last checkpoint, so its cost is added.
@@ -309,7 +308,7 @@ class CostBudget(Callback):
 
     @fallback_on_error(lambda: None, _say_state_is_unread)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the used amounts from a checkpoint, unless each fit counts alone."""
+        """Restore the used amounts from a checkpoint, unless `scope` is `run`."""
         seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
         if self.scope == "cumulative":
             emitted = [
@@ -340,7 +339,7 @@ class CostBudget(Callback):
 
     @property
     def _clock(self) -> RunClock | None:
-        """Clock of the fit; None on other ranks than zero."""
+        """Clock of the fit; None on ranks other than zero."""
         return None if self._fit is None else self._fit.clock
 
     @log_exceptions
@@ -440,7 +439,7 @@ class CostBudget(Callback):
 
     @log_exceptions
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forecast later validations from the time of this one. End the run if it used up the budget."""
+        """Update the forecast of later validations from this validation. End the run if the budget is used up."""
         fit = self._fit
         if fit is None:
             return
@@ -516,7 +515,7 @@ class CostBudget(Callback):
             say(f"CostBudget was off at the end of this fit: {fit.failure}")
 
     def _on_rank_zero(self, fit: _Fit, is_due: bool, look: Callable[[], None]) -> None:
-        """Run `look` on rank zero. If the ranks decide now, an error in it is part of the exchange."""
+        """Run `look` on rank zero. If the ranks decide now, an error in `look` is shared with the other ranks."""
         if fit.clock is None or fit.failure is not None:
             return
         try:
@@ -528,10 +527,7 @@ class CostBudget(Callback):
             self.give_up(error)
 
     def _agree(self, fit: _Fit, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
-        """Decide together with the other ranks.
-
-        An error on any rank is raised on all, which turns the budget off on all.
-        """
+        """Decide together with the other ranks. An error on any rank is raised on all, which turns the budget off."""
         try:
             return fit.meetings.agree(ask, failure=fit.failure, alike=None if alike is None else str(alike))
         except Exception:
@@ -627,7 +623,7 @@ class CostBudget(Callback):
                 warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
 
     def _look(self, trainer: Trainer, fit: _Fit, *, is_due: bool) -> None:
-        """Count a batch, and prepare the next check. If the ranks decide now, always prepare one."""
+        """Count a batch, and prepare the next check. If the ranks decide now, always prepare a check."""
         watch, clock = fit.watch, fit.clock
         if watch is None or clock is None:
             return
@@ -743,7 +739,7 @@ class CostBudget(Callback):
 
     def _act(self, trainer: Trainer, fit: _Fit, decision: Decision, *, can_save: bool) -> None:
         """Carry out a decision."""
-        # If ranks validated different numbers of batches, they would deadlock.
+        # Ranks with different numbers of validation batches would deadlock.
         fit.validation_interval = decision.get("validation_interval") if decision.get("alike") else None
         if decision["action"] == "off":
             self._fit = None
@@ -751,7 +747,7 @@ class CostBudget(Callback):
             self._end(trainer, fit, decision["reason"], can_save=can_save, lost=decision["lost"])
 
     def _end(self, trainer: Trainer, fit: _Fit, reason: str, *, can_save: bool, lost: int = 0) -> None:
-        """End the run, with a checkpoint if `can_save`. The gradients of the last `lost` batches have no step."""
+        """End the run, with a checkpoint if `can_save`. The gradients of the last `lost` batches are lost."""
         self.stopping_reason, fit.has_ended = reason, True
         mark_stop()
         if self.on_exceed == "stop":
@@ -764,10 +760,13 @@ class CostBudget(Callback):
         print_sentence(trainer, f"CostBudget ends this run: {reason}.{saved}")
 
     def _end_within_validation(self, trainer: Trainer, fit: _Fit, reason: str) -> None:
-        """End the run, with a checkpoint, by an exception; `fit` itself catches it if the budget is to stop.
+        """End the run, with a checkpoint, by an exception.
+
+        `fit` catches the exception if the budget is to stop the run.
 
         Raises:
-            BudgetExceededError: Always, unless a launcher would pass it on to the script: the validation then goes on.
+            BudgetExceededError: Always, except if a launcher would pass the exception on to the script; the validation
+                then continues.
         """
         end = end_of_fit(trainer) if self.on_exceed == "stop" else BudgetExceededError
         if end is None:
@@ -850,7 +849,7 @@ class Emissions:
     Attributes:
         kg_co2: Budget in kilograms of CO2-equivalent.
         grid: Electric grid that feeds the machines.
-        watts: Power of all machines. If None, the power limits of the GPUs.
+        watts: Power of all machines; None uses the power limits of the GPUs.
         pue: Power usage effectiveness of the data centre.
     """
 
@@ -863,10 +862,10 @@ class Emissions:
     def checked(
         *, kg_co2: float | Decimal | Fraction | None, grid: str | float | None, watts: float | None, pue: float
     ) -> Emissions | None:
-        """Parse the CO2 arguments of `CostBudget`; None without such a limit.
+        """Parse the CO2 arguments of `CostBudget`; None without a CO2 limit.
 
         Raises:
-            InvalidArgumentError: There is a limit without a grid, or a number is out of its range.
+            InvalidArgumentError: A limit has no grid, or a number is out of its range.
         """
         if kg_co2 is None:
             if grid is not None or watts is not None or pue != 1:
@@ -889,10 +888,7 @@ class Emissions:
         )
 
     def per_second(self, trainer: Trainer) -> float | None:
-        """Return kilograms of CO2 per second of this fit.
-
-        If the power of the machines is unknown, warn and return None.
-        """
+        """Return kilograms of CO2 per second of this fit. If the machines' power is unknown, warn and return None."""
         watts, name = self.watts, gpu_name_in_use(trainer.strategy.root_device)
         if watts is None and name is not None:
             watts = energy(0.0, find_gpu(name), busy_share=1.0).watts * trainer.world_size
@@ -908,14 +904,14 @@ class Emissions:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Terms of a budget: its limits and prices; None for no limit.
+    """Limits and prices of a budget; None for a limit that is not set.
 
     Attributes:
         usd: Limit in US dollars.
         hours: Limit in hours.
         deadline: Deadline, a time with a time zone.
         usd_per_hour: The user's own price of all machines of the run.
-        offer: The offer that the user named.
+        offer: Offer that the user named.
         emissions: Limit in CO2.
         charges: Costs other than training time.
     """
@@ -961,7 +957,7 @@ class Terms:
 
     @property
     def in_words(self) -> str:
-        """Every limit as given: `$20.00 and 6 h`."""
+        """All limits as given, for example `$20.00 and 6 h`."""
         limits = [
             None if self.usd is None else dollars(self.usd),
             None if self.hours is None else duration(hours_to_seconds(self.hours)),
@@ -971,7 +967,7 @@ class Terms:
         return " and ".join(limit for limit in limits if limit is not None)
 
     def limits_of(self, trainer: Trainer, ledger: Ledger) -> tuple[Limit, ...]:
-        """Say and return the limits of a fit that begins, and set the price in the ledger."""
+        """Print and return the limits of a fit that begins, and set the price in the ledger."""
         counted = ""
         if self.usd is not None:
             price = price_of_run(
@@ -1003,7 +999,7 @@ class Terms:
 
 
 def batches_between_checks(clock: RunClock) -> int:
-    """Return the number of batches until the ranks decide again: as many as so far, but at most `CHECK_SECONDS`."""
+    """Return the number of batches until the ranks decide again: as many as so far, within `CHECK_SECONDS`."""
     if clock.batches == 0:
         return 1
     return max(1, min(clock.batches, math.ceil(CHECK_SECONDS * clock.batches / max(clock.training_seconds, 1e-9))))
@@ -1019,7 +1015,7 @@ def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: 
 
 
 def send_notices(trainer: Trainer, webhook: str | None, verdict: BudgetVerdict) -> None:
-    """Send an alert of Weights & Biases, and a webhook, about a warning or a stop."""
+    """Send an alert of Weights & Biases and a webhook notice about a warning or a stop."""
     from lightning_predict.callbacks.notices import notify
 
     event = "exceeded" if verdict.action == "stop" else "warned"

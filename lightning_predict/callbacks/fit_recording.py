@@ -1,6 +1,6 @@
 """`FitRecording`: records the training step and one validation batch of a fit.
 
-It calls the two recorders, which do not depend on a Trainer, from a Trainer's hooks. Example::
+`FitRecording` calls the two recorders, which do not depend on a Trainer, from a Trainer's hooks. Example::
 
     recording = FitRecording(trainer, pl_module, clock=device_clock(device))
     recording.on_train_start(trainer, pl_module, warmup_steps=3, capture_steps=1, count=run_clock.windows)
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 @final
 class FitRecording:
-    """Recorders of one fit: of the training step, and of a validation batch.
+    """Recorders of one fit: a recorder of the training step, and a recorder of a validation batch.
 
     Attributes:
-        window_size: Observed size of the accumulation windows, until the step was recorded.
+        window_size: Observed size of the optimizer steps, until a step was recorded.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, clock: Callable[[], float]) -> None:
@@ -86,7 +86,7 @@ class FitRecording:
     ) -> None:
         """Create the step recorder.
 
-        `on_train_epoch_start` would not do: a run that resumes within an epoch skips it.
+        `on_train_epoch_start` is unsuitable, because a run that resumes within an epoch skips this hook.
         """
         self._steps = StepRecorder(
             warmup_steps=warmup_steps,
@@ -101,7 +101,7 @@ class FitRecording:
         )
 
     def pause(self) -> None:
-        """Exclude the time until the next batch, because it is no loader wait."""
+        """Exclude the time until the next batch, because this time is no loader wait."""
         if self._steps is not None:
             self._steps.pause()
 
@@ -114,7 +114,7 @@ class FitRecording:
         """Time or record the next batch.
 
         Returns:
-            Whether this batch is recorded, so that it takes longer than others.
+            Whether the batch is recorded. A recorded batch takes longer than others.
         """
         if self._steps is None:
             return False
@@ -161,7 +161,7 @@ class FitRecording:
         """Record a batch of the sanity check, or of the first validation without a sanity check.
 
         Returns:
-            Whether this batch is recorded, so that it takes longer than others.
+            Whether the batch is recorded. A recorded batch takes longer than others.
         """
         if self._validation is None:
             return False
@@ -175,7 +175,7 @@ class FitRecording:
             self._validation.on_batch_end(samples=samples_of(batch))
 
     def validation_trace(self) -> Trace | None:
-        """Return the recorded validation batch; None if none was recorded, in which case validation is estimated."""
+        """Return the recorded validation batch; None without a recording, in which case validation is estimated."""
         if self._validation is None or not self._validation.is_done:
             return None
         try:
@@ -190,7 +190,7 @@ class FitRecording:
         self._validation = None
 
     def unfinished_steps(self) -> tuple[int, int] | None:
-        """Return the numbers of batches and steps that were seen without a recording; None if a step was recorded."""
+        """Return the numbers of batches and steps seen without a recording; None if a step was recorded."""
         if self._steps is None or self._steps.has_returned_trace:
             return None
         return self._steps.count.batches, self._steps.count.windows
@@ -210,6 +210,6 @@ def _can_update(optimizer: Any) -> bool:
 
 
 def modules_of_callbacks(trainer: Trainer) -> list[nn.Module]:
-    """Return the modules that callbacks hold, such as an EMA's copy of the model."""
+    """Return the modules in the attributes of callbacks, such as an EMA's copy of the model."""
     callbacks: Sequence[object] = getattr(trainer, "callbacks", ())
     return [value for one in callbacks for value in vars(one).values() if isinstance(value, nn.Module)]

@@ -1,9 +1,9 @@
 """`ForecastUpdates`: the first prediction of a fit, its updates during the run, and the final comparison.
 
-The first prediction knows this machine only from a few steps. When enough steps were timed
-(`observe.forecast.ForecastSchedule`), a recommendation follows. From then on, the forecast is recomputed each time the
-number of steps has doubled. If the new forecast leaves the interval that was printed before, or recommends another GPU,
-one line is printed and the prediction is logged again. Example::
+The first prediction is based on only a few steps of this machine. When enough steps were timed
+(`observe.forecast.ForecastSchedule`), a recommendation follows. Later, the forecast is recomputed each time the number
+of steps has doubled. If the new forecast leaves the interval that was printed before, or recommends another GPU, one
+line is printed and the prediction is logged again. Example::
 
     updates = ForecastUpdates(request, run_clock_of(trainer, device_clock=clock))
     predictions = updates.predict(trainer, trace=trace, validation=None, window_size=WindowSize(), moment="batch end")
@@ -53,8 +53,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 NOTICEABLE_SHARE: Final = 0.05
-"""Relative change that triggers a new prediction: the host time (loader, checkpoints) changes by this share of a
-total."""
+"""Minimum relative change of the host time (loader, checkpoints) that triggers a new prediction.
+
+The change is relative to the total time of the run."""
 
 NOTICEABLE_HOST_SECONDS: Final = 60.0
 """Minimum change of the host time of a run, in seconds, that triggers a new prediction."""
@@ -67,9 +68,9 @@ SECONDS_WORTH_A_LINE: Final = 10.0
 class ForecastUpdates:
     """Predictions of a fit over time.
 
-    `predict` makes a prediction and remembers it as the last printed forecast. `renew` recomputes the forecast, and
-    calls `predict` again only if the forecast has changed. `compare_outcome` compares the first reliable prediction
-    with the actual time.
+    `predict` makes a prediction and stores it as the last printed forecast. `renew` recomputes the forecast, and calls
+    `predict` again only if the forecast has changed. `compare_outcome` compares the first reliable prediction with the
+    actual time.
 
     Attributes:
         predicted_gains: Gain that the advice predicts for each suggested change, by name, as (low, middle, high).
@@ -131,15 +132,15 @@ class ForecastUpdates:
         moment: HookMoment,
         is_first_reliable: bool = False,
     ) -> Predictions:
-        """Predict the rest of the run. Arguments that are omitted keep their last value.
+        """Predict the rest of the run. Omitted arguments keep their last values.
 
         Args:
-            trainer: The Trainer.
-            trace: The recorded step.
-            validation: A recorded validation batch.
+            trainer: Trainer of the fit.
+            trace: Recorded step.
+            validation: Recorded validation batch.
             window_size: Observed number of batches and of optimizer steps per accumulation window.
-            moment: The current hook.
-            is_first_reliable: Whether this is the first reliable prediction. The outcome is measured from here.
+            moment: Current hook.
+            is_first_reliable: Whether this is the first reliable prediction, from which the outcome is measured.
         """
         self._started_at = self.run_clock.now()
         is_renewed = self._rest_prediction is not None
@@ -181,10 +182,10 @@ class ForecastUpdates:
             self._outcome_timer.exclude_since(since=self._started_at)
 
     def renew(self, trainer: Trainer, *, moment: HookMoment) -> Predictions | None:
-        """Recompute the forecast of the rest of the run, and predict again if it left the interval printed before.
+        """Recompute the forecast. Predict again if the new forecast is outside the printed interval.
 
         Returns:
-            The new predictions, which were also logged; None if the previous ones are still valid.
+            The new predictions, which were also logged; None if the previous predictions are still valid.
         """
         before, said, trace = self._rest_prediction, self._last_printed_forecast, self._trace
         if before is None or said is None or trace is None:
@@ -223,12 +224,15 @@ class ForecastUpdates:
         return predictions
 
     def _news(self, trainer: Trainer, answer: RestPrediction, instead_of_seconds: float | None = None) -> str:
-        """Return a line with the new forecast and, for comparison, the previous one."""
+        """Return a line with the new forecast and, for comparison, the previous forecast."""
         steps = steps_done(trainer, self.run_clock)
         return f"RuntimePredictor: after {steps:,} steps, {_news(answer, instead_of_seconds)}."
 
     def compare_outcome(self, trainer: Trainer) -> Outcome | None:
-        """Compare the actual time with the first reliable prediction, and store it; None if nothing was trained."""
+        """Compare the actual time with the first reliable prediction; None if nothing was trained.
+
+        The comparison is stored in the history.
+        """
         if self._outcome_timer is None:
             return None
         outcome = self._outcome_timer.compare(batches_seen=trainer.fit_loop.total_batch_idx + 1)
@@ -262,7 +266,7 @@ class ForecastUpdates:
 
     def _update_clock(self, trainer: Trainer, trace: Trace) -> None:
         """Copy the recorded step's memory, prefetched batches and device time to the run's clock."""
-        # Only after all optimizers have stepped, a checkpoint has its full size.
+        # A checkpoint has its full size only after all optimizers have stepped.
         self.run_clock.memory = max(
             (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
         )
@@ -298,7 +302,7 @@ def _news(answer: RestPrediction, instead_of_seconds: float | None) -> str:
 
 
 def host_time_changed(answer: RestPrediction, now: Workload) -> bool:
-    """Return whether the host time of the run differs noticeably from the one in the prediction."""
+    """Return whether the host time of the run differs noticeably from the host time in the prediction."""
     totals = [one.total_seconds for one in answer.predictions.values() if one.total_seconds is not None]
     before = answer.rest.workload
     if not totals or before.training is None or now.training is None or not before.training.batches:
@@ -311,7 +315,7 @@ def host_time_changed(answer: RestPrediction, now: Workload) -> bool:
 def _host_seconds(workload: Workload) -> float:
     """Return the seconds that the host adds on every GPU.
 
-    A loader adds its full time, even if it overlaps with the GPU.
+    The time of a loader counts fully, even if it overlaps with the GPU.
     """
     batches = 0 if workload.training is None else workload.training.batches
     return (

@@ -1,8 +1,8 @@
 """Base classes and utilities from the Lightning package in use (`lightning` or `pytorch_lightning`).
 
 Both packages contain the same Trainer under two names, but their `Callback` classes are unrelated. A class that
-inherits from both is accepted by either Trainer and by either LightningCLI. Our callbacks inherit from the packages
-that the program uses. Example::
+inherits from both `Callback` classes is accepted by either Trainer and by either LightningCLI. Our callbacks inherit
+from the packages that the program uses. Example::
 
     class Greeter(Callback):
         def on_fit_start(self, trainer, pl_module):
@@ -45,7 +45,7 @@ def installed_packages() -> tuple[ModuleType, ...]:
 
 
 def packages_in_use() -> tuple[ModuleType, ...]:
-    """List the `PACKAGES` that are already imported; if none is, list all that are installed.
+    """List the `PACKAGES` that are already imported; without an imported package, list all installed packages.
 
     Importing a package that the program does not use would nearly double the import time of the callbacks.
 
@@ -86,9 +86,9 @@ else:
 
 
 def end_of_fit(trainer: Any) -> type[Exception] | None:
-    """Return an exception that ends a fit without reaching the script, as the tuner of Lightning ends its trials.
+    """Return an exception that ends a fit without reaching the script, as Lightning's tuner ends its trials.
 
-    None if this Lightning has no such exception, or if processes of a launcher would pass it on.
+    None if this version of Lightning has no such exception, or if processes of a launcher would pass the exception on.
     """
     if getattr(trainer.strategy.launcher, "_start_method", None) is not None:
         return None
@@ -98,7 +98,7 @@ def end_of_fit(trainer: Any) -> type[Exception] | None:
 
 
 def leave_validation(trainer: Any) -> None:
-    """Put the modules back into the modes that they had before the validation: `fit` does not, if it ends in one."""
+    """Restore the training modes that the modules had before validation. `fit` does not if it ends in a validation."""
     try:
         trainer.fit_loop.epoch_loop.val_loop._on_evaluation_model_train()
     except AttributeError:  # another version of Lightning
@@ -106,8 +106,9 @@ def leave_validation(trainer: Any) -> None:
 
 
 LIGHTNINGS_OWN: Final = frozenset({"log", "log_dict"})
-"""Attributes that a Trainer sets on each callback. They are bound methods of the module, so copying one copies its
-weights."""
+"""Attributes that a Trainer sets on each callback.
+
+These attributes are bound methods of the module, so copying an attribute copies the module's weights."""
 
 
 class LightningPredictWarning(UserWarning):
@@ -115,7 +116,7 @@ class LightningPredictWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Show a `LightningPredictWarning` on rank zero. If a filter turns warnings into exceptions, log it instead."""
+    """Show a `LightningPredictWarning` on rank zero. If a filter turns warnings into exceptions, log the message."""
     try:
         rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
     except Exception:
@@ -123,10 +124,10 @@ def warn(message: str) -> None:
 
 
 def samples_of(batch: Any) -> int | None:
-    """Return the batch size, which is the first size that all tensors share; None if tensors differ.
+    """Return the batch size, which is the first size of all tensors; None if their first sizes differ.
 
     Args:
-        batch: A batch of a loader: a tensor, or tuples, lists, mappings and dataclasses with tensors.
+        batch: Batch of a loader: a tensor, or tuples, lists, mappings and dataclasses with tensors.
     """
     sizes = set(_first_sizes(batch))
     return sizes.pop() if len(sizes) == 1 else None
@@ -144,7 +145,7 @@ def _first_sizes(batch: Any) -> list[int]:
 
 
 def _members(value: Any) -> dict[str, object]:
-    """Return the fields of a dataclass; one with slots has no `__dict__`."""
+    """Return the fields of a dataclass. A dataclass with slots has no `__dict__`."""
     return {one.name: getattr(value, one.name, None) for one in fields(value)}
 
 
@@ -152,7 +153,7 @@ def shapes_of(batch: Any) -> tuple[object, ...] | None:
     """Return shapes and dtypes of the arrays in a batch, and its integers; None if a part cannot be read.
 
     Args:
-        batch: A batch of a loader: tuples, lists, mappings and dataclasses with tensors or arrays.
+        batch: Batch of a loader: tuples, lists, mappings and dataclasses with tensors or arrays.
     """
     found = tuple(_shapes(batch))
     return None if None in found else found

@@ -45,9 +45,9 @@ class MemoryWarnings:
         """Warn about each later part of the run that may not fit on the GPU in use, once per part.
 
         Args:
-            trainer: A Trainer that is fitting.
-            trace: The recorded step.
-            validation: A recorded validation batch. If None, the previous one is kept.
+            trainer: Trainer that is fitting.
+            trace: Recorded step.
+            validation: Recorded validation batch; None keeps the previous recording.
         """
         self._validation = validation or self._validation
         ahead = MemoryFacts(
@@ -77,7 +77,7 @@ def largest_validation_batch(trainer: Any) -> int | None:
 
 
 def sequence_length(batch: Any) -> int | None:
-    """Return the sequence length of a batch, the second size of its integer tensors; None if it has none."""
+    """Return the sequence length of a batch, the second size of its integer tensors; None without such tensors."""
     return max((int(one.shape[1]) for one in _tensors(batch) if one.dim() == 2 and _is_whole(one)), default=None)
 
 

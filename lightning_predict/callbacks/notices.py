@@ -1,6 +1,6 @@
 """Notices about a budget: an alert of Weights & Biases, and a webhook of a chat or a script.
 
-Loaded only when a budget has something to say. Example::
+The module is loaded only for a notice. Example::
 
     CostBudget(usd=50, webhook="https://hooks.slack.com/services/...")   # at 80 % and at the stop
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 WEBHOOK_SECONDS: Final = 10.0
-"""Time limit of a webhook's connection, and again of its answer; training waits for it."""
+"""Timeout in seconds for a webhook's connection, and for its response. Training waits for both."""
 
 
 def check_webhook(webhook: str | None) -> str | None:
     """Return the address of a webhook unchanged.
 
     Raises:
-        InvalidArgumentError: It is not an https address, or one of this machine.
+        InvalidArgumentError: The address is not an https address, or is an address of this machine.
     """
     if webhook is not None:
         address_of(webhook, what="Webhook", expected="an https address")
@@ -37,8 +37,8 @@ def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) ->
     """Send a notice to Weights & Biases and to a webhook, on rank zero.
 
     Args:
-        trainer: The Trainer, for its loggers.
-        webhook: Address that takes JSON; None for none.
+        trainer: Trainer with the loggers.
+        webhook: Address that takes JSON; None for no webhook.
         event: `warned` or `exceeded`.
         reason: Sentence without a full stop.
 

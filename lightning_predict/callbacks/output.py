@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 BUDGET_GROUP: Final = "run_budget"
-"""Group of a budget's values in loggers; TensorBoard sorts groups by name, and shows the predictions before it."""
+"""Group of a budget's values in loggers. TensorBoard sorts groups by name, so the predictions appear first."""
 
 
 @final
@@ -53,7 +53,7 @@ class OutputOptions:
     Attributes:
         with_table: Whether to print the table and the ranking.
         verbose: Whether to print also methods, sources of prices and every note.
-        deadline_hours: Time that the run may take, for the ranking; None for no limit.
+        deadline_hours: Maximum hours of the run, which the ranking respects; None for no limit.
         logs_in_full: Whether to log every quantity of every GPU, not only step, total and cost of the relevant GPUs.
         json_file: File for all predictions as JSON; None for no file.
     """
@@ -73,7 +73,7 @@ def print_predictions(
     reason: str | None = None,
     advises: bool = True,
 ) -> None:
-    """Print the table and, if there are enough steps, the ranking. Log both at the current step."""
+    """Print the table and, with enough steps, the ranking. Log both at the current step."""
     ranking = rank(predictions, deadline_hours=output_options.deadline_hours)
     if output_options.with_table:
         print_on_rank_zero(trainer, lambda: table_text(predictions, verbose=output_options.verbose, reason=reason))
@@ -100,7 +100,7 @@ def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...
     """Run a function that logs to loggers, with a timeout, because the server of a logger may not answer.
 
     Returns:
-        A sentence about every value that was not logged.
+        A sentence for every value that was not logged.
     """
     names = " and ".join(type(logger).__name__ for logger in trainer.loggers)
     if not names:
@@ -127,7 +127,7 @@ def write_file(predictions: Predictions, trainer: Trainer, output_options: Outpu
 
 
 def print_sentence(trainer: Trainer, sentence: str) -> None:
-    """Print a sentence with the progress bar's own print method, so that the bar stays intact; without one, log it."""
+    """Print a sentence with the progress bar's own print method, which keeps the bar intact; without a bar, log it."""
     if shown_bar(trainer) is None:
         rank_zero_info(sentence)
     else:
@@ -135,15 +135,15 @@ def print_sentence(trainer: Trainer, sentence: str) -> None:
 
 
 def _is_closed(bar: ProgressBar) -> bool:
-    """Return whether a bar of tqdm has nothing on the screen: it then prints nothing."""
+    """Return whether a tqdm bar is not on the screen. Such a bar prints nothing."""
     names = ("_train_progress_bar", "_val_progress_bar")
     return hasattr(bar, names[0]) and all(getattr(bar, name, None) is None for name in names)
 
 
 def print_on_rank_zero(trainer: Trainer, text: Callable[[], str]) -> None:
-    """Print on rank zero next to the progress bar; `LightningModule.print` fails with a bar without `is_enabled`.
+    """Print on rank zero next to the progress bar. If printing fails, warn once; predictions are also logged.
 
-    If printing fails, warn once. Predictions are also logged.
+    `LightningModule.print` is not used, because it fails with a bar without `is_enabled`.
     """
     if not trainer.is_global_zero:
         return
@@ -163,7 +163,7 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
     """Log values at the current step to every logger, on rank zero.
 
     Returns:
-        A sentence about every logger that failed.
+        A sentence for every logger that failed.
     """
     step = trainer.global_step
 
@@ -182,7 +182,7 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
     """Log an event with its reason to the loggers that accept text, on rank zero.
 
     Returns:
-        A sentence about every logger that failed.
+        A sentence for every logger that failed.
     """
     table = LoggedTable(
         key=f"{group}/{event}",
@@ -199,8 +199,8 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
 def table_text(predictions: Predictions, *, verbose: bool = False, reason: str | None = None) -> str:
     """Return the output of `print_table` for this standard output, including colours, as one text.
 
-    A progress bar redraws its line. Only the bar itself can print above this line without breaking it, and it prints
-    texts.
+    A progress bar redraws its line. Only the bar can print above this line without breaking it, and the bar's print
+    method takes texts.
     """
     from rich.console import Console
 
@@ -215,7 +215,7 @@ def table_text(predictions: Predictions, *, verbose: bool = False, reason: str |
 
 @final
 class _LikeStandardOutput(io.StringIO):
-    """Substitute for standard output. rich ends the program if the reader of the real one is gone."""
+    """Substitute for standard output. With the real standard output, rich ends the program if the reader is gone."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

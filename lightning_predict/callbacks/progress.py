@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @final
 class ProgressFile:
-    """Progress file, written once a minute. If writing fails, it warns once and does not try again."""
+    """Progress file, written once a minute. After a failed write, the class warns once and stops writing."""
 
     def __init__(self, path: Path, keeper: ProgressKeeper) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class ProgressFile:
 
     @classmethod
     def wanted(cls, path: str | None, trainer: Trainer) -> ProgressFile | None:
-        """Return a progress file for the given path, or for the path in the environment; None if neither exists."""
+        """Return a progress file for the given path, or for the path in the environment; None without a path."""
         name = path or os.environ.get(FILE_VARIABLE)
         if name is None:
             return None
@@ -47,7 +47,7 @@ class ProgressFile:
         return cls(Path(name), ProgressKeeper(batches=batches_of_fit(trainer), place=place))
 
     def on_batch_end(self, trainer: Trainer, clock: RunClock, *, has_ended: bool = False) -> None:
-        """Write the file, if the last write is a minute ago."""
+        """Write the file if the last write was a minute ago."""
 
         def batch_seconds() -> float | None:
             batch_times = clock.batch_times(batches_per_window=trainer.accumulate_grad_batches)

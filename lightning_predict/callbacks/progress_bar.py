@@ -1,8 +1,8 @@
 """Shows the remaining time of the whole run in Lightning's progress bar, whose own estimate covers only the epoch.
 
-A bar shows the items that its `get_metrics` returns, and Lightning documents how to override this. We add `left` in
-front, only in this instance of the bar, until the fit ends. Logged values and other callbacks are not affected.
-Example::
+A bar shows the items that its `get_metrics` returns, and Lightning documents how to override this method. `ShownInBar`
+adds the item `left` in front, only in this instance of the bar, until the fit ends. Logged values and other callbacks
+are not affected. Example::
 
     shown = show_in_bar(trainer, lambda: "3 h 12 min (2 h 50 min to 3 h 40 min), $5.70")
     shown.remove()
@@ -20,13 +20,13 @@ from lightning_predict.reports.format import duration, duration_interval, usd
 from lightning_predict.units import seconds_to_hours
 
 RENEWED_SECONDS: Final = 1.0
-"""Minimum seconds between two updates of the text, because a bar may request it after each batch."""
+"""Minimum seconds between two updates of the text, because a bar may request the text after each batch."""
 
 WIDE_COLUMNS: Final = 120
-"""Minimum terminal width for which the interval is also shown. Output that is not a terminal counts as this wide."""
+"""Minimum terminal width for showing the interval. Output that is not a terminal counts as this wide."""
 
 NARROW_COLUMNS: Final = 100
-"""Minimum terminal width for which the cost is shown. Of 80 columns, Rich's bar leaves 19 for all items."""
+"""Minimum terminal width for showing the cost. At a width of 80 columns, Rich's bar leaves 19 for all items."""
 
 
 def left_in_words(
@@ -38,10 +38,10 @@ def left_in_words(
         left: Remaining seconds.
         usd_per_hour: Price of the machine; None if unknown.
         at_most: Whether the run may end earlier.
-        columns: Width of the terminal. If None, it is detected.
+        columns: Width of the terminal; None detects the width.
 
     Returns:
-        The text; None if the rest is unknown.
+        The text; None if the remaining time is unknown.
     """
     if left is None:
         return None
@@ -57,8 +57,8 @@ class ShownInBar:
     """Text among the items of a progress bar, until it is removed.
 
     Args:
-        bar: The bar, of any class with `get_metrics`.
-        text: Returns the text; None for no text. It is called at most once a second.
+        bar: Progress bar of any class with `get_metrics`.
+        text: Returns the text (None for no text); called at most once a second.
         clock: Returns seconds.
     """
 
@@ -71,7 +71,7 @@ class ShownInBar:
         bar.get_metrics = self.get_metrics
 
     def get_metrics(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Return the items of the bar, with `left` first. If a logged item has this name, it takes precedence."""
+        """Return the items of the bar, with `left` first. A logged item named `left` takes precedence."""
         items = self._metrics(*args, **options)
         with suppress(Exception):  # an error in a bar must not stop the training
             now = self._clock()

@@ -24,8 +24,7 @@ from typing import Any, Final, Protocol, final
 from lightning_predict.errors import LightningPredictError
 
 WAIT_SECONDS: Final = 60.0
-"""Maximum seconds to wait for all ranks, and then for the decision. It is less if collectives have a shorter
-timeout."""
+"""Maximum seconds to wait for all ranks, and then for the decision. A shorter timeout of collectives reduces both."""
 
 TIMEOUT_SHARE: Final = 1 / 3
 """Share of the process group's timeout for which a joint decision may wait."""
@@ -67,13 +66,13 @@ class RankAgreement(Protocol):
         """Return the decision of rank zero. This must be called on every rank.
 
         Args:
-            ask: Makes the decision. It is called on rank zero. Its values must be JSON values.
+            ask: Makes the decision, with JSON values; called on rank zero.
             failure: Error on this rank since the last decision; None without an error.
-            alike: A value to compare between the ranks. The decision's `alike` states whether it is the same on all
+            alike: Value to compare between the ranks. The decision's `alike` states whether the value is equal on all
                 ranks. None counts as different.
 
         Raises:
-            LightningPredictError: A rank failed, or did not arrive in time. This is raised on every rank.
+            LightningPredictError: A rank failed, or did not arrive in time. The error is raised on every rank.
         """
 
 
@@ -96,8 +95,8 @@ class StoreAgreement:
         store: Key-value store that all ranks share.
         rank: Rank of this process.
         world_size: Number of ranks.
-        name: Prefix of the keys. It is the same on every rank, and unique in the store.
-        wait_seconds: Timeout of rank zero, which waits for the other ranks. Their timeout is twice as long, because
+        name: Prefix of the keys, equal on every rank, and unique in the store.
+        wait_seconds: Timeout of rank zero, which waits for the other ranks. The other ranks wait twice as long, because
             rank zero may take time to decide.
         clock: Returns seconds.
         sleep: Waits for a number of seconds.
@@ -163,7 +162,7 @@ class StoreAgreement:
             return store.get(f"{place}/decision").decode()
         else:
             proposal = {"failure": f"rank 0 did not decide within {2 * self._wait_seconds:.0f} s"}
-        # The first writer decides. This is rank zero, or a rank whose wait timed out.
+        # The first writer decides: rank zero, or a rank whose wait timed out.
         return store.compare_set(f"{place}/decision", "", json.dumps(proposal)).decode()
 
     def _comes(self, key: str, seconds: float) -> bool:
@@ -186,14 +185,14 @@ class StoreAgreement:
 class BroadcastAgreement:
     """Joint decisions of processes without a store (TPUs), through the strategy's broadcast.
 
-    The timeout is that of the strategy.
+    The timeout is the strategy's timeout.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
-        """See `RankAgreement`. An error is shared only if it occurs on rank zero, because only rank zero broadcasts."""
+        """See `RankAgreement`. Only errors on rank zero are shared, because only rank zero broadcasts."""
         decision: Decision | None = None
         if self._trainer.is_global_zero and failure is None:
             try:
@@ -224,13 +223,13 @@ def rank_agreement(trainer: Any) -> RankAgreement:
 
 
 def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS) -> float:
-    """Return the seconds that a rank may let other ranks wait, which is a share of the collectives' timeout."""
+    """Return the maximum seconds that other ranks may wait for a rank: a share of the collectives' timeout."""
     timeout = getattr(trainer.strategy, "_timeout", None)
     return min(longest, TIMEOUT_SHARE * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest
 
 
 def _store_of_processes() -> Store | None:
-    """Return the store of the default process group of `torch.distributed`; None if there is none."""
+    """Return the store of the default process group of `torch.distributed`; None without a process group."""
     import torch.distributed
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -241,7 +240,10 @@ def _store_of_processes() -> Store | None:
 
 @final
 class AgreementSchedule:
-    """Decides after which batches the ranks decide, identically on all ranks: after the first, then as agreed."""
+    """Decides after which batches the ranks decide: after the first batch, then as agreed.
+
+    All ranks get the same result.
+    """
 
     def __init__(self) -> None:
         self._left = 1

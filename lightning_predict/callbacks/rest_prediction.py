@@ -41,11 +41,10 @@ if TYPE_CHECKING:
 
 
 PREDICTION_SECONDS: Final = 60.0
-"""Maximum seconds by which a prediction delays the training. It is less if collectives have a shorter timeout."""
+"""Maximum seconds by which a prediction delays the training. A shorter timeout of collectives reduces this time."""
 
 _BY_CLASS: Final[dict[str, DataStrategy]] = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp"}
-"""Sharding by the class name of the strategy. Both Lightning packages use these names. Some classes cannot be imported
-without an extra."""
+"""Sharding by the class name of the strategy. Some classes cannot be imported without an extra."""
 
 _ZERO_STAGES: Final[dict[int, DataStrategy]] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
 
@@ -55,7 +54,7 @@ _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", 
 
 
 def load_prediction() -> None:
-    """Import the modules that a prediction needs, so that no step of the fit waits for this."""
+    """Import the modules that a prediction needs, so that no step of the fit waits for the import."""
     for name in ("lightning_predict.prediction", "lightning_predict.kernels.families"):
         import_module(name)
 
@@ -86,7 +85,7 @@ def _is_hybrid(strategy: Any) -> bool:
 
 
 def _degree(strategy: Any) -> int:
-    """Return the tensor-parallel degree of a strategy; 1 if it has none."""
+    """Return the tensor-parallel degree of a strategy; 1 without tensor parallelism."""
     degree = getattr(strategy, "_tensor_parallel_size", 1)
     return degree if isinstance(degree, int) else 1
 
@@ -94,11 +93,11 @@ def _degree(strategy: Any) -> int:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """What the user asks RuntimePredictor to predict.
+    """Request of the user to RuntimePredictor.
 
     Attributes:
         layouts: GPUs and layouts to predict.
-        assumptions: The assumptions. Strategy and history are added for each prediction.
+        assumptions: Assumptions of the user. Strategy and history are added for each prediction.
         batches_per_epoch: Number of batches per epoch, for a loader without a length; None if not given.
         samples_per_epoch: Number of samples per epoch over all processes; None if not given.
         uses_history: Whether to use earlier runs of the same model.
@@ -143,7 +142,7 @@ def predict_rest(
     is_renewed: bool = False,
     is_rough: bool = False,
 ) -> RestPrediction:
-    """Predict the rest of a fit. `is_rough` means that there are too few steps for a recommendation."""
+    """Predict the rest of a fit. `is_rough` means that a recommendation needs more steps."""
     given = _batches_per_epoch(trainer, question, trace)
     facts = forecast_inputs(
         trainer, window_size=window_size, moment=moment, batches_per_epoch=given or clock.batches_per_epoch
@@ -188,7 +187,7 @@ def predict_rest(
 
 
 def steps_done(trainer: Trainer, clock: RunClock) -> int:
-    """Return the finished steps in the unit of the remaining ones; `global_step` counts those of each optimizer."""
+    """Return the number of finished steps. `global_step` counts the updates of each optimizer, so it is divided."""
     return round(trainer.global_step / clock.windows.window_size.steps_per_window)
 
 
@@ -208,7 +207,7 @@ def of_processes(step: Trace, trainer: Trainer) -> Trace:
 def earlier_runs(
     trainer: Trainer, question: PredictionRequest, trace: Trace, *, is_renewed: bool
 ) -> Sequence[HistoryRecord]:
-    """Read earlier runs. Those on the layout in use correct only the first prediction, so later ones exclude them."""
+    """Read earlier runs of the model. Runs on the layout in use correct only the first prediction."""
     if not question.uses_history:
         return ()
     try:

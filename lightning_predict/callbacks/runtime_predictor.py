@@ -1,7 +1,7 @@
 """`RuntimePredictor`: callback that predicts time and cost of the running fit on other GPUs, after its first steps.
 
-The first steps are timed, and one step is recorded. Before the next batch, predictions are printed and logged. After
-that, the callback only updates the forecast, and compares it with the actual time at the end. Example::
+The first steps are timed, and one step is recorded. Before the next batch, predictions are printed and logged. Later,
+the callback only updates the forecast, and compares the forecast with the actual time at the end. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import RuntimePredictor
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 @final
 class _Fit:
-    """State of one fit, on rank zero. Parts that have not begun, were not requested, or have ended are None."""
+    """State of one fit, on rank zero. A part is None before it begins, after it ends, or if it was not requested."""
 
     def __init__(self, updates: ForecastUpdates, recording: FitRecording) -> None:
         self.updates, self.recording = updates, recording
@@ -93,16 +93,16 @@ class _Fit:
 class RuntimePredictor(Callback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
-    A step is everything between two optimizer updates: one batch, or several batches with gradient accumulation. Steps
-    of several kinds may alternate (a generator that steps every fifth batch, lazy regularisation). Then one step of
-    each kind is recorded within the first 64 batches, and their mean is predicted. Training is not changed: weights and
-    random numbers are the same with and without this callback. If the callback has an error, it shows one warning.
+    A step is everything between two optimizer updates: one batch, or several batches with gradient accumulation. If
+    steps of several kinds alternate (a generator that steps every fifth batch, lazy regularisation), one step of each
+    kind is recorded within the first 64 batches, and the mean over kinds is predicted. Training is not changed: weights
+    and random numbers are the same with and without this callback. If the callback has an error, it shows one warning.
 
     Args:
-        gpus: `all`, `datacenter` or `consumer` for every NVIDIA GPU of that group with a current price; the table shows
-            the best of them. Otherwise names of GPUs: our names, torch's and those of cloud providers are understood.
-        warmup_steps: Number of steps to time before a step is recorded. It is increased if step times are not steady,
-            and decreased for a short run or for the warm-up of a CostBudget.
+        gpus: `all`, `datacenter` or `consumer` for every NVIDIA GPU of this group with a current price; the table shows
+            the best of these GPUs. Otherwise names of GPUs: catalogue names, torch's names or names of cloud providers.
+        warmup_steps: Number of steps to time before a step is recorded. The callback increases the number if step times
+            are not steady, and decreases the number for a short run or for the warm-up of a CostBudget.
         capture_steps: Number of consecutive steps to record. The step of median duration is used.
         weights: See `Assumptions`.
         method: See `Assumptions`.
@@ -110,42 +110,42 @@ class RuntimePredictor(Callback):
         print_table: Whether to print the table of predictions, and the ranking below it.
         verbose: Whether to print also methods, sources of prices and every note.
         log_all: Whether to log every quantity (intervals, memory) of every GPU. By default, only step, total and cost
-            are logged. If there are more than three GPUs, only these are logged: the one in use, the cheapest, the
-            fastest, and the best within the deadline.
-        json_file: File for all predictions as JSON (`.json`), rewritten with each prediction. If None, none is written.
-        deadline_hours: Hours (or a timedelta) that the rest of the run may take. The ranking names the cheapest GPU
+            are logged. With more than three GPUs, only the GPU in use, the cheapest, the fastest, and the best GPU
+            within the deadline are logged.
+        json_file: File for all predictions as JSON (`.json`), rewritten with each prediction; None writes no file.
+        deadline_hours: Maximum hours (or a timedelta) for the rest of the run. The ranking names the cheapest GPU
             within this time.
         batches_per_epoch: Number of batches per epoch on one process, if the loader has no length.
         samples_per_epoch: Number of samples per epoch over all processes, if the loader has no length.
         learn_from_history: Whether to correct predictions by earlier runs of the same model on the same GPU, and to
             store this run (in the file `LIGHTNING_PREDICT_HISTORY`, or in the platform's data folder).
-        strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...). If None, the Trainer's
+        strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None uses the Trainer's
             strategy.
         interconnect: See `Assumptions`.
         cores_per_node: See `Assumptions`.
         release: See `Assumptions`.
         host: See `Assumptions`.
         meta_step: Function that makes a training step on the meta device from a batch size (see
-            `callbacks/batch_sizes.py`). With it, the largest batch size that fits on each GPU is found. If None, this
-            is skipped.
+            `callbacks/batch_sizes.py`). The callback then finds the largest batch size that fits on each GPU. None
+            skips this.
         save_trace: File for the recorded step (`.json` or `.json.gz`), to predict later or elsewhere with
-            `lp.Trace.load` and the command line. Rank zero writes it after the capture. If None, none is written.
+            `lp.Trace.load` and the command line. Rank zero writes the file after the capture. None writes no file.
         gpus_file: TOML file with your own GPUs (see `gpus/user_gpus.py`).
         advice: Whether to print at most three lines of optimization advice with predicted gains below the first table,
-            and to log the gains. This takes a few seconds more. On a GPU, it also records another step with its data
-            flow.
+            and to log the gains. Advice takes a few seconds. On a GPU, another step is recorded with its data flow.
         progress_bar: Whether to show the remaining time and cost of the whole run in the Trainer's progress bar. Logged
             values are not affected.
         progress_file: File for the progress and speed of the run (`.json`), updated every minute, which
-            `lightning-predict plan --state` reads. If None, the environment variable `LIGHTNING_PREDICT_PROGRESS` names
-            the file, which the scripts of an exported plan set. Without this variable, none is written.
+            `lightning-predict plan --state` reads. None uses the file in the environment variable
+            `LIGHTNING_PREDICT_PROGRESS`, which the scripts of an exported plan set. Without this variable, no file is
+            written.
         charges: See `Assumptions`.
         measured: See `Assumptions`.
 
     Attributes:
         advice: Advice for the recorded step, as from `lp.advise`; None before the capture, or if not requested.
-        predictions: The predictions; None before the capture.
-        trace: The recorded step, with other kinds of steps in `other_steps`; None before the capture.
+        predictions: Predictions; None before the capture.
+        trace: Recorded step, with other kinds of steps in `other_steps`; None before the capture.
         batch_sizes: Largest batch size on each GPU; empty before the capture, and without `meta_step`.
         outcome: Comparison of predicted and actual time; None before the end of training.
 
@@ -169,7 +169,7 @@ class RuntimePredictor(Callback):
     def remaining(self) -> Interval[float] | None:
         """Remaining seconds of the fit on the machine in use, with their 90 % interval; None if unknown.
 
-        If early stopping or a loader without a length may end the fit earlier, these seconds are an upper bound.
+        The seconds are an upper bound if early stopping or a loader without a length may end the fit earlier.
         """
         return None if self._fit is None else self._fit.updates.remaining
 
@@ -265,7 +265,7 @@ class RuntimePredictor(Callback):
         self.advice: Advice | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle arguments and results, but not the state of a running fit: its recording cannot be copied."""
+        """Return arguments and results for copying and pickling, without the state of a running fit."""
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | {"_fit"}}
 
     @log_exceptions
@@ -348,7 +348,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Store which optimizers step in the same step."""
+        """Store which optimizers update parameters in the same step."""
         if self._fit is not None:
             self._fit.recording.optimizer_steps(optimizer)
 
@@ -430,7 +430,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Predict from what was recorded if the run ended early, warn if it was too short, and compare the times."""
+        """Compare the times. After an early end, predict from what was recorded; warn if the run was too short."""
         fit = self._fit
         if fit is None:
             return
@@ -493,10 +493,7 @@ class RuntimePredictor(Callback):
     def _predict(
         self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, moment: HookMoment, **given: Any
     ) -> None:
-        """Predict and show the predictions.
-
-        Then stop all recording, except of a validation that was not recorded yet.
-        """
+        """Predict, and show the predictions. Then stop all recordings, except of a validation still to be recorded."""
         updates, validation = fit.updates, fit.recording.validation_trace()
         self.predictions = updates.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
@@ -535,11 +532,11 @@ class RuntimePredictor(Callback):
 
     def _is_second(self, trainer: Trainer) -> bool:
         """Return whether an earlier callback of this class exists, for example one added by the environment."""
-        # A callback that forwards its hooks to this one may be in the Trainer's list instead of this one.
+        # A callback that forwards its hooks to this callback may be in the Trainer's list in its place.
         return next((one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)), self) is not self
 
     def _deactivate(self) -> None:
-        """Drop the state of the fit. Nothing is recorded any more."""
+        """Discard the state of the fit and stop all recording."""
         fit, self._fit = self._fit, None
         if fit is not None:
             fit.ends()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def forecast_inputs(
     trainer: Trainer, *, window_size: WindowSize, moment: HookMoment = "batch end", batches_per_epoch: int | None = None
 ) -> ForecastInputs:
-    """Read the inputs of a forecast from a Trainer; for the arguments see `position_of`."""
+    """Read the inputs of a forecast from a Trainer. `position_of` describes the arguments."""
     validation = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
     return ForecastInputs(
         position=position_of(
@@ -57,10 +57,10 @@ def position_of(
     """Read the progress of the fit. Call this only in the batch-start and batch-end hooks, where every value is known.
 
     Args:
-        trainer: A Trainer that is fitting.
-        batches_done: Finished batches of this epoch.
+        trainer: Trainer that is fitting.
+        batches_done: Number of finished batches of this epoch.
         window_size: Observed number of batches and of optimizer steps per accumulation window (gradient accumulation).
-        moment: The current hook.
+        moment: Current hook.
         batches_per_epoch: Observed batches per epoch, for a loader without a length; None if unknown.
     """
     length = _finite(trainer.num_training_batches)
@@ -118,7 +118,7 @@ def inactive_mode(trainer: Any) -> str | None:
 
 
 def minimums_preventing_stop(trainer: Trainer) -> str:
-    """List the Trainer's settings that prevent a stop now; empty if it can stop."""
+    """List the Trainer's settings that prevent a stop now; empty if the Trainer can stop."""
     minimums = []
     if trainer.min_epochs is not None and trainer.min_epochs > trainer.current_epoch:
         minimums.append(f"min_epochs={trainer.min_epochs}")
@@ -142,12 +142,12 @@ def workers_of(trainer: Any) -> int | None:
 
 
 def resumes_data(trainer: Any) -> bool:
-    """Return whether every loader can resume within an epoch: it has `state_dict` and `load_state_dict`."""
+    """Return whether every loader can resume within an epoch, with `state_dict` and `load_state_dict`."""
     return all(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in _loaders(trainer))
 
 
 def seconds_left(trainer: Trainer) -> float | None:
-    """Return the seconds until the time limit of the fit (`max_time` or a Timer); None without one."""
+    """Return the seconds until the time limit of the fit (`max_time` or a Timer); None without a time limit."""
     kinds = lightning_classes("Timer")
     timers = (callback for callback in callbacks_of(trainer) if isinstance(callback, kinds))
     left = [seconds for timer in timers if (seconds := timer.time_remaining()) is not None]
@@ -161,7 +161,7 @@ def _finite(number: float) -> int | None:
 def _saving(trainer: Any, callback: Any) -> CheckpointSchedule:
     """Read the schedule of a ModelCheckpoint from its attributes, which have these names since Lightning 1.6."""
     is_validated = trainer.enable_validation and sum(trainer.num_val_batches) != 0
-    # This is ModelCheckpoint's own rule. If it waits for a validation that never runs, it never writes a checkpoint.
+    # This is ModelCheckpoint's own rule. A checkpoint that waits for a validation is never written without validation.
     at_validation = trainer.check_val_every_n_epoch != 1 or (is_validated and trainer.val_check_interval != 1.0)
     own_choice, best = callback._save_on_train_epoch_end, callback.save_top_k != 0
     return CheckpointSchedule(
@@ -198,13 +198,13 @@ def starts_workers(trainer: Any) -> bool:
 
 
 def prefetched_batches(trainer: Any) -> int:
-    """Return the number of batches that the workers prefetch; after a pause, these are ready without a wait."""
+    """Return the number of batches that the workers prefetch. After a pause, these batches need no wait."""
     loaders = _loaders(trainer) if has_workers(trainer) else []
     return max((one.num_workers * (getattr(one, "prefetch_factor", None) or 1) for one in loaders), default=0)
 
 
 def _last_batch_share(trainer: Any) -> float:
-    """Return the size of an epoch's last batch relative to the others; 1 if it is not known to be smaller."""
+    """Return the size of an epoch's last batch relative to the other batches; 1 unless it is known to be smaller."""
     loaders = _loaders(trainer)
     if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
         return 1.0
@@ -217,7 +217,7 @@ def _last_batch_share(trainer: Any) -> float:
     ):
         return 1.0
     if trainer.num_training_batches != len(loader):
-        return 1.0  # the limit cuts the last one off
+        return 1.0  # the limit cuts off the last batch
     if len(loader.sampler) < loader.batch_size:
         return 1.0  # the only batch of an epoch is not smaller than others
     rest = len(loader.sampler) % loader.batch_size
