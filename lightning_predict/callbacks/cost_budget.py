@@ -39,14 +39,6 @@ from lightning_predict.callbacks.lightning_packages import (
     warn,
 )
 from lightning_predict.callbacks.output import BUDGET_GROUP, log_event, log_values, print_sentence
-from lightning_predict.callbacks.rank_agreement import (
-    AgreementSchedule,
-    Decision,
-    RankAgreement,
-    SingleProcess,
-    rank_agreement,
-    wait_seconds,
-)
 from lightning_predict.callbacks.trainer_state import (
     batches_of_fit,
     batches_without_step,
@@ -72,6 +64,7 @@ from lightning_predict.observe.budget import (
     DueCheck,
     Ledger,
     Limit,
+    batches_between_checks,
     check_use,
     gpu_name_in_use,
     limits_of_fit,
@@ -87,6 +80,14 @@ from lightning_predict.observe.ledger_file import (
     SavedLedger,
     find_ledger,
     save_ledger,
+)
+from lightning_predict.observe.rank_agreement import (
+    AgreementSchedule,
+    Decision,
+    RankAgreement,
+    SingleProcess,
+    rank_agreement,
+    wait_seconds,
 )
 from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
@@ -996,13 +997,6 @@ class Terms:
             spent_usd=self.charges.cost_usd(0.0, hours_to_seconds(ledger.usd_per_second)),
             kg_co2=None if emissions is None else emissions.kg_co2,
         )
-
-
-def batches_between_checks(clock: RunClock) -> int:
-    """Return the number of batches until the ranks decide again: as many as so far, within `CHECK_SECONDS`."""
-    if clock.batches == 0:
-        return 1
-    return max(1, min(clock.batches, math.ceil(CHECK_SECONDS * clock.batches / max(clock.training_seconds, 1e-9))))
 
 
 def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:

@@ -25,7 +25,6 @@ from lightning_predict.callbacks.output import (
     print_sentence,
 )
 from lightning_predict.callbacks.progress_bar import left_in_words
-from lightning_predict.callbacks.rank_agreement import wait_seconds
 from lightning_predict.callbacks.rest_prediction import (
     PredictionRequest,
     RestPrediction,
@@ -41,6 +40,7 @@ from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import ForecastSchedule, TimedForecast, forecast_rest
 from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.predicted_vs_actual import Outcome, OutcomeTimer
+from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.reports.format import duration, duration_interval, width_at_hand
 from lightning_predict.reports.predictions import Predictions

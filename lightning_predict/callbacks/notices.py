@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.callbacks.output import logged
-from lightning_predict.callbacks.rank_agreement import wait_seconds
+from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.timeout import run_unless_hanging
 from lightning_predict.weights.source import address_of
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
-from lightning_predict.callbacks.rank_agreement import wait_seconds
 from lightning_predict.escaping import markdown_text
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.guard import own_error
+from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     encoding_at_hand,

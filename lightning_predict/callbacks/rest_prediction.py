@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.callbacks.lightning_packages import warn
-from lightning_predict.callbacks.rank_agreement import wait_seconds
 from lightning_predict.callbacks.trainer_state import forecast_inputs
 from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, Strategy
 from lightning_predict.errors import LightningPredictError
@@ -28,6 +27,7 @@ from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import RestOfRun, forecast_rest, rough_note
 from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.predicted_vs_actual import Expected, expected_outcome, with_current_step_time
+from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, read_history

@@ -38,7 +38,6 @@ from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, Callb
 from lightning_predict.callbacks.memory_warnings import MemoryWarnings
 from lightning_predict.callbacks.output import OutputOptions, print_predictions
 from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
-from lightning_predict.callbacks.rank_agreement import wait_seconds
 from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_prediction, of_processes
 from lightning_predict.callbacks.trainer_state import callbacks_of, inactive_mode
 from lightning_predict.checked import shown
@@ -53,6 +52,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.observe.clock import device_clock, run_clock_of
 from lightning_predict.observe.predicted_vs_actual import Outcome
+from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.tracing.trace import Trace

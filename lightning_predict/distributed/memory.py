@@ -280,13 +280,7 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
 
 
 def _peak_of_passes(held: HeldMemory, strategy: Strategy, share: float) -> tuple[float, float]:
-    """Return peak bytes in forward and backward, and gradient bytes in the optimizer step.
-
-    Args:
-        held: Memory before sharding.
-        strategy: Parallel strategy.
-        share: Share of the gradients that a GPU keeps if gradients are sharded.
-    """
+    """Return peak bytes in forward and backward, and gradient bytes in the optimizer step."""
     early = held.gradient_bytes if held.early_gradient_bytes is None else held.early_gradient_bytes
     moments = held.moments or ((held.activation_bytes, early),)
     fullest = max(size for size, _ in moments)

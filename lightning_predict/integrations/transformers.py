@@ -20,8 +20,16 @@ from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
 from lightning_predict.guard import log_exceptions, log_warning
 from lightning_predict.interval import Interval
+from lightning_predict.observe.budget import batches_between_checks
 from lightning_predict.observe.forecast import ForecastInputs
 from lightning_predict.observe.memory_risks import MemoryFacts, MemoryRisk, longest_sequence, recorded_length
+from lightning_predict.observe.rank_agreement import (
+    TIMEOUT_SHARE,
+    WAIT_SECONDS,
+    Decision,
+    JointStop,
+    agreement_of_ranks,
+)
 from lightning_predict.observe.remaining import CheckpointSchedule, Position, Validation
 from lightning_predict.observe.watched_loop import WatchedRun
 from lightning_predict.reports.loggers import metrics
@@ -58,7 +66,7 @@ class RuntimePredictorCallback(TrainerCallback):
         print_table: Print the table of predictions, followed by the ranking.
         verbose: Also print the prediction methods, the sources of prices and every note.
         usd: Budget in US dollars; training stops if it is exceeded.
-        hours: Budget in hours; training stops if it is exceeded.
+        hours: Budget in hours; training stops if it is exceeded, on all processes after the same step.
         run_usd_per_hour: Your price of all machines of this run, for the budget `usd`; None uses the listed offers.
 
     Attributes:
@@ -73,6 +81,8 @@ class RuntimePredictorCallback(TrainerCallback):
     """
 
     _run: WatchedRun | None = None
+    _joint: JointStop | None = None
+    _failure: str | None = None
     _evaluation: Any = None
     _worries: tuple[MemoryRisk, ...] = ()
 
@@ -111,7 +121,8 @@ class RuntimePredictorCallback(TrainerCallback):
         """Reset the callback for a new run; only the main process predicts."""
         self._deactivate()
         self.predictions = self.trace = self.outcome = self.stopping_reason = None
-        self._evaluation, self._worries = None, ()
+        self._evaluation, self._worries, self._failure = None, (), None
+        self._joint = joint_stop(args) if args.world_size > 1 and (self.usd or self.hours) else None
         if not state.is_world_process_zero:
             return
         run = self._run = WatchedRun(
@@ -146,13 +157,22 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_step_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the step. After the recorded step, predict; then check the budget."""
-        if self._run is None:
-            return
-        self._run.ends()
-        if self._run is not None and self._run.should_stop:
-            self.stopping_reason = self._run.stopping_reason
-            control.should_training_stop = True
+        """End the step. After the recorded step, predict; then check the budget, on all processes together."""
+        if self._run is not None:
+            self._run.ends()
+        joint, self._joint = self._joint, None  # an error in the exchange is the last one
+        reason = self._decide()["reason"] if joint is None else joint.reason(self._decide, self._failure)
+        self._joint = joint
+        if reason is not None:
+            self.stopping_reason, control.should_training_stop = reason, True
+
+    def _decide(self) -> Decision:
+        """Return why to stop, and the number of steps until the next decision of several ranks."""
+        run = self._run
+        return {
+            "reason": None if run is None else run.stopping_reason,
+            "batches": 1 if run is None else batches_between_checks(run.clock),
+        }
 
     @log_exceptions
     def on_prediction_step(self, /, *_: Any, **kwargs: Any) -> None:
@@ -205,7 +225,8 @@ class RuntimePredictorCallback(TrainerCallback):
     def give_up(self, error: Exception) -> None:
         """Stop recording and report the error once; training continues."""
         self._deactivate()
-        words = f"RuntimePredictorCallback stopped, training goes on: {type(error).__name__}: {error}"
+        self._failure = f"{type(error).__name__}: {error}"
+        words = f"RuntimePredictorCallback stopped, training goes on: {self._failure}"
         try:
             warnings.warn(words, stacklevel=2)
         except Warning:  # if warnings are errors
@@ -224,14 +245,21 @@ class RuntimePredictorCallback(TrainerCallback):
             run.stop()
 
 
-def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> MemoryFacts:
-    """Return the properties of later parts of the run (validation, longer batches) that may need more memory.
+def joint_stop(args: TrainingArguments) -> JointStop:
+    """Return the exchange that lets all processes stop after the same step; call it on each.
 
-    Args:
-        args: Arguments of the Trainer.
-        run: The run, with a recorded step.
-        loader: The training loader.
+    Raises:
+        InvalidArgumentError: The processes share no store, so that only one of them would stop.
     """
+    seconds = min(WAIT_SECONDS, TIMEOUT_SHARE * args.ddp_timeout)
+    agreement = agreement_of_ranks(args.process_index, args.world_size, seconds)
+    if agreement is None:
+        raise InvalidArgumentError("a budget of several processes needs torch.distributed, which is not initialized")
+    return JointStop(agreement)
+
+
+def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> MemoryFacts:
+    """Return the properties of later parts of the run (validation, longer batches) that may need more memory."""
     assert run.trace is not None
     length = recorded_length(run.trace)
     evaluates = _when(args.eval_strategy) != "no"
@@ -254,14 +282,7 @@ def notes_of(args: TrainingArguments, evaluation: Any) -> tuple[str, ...]:
 
 
 def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, steps: int) -> ForecastInputs:
-    """Return the inputs of a forecast. A batch is a whole step here, because the Trainer reports only whole steps.
-
-    Args:
-        args: Arguments of the Trainer.
-        state: State of the Trainer.
-        evaluation: The evaluation loader; None without a loader, and before the first evaluation.
-        steps: Number of steps since the run began.
-    """
+    """Return the inputs of a forecast. A batch is a whole step here, because the Trainer reports only whole steps."""
     done = max(state.global_step, steps)
     every = {"steps": state.eval_steps, "epoch": max(1, round(state.max_steps / max(1, state.num_train_epochs)))}
     interval = every.get(_when(args.eval_strategy))

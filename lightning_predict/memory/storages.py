@@ -248,13 +248,7 @@ def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tup
 
 
 def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]]) -> Storage:
-    """Return the storage with its lifetime and use.
-
-    Args:
-        life: The storage.
-        held: Ids of the storages that survive the step; None if unknown.
-        trained: Number of elements and dtype of each trainable parameter.
-    """
+    """Return the storage with its lifetime and use."""
     cause: Cause = "activation"
     # If the optimizer is not recorded or updates copies, no recorded operation of the optimizer reads the gradients.
     is_left = held is not None and life.tensor.id in held and (life.tensor.elements, life.tensor.dtype) in trained

@@ -25,6 +25,7 @@ from lightning_predict.cost.offers import Offer, load_offers, offers_for
 from lightning_predict.errors import UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.interval import Interval
+from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
 from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
@@ -140,6 +141,13 @@ CHECK_SECONDS: Final = 30.0
 
 REFRESH_SECONDS: Final = 60.0
 """Seconds between two forecasts during training."""
+
+
+def batches_between_checks(clock: RunClock) -> int:
+    """Return the number of batches until the ranks decide again: as many as so far, but at most `CHECK_SECONDS`."""
+    if clock.batches == 0:
+        return 1
+    return max(1, min(clock.batches, math.ceil(CHECK_SECONDS * clock.batches / max(clock.training_seconds, 1e-9))))
 
 
 CLEAR_EXCESS: Final = 2.0

@@ -229,9 +229,8 @@ class WatchedRun:
         usd, hours, price = self._terms
         self._ledger.open(forget=True)
         if usd is not None:
-            of_run = price_of_run(
-                usd_per_hour=price, offer=None, gpu=gpu_name_in_use(self._device), world_size=1, num_nodes=1
-            )
+            gpu, processes = gpu_name_in_use(self._device), self.world_size
+            of_run = price_of_run(usd_per_hour=price, offer=None, gpu=gpu, world_size=processes, num_nodes=1)
             self._ledger.usd_per_second = seconds_to_hours(of_run.usd_per_hour or 0.0)
             if of_run.warning is not None:
                 log_warning(f"watch: {of_run.warning}")

@@ -625,12 +625,7 @@ def _spread(candidate: RankedGpu) -> float:
 
 
 def _chance_of_less(log_ratio: float, spread: float) -> float:
-    """Return the probability that the first of two log-normal values is smaller.
-
-    Args:
-        log_ratio: Logarithm of the ratio of the medians, first over second.
-        spread: Standard deviation of the logarithm of the ratio.
-    """
+    """Return the probability that the first of two log-normal values is smaller."""
     return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < -TIE)
 
 

@@ -27,8 +27,8 @@ from lightning_utilities.core import rank_zero
 from torch._C._distributed_c10d import TCPStore
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
-from lightning_predict.callbacks.rank_agreement import StoreAgreement
 from lightning_predict.observe import budget
+from lightning_predict.observe.rank_agreement import StoreAgreement
 from tests.callbacks.small import Small
 from tests.processes import Ran, Started
 
@@ -106,10 +106,10 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "rank 0 has no clock": Scenario(within, 0, FIT + "clock:RunClock.on_batch_start"),
     "rank 1 cannot open its ledger": Scenario(within, 1, FIT + "budget:Ledger.open"),
     "rank 1 cannot count": Scenario(
-        within, 1, HOOKS + "rank_agreement:AgreementSchedule.on_batch_end", 4, timeout_seconds=SHORT_SECONDS
+        within, 1, FIT + "rank_agreement:AgreementSchedule.on_batch_end", 4, timeout_seconds=SHORT_SECONDS
     ),
     "rank 1 cannot meet": Scenario(
-        within, 1, HOOKS + "rank_agreement:StoreAgreement.agree", 1, timeout_seconds=SHORT_SECONDS
+        within, 1, FIT + "rank_agreement:StoreAgreement.agree", 1, timeout_seconds=SHORT_SECONDS
     ),
     "rank 1 watches nothing": Scenario(within, 1, FIT + "budget:BudgetWatch.due_check"),
     "validation uses the budget up": Scenario(

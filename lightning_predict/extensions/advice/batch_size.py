@@ -190,10 +190,6 @@ class _Places:
         """Return the result's sample dimension, from inputs with the same size in this dimension.
 
         Dimensions are counted from the last one.
-
-        Args:
-            known: Shapes of inputs with samples, and their sample dimensions.
-            shape: Shape of the result.
         """
         for own, place in known:
             if own == shape:

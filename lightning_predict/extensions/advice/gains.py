@@ -51,13 +51,7 @@ def predicted_with(
 
 
 def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) -> Trace:
-    """Scale a step that was measured on several GPUs to another strategy, by the ratio of two predictions.
-
-    Args:
-        trace: The recorded step.
-        before: Strategy of the recording.
-        assumptions: The assumptions, with the new strategy.
-    """
+    """Scale a step that was measured on several GPUs to another strategy, by the ratio of two predictions."""
     origin, measured = gpu_in_use(trace), measured_seconds(trace)
     if origin is None or measured is None or trace.world_size == 1:
         return trace

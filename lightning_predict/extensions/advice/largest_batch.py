@@ -164,12 +164,6 @@ def _bisected(
 ) -> int | None:
     """Return the largest batch size that fits, within the precision; None if not even 1 sample fits.
 
-    Args:
-        fits: Function that returns whether a batch size fits.
-        spare_bytes: Function that returns the free memory at a batch size.
-        tried: Batch sizes that were simulated so far, ascending, at least one.
-        layout: Name of the layout, for the error message.
-
     Raises:
         InvalidArgumentError: Memory does not grow with the batch.
     """

@@ -111,14 +111,6 @@ def _shares(
     Most temporary memory is activations that the backward pass reads. The remainder is the logits gradient in the last
     stage. Allocator overhead is proportional to the sum of both. Tensor parallelism splits the vocabulary of the logits
     unless `Strategy.loss` says otherwise.
-
-    Args:
-        trace: The recorded step.
-        model: The model, split into its transformer blocks.
-        strategy: Parallel strategy.
-        kept_storages: Storages that the forward pass keeps for the backward pass.
-        passing_bytes: Temporary memory of the step.
-        living_bytes: Size of the live tensors at the memory peak of forward and backward.
     """
     stage_of, logits = block_stages(strategy, len(model.blocks)), _logits(model, kept_storages)
     micro_batches = _micro_batches(trace, strategy)

@@ -643,12 +643,6 @@ def _in_float8(problem: OperationShape, scales: Float8, left: float, right: floa
     A tensor is cast once for all matmuls that use it. The cast reads the tensor in its own dtype, and writes one byte
     per element, by rows and by columns. One scale per tensor needs an additional read for the maximum. Scales per row
     and per column differ, so each cast is separate. A scale per block is computed during the cast.
-
-    Args:
-        problem: The matmul.
-        scales: Granularity of the scales.
-        left: Share of the first operand's cast that counts for this matmul.
-        right: Share of the second operand's cast that counts for this matmul.
     """
     batches, m, n, k = problem.dims
     elements = FACTOR_OF * batches * (m * k * left + n * k * right)

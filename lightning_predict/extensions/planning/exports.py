@@ -325,11 +325,6 @@ def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False)
 
     The command runs in its own process group, because it may start other processes. The script waits for all of them,
     so the checkpoint is complete when the script ends.
-
-    Args:
-        job: The job with its command.
-        pid_file: File for the process ID of this script.
-        requeues: Whether Slurm sends TERM before a time limit and then requeues the job. USR1 stops the job for good.
     """
     lines = [
         *([] if pid_file is None else [f"echo $$ > {pid_file}", f"trap 'rm -f {pid_file}' EXIT"]),

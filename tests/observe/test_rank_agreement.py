@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from lightning_predict.callbacks import rank_agreement as module
-from lightning_predict.callbacks.rank_agreement import (
+from lightning_predict.errors import LightningPredictError
+from lightning_predict.observe import rank_agreement as module
+from lightning_predict.observe.rank_agreement import (
     AgreementSchedule,
     BroadcastAgreement,
     SingleProcess,
@@ -20,7 +21,6 @@ from lightning_predict.callbacks.rank_agreement import (
     rank_agreement,
     wait_seconds,
 )
-from lightning_predict.errors import LightningPredictError
 
 Decide = Callable[[StoreAgreement, int], Any]
 

@@ -191,7 +191,7 @@ class BroadcastAgreement:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+    def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:  # noqa: ARG002
         """See `RankAgreement`. Only errors on rank zero are shared, because only rank zero broadcasts."""
         decision: Decision | None = None
         if self._trainer.is_global_zero and failure is None:
@@ -207,19 +207,20 @@ class BroadcastAgreement:
 
 def rank_agreement(trainer: Any) -> RankAgreement:
     """Return the `RankAgreement` for the ranks of a fit. This must be called on every rank."""
+    found = agreement_of_ranks(trainer.global_rank, trainer.world_size, wait_seconds(trainer))
+    return BroadcastAgreement(trainer) if found is None else found
+
+
+def agreement_of_ranks(rank: int, world_size: int, seconds: float) -> RankAgreement | None:
+    """Return the agreement for ranks that wait at most `seconds`; None without a store that they share."""
     number = next(_NUMBERS)
-    if trainer.world_size == 1:
+    if world_size == 1:
         return SingleProcess()
     store = _store_of_processes()
     if store is None:
-        return BroadcastAgreement(trainer)
-    return StoreAgreement(
-        store,
-        rank=trainer.global_rank,
-        world_size=trainer.world_size,
-        name=f"lightning_predict/{number}",
-        wait_seconds=wait_seconds(trainer),
-    )
+        return None
+    name = f"lightning_predict/{number}"
+    return StoreAgreement(store, rank=rank, world_size=world_size, name=name, wait_seconds=seconds)
 
 
 def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS) -> float:
@@ -260,3 +261,23 @@ class AgreementSchedule:
         """
         self._left -= 1
         return self._left <= 0
+
+
+@final
+class JointStop:
+    """Ends a loop on all ranks after the same step."""
+
+    def __init__(self, agreement: RankAgreement) -> None:
+        self._agreement = agreement
+        self._schedule = AgreementSchedule()
+
+    def reason(self, ask: Callable[[], Decision], failure: str | None = None) -> str | None:
+        """Count a step on every rank, and return why to stop after it; None to go on.
+
+        Rank zero's `ask` returns the `reason`, and the number of `batches` until the next decision.
+        """
+        if not self._schedule.on_batch_end():
+            return None
+        decision = self._agreement.agree(ask, failure=failure)
+        self._schedule.agree_after(decision["batches"])
+        return None if decision["reason"] is None else str(decision["reason"])
