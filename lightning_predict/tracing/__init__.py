@@ -1,4 +1,4 @@
-"""Records a training step as a Trace, or reads one from a file. Importing this package does not import torch.
+"""Records a training step as a Trace, or reads a Trace from a file. Importing this package does not import torch.
 
 Without torch:
 

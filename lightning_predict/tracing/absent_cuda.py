@@ -1,8 +1,9 @@
 """Makes torch decide for the meta device as it does for CUDA, on machines without CUDA.
 
-Without CUDA, torch turns `torch.autocast("cuda")` and `GradScaler` off. For meta tensors it refuses fused and
-capturable optimizers, and updates and clips one tensor at a time where CUDA's default is all together (foreach; see
-`recorded_on.py`). `as_on_absent_cuda` changes that while a step is recorded. Example::
+Without CUDA, torch turns `torch.autocast("cuda")` and `GradScaler` off. For meta tensors, torch refuses fused and
+capturable optimizers. Optimizers and clipping process meta tensors separately, but CUDA tensors together (foreach; see
+`recorded_on.py`). `as_on_absent_cuda` makes torch treat meta tensors like CUDA tensors while a step is recorded.
+Example::
 
     with as_on_absent_cuda() as found:
         step()
@@ -43,7 +44,7 @@ def patched_attribute(owner: Any, name: str, replacement_of: Callable[[Any], Any
     Args:
         owner: A module or a class.
         name: Name of the attribute.
-        replacement_of: Returns the replacement for the original value; it is used by all threads.
+        replacement_of: Returns the replacement of the original value, which all threads use.
     """
     place = id(owner), name
     with _REPLACING:
@@ -68,12 +69,12 @@ class StepSettings:
 
     Attributes:
         has_enabled: Whether the step entered an enabled autocast for CUDA.
-        has_disabled_by_torch: Whether the step entered a disabled autocast that was created earlier, so torch may have
-            disabled it.
+        has_disabled_by_torch: Whether the step entered a disabled autocast that was created before the step. Torch may
+            have disabled this autocast.
         is_float16: Whether the step entered an autocast in float16.
         scalers: GradScalers that torch disabled, and that are enabled while the step is recorded.
         lost_scaler: Whether a GradScaler stayed disabled on the CPU.
-        set_to_none: Value that the step gave to `zero_grad`; None if it gave none.
+        set_to_none: Value of `set_to_none` that the step passed to `zero_grad`; None if not passed.
         paged: Bytes of an optimizer's states in paged memory, by parameter.
     """
 
@@ -124,12 +125,11 @@ _MADE: Final[WeakSet[torch.autocast]] = WeakSet()
 
 @contextmanager
 def as_on_absent_cuda() -> Iterator[StepSettings]:
-    """Let torch treat meta tensors as CUDA's, in steps of this thread.
+    """Let torch treat meta tensors like CUDA tensors, in steps of this thread.
 
-    Optimizers and clipping of gradients take CUDA's defaults for meta tensors, and fused and capturable optimizers
-    accept them. Without CUDA, an autocast for CUDA that the step creates stays on, and so does a GradScaler under
-    float16. An autocast created earlier cannot be distinguished from one that the user disabled: it stays off, and a
-    note says so.
+    For meta tensors, optimizers and gradient clipping use CUDA's defaults, and fused and capturable optimizers work.
+    Without CUDA, an autocast for CUDA that the step creates stays on. A GradScaler stays on under float16. An autocast
+    that was created before the step stays off, because the user may have disabled it; a note says so.
 
     Yields:
         The settings found so far.
@@ -163,7 +163,7 @@ def forget_step() -> None:
 
 
 def _patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-    """Yield the attributes of torch to replace; a release may lack some."""
+    """Yield the attributes of torch to replace. Some torch releases lack some attributes."""
     foreach = "_get_foreach_kernels_supported_devices"
     yield import_module("torch.utils._foreach_utils"), foreach, _with_meta
     optimizer = import_module("torch.optim.optimizer")
@@ -188,7 +188,7 @@ def _with_meta(devices: Callable[..., list[str]]) -> Callable[..., list[str]]:
 
 
 def _noting_zero_grad(plain: Callable[..., None]) -> Callable[..., None]:
-    """Note an explicit `set_to_none`, whose default depends on the release."""
+    """Store an explicit `set_to_none`, whose default depends on the torch release."""
 
     @wraps(plain)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -201,7 +201,7 @@ def _noting_zero_grad(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _scaled_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn a GradScaler for CUDA on that torch turned off, for meta tensors under float16."""
+    """Turn on a CUDA GradScaler that torch turned off, for meta tensors under float16."""
 
     @wraps(plain)
     def scale(self: Any, outputs: Any) -> Any:

@@ -1,8 +1,8 @@
 """Runs operations that need values of meta tensors, which have no values, under stated assumptions.
 
 A mask is true, a check such as `isnan(...).any()` passes, and a data-dependent size is its upper bound. A number is 1,
-unless the operations recorded before it determine the value: `torch.zeros(8).sum()` is 0. An integer that stays unknown
-is rejected, because it may become a size. One note per kind of assumption states where it was made. Example::
+unless the operations recorded before it determine the value: `torch.zeros(8).sum()` is 0. An unknown integer is
+rejected, because the integer may become a size. One note per kind of assumption names the places in the code. Example::
 
     assumed = AssumedValues(recorder.operations, storage_ids.number)
     assumed.output_of("aten::nonzero", torch.ops.aten.nonzero.default, (mask,), {})   # shape (mask.numel(), mask.dim())
@@ -204,7 +204,7 @@ class AssumedValues:
         return result
 
     def _unique(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        """Return values, positions and counts. The last two are empty unless they are requested."""
+        """Return values, positions and counts. Positions and counts are empty unless requested."""
         values, flags = args[0], args[2:4] if "_unique2" in func.name() else args[1:3]
         self._note(_SIZES)
         count = self._known(values).distinct
@@ -237,7 +237,7 @@ class AssumedValues:
         return torch.empty_like(args[1])
 
     def _divided(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """Divide a CTC loss by its lengths, which torch leaves on the CPU because it does not know the device."""
+        """Divide a CTC loss by its lengths, which torch leaves on the CPU because their device is unknown."""
         if all(operation.name != "aten::_ctc_loss" for operation in self._operations):
             raise _UnknownError
         result: torch.Tensor = func(args[0], args[1].to("meta"), **kwargs)
@@ -255,7 +255,7 @@ class AssumedValues:
         return result
 
     def _copied(self, _func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """Return a copy on the CPU, where the step may read its values."""
+        """Return a copy on the CPU. The step may read the values of the copy."""
         source = args[0]
         if source.numel() > _COPIED_ELEMENTS:
             raise _UnknownError
@@ -276,12 +276,12 @@ class AssumedValues:
         return result
 
     def _known(self, tensor: torch.Tensor) -> _Known:
-        """Return the facts about a tensor that follow from the operations before."""
+        """Return the facts about a tensor that follow from the recorded operations."""
         info = TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), self._number(tensor))
         return self._read(info, len(self._operations), _DEEPEST)
 
     def _writer(self, number: int | None, before: int) -> int | None:
-        """Return the index of the last operation that wrote a storage; None if it is an input of the step."""
+        """Return the index of the last operation that wrote a storage; None for an input of the step."""
         for index in range(before - 1, -1, -1) if number is not None else ():
             operation = self._operations[index]
             if all(tensor.id != number for tensor in operation.outputs):
@@ -324,7 +324,7 @@ class AssumedValues:
             return _Known(None, out, out) if value is None else _uniform(float(value), out)
         if name in ("aten::all", "aten::any"):
             whole = read(0)
-            # If elements are unknown, `_expected` decides.
+            # `_expected` handles unknown elements.
             return _Known(None if whole.value is None else float(bool(whole.value)), out, out, whole.is_mask)
         if name == "aten::sum":
             return _sum(read(0), inputs[0], out)

@@ -1,14 +1,14 @@
 """Assigns the kernels and copies of a profile to operations: those that a `TorchDispatchMode` would see.
 
-A composite operator, or a call that only groups others, is replaced by the calls inside it. All work inside an
-operation belongs to it. Some calls are kept as one operation. Their backward parts are joined by autograd's sequence
-number. No device work is lost. Other work gets the enclosing call's name, or `unattributed`. Fused kernels become
-`triton::<kernel>`. The kernels of a CUDA graph become `cuda_graph`.
+A composite operator, or a call that only groups others, is replaced by the calls inside it. An operation includes all
+device work inside its call. Some calls are kept as one operation; their backward parts are joined by autograd's
+sequence number. No device work is lost: work outside operations gets the name of the enclosing call, or `unattributed`.
+Fused kernels become `triton::<kernel>`, and the kernels of a CUDA graph become `cuda_graph`.
 
-The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`). A recorder below autograd
-sees only the parts, so a reader of profiler events must descend to the same level. Composites are the operators in
-torch's registry that have a `CompositeImplicitAutograd` kernel and no CPU kernel. It is copied here, so that reading a
-file does not need torch. A test compares it with the installed torch. Example::
+The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`). A dispatch mode sees only the
+parts, so a reader of profiler events must descend to the same level. Composites are the operators in torch's registry
+that have a `CompositeImplicitAutograd` kernel and no CPU kernel. The list is copied from the registry, so that reading
+a file does not need torch. A test compares the list with the installed torch. Example::
 
     for found in select_operations(profile):
         print(found.name, found.in_backward, len(found.work))
@@ -111,11 +111,13 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d va
 """.split()
     },
 }
-"""Operations with some composite overloads, and the names of inner calls by which such an overload is recognized."""
+"""Operations with some composite overloads.
+
+The values are the names of inner calls that identify a composite overload."""
 
 
 def is_composite(name: str, child_names: Collection[str]) -> bool:
-    """Return whether the call is a composite, which only calls other operations."""
+    """Return whether the call is a composite operator, which only calls other operations."""
     return name in COMPOSITE_OPERATIONS or not PARTLY_COMPOSITE.get(name, frozenset()).isdisjoint(child_names)
 
 
@@ -134,7 +136,7 @@ LOADER_MARK: Final = "enumerate(DataLoader)#"
 
 _NODE: Final = "autograd::engine::evaluate_function: "
 _BARE_NODE: Final = re.compile(r"\w*Backward\d*|(struct )?torch::autograd::\w+(<.*>)?")
-"""Name of an autograd node. torch 1.8 and 1.9 record it without an enclosing call of the engine."""
+"""Name of an autograd node. torch 1.8 and 1.9 record nodes without an enclosing call of the engine."""
 
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 _ZERO_GRAD: Final = "Optimizer.zero_grad#"
@@ -143,21 +145,22 @@ _ZERO_GRAD: Final = "Optimizer.zero_grad#"
 @final
 @dataclass(slots=True, eq=False)
 class FoundOperation:
-    """An operation of the profile.
+    """Operation in a profile.
 
     Attributes:
         name: Name of the operation in the Trace.
         call: Call with its tensors and arguments; None for device work without a call.
         start: Start on the host in microseconds.
         duration: Time on the host in microseconds; None without a call.
-        in_backward: Whether an autograd node ran it.
-        builds_graph: Whether it created a backward node of this step.
+        in_backward: Whether an autograd node ran the operation.
+        builds_graph: Whether the operation created a backward node of this step.
         grad_enabled: Whether gradients were enabled.
-        zeroes: Whether it set gradients to zero.
-        work: Its device work, each with its launch if that was recorded.
-        whole_forward: The whole call whose backward pass this is; None for all other operations.
-        accumulates: Whether it accumulates into `.grad`.
-        module: Module that called it, or whose backward pass it is; None if no module call was marked.
+        zeroes: Whether the operation set gradients to zero.
+        work: Device work of the operation, with the launch of each part if recorded.
+        whole_forward: Whole call whose backward pass the operation belongs to; None for all other operations.
+        accumulates: Whether the operation accumulates into `.grad`.
+        module: Module that called the operation, or whose backward pass it belongs to; None if no module call was
+            marked.
     """
 
     name: str
@@ -177,7 +180,7 @@ class FoundOperation:
 @final
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Phase and module of a call, which it inherits from the enclosing calls."""
+    """Phase and module of a call, inherited from the enclosing calls."""
 
     in_backward: bool = False
     accumulates: bool = False
@@ -205,13 +208,13 @@ def select_operations(profile: Profile) -> list[FoundOperation]:
 
 
 def is_backward_node(call: Call) -> bool:
-    """Return whether a call is autograd's record of a node, outer or inner."""
+    """Return whether a call is autograd's record of a node, which may be the outer or the inner record."""
     parent = call.parent
     return is_outer_node(call) or (parent is not None and parent.name == _NODE + call.name)
 
 
 def is_outer_node(call: Call) -> bool:
-    """Return whether a call is the outermost record of a node: the engine's, or the node itself in older files."""
+    """Return whether a call is the outermost record of a node: the engine's call, or the node in older files."""
     if call.is_annotation or call.is_launch:
         return False
     if call.name.startswith(_NODE):
@@ -225,7 +228,7 @@ def _engine_threads(profile: Profile) -> frozenset[Thread]:
     """Find the threads of autograd's engine, which also accumulates gradients between nodes.
 
     In newer files, accumulation is inside the engine's call. In files of torch 1.8 and 1.9, only the thread identifies
-    it.
+    accumulation.
     """
     if not profile.roots:
         return frozenset()
@@ -266,7 +269,7 @@ class _Nodes:
             self._whole_calls[thread] = sorted(regions, key=lambda region: region[0])
 
     def whole_call(self, node: Call) -> Call | None:
-        """Return the whole call that created a node; None if no whole call did."""
+        """Return the whole call that created a node; None if another call created the node."""
         number = node.sequence_number
         regions = self._whole_calls.get(self._forward_thread(node), [])
         if number is None:
@@ -289,12 +292,12 @@ class _Nodes:
         if operator_name(call) in WHOLE_OPERATIONS:
             end = next((region[1] for region in self._whole_calls.get(call.thread, []) if region[2] is call), end)
         elif not call.start <= self._makers.get((call.thread, number), call).start < call.end:
-            return False  # a later call created the node, and this one only read the counter, like the copy of a batch
+            return False  # another call created the node; this call only read the counter, like the copy of a batch
         return bisect_left(numbers, number) < bisect_left(numbers, end)
 
     @staticmethod
     def _number_after(members: list[Call], starts: list[float], call: Call) -> int:
-        """Return autograd's counter after a call, as the next call on its thread shows it."""
+        """Return autograd's counter after a call, read from the next call on its thread."""
         index = bisect_left(starts, call.end)
         return (members[index].sequence_number or 0) if index < len(members) else 2**63
 
@@ -303,7 +306,7 @@ class _Nodes:
 
     @staticmethod
     def _thread_numbers(profile: Profile, calls: Iterable[Call]) -> dict[object, Thread]:
-        """Map the thread numbers in backward nodes to threads, by the links between forward and backward calls."""
+        """Map the thread numbers in backward nodes to threads, using the links between forward and backward calls."""
         nodes = [call for call in calls if is_backward_node(call)]
         number_at = {(node.thread, node.start): node.details.get("fwd thread id") for node in nodes}
         return {number_at[end]: start[0] for start, end in profile.flows if end in number_at}
@@ -359,17 +362,14 @@ class _Selector:
 
     @staticmethod
     def _is_only_calls(call: Call, name: str) -> bool:
-        """Return whether a call is a composite that only calls others.
-
-        A composite that launches work itself is an operation.
-        """
+        """Return whether a call is a composite that only calls others. A composite with launches is an operation."""
         launches = (child for child in call.children if child.is_launch)
         if name in WHOLE_OPERATIONS or call.device_work or any(launch.device_work for launch in launches):
             return False
         return is_composite(name, [child_name for child in call.children if (child_name := operator_name(child))])
 
     def _backward_part(self, node: Call, whole_forward: Call, around: _Around) -> Iterator[FoundOperation]:
-        """Yield a node's part of a whole call's backward pass, then the forward operations recomputed there."""
+        """Yield a node's part of a whole call's backward pass, then the forward operations recomputed in the node."""
         recomputed = list(_recomputed(node))
         work = list(_work(node, leave_out=recomputed))
         inner = (call for call in node.descendants() if operator_name(call) is not None)
@@ -439,7 +439,7 @@ def _stray_name(work: DeviceWork, launch: Call | None) -> str:
 def _join_backward(found: Iterable[FoundOperation]) -> Iterator[FoundOperation]:
     """Join the nodes of the backward pass of each whole call into one operation.
 
-    Autograd runs them consecutively. Only nodes that accumulate into `.grad` may run between them.
+    Autograd runs these nodes consecutively. Only nodes that accumulate into `.grad` may run between them.
     """
     last: FoundOperation | None = None
     for item in found:

@@ -80,8 +80,7 @@ _DTYPE_NUMBERS: Final = {
 _MEMORY_FORMATS: Final = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
 _NUM_INPUT_TENSORS: Final = {"aten::mm": 2, "aten::addmm": 3, "aten::bmm": 2, "aten::baddbmm": 3}
-"""Number of input tensors of these operations. Compiled code passes the output as an additional argument, which is
-ignored."""
+"""Number of input tensors of these operations. Compiled code passes the output as an additional argument."""
 
 _ACCEPTS_PYTHON_NUMBERS: Final = re.compile(r"aten::(add|sub|rsub|mul|div|pow|remainder|where|eq|ne|lt|le|gt|ge)_?")
 """Operations for which torch converts a Python number to a 64-bit tensor without dimensions."""
@@ -107,7 +106,7 @@ def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
-    """List the tensors that a call writes. Profiles lack them, unless a recorder added them or they can be inferred."""
+    """List the tensors that a call writes; empty unless a recorder added them or they can be inferred."""
     recorded = call.details.get(RECORDED_OUTPUTS)
     if recorded is None and operator_name(call) == "aten::index":
         return _infer_index_output(call)
@@ -115,9 +114,9 @@ def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def _infer_index_output(call: Call) -> tuple[TensorInfo, ...]:
-    """Infer the result's sizes of an `aten::index` call.
+    """Infer the output shape of an `aten::index` call.
 
-    The kernel reads the indexed tensor through a view, which has the sizes of the result and stride 0 along the indexed
+    The kernel reads the indexed tensor through a view with the shape of the output and stride 0 along the indexed
     dimensions.
     """
     for view in call.descendants():
@@ -178,7 +177,7 @@ def _operands(sizes: Sequence[Any], strides: Sequence[Any]) -> Iterator[tuple[li
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:
-    """Return whether a tensor is a converted Python number: 64-bit, no dimensions, used with a tensor that has some."""
+    """Return whether a tensor is a converted Python number: a 64-bit scalar beside a tensor with dimensions."""
     if tensor.shape or tensor.dtype not in ("float64", "int64"):
         return False
     return any(other.shape or other.dtype not in ("float64", "int64") for other in beside)
@@ -223,8 +222,8 @@ _DTYPE_OF_BYTES: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}
 def _list_dtype(call: Call) -> str:
     """Infer the dtype of a list of tensors, which profiles omit.
 
-    It is the dtype of the first tensor of the call, or of a call inside it. If there is none, the element size in the
-    kernel's name selects a default dtype. If the name has no size, the dtype is float32.
+    The first tensor of the call, or of a call inside it, determines the dtype. Without such a tensor, the element size
+    in the kernel's name selects a default dtype. Without an element size, the dtype is float32.
     """
     inside = (call, *call.descendants())
     for one in inside:

@@ -48,30 +48,33 @@ _OPERATIONS: Final = (
 _LIBRARIES: Final = re.compile(
     r"nccl|rccl|msccl|nvshmem|deep_?ep::|\b(intranode|internode)(_ll)?::|userbuffers", re.IGNORECASE
 )
-"""Communication libraries, as they occur in kernel names or namespaces: NCCL and AMD's RCCL, MSCCL and MSCCL++,
-NVSHMEM, DeepEP (with its early top-level namespaces), and Transformer Engine's userbuffers."""
+"""Communication libraries, as they occur in kernel names or namespaces.
+
+NCCL and AMD's RCCL, MSCCL and MSCCL++, NVSHMEM, DeepEP (with its early top-level namespaces), and Transformer
+Engine's userbuffers."""
 
 _EXCHANGES: Final = re.compile(
     r"all_?(reduce|gather|to_?all)|reduce_?scatter|cross_device_reduce|lamport"
     r"|moe_?a2a|^(cached_)?(notify_)?(dispatch|combine)(_kernel)?$",
     re.IGNORECASE,
 )
-"""Names of communication kernels that are not in such a library. These are the all-reduces of vLLM, SGLang and AITER
-(`cross_device_reduce_1stage`), of TensorRT-LLM (`oneShotAllReduceKernel`, `allreduce_fusion_kernel_oneshot_lamport`)
-and of PyTorch's symmetric memory (`multimem_all_reduce_kernel`), and dispatch and combine of mixture-of-experts
-layers."""
+"""Names of communication kernels outside these libraries.
+
+All-reduces of vLLM, SGLang and AITER (`cross_device_reduce_1stage`), of TensorRT-LLM (`oneShotAllReduceKernel`,
+`allreduce_fusion_kernel_oneshot_lamport`) and of PyTorch's symmetric memory (`multimem_all_reduce_kernel`); dispatch
+and combine of mixture-of-experts layers."""
 
 
 def without_collectives(trace: Trace) -> Trace:
-    """Remove collectives, and measured step times, which include them. A trace of a single process stays unchanged."""
+    """Remove collectives, and measured step times that include collectives. A single-process trace is unchanged."""
     return trace if trace.world_size == 1 else _alone(trace)
 
 
 def left_out_collectives(trace: Trace) -> Trace:
     """Remove collectives from a recording that does not state the number of processes, and add a note.
 
-    Without this number nothing can be scaled, because the time of a collective depends on the other GPUs and their
-    links. Collectives without kernels (of a single process) are kept.
+    Without the number of processes, the time of a collective cannot be scaled, because it depends on the other GPUs and
+    their links. Collectives without kernels (of a single process) are kept.
     """
     alone = _alone(trace)
     lost = len(trace.kernels) - len(alone.kernels)
@@ -93,7 +96,7 @@ _COMPILED: Final = "triton_"
 def exchanges(kernel: str) -> bool:
     """Return whether a kernel communicates with other GPUs, by its name."""
     qualified = _TAIL.sub("", kernel.removeprefix("void ").replace("(anonymous namespace)::", ""))
-    if qualified.startswith(_COMPILED):  # its name lists all fused operations, perhaps with a wait for a collective
+    if qualified.startswith(_COMPILED):  # the name lists all fused operations, perhaps with a wait for a collective
         return False
     if _LIBRARIES.search(qualified) is not None:
         return True

@@ -2,7 +2,7 @@
 
 The profiler times operations, but does not see their results. The dispatch recorder sees the results, but slows down
 the step. Therefore, on a GPU, one more step is run under the dispatch recorder, or the same step is captured on the
-meta device. Both recordings list the same calls in the same order, except for calls that only one of them sees.
+meta device. Both recordings list the same calls in the same order, except for calls that only one recorder sees.
 Operations are matched by name and shapes, in order.
 """
 

@@ -86,8 +86,9 @@ _ASKED_EVERY: Final = 8
 """Number of operations after which recently used storages are checked for being freed."""
 
 _SWEEP: Final = 64
-"""Number of operations after which all storages are checked, a multiple of `_ASKED_EVERY`. They are also checked before
-a backward pass."""
+"""Number of operations after which all storages are checked, a multiple of `_ASKED_EVERY`.
+
+All storages are also checked before a backward pass."""
 
 
 @final
@@ -110,13 +111,13 @@ class _Region:
 
 
 def _lies_in_columns(factor: Any) -> bool:
-    """Return whether a matmul factor is an ordinary matrix (or batch of matrices) that is stored by columns."""
+    """Return whether a matmul factor is an ordinary matrix (or batch of matrices) in column-major order."""
     is_plain = type(factor) in _TENSORS and factor.layout is torch.strided and not factor.is_nested
     return is_plain and is_transposed(factor.shape, factor.stride())
 
 
 def _side_by_side(name: str, tensors: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> int | None:
-    """Return how many elements that a block reads are contiguous; None if all operands have the same memory layout."""
+    """Return the number of contiguous elements per block; None if all operands have the same memory layout."""
     if any(one.layout is not torch.strided or one.is_nested for one in tensors):
         return None
     if all(one.is_contiguous() for one in tensors):
@@ -131,8 +132,8 @@ def _used_by(operations: Sequence[Operation]) -> set[int | None]:
 def _may_be_parameter(tensor: torch.Tensor, *, in_backward: bool) -> bool:
     """Return whether a leaf tensor that requires gradients can be a parameter.
 
-    Activations can also be leaves: recomputed ones in a backward pass with gradient checkpointing, and views of them in
-    code without gradients. A reference to such a leaf would keep its inputs alive.
+    Activations can also be leaves: recomputed activations in a backward pass with gradient checkpointing, and views of
+    activations in code without gradients. A reference to such a leaf would keep its inputs alive.
     """
     if in_backward or not tensor.is_leaf:
         return False
@@ -153,17 +154,17 @@ class DispatchRecorder:
     An error in the recorder ends the recording, but never reaches the step.
 
     Args:
-        model: Model that defines module names. If None, the outermost modules that are called define them.
+        model: Model that defines module names; None uses the outermost modules that are called.
 
     Attributes:
         operations: Recorded operations, in order.
         pauses: Timer of the code between operations.
         optimizers: Tracks optimizer steps.
         modules: Tracks module calls.
-        leaves: Leaf tensors with gradients that were read. They are the parameters if no module is known.
-        forward_gradient_bytes: Size of the gradients that these leaves had when they were first read.
+        leaves: Leaf tensors with gradients that were read; they count as parameters if no module is known.
+        forward_gradient_bytes: Size of the gradients of `leaves` when each leaf was first read.
         autocast_dtype: dtype of the active autocast; None if autocast is off.
-        failure: Error that ended the recording; None if there was none.
+        failure: Error that ended the recording; None without an error.
     """
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
@@ -185,8 +186,8 @@ class DispatchRecorder:
         self._held: dict[int, HeldNodes] = {}  # by graph task id
         self._used_before: set[int | None] = set()
         self._was_in_backward = False
-        # By the index of the previous operation: storages that were freed later than after their last use; storages
-        # alive at the end.
+        # Storages that were freed later than after their last use, by the index of the previous operation. Also the
+        # storages that are alive at the end.
         self._freed: dict[int, list[int]] = {}
         self._alive_at_stop: tuple[int, ...] = ()
         self._assumed: AssumedValues | None = None  # created at the first value that a step reads on the meta device
@@ -287,7 +288,7 @@ class DispatchRecorder:
             return casts.cast(schema.name, args, kwargs, in_backward=in_backward)
 
     def note_autocast(self) -> bool:
-        """Store whether autocast is active, which cannot be seen below autograd."""
+        """Store whether autocast is active, which operations below autograd cannot see."""
         dtype = self._casts.dtype = autocast_dtype()
         if dtype is not None and self.autocast_dtype is None:
             self.autocast_dtype = dtype_name(dtype)
@@ -309,19 +310,19 @@ class DispatchRecorder:
         self.failure = self.failure or error
 
     def _part_ends(self) -> None:
-        """Split a pause at the start or end of an optimizer update, so that user code counts on the right side."""
+        """Split a pause at the start or end of an optimizer update, so that user code counts on the correct side."""
         self.pauses.ends(before=len(self.operations))
         self.pauses.begins()
 
     def _is_in_torch(self) -> bool:
-        """Return whether no user code can have run since the last operation: inside an update or a backward pass."""
+        """Return whether user code cannot have run since the last operation: inside an update or a backward pass."""
         if self.optimizers.inside:
             return True
         return _graph_task() != _OUTSIDE and bool(self.operations) and self.operations[-1].phase == "backward"
 
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
-        """The operations, with the Python time before each, and with the storages that were freed late."""
+        """Operations with the Python time before each operation, and with the storages that were freed late."""
         timed = list(self.pauses.placed(self.operations, parameters=len(self.leaves), nodes=self._nodes))
         for index, numbers in self._freed.items():
             timed[index] = replace(timed[index], freed=tuple(numbers))
@@ -345,7 +346,7 @@ class DispatchRecorder:
         return laid_out(timed, self._recorded_parts, shown_by=shown_by, lasting=lasting, held=held)
 
     def read_storages(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        """Return those storages of these tensors that an operation has read."""
+        """Return the storages of the given tensors that an operation has read."""
         read = {tensor.id for operation in self.operations for tensor in operation.inputs}
         numbers = dict.fromkeys(self._numbers.number(tensor) for tensor in tensors)
         return tuple(number for number in numbers if number is not None and number in read)
@@ -371,7 +372,7 @@ class DispatchRecorder:
     def run_without_values(
         self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
     ) -> Any:
-        """Return an assumed result for an operation that failed because meta has no values, or raise `error`."""
+        """Return an assumed result for an operation that failed because meta tensors lack values, or raise `error`."""
         from lightning_predict.tracing.assumed_values import AssumedValues
 
         if self._assumed is None:
@@ -393,7 +394,7 @@ class DispatchRecorder:
         """Run a call that is recorded as one operation, without recording its parts."""
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
-        parts = self._parts = _Parts()  # its casts belong to it, too
+        parts = self._parts = _Parts()  # casts in the call belong to the call
         try:
             self.note_autocast()
             first_number = _sequence_number()
@@ -546,7 +547,7 @@ class DispatchRecorder:
         return operation
 
     def _look_for_freed(self, *, in_backward: bool) -> None:
-        """Find storages that were freed. This must be called before the next operation is added."""
+        """Find storages that were freed. Call this before the next operation is added."""
         count = len(self.operations)
         turns = in_backward is not self._was_in_backward  # functions have returned, which frees their local variables
         if turns or count % _ASKED_EVERY == 0:
@@ -555,7 +556,7 @@ class DispatchRecorder:
 
     def _note_freed(self, *, sweep: bool) -> None:
         """Store which storages were freed. If not `sweep`, check only some of them."""
-        drain()  # nodes of graphs that are kept for a second backward pass would keep saved tensors alive
+        drain()  # otherwise, nodes of graphs that are kept for a second backward pass would keep saved tensors alive
         lately = _used_by(self.operations[-_ASKED_EVERY:])
         asked = self._numbers.alive if sweep else lately | self._used_before
         self._used_before = lately
@@ -606,7 +607,7 @@ class DispatchRecorder:
     def _computed_again(self, region: _Region) -> Operation:
         """Find the recomputed call that replaces a region's call under checkpointing.
 
-        The backward pass reads its tensors.
+        The backward pass reads the tensors of the recomputed call.
         """
         first = region.operation
         if self._regions[-1].operation.phase == "backward":
@@ -621,8 +622,8 @@ class DispatchRecorder:
     def _is_part_of_backward(self, number: int) -> bool:
         """Return whether an operation belongs to a whole call's backward pass, which is recorded at its first part.
 
-        Autograd runs the nodes of one call consecutively, because the highest sequence number runs first. Only nodes
-        that accumulate into `.grad` may run between them.
+        Autograd runs the nodes of a call consecutively, because the highest sequence number runs first. Only nodes that
+        accumulate into `.grad` may run between these nodes.
         """
         if number == _ACCUMULATES:
             return False
@@ -651,7 +652,7 @@ class DispatchRecorder:
     def _note_part_of_backward(self, output: Any) -> None:
         """Store the outputs of a part of a whole call's backward pass.
 
-        Those that survive its last part are the result.
+        Outputs that survive the last part are the result.
         """
         for tensor in tensors_in(output):
             described = self._numbers.describe(tensor)

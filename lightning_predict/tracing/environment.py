@@ -30,20 +30,19 @@ from lightning_predict.tracing.trace import Flags, Memory, Parameter
 
 _HOLD_NOTHING: Final = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter})
 _DICTIONARIES: Final = frozenset({dict, OrderedDict})
-"""Common types of module attributes that cannot contain compiled code. Skipping them saves most of the search time."""
+"""Common types of module attributes that cannot contain compiled code, skipped to save most of the search time."""
 
 _LIBRARIES: Final = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins", "numpy"})
 """Packages whose functions are not searched for compiled functions."""
 
 MAX_PLACES: Final = 20_000
-"""Maximum number of modules, classes and functions to search. Each takes some microseconds, and a model has
-hundreds."""
+"""Maximum number of modules, classes and functions to search. A search takes microseconds; a model has hundreds."""
 
 _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
 def read_flags(autocast_dtype: str | None, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Flags:
-    """Return the current global flags, and the choice of the optimizers.
+    """Return the current global flags, and how the optimizers update tensors (together or one by one).
 
     Args:
         autocast_dtype: Autocast dtype that was seen while the step ran.
@@ -61,10 +60,10 @@ def read_flags(autocast_dtype: str | None, optimizers: Iterable[torch.optim.Opti
 
 
 def _updates_together(group: Mapping[str, Any]) -> bool | None:
-    """Return a parameter group's choice to update all tensors together; None for torch's default.
+    """Return whether a parameter group updates all tensors together; None for torch's default.
 
-    An optimizer without the options of `torch.optim` runs on CUDA as it was recorded: one by one, unless it calls
-    multi-tensor operations itself.
+    An optimizer without the options of `torch.optim` runs on CUDA as recorded: one tensor at a time, unless the
+    optimizer calls multi-tensor operations.
     """
     if group.get("fused"):
         return True
@@ -72,13 +71,13 @@ def _updates_together(group: Mapping[str, Any]) -> bool | None:
 
 
 def _allows_tf32(backend: Any, legacy_backend: Any) -> bool:
-    """Return whether a backend may use TF32 for float32. If the new flag is set, the old flag cannot be read."""
+    """Return whether a backend may use TF32 for float32. The old flag cannot be read if the new flag is set."""
     precision = getattr(backend, "fp32_precision", None)
     return bool(legacy_backend.allow_tf32) if precision is None else precision == "tf32"
 
 
 def software_versions() -> dict[str, str]:
-    """Return the versions of the software that affects how a step runs."""
+    """Return the versions of the software that affect how a step runs."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
@@ -91,8 +90,8 @@ def software_versions() -> dict[str, str]:
 def _cudnn_version() -> str:
     """Return the version of the installed cuDNN; "unknown" without its package.
 
-    `torch.backends.cudnn.version()` would load the library, which ends the process if it is damaged, or if file
-    descriptors run out. Nothing of ours loads a native library that the step did not load.
+    `torch.backends.cudnn.version()` would load the library, which ends the process if the library is damaged, or if
+    file descriptors run out. This package never loads a native library that the step did not load.
     """
     for generation in (torch.version.cuda or "").split(".")[:1]:
         with suppress(PackageNotFoundError):
@@ -135,7 +134,7 @@ def name_roots(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     """Return each outermost module with the prefix of its names. A single module has an empty prefix.
 
     The prefix is the class name, with a number if several modules have the same class: `Embedding.`, `Block.0.`,
-    `Block.1.`. This looks like a `ModuleList` for each class, so that equal blocks can be found by their numbers.
+    `Block.1.`. The names then look like a `ModuleList` per class, so that equal blocks can be found by their numbers.
     """
     if len(roots) == 1:
         return [("", roots[0])]
@@ -176,7 +175,7 @@ def measure_memory(
 
     Args:
         roots: Outermost modules.
-        leaves: Parameters whose module is unknown. They are used if there are no roots.
+        leaves: Parameters whose module is unknown, used if there are no roots.
         optimizers: Optimizers that stepped.
         has_backward: Whether the step ran a backward pass.
         forward_gradient_bytes: Size of the gradients that existed during the forward pass.
@@ -225,22 +224,22 @@ def bytes_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Compilations:
-    """What `torch.compile` has compiled in this process: number of functions, and seconds.
+    """Number of functions that `torch.compile` has compiled in this process, and the compilation time.
 
     Attributes:
         frames: Number of compiled functions.
-        seconds: Compilation time; 0 if this torch release does not report it.
+        seconds: Compilation time; 0 if this torch release does not report the time.
     """
 
     frames: int = 0
     seconds: float = 0.0
 
     def frames_since(self, before: Compilations) -> int:
-        """Return the number of functions compiled since `before`. If the compiler was reset in between, return all."""
+        """Return the number of functions compiled since `before`; if the compiler was reset meanwhile, all."""
         return self.frames - before.frames if self.frames >= before.frames else self.frames
 
     def seconds_since(self, before: Compilations) -> float | None:
-        """Return the compilation time since `before`; None if it is zero, or if this torch does not report it."""
+        """Return the compilation time since `before`; None if zero, or if this torch release does not report it."""
         seconds = self.seconds - before.seconds if self.seconds >= before.seconds else self.seconds
         return seconds if seconds > 0 else None
 
@@ -250,14 +249,14 @@ NO_COMPILATIONS: Final = Compilations()
 
 
 def compilations() -> Compilations:
-    """Return what `torch.compile` has compiled in this process, as torch reports it."""
+    """Return the compilations by `torch.compile` in this process, as torch reports them."""
     utilities = sys.modules.get("torch._dynamo.utils")
     spent: dict[str, float] = getattr(utilities, "calculate_time_spent", dict)()
     return Compilations(frames_compiled(), float(spent.get("total_wall_time", 0.0)))
 
 
 def frames_compiled() -> int:
-    """Return the number of functions that `torch.compile` has compiled. This is faster than `compilations`."""
+    """Return the number of functions that `torch.compile` has compiled; faster than `compilations`."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters.get("frames", {}).get("total", 0))
 
@@ -265,12 +264,12 @@ def frames_compiled() -> int:
 def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: Compilations = NO_COMPILATIONS) -> bool:
     """Return whether a step may run code compiled by `torch.compile`.
 
-    This is so if anything was compiled since `since`. It is also so if a module of the model, one of its methods, or a
-    function that these call by name was compiled before.
+    A step may run compiled code if anything was compiled since `since`. A step may also run compiled code if a module
+    of the model, a method of such a module, or a function that these call by name was compiled before.
 
     Args:
-        model: The model to search, or the function that runs the step. If None, every live object is searched, which
-            takes some milliseconds.
+        model: Model to search, or function that runs the step. None searches every live object, which takes some
+            milliseconds.
         since: Compilations before the training of this step began, which are ignored.
     """
     frames = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
@@ -284,10 +283,10 @@ def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: 
 
 
 def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | FunctionType]:
-    """Yield the modules and functions that a model or step may call: its parts, and objects that these use by name.
+    """Yield the modules and functions that a model or step may call: its parts, and objects that the parts use by name.
 
-    Of containers and other objects, the modules and functions that they hold directly are included. Code of torch and
-    Lightning is not searched.
+    Modules and functions directly inside containers and other objects are included. Code of torch and Lightning is not
+    searched.
     """
     seen: set[int] = set()
     pending = _parts_of(model)
@@ -316,7 +315,7 @@ def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | Fu
 
 
 def _parts_of(step: Any) -> list[Any]:
-    """Return a model or step function, with the object to which it is bound, or the arguments that it was given."""
+    """Return a model or step function, with the object to which it is bound, or with its partial arguments."""
     if isinstance(step, partial):
         return [*_parts_of(step.func), *step.args, *step.keywords.values()]
     if isinstance(step, MethodType):
@@ -325,7 +324,7 @@ def _parts_of(step: Any) -> list[Any]:
 
 
 def _held_by(value: Any) -> list[Any]:
-    """List the modules and functions that a container, or a user's object, holds."""
+    """List the modules and functions inside a container or a user's object."""
     held: Iterable[Any] = ()
     if isinstance(value, (list, tuple, set)):
         held = value
@@ -377,9 +376,9 @@ def _is_compiled(item: Any, optimized_module: type) -> bool:
 
 
 def autograd_nodes() -> int:
-    """Return the number of autograd nodes that this thread has created; 0 if this torch release does not count them.
+    """Return the number of autograd nodes that this thread has created; 0 if this torch release does not count nodes.
 
-    The same work creates the same number of nodes, so a different number means another kind of step.
+    Equal work creates the same number of nodes, so a different number indicates another kind of step.
     """
     count = getattr(torch.autograd, "_get_sequence_nr", None)
     return 0 if count is None else int(count())
@@ -388,9 +387,9 @@ def autograd_nodes() -> int:
 def makes_own_tensors() -> bool:
     """Return whether a tensor subclass outside torch is created with torch's own constructor.
 
-    `class Labelled(torch.Tensor)` without `__new__`, or with one that calls `super().__new__(cls, data)`, cannot be
-    created while a dispatch mode is active: "Creating a new Tensor subclass Labelled but the raw Tensor object is
-    already associated to a python object". Subclasses that are created by `as_subclass` or `_make_subclass` can.
+    Without `__new__`, or with a `__new__` that calls `super().__new__(cls, data)`, `class Labelled(torch.Tensor)`
+    cannot be created while a dispatch mode is active: "Creating a new Tensor subclass Labelled but the raw Tensor
+    object is already associated to a python object". Subclasses created by `as_subclass` or `_make_subclass` work.
     """
     pending: list[type] = list(torch.Tensor.__subclasses__())
     while pending:
@@ -403,7 +402,7 @@ def makes_own_tensors() -> bool:
 
 
 def _is_abstract(kind: type) -> bool:
-    """Return whether only subclasses with constructors of their own are created, as for torchvision's `TVTensor`."""
+    """Return whether only subclasses with their own constructors are created, as for torchvision's `TVTensor`."""
     kinds: list[type] = kind.__subclasses__()
     return bool(kinds) and all("__new__" in one.__dict__ for one in kinds)
 
@@ -420,7 +419,7 @@ def _is_made_by_torch(kind: type) -> bool:
 
 
 def has_fast_evaluation(model: nn.Module | None) -> bool:
-    """Return whether a module in evaluation mode would leave torch's fused path if a function mode is active."""
+    """Return whether a module in evaluation mode would leave torch's fused path under an active function mode."""
     return model is not None and any(
         isinstance(module, _FAST_IN_EVALUATION) and not module.training for module in model.modules()
     )

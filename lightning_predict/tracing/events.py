@@ -1,9 +1,8 @@
 """Reads the events of a Kineto (Chrome trace) JSON file: trees of host calls, and device work.
 
-Calls on one thread are nested by their times. Device work is linked to its launch by a correlation id. If a file has
-several steps and none is requested, the median step is used, because the first is a warm-up, and the last is often
-truncated. Files of all torch releases since 1.8 can be read. Older files spell categories and keys differently.
-Example::
+Calls on one thread are nested by their times. Device work is linked to its launch by a correlation id. Without a
+requested step, the median step is used, because the first step is a warm-up and the last step is often truncated. Files
+of all torch releases since 1.8 can be read. Older files use other spellings of categories and keys. Example::
 
     >>> rows = [{"ph": "X", "cat": "cpu_op", "name": "aten::t", "pid": 1, "tid": 1, "ts": 0, "dur": 9, "args": {}},
     ...         {"ph": "X", "cat": "cpu_op", "name": "aten::transpose", "pid": 1, "tid": 1, "ts": 2, "dur": 5}]
@@ -48,18 +47,18 @@ _WAITS_FOR_DEVICE: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchr
 @final
 @dataclass(slots=True, eq=False)
 class Call:
-    """A host call and the calls inside it.
+    """Host call, with the calls inside it.
 
     Attributes:
         name: Name of the operation, annotation or runtime function.
-        is_launch: Whether it is a function of the CUDA runtime or driver.
-        is_annotation: Whether it is a range that the program marked.
+        is_launch: Whether the call is a function of the CUDA runtime or driver.
+        is_annotation: Whether the call is a range that the program marked.
         thread: Process and thread.
         start: Start in microseconds.
         end: End in microseconds.
         details: The event's `args`, with keys in lower case.
         children: Calls directly inside this call, in order.
-        parent: Enclosing call; None if there is none.
+        parent: Enclosing call; None for an outermost call.
         device_work: Device work that this call launched.
     """
 
@@ -109,11 +108,11 @@ class Profile:
         start: Start of the step in microseconds.
         end: End of the step in microseconds.
         flows: Pairs of (thread, start) that link a forward call to its backward call.
-        header: Other fields of the file.
+        header: All fields of the file except the events.
         step: Number of the step's `ProfilerStep#`; None if the file marks no steps.
         marked_steps: Numbers of all steps that the file marks.
         earlier_work: Device work within the step's time that belongs to the previous step.
-        waited: Microseconds in which the host waited for the previous step. They are excluded from this step.
+        waited: Microseconds in which the host waited for the previous step, excluded from this step.
     """
 
     roots: tuple[Call, ...]
@@ -231,7 +230,7 @@ def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
 
 
 def _details(row: Checked, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event's arguments with keys in lower case, after checking the types of those that are used."""
+    """Return an event's arguments with keys in lower case, after checking the types of the arguments that are used."""
     details = {key.lower(): value for key, value in arguments.items()}
     for key in details.keys() & _CHECKS.keys():
         is_good, expected = _CHECKS[key]
@@ -277,13 +276,14 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "input type": (_are_texts, "an array of strings"),
     "concrete inputs": (lambda value: isinstance(value, list), "an array"),
 }
-"""Expected types of the arguments that are used."""
+"""Expected types of the arguments that are read."""
 
 
 def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[DeviceWork]) -> int:
-    """Return the number of the step of median length among the steps with work (of two, the later one).
+    """Return the number of the step of median length among the steps with work; of two middle steps, the later step.
 
-    A step has work if it launched device work. In a file without device work, it has work if an operation began in it.
+    A step has work if it launched device work. In a file without device work, a step has work if an operation began in
+    it.
     """
     launched = {item.details.get("correlation") for item in work} - {None}
     launches = [call.start for call in calls if call.is_launch and call.details.get("correlation") in launched]
@@ -315,8 +315,9 @@ def _end_of_leading_wait(inside: list[Call]) -> float | None:
 def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWork]:
     """Find work without a known launch that the previous step had queued.
 
-    Streams execute in order. So work on a stream that began before this step's first work on the stream was launched
-    earlier. On a stream that the step does not use, it is work that began before the step's first launch.
+    Streams execute in order. Work that began on a stream before this step's first work on the stream was therefore
+    launched earlier. On a stream that the step does not use, work belongs to the previous step if it began before the
+    step's first launch.
     """
     first_launch = min((call.start for call in inside if call.device_work), default=-math.inf)
     first_on: dict[Any, float] = {}
@@ -329,8 +330,8 @@ def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWor
 def _nest(calls: list[Call]) -> Iterator[Call]:
     """Nest calls by their times on each thread. Yield the outermost calls, sorted by start."""
     open_calls: dict[Thread, list[Call]] = {}
-    # If two calls start at the same time, the longer one is outside. If they also end together, it is the one with the
-    # lower number.
+    # If two calls start at the same time, the longer call is outside. If both also end together, the call with the
+    # lower number is outside.
     for call in sorted(calls, key=lambda one: (one.start, one.start - one.end, one.details.get("external id", 0))):
         stack = open_calls.setdefault(call.thread, [])
         while stack and stack[-1].end <= call.start:

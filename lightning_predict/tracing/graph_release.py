@@ -3,8 +3,8 @@
 torch keeps a Python object for every autograd node that Python code has accessed. A chain of such nodes is freed
 recursively, with about 165 bytes of stack per node. With a stack of 8 MiB, torch 2.13 survives 40,000 nodes and crashes
 at 50,000. Therefore, at regular intervals, an object attached to the graph holds a row of consecutive nodes. The
-recursion stops at such a row, and the nodes behind it are freed afterwards. A single node would not be enough, because
-a skip connection may bypass it. Example::
+recursion stops at such a row, and the nodes behind the row are freed afterwards. A skip connection may bypass a single
+node, so a row has many nodes. Example::
 
     held = HeldNodes()
     held.saw(node)  # each node of a backward pass, in order
@@ -18,11 +18,12 @@ from typing import Any, Final, final
 from weakref import ref
 
 INTERVAL: Final = 2_000
-"""Number of nodes between two rows. This needs about 0.4 MB of stack, if no skip connection bypasses a row."""
+"""Number of nodes between two rows, which needs about 0.4 MB of stack if no skip connection bypasses a row."""
 
 ROW: Final = 64
-"""Number of nodes in a row. It is larger than the number of nodes of a transformer block, so a path that bypasses the
-row is short."""
+"""Number of nodes in a row.
+
+A row has more nodes than a transformer block, so a path that bypasses the row is short."""
 
 _KEY: Final = "lightning_predict"
 
@@ -33,7 +34,7 @@ _keepers: set[int] = set()
 
 @final
 class _Keeper:
-    """Holds the next row of nodes. When the graph releases the keeper, it passes the row on to `drain`."""
+    """Holds the next row of nodes. When the graph releases the keeper, the keeper passes the row on to `drain`."""
 
     __slots__ = ("__weakref__", "row")
 
@@ -50,7 +51,7 @@ class _Keeper:
 
 @final
 class HeldNodes:
-    """Holds rows of nodes of one backward pass. They are attached to its graph."""
+    """Holds rows of nodes of one backward pass. Keepers attach the rows to the graph of the backward pass."""
 
     __slots__ = ("_count", "_keeper")
 
@@ -78,7 +79,7 @@ def drain() -> None:
         row = _released.popleft()
         row.reverse()
         while row:
-            row.pop()  # nodes nearest to the loss first, while later ones are still held
+            row.pop()  # nodes nearest to the loss first, while later nodes are still held
 
 
 def _after_collection(phase: str, _info: dict[str, int]) -> None:

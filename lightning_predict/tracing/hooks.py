@@ -1,8 +1,7 @@
 """Tracks optimizers and modules during a step, with torch's global hooks.
 
-Both watchers are open only while a step is recorded. Closing them removes all hooks. torch calls hooks within the step,
-which must not see errors of a hook. Such an error is stored in `failure`, and the hook does nothing from then on.
-Example::
+Both watchers are open only while a step is recorded; closing a watcher removes its hooks. torch calls hooks within the
+step, which must not see errors of a hook. The first error is stored in `failure`, and later hooks do nothing. Example::
 
     watch = OptimizerWatch()
     watch.open()
@@ -48,7 +47,7 @@ _AnyWatch = TypeVar("_AnyWatch", bound=_Watch)
 def _unseen_by_the_step(
     hook: Callable[Concatenate[_AnyWatch, Parameters], Result],
 ) -> Callable[Concatenate[_AnyWatch, Parameters], Result | None]:
-    """Wrap a hook, so that it stores its first error, and does nothing afterwards."""
+    """Wrap a hook, so that the hook stores its first error, and does nothing afterwards."""
 
     @wraps(hook)
     def guarded(watch: _AnyWatch, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
@@ -66,14 +65,14 @@ def _unseen_by_the_step(
 
 @final
 class OptimizerWatch:
-    """Tracks which optimizers step, and whether one is stepping now.
+    """Tracks which optimizers step, and whether an optimizer is stepping now.
 
     Attributes:
         optimizers: Optimizers that stepped, in the order of their first step.
         steps: Number of finished steps.
         on_step_end: Called after each step.
         before_change: Called before `inside` changes.
-        failure: First error in a hook; None if there was none.
+        failure: First error in a hook; None without an error.
     """
 
     def __init__(
@@ -84,7 +83,8 @@ class OptimizerWatch:
         self.steps = 0
         self.on_step_end = on_step_end
         self.before_change = before_change
-        # Graph task id of the backward pass around each open step (-1 outside of one), or _CLOSURE inside its closure.
+        # Graph task id of the backward pass around each open step (-1 outside a backward pass), or _CLOSURE in a
+        # closure.
         self._open: list[int | None] = []
         self._stepping: list[Optimizer] = []
         self._thread = threading.get_ident()
@@ -135,7 +135,7 @@ class OptimizerWatch:
             self._open.pop()
         if self._stepping:
             self._stepping.pop()
-        # An optimizer's step may call its parent's step, for which torch calls the hooks, too. This counts as one
+        # An optimizer's step may call its parent's step, for which torch calls the hooks, too. Both calls count as one
         # update.
         if not any(outer is optimizer for outer in self._stepping):
             self.steps += 1
@@ -168,11 +168,11 @@ class OptimizerWatch:
 
 
 _CLOSURE: Final = None
-"""Marks the inside of a step's closure. It differs from every graph task id."""
+"""Marks the inside of a step's closure; different from every graph task id."""
 
 
 def _remove(handles: list[RemovableHandle]) -> None:
-    """Remove all hooks of a list and empty it, even if removing one of them raises an error."""
+    """Remove all hooks of a list and empty the list, even if removing a hook raises an error."""
     with ExitStack() as parts:
         while handles:
             parts.callback(handles.pop().remove)
@@ -183,16 +183,16 @@ class ModuleWatch:
     """Tracks which module is called, by its qualified name.
 
     Without a model, names are relative to the outermost module that is known at the time of the call. A model may be
-    called after one of its parts, and a step may call several models. Therefore `final_names` translates these names to
+    called after one of its parts, and a step may call several models. `final_names` translates the relative names to
     the names of parameters.
 
     Args:
-        model: Model that defines the names. If None, the outermost modules that are called define them.
+        model: Model that defines the names; None uses the outermost modules that are called.
         marks: Whether to mark each call for a running profiler, which takes about a microsecond per call.
 
     Attributes:
         roots: Outermost modules that were called, in the order of their first call.
-        failure: First error in a hook; None if there was none.
+        failure: First error in a hook; None without an error.
     """
 
     def __init__(self, model: torch.nn.Module | None = None, *, marks: bool = False) -> None:
@@ -225,7 +225,7 @@ class ModuleWatch:
         return None
 
     def final_names(self) -> dict[str, str | None]:
-        """Map the names that were used while recording to final names, if these differ.
+        """Map the names used while recording to final names, if both differ.
 
         None stands for a single outermost module, which has no name.
         """
@@ -276,7 +276,7 @@ class ModuleWatch:
                 self._open_marks.pop().__exit__(None, None, None)
 
     def _add_root(self, module: torch.nn.Module) -> None:
-        """Add an outermost module. It replaces its parts, if these were added before."""
+        """Add an outermost module. Parts of the module that were added before are removed."""
         parts = {id(part) for part in _parts_of(module)} | {id(module)}
         self.roots = [*(root for root in self.roots if id(root) not in parts), module]
         self._parts |= parts

@@ -1,8 +1,8 @@
 """`import_trace`: reads a profiler trace (Kineto) or an execution trace as a Trace. Pure Python.
 
-The format is detected from the content. An execution trace (written by `torch.profiler.ExecutionTraceObserver`) has
-every call with its tensors, but no times and no kernels. Nodes are numbered in the order in which calls begin, so the
-numbers replace times: nodes become events of a profile, which `kineto.py` then reads.
+The format is detected from the content. An execution trace (written by `torch.profiler.ExecutionTraceObserver`)
+contains every call with its tensors, but no times and no kernels. Nodes are numbered in the order in which calls begin,
+so the numbers serve as times. `kineto.py` reads the nodes as events of a profile.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
         if parent in last:
             last[parent] = max(last[parent], last[own])
     attributes = {number[id(node)]: _attributes(node) for node in nodes}
-    # The engine's node has no sequence number, but the node inside it does.
+    # The engine's node has no sequence number, but the node inside the engine's node has a number.
     inner = {parents[own]: row for own, row in attributes.items() if row.get("seq_id", -1) >= 0}
     for node in nodes:
         own, name = number[id(node)], _name(node)
@@ -151,9 +151,9 @@ def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: 
 
     Args:
         path: A JSON file, gzip or plain.
-        step: Number of the `ProfilerStep#` to read. If None, the median of the steps with work, or the whole file if no
-            step is marked.
-        gpu: GPU of the recording, if the file does not name it, or if the catalogue does not know the name.
+        step: Number of the `ProfilerStep#` to read. None reads the step of median length among the steps with work, or
+            the whole file if no step is marked.
+        gpu: GPU of the recording, if the file does not name the GPU, or if the catalogue lacks the name.
 
     Raises:
         TraceFormatError: The file has another format or no such step, or was not recorded on an NVIDIA GPU.

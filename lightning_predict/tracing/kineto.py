@@ -1,7 +1,7 @@
 """Reads a profile (Kineto JSON file, exported by `torch.profiler`) as a Trace. Pure Python: torch is not needed.
 
-The operations are those that a recorder below autograd sees: the outermost calls that are not composites. Recurrent
-layers, attention and RMS normalisation are read as one operation each, with their backward passes (matched by
+The operations are the outermost calls that are not composites, as a `TorchDispatchMode` would see them. A recurrent
+layer, an attention or an RMS normalisation is read as one operation, and its backward pass as another (matched by
 autograd's sequence numbers). Kernels belong to the operation that launched them, directly or through inner calls. The
 trace's notes report content that predictions cannot use. Example::
 
@@ -54,8 +54,7 @@ def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | 
 
     Values that the file lacks stay unknown: tensor ids, outputs, samples, and the TF32 and cuDNN flags (defaults, with
     a note). Time inside a DataLoader's `__next__` is loader time. Collectives are removed if the file does not state
-    the number of GPUs. If the GPU is not in the catalogue, there is a warning, because its measured kernels cannot be
-    used.
+    the number of GPUs. For a GPU outside the catalogue, a warning states that its measured kernels cannot be used.
 
     Raises:
         TraceFormatError: The file is not a profile, has no such step, or was not recorded on an NVIDIA GPU.
@@ -101,15 +100,14 @@ _TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")
 
 
 _UNCERTAIN_TF32: Final = re.compile(r"nvjet_(sm\d+_)?sss_")
-"""Names of kernels with float32 operands that do not distinguish TF32 from float32. Blackwell's cuBLAS uses them for
-both."""
+"""Names of kernels with float32 operands that do not distinguish TF32 from float32, as in Blackwell's cuBLAS."""
 
 _ABOVE_PEAK: Final = 1.1
-"""Ratio to the GPU's float32 peak above which a matmul must have used TF32. Boost clocks explain less than this."""
+"""Ratio to the GPU's float32 peak above which a matmul must have used TF32. Boost clocks explain a smaller ratio."""
 
 
 def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
-    """Return whether float32 matmuls used TF32, judged by their kernels. Only the TF32 flag permits it.
+    """Return whether float32 matmuls used TF32, judged by their kernels. Kernels use TF32 only if the TF32 flag is on.
 
     Args:
         operations: Operations of the step.
@@ -124,7 +122,7 @@ def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
 
 
 def _rate_of(product: Operation) -> float:
-    """Return the FLOP/s of a matmul whose kernel name leaves TF32 open; 0 for other operations."""
+    """Return the FLOP/s of a matmul whose kernel name does not show TF32; 0 for other operations."""
     seconds = math.fsum(kernel.seconds for kernel in product.kernels)
     left, right = product.inputs[-2:] if len(product.inputs) > 1 else (None, None)
     if left is None or right is None or not right.shape or seconds <= 0:
@@ -234,7 +232,7 @@ def _lost_kernels(profile: Profile) -> Iterator[str]:
 @final
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """An optimizer step: from the end of the last backward pass inside it (in its closure) to its own end."""
+    """An optimizer step, from the end of the last backward pass in its closure to the end of the optimizer step."""
 
     start: float
     end: float
@@ -336,7 +334,7 @@ def _kernel(work: DeviceWork, launch: Call | None, profile: Profile) -> Kernel:
 
 
 def _three(value: Any) -> tuple[int, int, int]:
-    """Parse sizes in x, y, z. Copies and fills have none, so their sizes are 0."""
+    """Parse sizes in x, y, z. Copies and fills have no sizes, so the result is 0 for them."""
     if not isinstance(value, list) or len(value) != 3:
         return 0, 0, 0
     x, y, z = map(_whole, value)
@@ -344,7 +342,7 @@ def _three(value: Any) -> tuple[int, int, int]:
 
 
 def _whole(value: Any) -> int:
-    """Parse an integer; 0 if the file has none."""
+    """Parse an integer; 0 if missing."""
     return int(value) if isinstance(value, int | float) and 0 <= value <= MAX_INTEGER else 0
 
 
@@ -376,11 +374,11 @@ def _device_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 GPUS_OF_A_MACHINE: Final = 8
-"""GPUs of the usual training machine, if each process of a file sees only one."""
+"""Assumed number of GPUs per machine if each process in a file sees only one GPU."""
 
 
 def _processes(profile: Profile) -> tuple[int, int]:
-    """Return the numbers of processes and machines in the training; one each if the file does not state them."""
+    """Return the numbers of processes and machines in the training; 1 and 1 if the file does not state them."""
     distributed = profile.header.get("distributedInfo")
     size = distributed.get("world_size") if isinstance(distributed, dict) else None
     if not isinstance(size, int) or size < 2:
@@ -440,7 +438,7 @@ def _waits(profile: Profile) -> Iterator[HostWait]:
 
 
 def _has_python_stacks(document: Any) -> bool:
-    """Return whether the profiler recorded Python stacks. Newer files state this; older files contain such events."""
+    """Return whether the profiler recorded Python stacks. Newer files have a field; older files contain such events."""
     if isinstance(document, dict) and document.get("with_stack"):
         return True
     rows = document if isinstance(document, list) else document["traceEvents"]
@@ -448,7 +446,7 @@ def _has_python_stacks(document: Any) -> bool:
 
 
 def _autocast_dtype(operations: Sequence[Operation], profile: Profile) -> str | None:
-    """Return the 16-bit dtype to which tensors with gradients were cast; None if none was."""
+    """Return the 16-bit dtype to which tensors with gradients were cast; None if no tensor was cast."""
     if not any(call.name == "ToCopyBackward0" for call in profile.calls()):
         return None
     casts = Counter(
@@ -487,7 +485,7 @@ def _notes(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _most_time(kernels: Sequence[Kernel]) -> str:
-    """Return short names of the kernels that take most time."""
+    """Return short names of the kernels with the most time."""
     seconds: dict[str, float] = {}
     for kernel in kernels:
         name = _short_name(kernel.name)

@@ -1,19 +1,19 @@
 """Makes the meta device behave like a GPU in two respects: autocast (mixed precision) and channels-last convolutions.
 
-Torch's autocast has no effect on the meta device. `AutocastOnMeta` casts the arguments of operations on meta tensors as
-autocast on CUDA would, and reports the copies that these casts need. Results then have the same dtype as on a GPU, so
-later code and the backward pass behave the same. If a gradient's dtype differs from its tensor's dtype, autograd casts
-the gradient, as on CUDA. A parameter is cast once and kept until the next backward pass. Torch drops such copies when
-the autocast context ends, and Lightning ends it just before the backward pass.
+Torch's autocast has no effect on the meta device. `AutocastOnMeta` casts the arguments of operations on meta tensors
+like autocast on CUDA, and reports the copies that these casts make. Results then have the same dtype as on a GPU, so
+later code and the backward pass behave like on a GPU. If a gradient's dtype differs from its tensor's dtype, autograd
+casts the gradient, as on CUDA. A cast parameter is cached until the next backward pass, because Lightning leaves the
+autocast context there and torch then clears its cache.
 
-`precision.py` has torch's autocast lists, expressed as the ATen operations that run below autograd. CUDA and the CPU
-agree on matmuls, convolutions and attention. They differ for layer norm, group norm, softmax, `exp`, `log`, `pow` and
-sums, which are float32 on CUDA and 16 bits on the CPU. `cross_entropy` passes its input's dtype to log-softmax
+`precision.py` contains torch's autocast lists, expressed as the ATen operations that run below autograd. On CUDA and on
+the CPU, matmuls, convolutions and attention run in 16 bits. Layer norm, group norm, softmax, `exp`, `log`, `pow` and
+sums run in float32 on CUDA, but in 16 bits on the CPU. `cross_entropy` passes its input's dtype to log-softmax
 explicitly, so autocast on CUDA does not cast it to float32.
 
-On CUDA, a convolution's output is channels last if its images or its weight are (`cudnn_conv_suggest_memory_format` in
-`ATen/native/ConvUtils.h`; never for float64). On the meta device, all other torch operations keep the memory format,
-but convolutions lose it. Example::
+On CUDA, a convolution's output is channels last if its images or its weight are channels last
+(`cudnn_conv_suggest_memory_format` in `ATen/native/ConvUtils.h`; never for float64). On the meta device, convolutions
+lose the memory format, unlike all other operations. Example::
 
     casts = AutocastOnMeta(report_copy)
     args, kwargs = casts.cast("aten::mm", args, kwargs, in_backward=False)     # bfloat16 under autocast
@@ -135,13 +135,13 @@ _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
 """Functions that autocast runs in float32, and that torch decomposes before `cast` sees them."""
 
 _INTO_FLOAT32: Final = named("_softmax _log_softmax")
-"""Operations that read float16 and return float32 without a copy on CUDA, if their third argument is true."""
+"""Operations that read float16 and return float32 without a copy on CUDA if their third argument is true."""
 
 _INPUT_DTYPE_AT: Final[Mapping[str, int]] = {
     "aten::_softmax_backward_data": 3,
     "aten::_log_softmax_backward_data": 3,
 }
-"""Position of the argument with the dtype of the forward pass's input; under autocast, it must be float32."""
+"""Position of the argument with the dtype of the forward pass's input, which must be float32 under autocast."""
 
 _CASTABLE: Final = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -158,7 +158,7 @@ def autocast_dtype() -> torch.dtype | None:
 
 @final
 class AutocastOnMeta:
-    """Casts the arguments of operations on meta tensors as autocast on CUDA would.
+    """Casts the arguments of operations on meta tensors like autocast on CUDA.
 
     Args:
         on_copy: Called with the source and the result of each copy that autocast makes.
@@ -184,14 +184,14 @@ class AutocastOnMeta:
     def cast(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_backward: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments under autocast; unchanged if it is off or does not apply to the operation.
+        """Return the arguments under autocast; unchanged if autocast is off or does not apply to the operation.
 
         Args:
             name: Qualified name of the operation.
             args: Positional arguments.
             kwargs: Keyword arguments.
-            in_backward: Whether the operation runs in a backward pass. Autocast is off there, but tensors saved by the
-                forward pass may have been cast.
+            in_backward: Whether the operation runs in a backward pass. Autocast is off in the backward pass, but the
+                forward pass may have cast saved tensors.
 
         Raises:
             CaptureError: CUDA's autocast rejects the operation.
@@ -223,7 +223,7 @@ class AutocastOnMeta:
         return args, kwargs
 
     def cast_whole(self, name: str, values: Any) -> tuple[Any, torch.dtype | None]:
-        """Cast the arguments of a whole call before autograd sees them; return them and the dtype it computes in."""
+        """Cast the arguments of a whole call before autograd sees them. Return the arguments and the compute dtype."""
         lower = self.dtype
         if lower is None or lower not in _CASTABLE:
             return values, None
@@ -251,7 +251,7 @@ class AutocastOnMeta:
             yield args, kwargs
 
     def _above_autograd(self, value: Any, dtype: torch.dtype) -> Any:
-        """Cast all tensors in a value, recorded by autograd. A parameter is cast once until the next backward pass."""
+        """Cast all tensors in a value, recorded by autograd. A cast parameter is cached until the backward pass."""
         match value:
             case torch.Tensor() if _is_castable(value) and value.dtype is not dtype:
                 self.has_cast = True
@@ -304,7 +304,7 @@ class AutocastOnMeta:
         return tuple(map(cast, args)), {word: cast(value) for word, value in kwargs.items()}
 
     def _to(self, tensor: torch.Tensor, dtype: torch.dtype, *, is_saved: bool, only_copied: bool) -> torch.Tensor:
-        """Cast a tensor, and report the copy unless an earlier operation or the forward pass has made the same one."""
+        """Cast a tensor. Report the copy unless an earlier operation or the forward pass already made the copy."""
         if tensor.dtype is dtype or not _is_castable(tensor):
             return tensor
         source = _whole_of(tensor)
@@ -330,6 +330,6 @@ def _castable(values: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def _whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the base tensor of a view that shows all of its elements. Autocast casts before the view is made."""
+    """Return the base tensor of a view of all its elements, because autocast casts before the view is created."""
     base = tensor._base if tensor._is_view() else None
     return tensor if base is None or base.numel() != tensor.numel() else base

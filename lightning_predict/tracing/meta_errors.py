@@ -1,4 +1,4 @@
-"""Explains errors of steps on the meta device: which line needs values, or which operation torch lacks there.
+"""Explains errors of steps on the meta device: which line needs values, or which operation the meta device lacks.
 
 Example::
 

@@ -1,9 +1,9 @@
-"""Builds a complete step with gradient accumulation from those micro-batches that were recorded.
+"""Builds a complete step with gradient accumulation from the recorded micro-batches.
 
-Micro-batches with the same shapes run the same operations, except the first and the last. The first one creates the
-gradients to which the others add, and the optimizer update follows the last one. Each micro-batch that was not recorded
-becomes a copy of a recorded one, without the update. The copy gets new storage ids for tensors that the recorded one
-created or received. Example::
+Micro-batches with equal shapes run equal operations, except the first and the last micro-batch. The first micro-batch
+creates the gradients, and the optimizer update follows the last micro-batch. A micro-batch that was not recorded
+becomes a copy of a recorded micro-batch, without the update. Tensors that the recorded micro-batch created or received
+get new storage ids in the copy. Example::
 
     laid_out(operations, parts, shown_by=(0, 3, 3, 3))     # the first and the last of four were recorded
 """
@@ -22,7 +22,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector while many small objects are created, because it would scan them repeatedly."""
+    """Pause the garbage collector, which would repeatedly scan many small objects while they are created."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -38,9 +38,9 @@ class RecordedMicroBatch:
     """Position of a recorded micro-batch in the recorded operations.
 
     Attributes:
-        begins: Index of its first operation.
-        ends: Index after its last operation.
-        alive: Ids of the storages that are alive at its end.
+        begins: Index of the first operation.
+        ends: Index after the last operation.
+        alive: Ids of the storages that are alive at the end.
     """
 
     begins: int
@@ -49,7 +49,7 @@ class RecordedMicroBatch:
 
 
 def backward_ends(operations: Sequence[Operation]) -> int:
-    """Return the index after the last operation of a backward pass; the number of operations if there is none."""
+    """Return the index after the last operation of a backward pass; without one, the number of operations."""
     places = range(len(operations), 0, -1)
     return next((place for place in places if operations[place - 1].phase == "backward"), len(operations))
 
@@ -59,8 +59,8 @@ def without_update(operations: Sequence[Operation], *, like: Sequence[Operation]
 
     Args:
         operations: Operations of a micro-batch, perhaps with an update.
-        like: Operations of a micro-batch without an update. After the backward pass, only operations that it also has
-            are kept.
+        like: Operations of a micro-batch without an update. After the backward pass, only operations that also occur in
+            `like` are kept.
     """
     end = backward_ends(operations)
     rest = iter(operations[end:])
@@ -80,13 +80,12 @@ def laid_out(
     lasting: Collection[int | None] = (),
     held: Collection[int] = (),
 ) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
-    """Return the operations of the complete step, and the storages that survive it.
+    """Return the operations of the complete step, and the storages that survive the step.
 
     Args:
-        operations: The recorded operations.
-        parts: The recorded micro-batches.
-        shown_by: For each micro-batch, the index of the recorded one that represents it; its own index if it was
-            recorded.
+        operations: Recorded operations.
+        parts: Recorded micro-batches.
+        shown_by: For each micro-batch, the index of the recorded micro-batch that represents it.
         lasting: Storages that do not belong to a micro-batch (parameters).
         held: Storages that survive the recorded operations.
     """
@@ -124,13 +123,12 @@ def laid_out(
 @final
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """A micro-batch without the update, which is to be copied.
+    """Micro-batch without the update, which is to be copied.
 
     Attributes:
         operations: Operations of the micro-batch.
-        own: Storages that it created or received.
-        collected: Storages that survive in every micro-batch, because the corresponding ones of the first micro-batch
-            do.
+        own: Storages that the micro-batch created or received.
+        collected: Storages that survive in every micro-batch, like the corresponding storages of the first micro-batch.
     """
 
     operations: tuple[Operation, ...]
@@ -156,7 +154,7 @@ def _added(
 
 
 def _collected(first: Sequence[Operation], other: Sequence[Operation], held: Collection[int]) -> frozenset[int | None]:
-    """Find the storages of a micro-batch that survive it, because the corresponding ones of the first one survive."""
+    """Find storages that survive their micro-batch, because the corresponding storages of the first micro-batch do."""
     return frozenset(
         its.id
         for one, same in zip(first, other, strict=False)

@@ -3,7 +3,7 @@
 `OperationMode` reports each operation below autograd. `WholeCallMode` reports calls that are recorded as one operation,
 before torch decomposes them. Both run every call unchanged, except for autocast and the memory format of convolutions
 on the meta device (`meta_device.py`). Tensor subclasses that run Python code (jagged tensors, DTensor, quantized
-weights) decompose their operations first. Then the inner operations are reported. Example::
+weights) first decompose their operations; the modes report the inner operations. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
         model(batch)         # recorder.record_operation(...) and recorder.record_whole_call(...) are called
@@ -41,8 +41,8 @@ _WHOLE_CALLS: Final[Mapping[TorchFunction, str]] = {
     **{getattr(torch, name.removeprefix("aten::")): name for name in RECURRENT},
 }
 
-# Torch runs the body of its Python functions with the function mode disabled, so whole calls inside them would be
-# missed. These functions contain whole calls: attention, and recomputations by checkpointing during the backward pass.
+# Torch runs the body of its Python functions with the function mode disabled, so whole calls in the body would be
+# missed. These functions contain whole calls: attention, and recomputations by checkpointing in the backward pass.
 _HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
 _RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
@@ -51,7 +51,7 @@ _SHOWN_INSIDE: Final = _RUN_AUTOGRAD | {_HOLDS_ATTENTION}
 
 
 class Recorder(Protocol):
-    """The recorder to which the modes report.
+    """Recorder to which the modes report.
 
     Attributes:
         operations: Recorded operations.
@@ -70,7 +70,7 @@ class Recorder(Protocol):
         """Return the arguments for running an operation. Only autocast on the meta device changes them."""
 
     def note_autocast(self) -> bool:
-        """Store whether autocast is active, which cannot be seen below autograd."""
+        """Store whether autocast is active, which operations below autograd cannot see."""
 
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -80,7 +80,7 @@ class Recorder(Protocol):
     def run_without_values(
         self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
     ) -> Any:
-        """Return an assumed result for an operation that failed because meta has no values, or raise `error`."""
+        """Return an assumed result for an operation that failed because meta tensors lack values, or raise `error`."""
 
     def record_skipped(self, schema: Schema) -> None:
         """Store that an operation ran that cannot be described. This must not raise."""
@@ -102,11 +102,10 @@ class Schema:
         words: Argument names.
         defaults: Default values; None for arguments without a default.
         decomposes: Whether the operator is a composite, which torch decomposes for tensors with autograd.
-        asks: Whether it only queries a device or layout, and computes nothing.
-        marks: Whether it only marks a range for profilers.
-        is_convolution: Whether its memory format must be corrected on the meta device (`meta_device.py`).
-        left_out: Defaults of the remaining arguments as JSON values, by the number of positional arguments that are
-            given.
+        asks: Whether the operator only queries a device or layout, and computes nothing.
+        marks: Whether the operator only marks a range for profilers.
+        is_convolution: Whether the memory format of the result must be corrected on the meta device (`meta_device.py`).
+        left_out: Defaults of omitted arguments as JSON values, by the number of positional arguments that are passed.
     """
 
     name: str
@@ -123,8 +122,9 @@ _MARKERS: Final = "profiler::"
 """Namespace of operators that only mark a range for profilers."""
 
 _SCHEMAS: dict[int, tuple[Any, Schema]] = {}
-"""Schemas by the address of the operator, because hashing an operator would run Python code. The operator is kept, so
-that its address stays valid."""
+"""Schemas by the address of the operator, because hashing an operator would run Python code.
+
+The operator is kept, so that its address stays valid."""
 
 
 def schema_of(operator: Any) -> Schema:
@@ -211,7 +211,7 @@ class OperationMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tell torch that this mode does not need to see the inside of compiled code."""
+        """Tell torch that this mode does not need to see the operations inside compiled code."""
         return True
 
     def __torch_dispatch__(
@@ -268,19 +268,19 @@ class OperationMode(TorchDispatchMode):
 
 
 def _all_dense(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether every tensor of a call is ordinary; modes of the script do not see the question."""
+    """Return whether every tensor of a call is ordinary, without calling the modes of the script."""
     with torch._C.DisableTorchFunction():
         return all(map(is_dense, tensors_in((*args, *kwargs.values()))))
 
 
 @final
 class OwnCall:
-    """A call of the step. It runs exactly once, even if the recorder fails before or after it.
+    """Call of the step, which runs exactly once, even if the recorder fails before or after the call.
 
     Attributes:
-        has_run: Whether it was called.
-        has_raised: Whether it raised an error, so that the error belongs to the step.
-        output: Result of the call; None before.
+        has_run: Whether the call was made.
+        has_raised: Whether the call raised an error, so that the error belongs to the step.
+        output: Result of the call; None before the call.
     """
 
     def __init__(self, call: TorchFunction) -> None:
@@ -301,7 +301,7 @@ class OwnCall:
 
 @final
 class WholeCallMode(TorchFunctionMode):
-    """Function mode that passes the calls to record as one operation to the recorder, and runs all others."""
+    """Function mode that passes whole calls to the recorder, and runs all other calls."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -353,11 +353,11 @@ class WholeCallMode(TorchFunctionMode):
 
 @final
 class _Dispatcher:
-    """Replacement of a torch function. It calls a substitute on some threads, and the original on others.
+    """Replacement of a torch function, which calls a substitute on some threads, and the original on others.
 
     Attributes:
-        original: The torch function.
-        by_thread: Stack of substitutes per thread, the innermost last, each with the recorder that gets its errors.
+        original: Original torch function.
+        by_thread: Stack of substitutes per thread, innermost last. The recorder beside a substitute gets its errors.
     """
 
     def __init__(self, original: TorchFunction) -> None:
@@ -423,7 +423,7 @@ def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
 
 
 def _leave(mode: Any, current: Callable[[], Any], stack: Any) -> None:
-    """Remove a mode from its stack, and keep the modes above it. There is no effect if it is not on the stack."""
+    """Remove a mode from its stack, and keep the modes above it. A mode outside the stack is ignored."""
     above = []
     try:
         while current() not in (None, mode):

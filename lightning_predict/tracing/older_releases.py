@@ -24,8 +24,9 @@ _IMAGE_FIRST: Final = frozenset({"aten::cudnn_convolution_backward", "aten::mkld
 
 _LARGEST_STRIDE: Final = 32
 _NEXT_READERS: Final = 3
-"""Number of operations after a convolution among which its result is searched as an input, usually of a bias or a
-normalisation."""
+"""Number of operations after a convolution in which the convolution's result is searched as an input.
+
+The reader of the result is usually a bias or a normalisation."""
 
 
 def in_todays_words(operations: Sequence[Operation]) -> tuple[Operation, ...]:
@@ -78,7 +79,7 @@ def _image_and_weight(operation: Operation) -> tuple[TensorInfo, TensorInfo] | N
 
 
 def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo) -> tuple[int, ...] | None:
-    """Return the first shape that a following operation reads, and that can be the result of the convolution."""
+    """Return the first shape that a following operation reads and that can be the result of the convolution."""
     for operation in after:
         for tensor in operation.inputs[:1]:
             shape = tensor.shape
@@ -114,9 +115,9 @@ def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: S
 def solved_geometry(*, image: int, taps: int, result: int) -> tuple[int, int] | None:
     """Solve `result = floor((image + 2 padding - taps) / stride) + 1` for stride and padding; None without a solution.
 
-    If there are several solutions, non-overlapping patches are preferred. Next, for an odd filter, the padding is half
-    of the filter, as in almost all networks. Otherwise, the smallest padding is used. The stride is the smallest
-    possible one.
+    Of several solutions, non-overlapping patches are preferred. Otherwise, an odd filter gets a padding of half the
+    filter, as in almost all networks. Otherwise, the padding is the smallest possible. The stride is the smallest
+    possible.
     """
     if image == taps * result:
         return taps, 0

@@ -5,9 +5,9 @@ channels-last images has the argument `channels_last`. A matmul whose second fac
 `second_transposed`. All recorders set these arguments.
 
 PyTorch's element-wise and copy kernels load several elements at once if all operands have the same layout without gaps.
-Otherwise, they load elements one by one. Then a block reads contiguous elements of an operand in one memory sector, but
-other elements in a sector each. A call with different layouts has the argument `strided`: the number of contiguous
-elements that a block reads. All recorders set it. Example::
+Otherwise, the kernels load single elements: contiguous elements of an operand share a memory sector, and every other
+element takes a whole sector. A call with different layouts has the argument `strided`: the number of contiguous
+elements that a block reads. All recorders set this argument. Example::
 
     >>> rows = (64, 128), (128, 1)                        # sizes and strides
     >>> columns = (64, 128), (1, 64)
@@ -28,7 +28,7 @@ from typing import Any, Final
 # --- Images and matmul factors
 
 CHANNELS_LAST: Final = "channels_last"
-"""Argument of a convolution or batch norm with channels-last images. It is absent for channels first."""
+"""Argument of a convolution or batch norm with channels-last images; absent for channels first."""
 
 IMAGES_AT: Final[Mapping[str, int]] = {
     "aten::convolution": 0,
@@ -52,7 +52,7 @@ IMAGES_POSITION: Final[Mapping[str, int]] = {
 """Operations whose kernels depend on the layout of their images, with the position of the images."""
 
 SECOND_TRANSPOSED: Final = "second_transposed"
-"""Argument of a matmul A·Bᵀ whose second factor is stored by columns, as in a linear layer. Otherwise it is absent."""
+"""Argument of a matmul A·Bᵀ whose second factor is column-major, as in a linear layer; otherwise absent."""
 
 SECOND_FACTOR_POSITION: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
 """Matmuls, with the position of the second factor among their arguments."""
@@ -71,7 +71,7 @@ def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def is_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether matrices are stored by columns; False if both orders are identical.
+    """Return whether matrices are column-major; False if row-major and column-major are identical.
 
     Args:
         shape: Shape (rows, columns), or (batch, rows, columns).
@@ -128,9 +128,9 @@ def side_by_side(name: str, operands: Sequence[Operand], arguments: Mapping[str,
     """Return the number of contiguous elements that a block reads; None if all operands have one layout without gaps.
 
     Args:
-        name: One of `RECORDED_WITH_STRIDES`.
-        operands: The call's tensors in schema order. The destination of a copy comes first.
-        arguments: The call's other arguments.
+        name: Operation from `RECORDED_WITH_STRIDES`.
+        operands: Tensors of the call in schema order. The destination of a copy comes first.
+        arguments: Other arguments of the call.
     """
     found = [_merged(sizes, strides) for sizes, strides in operands if len(sizes) == len(strides) and 0 not in sizes]
     if not found:
@@ -171,10 +171,7 @@ def _is_whole(operand: Operand) -> bool:
 
 
 def _run(operand: Operand, order: Sequence[int]) -> int:
-    """Count the contiguous elements of an operand that one block reads.
-
-    `order` lists its dimensions from slow to fast.
-    """
+    """Count the contiguous elements of an operand that one block reads. `order` lists dimensions from slow to fast."""
     sizes, strides = operand
     beside = next((place for place in order if strides[place] == 1), None)
     if beside is None:  # one element per row, or one for all rows

@@ -21,36 +21,36 @@ from typing import Any, Final, final
 from lightning_predict.tracing.trace import Operation
 
 SHORTEST_PAUSE_SECONDS: Final = 5e-3
-"""Minimum pause that is recorded. Shorter ones come from PyTorch, from hooks, or from time slices (3-4 ms) lost to
-other virtual machines. With six times more programs than CPUs, pauses of a step without user code were at most 4.5
-ms."""
+"""Minimum pause that is recorded.
+
+Shorter pauses come from PyTorch, from hooks, or from time slices (3-4 ms) lost to other virtual machines. With six
+times more programs than CPUs, pauses of a step without user code were at most 4.5 ms."""
 
 PARAMETER_SECONDS: Final = 3e-5
-"""Upper bound on PyTorch's time per parameter in loops over all parameters, such as `zero_grad` between two steps and
-`clip_grad_norm_` before an update.
+"""Upper bound on PyTorch's time per parameter in loops over all parameters.
 
-`zero_grad` was seen to take 3 to 7 us. `clip_grad_norm_` takes 7 to 9 ms under a recorder for the 393 parameters of
-BERT-large, including the first 5 ms of a pause. It took 12 to 16 ms in three of thirteen recordings, on a virtual
-machine whose CPUs temporarily ran at half speed. A smaller bound would make the same step 24 % slower in one recording
-than in the next. User code that is lost this way takes less host time than the update itself.
-"""
+Such loops are `zero_grad` between two steps, and `clip_grad_norm_` before an update. `zero_grad` takes 3 to 7 us per
+parameter. `clip_grad_norm_` takes 7 to 9 ms under a recorder for the 393 parameters of BERT-large, including the
+first 5 ms of a pause, and 12 to 16 ms in three of thirteen recordings on a virtual machine at half speed. A smaller
+bound would make one recording of a step 24 % slower than the next. User code below the bound takes less host time
+than the update."""
 
 NODE_SECONDS: Final = 5e-6
-"""Upper bound on autograd's time per node, before the first node of a backward pass runs and when nodes are freed. It
-was 0.5 to 1.4 us in isolation, and 3.9 us in a large process on a busy machine."""
+"""Upper bound on autograd's time per node, before the first node of a backward pass runs and when nodes are freed.
+
+Autograd took 0.5 to 1.4 us per node in isolation, and 3.9 us in a large process on a busy machine."""
 
 
 @final
 class PauseTimer:
     """Measures the pauses between operations on one thread.
 
-    The clock is the CPU time of this thread, so that a busy machine adds nothing: other programs, other threads and
-    waits for the disk do not count. Waits of the step for another process do not count either. Garbage collection,
-    which recording increases, is excluded.
+    The clock is the CPU time of this thread, so other programs, other threads, and waits for the disk or another
+    process do not count. Garbage collection, which recording increases, is excluded.
 
     Args:
-        is_framework: Called at the end of a pause; returns whether only PyTorch ran in it, which a recorder slows down.
-            For example, an update of 148 parameters takes 6.4 ms before its first operation on an idle machine.
+        is_framework: Called at the end of a pause; returns whether only PyTorch ran in the pause. A recorder slows
+            PyTorch: an update of 148 parameters takes 6.4 ms before its first operation on an idle machine.
         clock: CPU time of this thread, in seconds.
     """
 
@@ -95,14 +95,16 @@ class PauseTimer:
     def placed(self, operations: Sequence[Operation], *, parameters: int = 0, nodes: int = 0) -> tuple[Operation, ...]:
         """Add each pause to the operation after it.
 
-        Pauses after the last operation are added to the first one, since steps repeat. Pauses that PyTorch's own work
-        can explain are left out.
+        Pauses after the last operation are added to the first operation, because steps repeat. Pauses that PyTorch's
+        own work can explain are omitted.
 
         Args:
             operations: Operations of the step.
-            parameters: Number of parameters. PyTorch's own work before an update and between two steps grows with it.
-            nodes: Number of autograd nodes. Autograd's own work before a backward pass, and at the end of a step where
-                nodes are freed, grows with it. On the meta device one operation may create thousands, such as an LSTM.
+            parameters: Number of parameters. PyTorch's own work before an update and between two steps is proportional
+                to this number.
+            nodes: Number of autograd nodes. Autograd's own work before a backward pass, and at the end of a step, where
+                nodes are freed, is proportional to this number. On the meta device, one operation such as an LSTM may
+                create thousands of nodes.
         """
         timed = list(operations)
         for position, seconds in self._found if timed else ():

@@ -1,13 +1,13 @@
-"""Determines the phase of an operation (forward, backward, optimizer), from facts that every recorder knows.
+"""Determines the phase of an operation (forward, backward, optimizer) from facts that every recorder knows.
 
 The rules, in this order:
 
 1. Inside `Optimizer.step`, except in its closure: `optimizer`. This includes scaling for mixed precision.
 2. While an autograd node runs: `backward`. This includes recomputation by gradient checkpointing.
-3. With gradients enabled and an input that requires them: `forward`. Reading a loss (`item`, `detach`) does not count.
+3. With gradients enabled and an input that requires gradients: `forward`, except reads of a loss (`item`, `detach`).
 4. In-place zeroing and copies between devices: `other`.
 5. After a backward pass and before the next forward pass: `optimizer` if gradients are disabled (clipping), otherwise
-  `other` (metrics).
+   `other` (metrics).
 6. After an optimizer step and before the next forward pass: `other` (averaged weights, metrics).
 7. Everything else, such as a forward pass without gradients in validation: `forward`.
 
@@ -34,7 +34,7 @@ ZEROING: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
 @final
 class PhaseRules:
-    """The rules above as a state machine. Call `phase_of` for each operation, in the order of the host."""
+    """Phase rules of this module as a state machine. Call `phase_of` for each operation, in the order of the host."""
 
     __slots__ = ("_after",)
 
@@ -59,13 +59,13 @@ class PhaseRules:
         """Return the phase of the next operation.
 
         Args:
-            name: Qualified name.
-            in_optimizer: Whether it runs inside an optimizer step and outside its closure.
-            in_backward: Whether an autograd node runs it.
-            builds_graph: Whether gradients are enabled and one of its inputs requires them.
+            name: Qualified name of the operation.
+            in_optimizer: Whether the operation runs inside an optimizer step and outside the closure.
+            in_backward: Whether an autograd node runs the operation.
+            builds_graph: Whether gradients are enabled and an input requires gradients.
             grad_enabled: Whether gradients are enabled.
-            in_module: Whether it runs inside a module's call.
-            between_devices: Whether it copies between device types.
+            in_module: Whether the operation runs inside a module's call.
+            between_devices: Whether the operation copies between device types.
         """
         if in_optimizer or name.startswith("aten::_amp_"):
             return "optimizer"

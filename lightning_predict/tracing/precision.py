@@ -1,9 +1,9 @@
 """Names of precisions, autocast's lists of operations, and the what-if of training in mixed precision.
 
-`precision_of` parses Lightning's names. `in_precision` gives a Trace the dtypes that it would have under autocast.
-Matmuls, convolutions, attention and recurrent layers, with their backward passes, read and write 16-bit tensors. Layer
-norm, softmax and losses use float32. All other operations use the widest dtype of their inputs, so 16 bits propagate
-through batch norm, activations, additions and pooling. Casts between the two are added. The lists are torch's
+`precision_of` parses Lightning's names. `in_precision` converts a Trace to the dtypes under autocast. Matmuls,
+convolutions, attention and recurrent layers, with their backward passes, read and write 16-bit tensors. Layer norm,
+softmax and losses use float32. All other operations use the widest dtype of their inputs, so 16 bits propagate through
+batch norm, activations, additions and pooling. Casts between 16 bits and float32 are added. The lists are torch's
 (`ATen/autocast_mode.h`, release 2.13), with the names of operations below autograd. `linear`, `matmul` and `einsum` are
 covered by the matmuls inside them. Example::
 
@@ -23,7 +23,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def named(text: str) -> frozenset[str]:
-    """Return the qualified names of the operations that a text lists."""
+    """Return the qualified names of the operations that are listed in a text."""
     return frozenset(f"aten::{name}" for name in text.split())
 
 
@@ -113,7 +113,7 @@ def precision_of(word: str | int) -> Precision:
 
 
 _WORDS: Final = ("attention", "lstm", "gru", "rnn")
-"""Substrings of other operations that autocast runs in 16 bits: backward passes of calls recorded as one operation."""
+"""Substrings of other operations that autocast runs in 16 bits: backward passes of whole calls."""
 
 _BATCH_NORM: Final = "batch_norm"
 """Substring of norms that keep parameters and statistics in float32 if their data is 16-bit."""
@@ -137,7 +137,7 @@ _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 
 
 def is_cast_by_autocast(operation: Operation) -> bool:
-    """Return whether autocast runs this operation, forward or backward, in 16 bits."""
+    """Return whether autocast runs the operation in 16 bits, in the forward or backward pass."""
     if operation.phase == "optimizer":
         return False
     names = LOWER if operation.phase == "forward" else LOWER_BACKWARD
@@ -148,10 +148,10 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
     """Return the trace as it would be under autocast.
 
     Measurements (kernels, times, the GPU, the memory peak) are only valid for the old precision. They are removed, so
-    that everything is predicted again.
+    that all times are predicted again.
 
     Args:
-        trace: A trace in float32.
+        trace: Trace in float32.
         dtype: `bfloat16` or `float16`.
 
     Raises:
@@ -213,7 +213,7 @@ class _Autocast:
     def _keeps_softmax(self, operation: Operation) -> bool:
         """Return whether the operation is the log-softmax of a cross entropy, forward or backward.
 
-        It uses its input's dtype. Only the loss behind it is in float32.
+        Such a log-softmax uses the dtype of its input. Only the loss after it is in float32.
         """
         if operation.name == "aten::_log_softmax":
             return any(tensor.id in self._kept_softmax for tensor in operation.outputs)
@@ -222,18 +222,18 @@ class _Autocast:
         )
 
     def _now(self, tensor: TensorInfo) -> TensorInfo:
-        """Return the tensor with the dtype that it has at this point."""
+        """Return the tensor with its dtype at this point of the step."""
         flows = self._is_blind and len(tensor.shape) > 1 and tensor.shape not in self._weights
         is_half = (flows or tensor.id in self._half) and tensor.dtype == "float32"
         return replace(tensor, dtype=self._dtype) if is_half else tensor
 
     def _saved(self, tensor: TensorInfo) -> TensorInfo:
-        """Return the tensor that the forward pass saved: the float32 copy, if a float32 operation made one."""
+        """Return the tensor that the forward pass saved: the float32 copy, if a float32 operation made a copy."""
         known = None if tensor.id is None else self._copies.get((tensor.id, "float32"))
         return self._now(tensor) if known is None else replace(tensor, id=known.id)
 
     def _blindly(self, operation: Operation) -> Iterator[Operation]:
-        """Cast all inputs of a matmul. Add the copy of its weight before it, or of the weight gradient after it."""
+        """Cast all inputs of a matmul. Add the copy of the weight before it, or of the weight gradient after it."""
         inputs = tuple(replace(one, dtype=self._dtype) if one.dtype == "float32" else one for one in operation.inputs)
         changed = replace(operation, inputs=inputs)
         place = _WEIGHT_AT.get(operation.name)
@@ -301,7 +301,7 @@ class _Autocast:
         return replace(operation, inputs=inputs, outputs=tuple(map(self._now, operation.outputs)))
 
     def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
-        """Return the tensor in a dtype, and the copy operation that this needs.
+        """Return the tensor in a dtype, and the copy operation if the cast needs a copy.
 
         Copies of parameters are kept, and copies of the forward pass still exist in the backward pass.
         """

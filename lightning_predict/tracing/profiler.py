@@ -38,7 +38,7 @@ WINDOW_MARK: Final = "ProfilerStep#0"
 
 
 MAX_EVENTS: Final = 500_000
-"""Maximum number of events of a recorded step. Reading an event takes 3 to 4 KiB of memory."""
+"""Maximum number of events of a recorded step. An event takes 3 to 4 KiB of memory while it is read."""
 
 
 _torchs: Final[Any] = torch.autograd.profiler
@@ -53,10 +53,11 @@ class _Ours(int):
 
 
 def refuse_second_profiler() -> None:
-    """Raise an error if a profiler is running or scheduled. A second one would take its events and crash the process.
+    """Raise an error if a profiler is running or scheduled. A second profiler would crash the process.
 
-    A scheduled profiler prepares torch's profiler in its warm-up, which torch does not report. If another profiler
-    starts at that time, it takes over. Later, the scheduled one starts or stops a profiler that does not exist.
+    A scheduled profiler prepares torch's profiler in its warm-up, which torch does not report. Another profiler that
+    starts at that time takes over torch's profiler. The scheduled profiler would then start or stop a profiler that
+    does not exist.
 
     Raises:
         CaptureError: Another profiler is running or warming up.
@@ -86,19 +87,18 @@ _RECORDING: Final[WeakSet[ProfilerRecorder]] = WeakSet()
 """Running recorders of this class, in any thread. torch has one profiler per process."""
 
 _OWN: Final[WeakSet[Any]] = WeakSet()
-"""torch profilers that this class created. If another profiler displaces one, it never ends."""
+"""torch profilers that this class created. A displaced profiler never ends."""
 
 _NEVER_ENDED: Final[list[record_function]] = []
-"""Markers of recordings that another profiler displaced. Ending or freeing such a marker would write to freed
-memory."""
+"""Markers of recordings that another profiler displaced. Ending or freeing a marker would write to freed memory."""
 
 
 @final
 class ProfilerRecorder:
     """Profiles the code between `start` and `stop`, which may be called repeatedly.
 
-    If the user starts a profiler in between, it displaces this one, and the recording is lost. Then torch's profiler is
-    left alone, because stopping it, or requesting missing events, would crash the process.
+    A profiler that the user starts in between displaces this recorder, and the recording is lost. The recorder then
+    leaves torch's profiler alone, because stopping it, or requesting missing events, would crash the process.
 
     Args:
         cuda: Whether to record GPU work, too.
@@ -162,10 +162,10 @@ class ProfilerRecorder:
         )
 
     def stop(self) -> None:
-        """Stop the profiler, and keep its events. Calling it again has no effect.
+        """Stop the profiler, and keep its events. Repeated calls have no effect.
 
         Raises:
-            CaptureError: Another profiler displaced this one, or there are too many events.
+            CaptureError: Another profiler displaced this recorder, or there are too many events.
         """
         running, self._profile = self._profile, None
         window, self._window = self._window, None
@@ -203,7 +203,7 @@ class ProfilerRecorder:
             self._parts.append(self._read(running))
 
     def _read(self, stopped: profile) -> Trace:
-        """Convert the events of a part to operations immediately, because these take a fraction of the memory."""
+        """Convert the events of a part to operations immediately, because operations take a fraction of the memory."""
         assert stopped.profiler is not None
         assert stopped.profiler.kineto_results is not None
         self._events += len(stopped.profiler.kineto_results.events())
@@ -223,8 +223,7 @@ class ProfilerRecorder:
         """Return the recorded step, with its parts joined.
 
         Args:
-            shown_by: For each micro-batch of the step, the index of the recorded one that represents it; its own index
-                if it was recorded.
+            shown_by: For each micro-batch of the step, the index of the recorded micro-batch that represents it.
 
         Raises:
             CaptureError: Nothing was recorded.
@@ -241,7 +240,7 @@ class ProfilerRecorder:
 
 
 def _stop(running: profile) -> None:
-    """Stop a profiler. If this fails, disable torch's profiler, so that none stays active."""
+    """Stop a profiler. On an error, disable torch's profiler, so that no profiler stays active."""
     try:
         with detached_afterwards():
             running.stop()
@@ -253,7 +252,7 @@ def _stop(running: profile) -> None:
 
 
 def _without_update(last: Trace) -> Trace:
-    """Return the last micro-batch up to the end of its backward pass, as a copy to represent earlier micro-batches."""
+    """Return the last micro-batch up to the end of its backward pass, to represent earlier micro-batches."""
     left_out = last.operations[backward_ends(last.operations) :]
     until = left_out[0].host_start_seconds if left_out else None
     operations = without_update(last.operations)
@@ -271,7 +270,7 @@ def _without_update(last: Trace) -> Trace:
 
 
 def _joined(first: Trace, others: Sequence[Trace]) -> Trace:
-    """Join the parts of one step. Each part begins at the end of the previous one."""
+    """Join the parts of a step. Each part begins at the end of the previous part."""
     operations, waits, offset = list(first.operations), list(first.waits), first.profiled_seconds or 0.0
     for part in others:
         operations.extend(_later(operation, offset) for operation in part.operations)
@@ -335,7 +334,7 @@ _CUDA: Final = 1
 
 
 def _peak_of(document: dict[str, Any]) -> int | None:
-    """Return the peak of allocated GPU memory in bytes, from the allocation events; None if there are none."""
+    """Return the peak of allocated GPU memory in bytes, from the allocation events; None without such events."""
     totals = (
         (event["args"]["Total Allocated"], event["args"].get("Bytes", 0))
         for event in document["traceEvents"]

@@ -1,14 +1,15 @@
 """Where a trace was recorded (GPU, torch release, code path), and what follows from this for predictions.
 
-**GPU.** Measured kernels are scaled from one GPU to another. If the recording GPU is unknown, they cannot be used. Then
-operations are predicted from their shapes, with a note. If the trace has no shapes either, it cannot be predicted.
+**GPU.** Measured kernels are scaled from one GPU to another. If the recording GPU is unknown, measured kernels cannot
+be used, and operations are predicted from their shapes, with a note. A trace without a known GPU and without shapes
+cannot be predicted.
 
-**Release.** Before torch 2.0, `zero_grad` set gradients to zero one by one, and the backward pass accumulated into
-them. Now `zero_grad` frees them. `torch.optim` updated tensors one by one, and now updates them together.
+**Release.** Before torch 2.0, `zero_grad` filled gradients with zeros one by one, and `torch.optim` updated tensors one
+by one. Since torch 2.0, `zero_grad` frees gradients, and `torch.optim` updates all tensors together.
 `for_torch_release` converts a step of a current release to such an earlier release.
 
-**Code path.** A step may be compiled or eager, and use different memory formats and algorithms. Predictions follow the
-trace in this. If they cannot, `code_path_notes` reports it. Example::
+**Code path.** A step may be compiled or eager, and use different memory formats and algorithms. Predictions assume the
+code path of the trace. `code_path_notes` reports differences. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> trace = Trace(operations=(), device="cuda", recorder="kineto", gpu_reported_name="Tesla V100-SXM2-16GB")
@@ -43,10 +44,9 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def gpu_in_use(trace: Trace) -> Gpu | None:
-    """Return the catalogue row of the recording GPU; None without CUDA, or if the catalogue does not have it.
+    """Return the catalogue row of the recording GPU; None without CUDA, or if the catalogue lacks the GPU.
 
-    It is also None for GPUs of other vendors, because their kernels and times cannot correct predictions for NVIDIA
-    GPUs.
+    None for GPUs of other vendors, too: their kernels and times cannot correct predictions for NVIDIA GPUs.
     """
     if trace.gpu_reported_name is None:
         return None
@@ -58,10 +58,10 @@ def gpu_in_use(trace: Trace) -> Gpu | None:
 
 
 def with_named_gpu(trace: Trace, name: str | None) -> Trace:
-    """Set the recording GPU of a trace, if its file does not name the GPU, or names it differently from the catalogue.
+    """Set the recording GPU of a trace whose file does not name the GPU, or uses a name outside the catalogue.
 
     Raises:
-        UnknownGpuError: The catalogue does not have this GPU.
+        UnknownGpuError: The catalogue lacks the GPU.
     """
     if name is None:
         return trace
@@ -100,7 +100,7 @@ def check_predictable(trace: Trace) -> None:
 
     Raises:
         UnknownGpuError: The trace has measured kernels of an unknown GPU, and no shapes.
-        TraceError: The trace has no operations, or it has neither shapes nor kernels.
+        TraceError: The trace has no operations, or neither shapes nor kernels.
     """
     if not trace.operations:
         raise TraceError(
@@ -151,8 +151,8 @@ def _named(trace: Trace) -> str:
 # convolutions    output channels last if images or weight are           aten/src/ATen/native/ConvUtils.h:
 #                                                                        cudnn_conv_suggest_memory_format
 #
-# `absent_cuda.py` and `meta_device.py` apply those of the current release to meta tensors; the functions below tell
-# time and memory those of the trace's release, and what the step chose itself (`Flags.foreach`, `Flags.set_to_none`).
+# `absent_cuda.py` and `meta_device.py` apply the defaults of the current release to meta tensors. The functions below
+# return the defaults of the trace's release, and the step's own choices (`Flags.foreach`, `Flags.set_to_none`).
 
 FOREACH_SINCE: Final = (2, 0)
 """First release whose `zero_grad` frees gradients, and whose optimizers update all tensors together on CUDA."""
@@ -174,7 +174,7 @@ def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 _RELEASE: Final = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)?(\+\S+)?")
-"""Pattern of a release as in `torch.__version__`, or of a prefix of it."""
+"""Pattern of a release as in `torch.__version__`, or of a prefix of such a release."""
 
 
 def check_release(release: str | None) -> None:
@@ -207,11 +207,11 @@ def _is_before_foreach(trace: Trace) -> bool:
 
 
 def for_torch_release(trace: Trace, release: str | None) -> Trace:
-    """Return a step as another torch release would run it. If it has measured kernels, only add a note.
+    """Return a step as another torch release would run it. A step with measured kernels only gets a note.
 
     Args:
-        trace: The step.
-        release: torch release. If None, the trace's release is kept.
+        trace: Recorded step.
+        release: torch release; None keeps the trace's release.
     """
     if release is None:
         return trace
@@ -233,11 +233,11 @@ def for_torch_release(trace: Trace, release: str | None) -> Trace:
 _TOGETHER: Final = "aten::_foreach_"
 
 _LISTS: Final = {"addcmul_": 3, "addcdiv_": 3, "lerp_": 2, "copy_": 2}
-"""Number of tensor lists that multi-tensor operations read; 2 for others with a second list, 1 without."""
+"""Number of tensor lists that multi-tensor operations read. Other operations read 2 with a second list, else 1."""
 
 
 def _one_by_one(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Yield the operations, with multi-tensor ones of the optimizer as one operation per tensor."""
+    """Yield the operations. A multi-tensor operation of the optimizer becomes one operation per tensor."""
     for operation in operations:
         if operation.phase != "optimizer" or not operation.name.startswith(_TOGETHER):
             yield operation
@@ -258,8 +258,8 @@ def _one_by_one(operations: Sequence[Operation]) -> Iterator[Operation]:
 def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
     """Set gradients to zero before the step, and accumulate into them in the backward pass.
 
-    If a step sets gradients to zero already, this is the behaviour of its own loop, so it stays unchanged. So does a
-    step without a backward pass.
+    A step that already sets gradients to zero stays unchanged, because this is the behaviour of its own loop. A step
+    without a backward pass stays unchanged, too.
     """
     operations = trace.operations
     is_filled = any(one.name in _FILLS and one.phase == "other" for one in operations)
@@ -273,7 +273,7 @@ def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
     added = tuple(
         Operation(name="aten::add_", phase="backward", inputs=(each, each), outputs=(each,)) for each in gradients
     )
-    # They are spread over the backward pass, last parameter first. At its end, they would hide host waits.
+    # Additions are spread over the backward pass, last parameter first. At its end, they would hide host waits.
     last = backward[-1] + 1
     return (*zeros, *_spread(operations, backward, added[::-1]), *operations[last:])
 
@@ -281,7 +281,7 @@ def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
 def _spread(
     operations: Sequence[Operation], backward: Sequence[int], added: Sequence[Operation]
 ) -> Iterator[Operation]:
-    """Yield the operations up to the end of the backward pass. The added ones are spread evenly over that pass."""
+    """Yield the operations up to the end of the backward pass, with the added operations spread evenly over it."""
     taken, passed = 0, 0
     is_backward = frozenset(backward)
     for index, operation in enumerate(operations[: backward[-1] + 1]):
@@ -300,7 +300,7 @@ def _device_of(operations: Sequence[Operation]) -> str | None:
 # --- The code path
 
 OLDEST_TORCH: Final = (2, 1)
-"""Oldest torch release in the networks' training data for matmuls and layers. The newest is 2.9."""
+"""Oldest torch release in the networks' training data for matmuls and layers. The newest release there is 2.9."""
 
 
 def code_path_notes(trace: Trace) -> tuple[str, ...]:

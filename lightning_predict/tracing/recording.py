@@ -35,8 +35,9 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.tracing.waiting import wait_for
 
 STEPS_TIMED_ALONE: Final = 2
-"""Number of warm-up steps that are timed one by one, each with a wait for the device, before a block of steps without
-waits."""
+"""Number of warm-up steps that are timed separately, with a wait for the device after each step.
+
+A block of steps without waits follows."""
 
 _FLOATING: Final = ("float", "bfloat")
 
@@ -49,30 +50,28 @@ def capture(
     precision: str | None = None,
     resident: Sequence[torch.nn.Module | torch.Tensor] = (),
 ) -> Trace:
-    """Run a step `warmup_steps + 1` times and record the last one.
+    """Run a step `warmup_steps + 1` times and record the last run.
 
     This works on CUDA (with kernel times), on the CPU and on the meta device, for eager and compiled code. A step is
     everything up to the next optimizer update: for example, several batches with gradient accumulation, or the two
     optimizers of a GAN.
 
-    Every run updates the parameters. On CUDA, one more run records the data flow between operations for what-ifs,
-    because the profiler does not record it.
+    Every run updates the parameters. On CUDA, an additional run records the data flow between operations for what-ifs,
+    because the profiler does not record data flow.
 
-    The first run is slow (cold) and never timed. If `warmup_steps` is 2 or more, the other warm-up steps are timed, and
-    calibrate predictions for the same GPU. If it is 6 or more on a GPU, all but two of these run as in a training loop,
-    without waiting for the device between steps.
+    The first run is slow (cold) and never timed. With 2 or more warm-up steps, the other warm-up steps are timed, and
+    calibrate predictions for the same GPU. With 6 or more on a GPU, all but two of the timed steps run as in a training
+    loop, without waiting for the device between steps.
 
     Args:
-        step: Runs one step; its return value is ignored.
         step: Runs one step. Its return value is ignored.
-        warmup_steps: Number of steps before the recorded one, so that memory, autotuning and optimizer state reach a
+        warmup_steps: Number of steps before the recorded step, so that memory, autotuning and optimizer state reach a
             steady state.
         samples_per_step: Number of samples per step, for throughput; None if not needed.
-        precision: Name of a precision in Lightning. `bf16-mixed` and `16-mixed` run the step under autocast. torch's
-            autocast has no effect on the meta device, so there the casts of CUDA are applied (`meta_device.py`).
-            Autocast is off in `backward`, as in Lightning. Other names (`32-true`, `bf16-true`, ...) only check the
-            dtype of the parameters. If None, the step itself determines its precision. If it enters an autocast, this
-            also applies on the meta device.
+        precision: Name of a precision in Lightning. `bf16-mixed` and `16-mixed` run the step under autocast, and on the
+            meta device with the casts of CUDA (`meta_device.py`). Autocast is off in `backward`, as in Lightning. Other
+            names (`32-true`, `bf16-true`, ...) only check the dtype of the parameters. With None, the step determines
+            its precision; an autocast in the step also applies on the meta device.
         resident: Modules and tensors on the GPU that the step may not use, such as an EMA, a teacher or an encoder.
             Their memory is counted once.
 
@@ -136,12 +135,12 @@ def capture(
 
 
 def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], object]:
-    """Wrap a warm-up step, so that it runs under a recorder if it needs casts by autocast, or values, on meta.
+    """Wrap a warm-up step, so that it runs under a recorder if it needs casts or values on the meta device.
 
-    The first step shows whether it does. These recordings are discarded.
+    The first step shows whether a recorder is needed. These recordings are discarded.
 
     Args:
-        step: The step.
+        step: Step to wrap.
         may_cast: Whether to check the first step for casts.
     """
     is_recorded = may_cast
@@ -167,7 +166,7 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
 
 @contextmanager
 def _naming_assumptions(assumptions: Callable[[], Sequence[str]]) -> Iterator[None]:
-    """Name the assumed values in an error of the step that may follow from them."""
+    """Name the assumed values in an error of the step that may result from these values."""
     try:
         yield
     except Exception as error:
@@ -179,7 +178,7 @@ def _naming_assumptions(assumptions: Callable[[], Sequence[str]]) -> Iterator[No
 
 
 def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
-    """Run one more step to record the data flow between operations. If this fails, add a note."""
+    """Run another step to record the data flow between operations. On an error, add a note."""
     session = CaptureSession(device=torch.device(trace.device), records_data_flow=True)
     try:
         session.start()
@@ -216,8 +215,8 @@ def _explaining_errors(step: Callable[[], object]) -> Callable[[], object]:
 def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:
     """Wrap a step in autocast: for the CPU (which includes the meta device), and for the GPU if there is one.
 
-    Backward passes run without autocast. If they recompute something, as in reversible layers, they use the parameters'
-    dtype. Gradient checkpointing re-enables autocast for its recomputation.
+    Backward passes run without autocast. If a backward pass recomputes activations, as in reversible layers, it uses
+    the parameters' dtype. Gradient checkpointing enables autocast again for its recomputation.
     """
 
     def cast() -> object:
@@ -280,11 +279,11 @@ def _device_in_use(before: list[int]) -> torch.device:
 
 
 def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], list[float], StepBlock | None]:
-    """Run warm-up steps. The first is cold, a few are timed with a wait for the device, and the rest form a block.
+    """Run warm-up steps: a cold step, a few steps that are timed with a wait for the device, and a block of steps.
 
     Returns:
         Time of each timed step until the device was done, time until the host was done, and the block if there were
-        enough steps. Without a device to wait for, there are no host times.
+        enough steps. Without a device to wait for, host times are empty.
     """
     seconds: list[float] = []
     hosts: list[float] = []
@@ -309,7 +308,7 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
 
 
 def _wait_in_use() -> Callable[[], object] | None:
-    """Return a function that waits for the device that this process uses; None if it uses none."""
+    """Return a function that waits for the device in use by this process; None without such a device."""
     if torch.cuda.is_available():
         return torch.cuda.synchronize if torch.cuda.is_initialized() else None
     accelerator: Any = getattr(torch, "accelerator", None)

@@ -1,6 +1,7 @@
 """Raises Python's recursion limit by the stack frames that a recorder needs.
 
-Otherwise, a step that recurses almost to the limit would raise a RecursionError only because it is recorded. Example::
+Without this headroom, a step that recurses almost to the limit would raise a RecursionError only under the recorder.
+Example::
 
     room = RecursionHeadroom()
     room.open()   # the limit is higher by FRAMES
@@ -15,7 +16,7 @@ from threading import Lock
 from typing import Final, final
 
 FRAMES: Final = 200
-"""Number of stack frames that a recorder, and torch on its behalf, may need within one operation. Up to 30 were
+"""Number of stack frames that a recorder and its calls of torch may need within one operation; up to 30 were
 observed."""
 
 _LOCK: Final = Lock()

@@ -1,9 +1,9 @@
 """Step time in a running loop, and host time without a profiler, both from clock readings only.
 
 An isolated step begins and ends with an idle device. A running loop does not wait: the host launches a step while the
-device still executes the previous one. Two additional readings give both times. In an isolated step, the clock is also
-read when the host is done, before waiting for the device. And a block of steps is timed with a single wait at its end.
-Example::
+device still executes the previous one. Two additional measurements give both times. In an isolated step, the clock is
+also read when the host is done, before the wait for the device. A block of steps is timed with a single wait at its
+end. Example::
 
     block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8, batches=1)
     running_step_seconds(block, standing=0.12, host=0.03)   # 0.106: (0.86 - 0.12) / 7
@@ -19,28 +19,28 @@ from typing import Final, final
 from lightning_predict.tracing.trace import Trace
 
 BLOCK_BATCHES: Final = 8
-"""Number of batches per block. The idle device at the start lengthens the mean step by at most an eighth of a step,
-before the correction."""
+"""Number of batches per block.
+
+The idle device at the start lengthens the mean step by at most an eighth of a step, before the correction."""
 
 MIN_BATCHES: Final = 3
 """Minimum number of batches in a block. With fewer, the single wait has too much weight."""
 
 BLOCKS_OF_A_RUN: Final = 4
-"""Minimum length of the remaining run, as a number of blocks. A shorter run does not time a block before the first
-prediction."""
+"""Minimum length of the remaining run, as a number of blocks, for timing a block before the first prediction."""
 
 WAITED_SHARE: Final = 0.02
 """Maximum share of a block that is spent waiting for batches. With longer waits, the device catches up with the
 host."""
 
 HOST_AHEAD_SHARE: Final = 0.9
-"""Maximum share of a block that host work and waits take, so that the device never runs out of work."""
+"""Maximum share of a block that host work and waits may take, so that the device never runs out of work."""
 
 MAX_TRIES: Final = 2
 """Maximum number of attempts to time a block. If epochs are shorter than a block, no attempt succeeds."""
 
 IDLE_SHARE: Final = 0.02
-"""If the device finishes at most this share of a step after the host, the step is host-bound."""
+"""Maximum time from the host's end to the device's end of a host-bound step, as a share of the step."""
 
 
 @final
@@ -67,7 +67,7 @@ class BlockTimer:
     """Times one block of steps, from calls at their starts and ends. An interruption discards the block.
 
     Attributes:
-        block: The block when it is complete; None before.
+        block: Complete block; None before.
         is_running: Whether a block is being timed.
     """
 
@@ -82,12 +82,12 @@ class BlockTimer:
 
     @property
     def may_begin(self) -> bool:
-        """Whether a block may begin: none is complete, and an attempt is left."""
+        """Whether a block may begin: no block is complete, and an attempt is left."""
         return self.block is None and not self.is_running and self._tries > 0
 
     @property
     def is_at_last_step(self) -> bool:
-        """Whether the current step is the last one of the block, after which to wait for the device."""
+        """Whether the current step is the last step of the block, after which to wait for the device."""
         return self.is_running and self._steps == self._steps_wanted - 1
 
     def begins(self, now: float, *, steps: int, batches: int) -> None:
@@ -144,10 +144,10 @@ def running_step_seconds(block: StepBlock, *, standing: float, host: float) -> f
 
     An isolated step waits once per batch for the device's remaining work, w = (standing - running) / b with b batches.
     The block waits once, so seconds = steps * running + w. An isolated step takes at most the sum of host and device
-    time. So a step in a running loop takes at least half of it.
+    time, so a step in a running loop takes at least half as long as an isolated step.
 
     Args:
-        block: The block.
+        block: Block of steps.
         standing: Time of one isolated step, with a wait for the device at its end (and after each of its batches).
         host: Time of an isolated step until the host is done.
     """
@@ -167,9 +167,9 @@ def with_running_loop(trace: Trace, *, hosts: Sequence[float], block: StepBlock 
     """Add host times and the step time in a running loop to a trace, from clock readings.
 
     Args:
-        trace: A trace with times of isolated steps.
+        trace: Trace with times of isolated steps.
         hosts: Time of each isolated step until the host was done; empty if not measured.
-        block: A block of steps; None if none was timed.
+        block: Block of steps; None if no block was timed.
     """
     trace = replace(trace, host_seconds_unprofiled=tuple(hosts))
     if block is None or not hosts or not trace.step_seconds or block.batches != trace.batches:

@@ -1,9 +1,9 @@
 """`CaptureSession`: records one step of a training loop that other code runs, and returns its Trace.
 
-It selects the recorder. CUDA and compiled code use `torch.profiler`. The CPU, the meta device, and recordings of data
-flow use dispatch modes. If the profiler fails, the next step is recorded by the profiler without the GPU, and if that
-fails, without the profiler. Errors of recording never reach the training step. `stop` removes all patches, hooks and
-profilers. Example::
+The session selects the recorder. CUDA and compiled code use `torch.profiler`. The CPU, the meta device, and recordings
+of data flow use dispatch modes. If the profiler fails, the profiler records the next step without the GPU. After a
+second failure, the following step is recorded without the profiler. Errors of recording never reach the training step.
+`stop` removes all patches, hooks and profilers. Example::
 
     session = CaptureSession(device=torch.device("cpu"), model=model, optimizers=[optimizer])
     session.start()
@@ -65,24 +65,24 @@ def recordings_on(gpu_name: str) -> Iterator[None]:
 class CaptureSession:
     """Records one step: call start(), run the step, call stop(), then trace().
 
-    `start` and `stop` may be called repeatedly, to exclude code in between (the data loader, for example). The parts
+    `start` and `stop` may be called repeatedly, to exclude code in between (the data loader, for example). All parts
     form one step. All calls must come from one thread.
 
     Args:
-        device: Device that the step runs on.
-        model: The model, for names, parameters and memory. If None, the outermost modules that are called are used.
-        optimizers: The optimizers, for their state. If empty, those that step while recording are used.
-        compiled: Whether any part of the step is compiled. If None, this is detected.
-        compiled_before: Compilations before the training began. If None, earlier compilations do not make the step
+        device: Device on which the step runs.
+        model: Model, for names, parameters and memory; None uses the outermost modules that are called.
+        optimizers: Optimizers, for their state. If empty, the optimizers that step while recording are used.
+        compiled: Whether any part of the step is compiled; None detects this.
+        compiled_before: Compilations before the training began. With None, earlier compilations do not make the step
             count as compiled, but their duration still counts as compilation time.
-        step: The function that runs the step, to search for compiled code if no model is given.
-        profiler_errors: Errors of the profiler in earlier steps. After one error, the profiler records no GPU work;
-            after two, it is not used.
+        step: Function that runs the step, to search for compiled code if no model is given.
+        profiler_errors: Errors of the profiler in earlier steps. After one error, the profiler records no GPU work.
+            After two errors, the profiler is not used.
         records_data_flow: Whether to record data flow with the dispatch modes, even on a GPU, where the profiler would
             time kernels.
-        resident: Modules and tensors that are on the GPU, whether or not the step uses them.
+        resident: Modules and tensors on the GPU, which the step may or may not use.
         creates_subclasses: Whether the step creates tensor subclasses with torch's constructor, which does not work in
-            a dispatch mode. If None, search the process for such subclasses; if any exist, use the profiler.
+            a dispatch mode. With None, the process is searched for such subclasses; if any exist, the profiler is used.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class CaptureSession:
     def start(self) -> None:
         """Start recording. If the profiler fails, fall back to the next recorder.
 
-        If the recorder cannot be restarted within a step, the whole step is lost; `retry` then records a later one.
+        If the recorder cannot be restarted within a step, the whole step is lost; `retry` then records a later step.
 
         Raises:
             CaptureError: Another profiler is running, or the recorder cannot be started.
@@ -140,7 +140,7 @@ class CaptureSession:
         self._started_at = time.perf_counter()
 
     def _starts(self) -> bool:
-        """Try to start the recorder; return False if this failed and another recorder can be tried."""
+        """Try to start the recorder. Return False if the start failed and another recorder is left."""
         try:
             if self._recorder is None:
                 self._prepare()
@@ -168,7 +168,7 @@ class CaptureSession:
 
     @property
     def retry(self) -> Callable[[], CaptureSession] | None:
-        """Creates a session for a later step, if the profiler failed in this one; None if no other recorder is left."""
+        """Factory of a session for a later step, if the profiler failed; None if no other recorder is left."""
         if isinstance(self._failure, CaptureError | None) or len(self._profiler_errors) + 1 >= len(self._recorders):
             return None
         return partial(
@@ -183,7 +183,7 @@ class CaptureSession:
         )
 
     def stop(self) -> None:
-        """Stop recording. This never raises, and calling it again has no effect."""
+        """Stop recording. The method never raises, and repeated calls have no effect."""
         if not self._running:
             return
         with ExitStack() as parts:  # runs in reverse order; each part runs even if another raises or is interrupted
@@ -199,7 +199,7 @@ class CaptureSession:
         self._running = False
 
     def _quietly(self, stop_part: Callable[[], None]) -> None:
-        """Stop a part of the recording, and retry once if interrupted. An error is kept, and `trace` raises it."""
+        """Stop a part of the recording, and retry once if interrupted. `trace` raises a stored error."""
         try:
             stop_part()
         except BaseException as error:
@@ -243,9 +243,9 @@ class CaptureSession:
             loader_seconds: Waits for the data loader, one per batch.
             samples: Samples of the step on this rank.
             batches: Batches of the step.
-            shown_by: For each batch, the index of the recorded batch that represents it. Each recorded batch had its
-                own start and stop. Empty if all batches were recorded.
-            optimizer_steps: Number of optimizer steps in the step. If None, the recorded ones are counted.
+            shown_by: For each batch, the index of the recorded batch that represents it; empty if all batches were
+                recorded. Each recorded batch had its own start and stop.
+            optimizer_steps: Number of optimizer updates in the step; None counts the recorded updates.
 
         Raises:
             CaptureError: Nothing was recorded, or recording failed.
@@ -373,7 +373,7 @@ class CaptureSession:
         )
 
     def _unused_bytes(self, roots: Sequence[nn.Module]) -> int | None:
-        """Return the size of resident tensors that the step does not use; None if it uses all of them."""
+        """Return the size of resident tensors that the step does not use; None if the step uses all of them."""
         tensors = environment.held_tensors(self._resident)
         used = {id(tensor) for tensor in environment.held_tensors(roots)}
         others = [tensor for tensor in tensors if id(tensor) not in used]
@@ -390,8 +390,8 @@ class CaptureSession:
     def _peak_bytes(self) -> int | None:
         """Peak memory allocated on the GPU. The user's peak statistics are not reset.
 
-        The peak is taken from recorded allocations. Without these, it is the process's own peak so far, which most runs
-        reach in each step.
+        The peak comes from recorded allocations. Without recorded allocations, it is the peak of the process so far,
+        which most runs reach in each step.
         """
         if self._device.type != "cuda":
             return None
@@ -402,8 +402,8 @@ class CaptureSession:
     def _reserved_by_step(self) -> int | None:
         """Memory that the allocator reserved for the step; None if earlier work of the process needed more.
 
-        The allocator keeps memory of an earlier, larger model (as in a notebook). It does not report which model used
-        it.
+        The allocator keeps memory of an earlier, larger model (as in a notebook), and does not report which model used
+        the memory.
         """
         peak, held = self._peak_bytes, self._reserved_bytes
         if peak is None or held is None:

@@ -1,13 +1,14 @@
 """Argument names of operations (torch's schemas), and the composite calls that are recorded as one operation.
 
-Profiler files list an operation's arguments by position, without names. `argument_names.txt` has their names from
-torch's schemas, and a test compares it with the installed torch. A name with `@` is a tensor or a list of tensors.
+Profiler files list an operation's arguments by position, without names. `argument_names.txt` contains the names from
+torch's schemas, and a test compares the file with the installed torch. A name with `@` is a tensor or a list of
+tensors.
 
-Recurrent layers, scaled-dot-product attention and RMS normalisation are composites. Depending on device and dtype, the
-same call becomes one fused kernel or hundreds of small ones. All recorders skip their parts, and use the same names for
-the call and its backward pass (a "whole call"). The inputs of both are the call's tensors in schema order, with lists
-flattened. The exception is the backward pass of RMS normalisation, which starts with the gradient, like its fused
-operation. Example::
+Recurrent layers, scaled-dot-product attention and RMS normalisation are composites. Depending on device and dtype, such
+a call becomes one fused kernel or hundreds of small kernels. All recorders skip the parts, and record the call (a
+"whole call") and its backward pass under fixed names. The inputs of the call and of its backward pass are the call's
+tensors in schema order, with lists flattened. Only the inputs of RMS normalisation's backward pass start with the
+gradient, like those of its fused operation. Example::
 
     >>> name_values("aten::_softmax", ["tensor", -1, False], is_tensor=[True, False, False])
     {'dim': -1, 'half_to_float': False}
@@ -28,14 +29,15 @@ from typing import Any, Final
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
 
 RECORDED_TENSORS: Final = "recorded tensors"
-"""Key of `call.details` for data that a recorder in the same process adds to the profile. For each position, it lists
-the tensors as rows of shape, dtype, storage id and device type."""
+"""Key of `call.details` for tensors that a recorder in the same process adds to the profile.
+
+For each position, the value lists the tensors as rows of shape, dtype, storage id and device type."""
 
 FUSED: Final = "triton::fused"
 """Name of a compiler's fused kernel."""
 
 MODULE_MARK: Final = "nn.Module#"
-"""Prefix of the markers that our recorder sets around a module's call. The module's name follows."""
+"""Prefix of the markers that the profiler recorder sets around a module's call. The module's name follows."""
 
 
 def _parse(table: str) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -77,12 +79,12 @@ _EXTENSIONS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 
 
 def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | None:
-    """Return the overload whose arguments match these positions; None if the table has none.
+    """Return the overload whose arguments match these positions; None if the table has no such overload.
 
     Args:
         name: Qualified name without the overload.
-        is_tensor: One entry per position: True for a tensor, False for another value, None if not given. Positions at
-            the end may be omitted.
+        is_tensor: For each position: True for a tensor, False for another value, None if not given. Positions at the
+            end may be omitted.
     """
     for words in _EXTENSIONS.get(name, ()):
         if all(kind is None or kind == word.startswith("@") for word, kind in zip(words, is_tensor, strict=False)):
@@ -95,7 +97,7 @@ def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | 
 
 
 def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:
-    """Map argument names to non-tensor values, without None; empty if the table does not have `name`.
+    """Map argument names to non-tensor values, without None; empty if the table lacks `name`.
 
     Args:
         name: Qualified name without the overload.
@@ -108,8 +110,9 @@ def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | 
 
 
 DRAWS_MASKS: Final = "aten::bernoulli_"
-"""Operation that draws the mask of dropout without CUDA, in the dtype of its input. CUDA's `native_dropout` keeps one
-byte per element instead."""
+"""Operation that draws the mask of dropout without CUDA, in the dtype of its input.
+
+CUDA's `native_dropout` keeps one byte per element."""
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 RMS_NORM: Final = "aten::rms_norm"
@@ -137,7 +140,7 @@ _COMPUTING_PARTS: Final = (
 
 
 def recorded_name(name: str) -> str:
-    """Return the name under which a whole call is recorded: that of torch's fused operation, if there is one."""
+    """Return the name under which a whole call is recorded: the name of torch's fused operation, if there is one."""
     return FUSED_RMS_NORM if name == RMS_NORM else name
 
 
@@ -149,7 +152,7 @@ def backward_name(name: str) -> str:
 def has_wider_mask(operation: Operation) -> bool:
     """Return whether a 16-bit attention has a float32 mask, as T5's position bias under autocast.
 
-    No fused kernel takes such a mask: torch computes products and softmax in float32.
+    No fused kernel takes such a mask: torch computes matmuls and softmax in float32.
     """
     heads, masks = operation.inputs[:3], operation.inputs[3:]
     return any(
@@ -175,10 +178,10 @@ def computes(part: str) -> bool:
 
 
 def is_cast_down(outside: str, inside: str | None) -> bool:
-    """Return whether the parts of a whole call use fewer bits than its tensors, because autocast casts inside the call.
+    """Return whether the parts of a whole call use fewer bits than its tensors, because of autocast inside the call.
 
-    Parts with more bits come from torch's fallback if it has no fused kernel (16-bit attention on the meta device).
-    This is ignored, because the target GPU determines which kernel runs.
+    Parts with more bits come from torch's fallback without a fused kernel (16-bit attention on the meta device). These
+    parts are ignored, because the target GPU determines which kernel runs.
     """
     return inside is not None and DTYPE_BYTES.get(inside, 4) < DTYPE_BYTES.get(outside, 4)
 
@@ -190,9 +193,9 @@ def whole_arguments(name: str, values: Sequence[Any], *, is_tensor: Sequence[boo
     sequence, `packed` is true (its second input has one element per time step).
 
     Args:
-        name: One of `WHOLE_OPERATIONS`.
+        name: Operation from `WHOLE_OPERATIONS`.
         values: Values by position of the schema. Values of tensors are ignored.
-        is_tensor: One entry per position: True for a tensor or a list of them, False for another value, None if not
+        is_tensor: For each position: True for a tensor or a list of tensors, False for another value, None if not
             given.
     """
     arguments = {**_DEFAULTS.get(name, {}), **name_values(name, values, is_tensor=is_tensor)}

@@ -29,7 +29,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Ordinary tensor types. A lazy parameter, for example, is not one of them."""
+"""Ordinary tensor types. A lazy parameter, for example, is not ordinary."""
 
 
 @final
@@ -46,9 +46,9 @@ _is_freed: Final[Any] = torch.UntypedStorage._expired
 
 @final
 class StorageIds:
-    """Assigns ids to storages in the order of their first use. Views of one storage share its id.
+    """Assigns ids to storages in the order of their first use. Views of one storage have its id.
 
-    A weak reference to each storage prevents its address from being reused, but does not keep its memory.
+    A weak reference to each storage prevents reuse of its address, but does not keep its memory.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class StorageIds:
         self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
-        """Describe a tensor, by its stored elements if it is sparse; None if its sizes are not plain numbers."""
+        """Describe a tensor, by its stored elements if sparse; None if its sizes are not plain numbers."""
         is_plain = type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
         if is_plain and not tensor._has_symbolic_sizes_strides:
             number, shape, dtype = self.number(tensor), tuple(tensor.shape), tensor.dtype
@@ -104,7 +104,7 @@ class StorageIds:
         return self._alive.keys()
 
     def find_freed(self, numbers: Iterable[int | None]) -> list[int]:
-        """Return those of these storages that have been freed, by their ids. Each is returned only once."""
+        """Return which of the given storages have been freed. Each id is returned only once."""
         alive = self._alive
         freed = [number for number in numbers if number in alive and _is_freed(alive[number])]
         for number in freed:
@@ -139,7 +139,7 @@ def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is ordinary: no subclass that overrides operations, not nested, not in `torch.func`."""
+    """Return whether a tensor is ordinary: no subclass with overridden operations, not nested, not in `torch.func`."""
     return (
         not runs_python(type(tensor))
         and not tensor.is_nested

@@ -1,11 +1,11 @@
 """`Trace`: the operations of one recorded training step as plain values, readable without torch, and its file format.
 
-A Trace is an observation. It lists dispatcher-level operations (`aten::addmm`, `aten::convolution_backward`), and
-composite calls that are recorded as one operation, such as `aten::lstm` and `aten::scaled_dot_product_attention`. All
-recorders use the same names. Costs are computed in `kernels/`.
+A Trace contains only observations; costs are computed in `kernels/`. The operations are dispatcher-level calls
+(`aten::addmm`, `aten::convolution_backward`), and composite calls that are recorded as one operation, such as
+`aten::lstm` and `aten::scaled_dot_product_attention`. All recorders use the same names.
 
-The file is versioned JSON, compressed with gzip if its name ends in `.gz`. It lists each distinct tensor once, and
-operations refer to this list by index. Fields with default values are omitted. Every field is checked on reading.
+The file is versioned JSON, compressed with gzip if its name ends in `.gz`. The file lists each distinct tensor once,
+and operations refer to the list by index. Fields with default values are omitted. Every field is checked on reading.
 Errors name the field and the expected value. Example::
 
     >>> weight = TensorInfo(shape=(4, 8), dtype="float32", id=1)
@@ -76,10 +76,10 @@ class TensorInfo:
     Attributes:
         shape: Sizes of the tensor.
         dtype: dtype in torch's spelling without `torch.`; a key of `DTYPE_BYTES`.
-        id: Id of its storage within the Trace, which views share; None if not recorded.
+        id: Id of the tensor's storage within the Trace, which views share; None if not recorded.
         device: Device type: `cpu`, `cuda` or `meta`; None if not recorded.
         stored_elements: Number of elements that a sparse tensor stores; None if dense or not recorded.
-        stored_bytes: Size of these elements and their indices; None if dense or not recorded.
+        stored_bytes: Size of the stored elements and their indices; None if dense or not recorded.
     """
 
     shape: tuple[int, ...]
@@ -96,7 +96,7 @@ class TensorInfo:
 
     @property
     def size_bytes(self) -> int:
-        """Size in bytes, with sparse indices. A dtype that `DTYPE_BYTES` lacks counts 4 bytes per element."""
+        """Size in bytes, with sparse indices. Unknown dtypes count 4 bytes per element."""
         if self.stored_bytes is not None:
             return self.stored_bytes
         return self.elements * DTYPE_BYTES.get(self.dtype, 4)
@@ -116,8 +116,8 @@ class Kernel:
         shared_memory_bytes: Static and dynamic shared memory per block.
         stream: CUDA stream number.
         start_seconds: Start, relative to the start of the profiled step.
-        launch_start_seconds: Start of the runtime call that launched it; None if not recorded.
-        launch_seconds: Duration of this call; None if not recorded.
+        launch_start_seconds: Start of the runtime call that launched the kernel; None if not recorded.
+        launch_seconds: Duration of the launching runtime call; None if not recorded.
         device: Index of the GPU in the driver. Stream numbers are unique only within a GPU.
     """
 
@@ -142,17 +142,18 @@ class Operation:
     Attributes:
         name: Name, `aten::...` without the overload, or the qualified name of another operator.
         phase: Phase of the step.
-        inputs: Tensors that it reads, in schema order, with lists flattened.
-        outputs: Tensors that it writes; empty if the recorder (such as the profiler) cannot see them.
+        inputs: Tensors that the operation reads, in schema order, with lists flattened.
+        outputs: Tensors that the operation writes; empty if the recorder (such as the profiler) cannot see them.
         arguments: Non-tensor arguments by their schema names, as JSON values.
-        module: Qualified name of the module that called it; None if unknown.
+        module: Qualified name of the module that called the operation; None if unknown.
         kernels: Device work; empty without a CUDA profile.
         host_start_seconds: Start on the host, relative to the start of the profiled step; None without a profile.
         host_seconds: Time on the host, including inner calls; None without a profile.
-        freed: Storages that are freed after this operation, although an earlier one used them last, because a variable
-            of the step held them. All other storages are freed after their last use, or are in the Trace's `held`.
-        python_seconds: Time before it in which no operation ran, if timed without a profile: Python code of the step,
-            outside backward passes and optimizers. It is 0 if below 5 ms.
+        freed: Storages that are freed after this operation although an earlier operation used them last, because a
+            variable of the step held them. All other storages are freed after their last use, or are in the Trace's
+            `held`.
+        python_seconds: Time before the operation in which no operation ran, if timed without a profile: Python code of
+            the step, outside backward passes and optimizers. Times below 5 ms count as 0.
     """
 
     name: str
@@ -171,7 +172,7 @@ class Operation:
 @final
 @dataclass(frozen=True, slots=True)
 class HostWait:
-    """A time span in which the host waited.
+    """Time span in which the host waited.
 
     Attributes:
         start_seconds: Start, relative to the start of the profiled step.
@@ -205,11 +206,12 @@ class Memory:
         gradient_bytes: Size of gradients after the backward pass; None if unknown.
         optimizer_state_bytes: Size of the optimizer state kept between steps; None if unknown.
         forward_gradient_bytes: Size of the previous step's gradients that exist during the forward pass; None if not
-            recorded. Lightning frees them after the forward pass, and most other loops before it.
+            recorded. Lightning frees these gradients after the forward pass, and most other loops before the forward
+            pass.
         peak_bytes: `torch.cuda.max_memory_allocated` over the step; None without CUDA.
         reserved_bytes: `torch.cuda.memory_reserved` after the step; None without CUDA, or if earlier work of the
             process needed more than the step.
-        resident_bytes: Size of other models on the GPU, which the step does not use; None for none.
+        resident_bytes: Size of other models on the GPU, which the step does not use; None without other models.
     """
 
     parameter_bytes: int | None = None
@@ -259,14 +261,14 @@ class Trace:
         device: Device type: `cuda`, `cpu` or `meta`.
         recorder: `profiler`, `dispatch`, `kineto` (an imported file) or `execution_trace`.
         gpu_reported_name: torch's name of the GPU; None without CUDA.
-        gpu_memory_bytes: Memory of that GPU; None without CUDA.
+        gpu_memory_bytes: Memory of the GPU; None without CUDA.
         step_seconds: Times of isolated steps without a recorder, each until the device was done, without loader waits.
-            They calibrate predictions on the same GPU.
-        host_seconds_unprofiled: Time of each of these steps until the host was done, before it waited for the device:
+            These times calibrate predictions on the same GPU.
+        host_seconds_unprofiled: Time of each isolated step until the host was done, before the wait for the device:
             host work without a profiler, and waits inside the step. Empty if not measured.
         running_step_seconds: Mean step time in a running loop, which does not wait for the device between steps, over a
             block of steps; None if no block was timed.
-        running_steps: Number of steps in this block.
+        running_steps: Number of steps in the block of `running_step_seconds`.
         profiled_seconds: Time of the recorded step, with the recorder; None if not timed.
         loader_seconds: Waits for the data loader, one value per batch.
         waits: Host waits in the profiled step; empty without a profile.
@@ -276,19 +278,20 @@ class Trace:
         optimizer_steps: Number of optimizer updates inside the step (2 for a GAN with two optimizers).
         parameters: Parameters of the model in order; empty if no module was known.
         memory: Memory that persists through the step.
-        held: Storages that the step wrote, and that existed at its end; None if not recorded. They are gradients, and
-            tensors that a variable of the loop holds until the next step.
+        held: Storages that the step wrote and that existed at its end (gradients, and tensors that a variable of the
+            loop holds until the next step); None if not recorded.
         buffers: Storages of the model's buffers, which are not part of the batch; None if unknown.
         flags: Global flags.
         compiled: Whether any part ran through `torch.compile`.
         compile_seconds: Compilation time until the step was recorded, in this fit (without a Trainer: in this process);
             None if unknown.
-        world_size: Number of processes in the training, each with its own GPU and samples. One of them was recorded.
+        world_size: Number of processes in the training, each with its own GPU and samples. Only one process was
+            recorded.
         num_nodes: Number of machines.
         software: Versions of software, for example `{"torch": "2.13.0"}`.
         notes: Notes for the user about missing information.
-        other_steps: Other kinds of steps that alternate with this one, such as those of a GAN whose generator is
-            trained every fifth batch. This one is the most frequent. Predictions are the mean of all kinds.
+        other_steps: Other kinds of steps that alternate with this step, which is the most frequent kind. For example, a
+            GAN may train its generator every fifth batch. Predictions are the mean of all kinds.
     """
 
     operations: tuple[Operation, ...]
@@ -346,8 +349,8 @@ class Trace:
     def measured_steps(self) -> tuple[float, ...]:
         """Step times as in training, whose median is the typical time; empty if no step was measured.
 
-        If a block was timed, these are times in a running loop, with the scatter of the isolated steps. Otherwise, they
-        are the times of isolated steps, which wait for the device.
+        With a timed block, the times are those of a running loop, with the scatter of the isolated steps. Without a
+        block, the times are those of isolated steps, which wait for the device.
         """
         running = self.running_step_seconds
         if running is None:
@@ -409,7 +412,7 @@ class OtherStep:
 
     Attributes:
         share: Share of all steps, above 0 and below 1.
-        trace: The step. It has no other steps.
+        trace: Trace of this kind of step, without other steps.
     """
 
     share: float
@@ -424,7 +427,7 @@ def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
     """Return the kinds of steps of a trace, and their weights in the mean step.
 
     The weights are the shares, unless kinds have different numbers of batches (if gradient accumulation differs between
-    optimizers). Then the mean keeps the time per batch, with `batches = trace.batches`:
+    optimizers). In this case, the weights preserve the time per batch, with `batches = trace.batches`:
 
         weight = share * batches / sum(share * batches of the kind, over all kinds)
     """
@@ -738,13 +741,13 @@ def _flags(value: Checked) -> Flags:
 
 
 def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
-    """Return the trace without notes and parameter names, and without module names unless they are kept.
+    """Return the trace without notes and parameter names, and without module names unless kept.
 
     Modules are numbered in the order of their first call, so equal modules stay equal. Custom operators keep their
-    qualified names, because these identify their kernels.
+    qualified names, because these names identify their kernels.
 
     Args:
-        trace: The trace to anonymise.
+        trace: Trace to anonymise.
         keep_modules: Whether to keep module names.
     """
     numbers: dict[str, str] = {}

@@ -19,8 +19,8 @@ import torch
 def wait_for(device: torch.device) -> Callable[[], object] | None:
     """Return a function that waits for a device; None if no wait is needed or supported.
 
-    `torch.accelerator` (from torch 2.6) supports every device type for which torch was built. Before that, each type
-    has its own module. XLA executes lazily, and has its own wait function.
+    `torch.accelerator` (from torch 2.6) supports every device type for which torch was built. In earlier releases, each
+    device type has its own module. XLA executes lazily, and has its own wait function.
     """
     if device.type in ("cpu", "meta"):
         return None
