@@ -8,6 +8,8 @@ quickly and compared. Among plans of almost equal cost, the one with the fewest 
     policy("milp").decide(problem, situation)
     plan = cheapest_plan(problem)
     plan.policy, plan.total_usd
+
+The recommended plan is then improved job by job (`local_search.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Final, final
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.extensions.planning.expected_cost import DRAWS, is_uncertain, plan_outlook, time_draws
+from lightning_predict.extensions.planning.local_search import improved_plan
 from lightning_predict.extensions.planning.milp import MilpPlanner
 from lightning_predict.extensions.planning.objective import INTERVAL_PROBABILITY
 from lightning_predict.extensions.planning.problem import AbstractPolicy, Formulation, Plan, PlanningProblem, PlanState
@@ -172,7 +175,19 @@ def cheapest_plan(
             plans.append(replace(plan, policy=candidate.name, outlook=plan_outlook(plan, problem, draws)))
         if on_candidate is not None:
             on_candidate()
-    return _cheapest(problem, plans, spent_usd=0.0 if since is None else since.spent_usd)
+    spent = 0.0 if since is None else since.spent_usd
+    best = _cheapest(problem, plans, spent_usd=spent)
+    if policy(method) in QUEUE_RULES:
+        return best
+    starts = [best]
+    if len(best.segments) > len(best.outcomes):  # one without moves may be improved further
+        still = [plan for plan in plans if len(plan.segments) == len(plan.outcomes)]
+        starts += [least(still, _usd)] if still else []
+    for start in starts:
+        improved = improved_plan(start, problem, since=since, outlook=lambda plan: plan_outlook(plan, problem, draws))
+        if improved is not None:
+            plans.append(improved)
+    return _cheapest(problem, plans, spent_usd=spent)
 
 
 def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: float) -> Plan:

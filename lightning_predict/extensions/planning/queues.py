@@ -8,7 +8,7 @@ They are compared with the planner, and replace it if it finds no decision in ti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -48,23 +48,14 @@ class QueueRule:
 
     def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
         """Keep running jobs, and start waiting jobs in order as long as a node is free."""
-        started = time.perf_counter()
-        placements = dict(situation.running)
-        nodes = _Nodes(problem, placements, shares_gpus=self.shares_gpus)
-        jobs = (job for job in problem.jobs if job.name in situation.remaining and job.name not in placements)
-        for job in sorted(jobs, key=lambda job: (self.order(job), job.name)):
-            for configuration in self._preferences(job, problem, situation):
-                node = nodes.take(configuration)
-                if node is not None:
-                    placements[job.name] = Placement(node=node, configuration=configuration)
-                    break
-        return RunningJobs(
-            placements=dict(sorted(placements.items())),
-            postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
-            objective_usd=None,
-            bound_usd=None,
+        waiting = [job for job in problem.jobs if job.name not in situation.running]
+        return serve_queue(
+            sorted(waiting, key=lambda job: (self.order(job), job.name)),
+            lambda job: self._preferences(job, problem, situation),
+            problem,
+            situation,
+            shares_gpus=self.shares_gpus,
             method=self.name,
-            solve_seconds=time.perf_counter() - started,
         )
 
     def _preferences(self, job: Job, problem: PlanningProblem, situation: PlanState) -> list[Configuration]:
@@ -99,6 +90,44 @@ SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", share
 """The same rules with shared machines."""
 
 QUEUE_RULES: Final = (*BASELINES, *SHARING_BASELINES)
+
+
+def serve_queue(
+    queue: Sequence[Job],
+    configurations: Callable[[Job], Sequence[Configuration]],
+    problem: PlanningProblem,
+    situation: PlanState,
+    *,
+    shares_gpus: bool,
+    method: str,
+) -> RunningJobs:
+    """Keep running jobs, and start each waiting job on the first of its configurations that has a free node.
+
+    Args:
+        queue: Waiting jobs, in order. Jobs that are not submitted or have ended are skipped.
+        configurations: Configurations of a job, the best first.
+        problem: The problem.
+        situation: State of the plan.
+        shares_gpus: Whether jobs may share a machine.
+        method: Name of the method, for the decision.
+    """
+    started = time.perf_counter()
+    placements = dict(situation.running)
+    nodes = _Nodes(problem, placements, shares_gpus=shares_gpus)
+    for job in queue:
+        for configuration in configurations(job) if job.name in situation.remaining else ():
+            node = nodes.take(configuration)
+            if node is not None:
+                placements[job.name] = Placement(node=node, configuration=configuration)
+                break
+    return RunningJobs(
+        placements=dict(sorted(placements.items())),
+        postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
+        objective_usd=None,
+        bound_usd=None,
+        method=method,
+        solve_seconds=time.perf_counter() - started,
+    )
 
 
 @final

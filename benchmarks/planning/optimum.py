@@ -1,0 +1,228 @@
+"""Compare plans with the optimum of CP-SAT (OR-tools) on random problems: the difference, and the lower bound.
+
+The jobs have exact times and no checkpoint, so no plan moves a job. CP-SAT knows all jobs in advance. The planner and
+the queue rules decide when a job is submitted. Needs `pip install ortools`. Example::
+
+    python -m benchmarks.planning.optimum --problems 50 --seconds 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.planning.study import random_problem
+from benchmarks.result_files import ResultConsole, write_run
+from benchmarks.training.report import report_table
+from lightning_predict.extensions.planning.policies import POLICIES, cheapest_plan
+from lightning_predict.extensions.planning.problem import Configuration, Limits, PlanningProblem
+from lightning_predict.extensions.planning.queues import QUEUE_RULES
+
+JOBS: Final = (2, 3, 4, 5, 6, 8, 12, 20)
+"""Numbers of jobs of the problems, in turn."""
+
+USD_UNITS: Final = 10_000_000
+"""CP-SAT counts in integers: ten-millionths of a dollar."""
+
+RULE_NAMES: Final = tuple(name for name, rule in POLICIES.items() if rule in QUEUE_RULES)
+
+HOUR: Final = 3600
+
+WIDTH: Final = 120
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Costs of one problem in dollars.
+
+    Attributes:
+        jobs: Number of jobs.
+        plan_usd: Cost of the recommended plan.
+        rule_usd: Cost of the cheapest queue rule.
+        found_usd: Cost of the best plan that either found.
+        bound_usd: Lower bound that CP-SAT proved.
+        seconds: Time that the planner took.
+    """
+
+    jobs: int
+    plan_usd: float
+    rule_usd: float
+    found_usd: float
+    bound_usd: float
+    seconds: float
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether CP-SAT proved its plan to be optimal, to 0.1 %."""
+        return self.found_usd <= 1.001 * self.bound_usd
+
+
+def problems(number: int) -> Iterator[PlanningProblem]:
+    """Yield random problems with exact times, whose jobs cannot move."""
+    for seed in range(number):
+        jobs = JOBS[seed % len(JOBS)]
+        nodes = 1 + seed % 3
+        whole = random_problem(nodes=max(nodes, -(-jobs // 10)), mean_gap_seconds=2000, seed=seed, setting="clouds")
+        kept = tuple(replace(job, checkpoint=None) for job in whole.jobs[:jobs])
+        yield replace(whole, jobs=kept, limits=Limits(nodes=nodes))
+
+
+def optimum(problem: PlanningProblem, *, seconds: float) -> tuple[float, float]:
+    """Return the cost of the best plan that CP-SAT finds, and the lower bound that it proves, in dollars.
+
+    The cost is infinite if CP-SAT finds no plan.
+
+    Each rental is named after the first of its jobs. Times are rounded down to whole seconds.
+
+    Args:
+        problem: A problem with exact times, shared machines, no moves and no quotas.
+        seconds: Time limit.
+
+    Raises:
+        ImportError: OR-tools is not installed.
+    """
+    from ortools.sat.python import cp_model
+
+    model: Any = cp_model.CpModel()
+    jobs = problem.jobs
+    end = int(max(job.release_seconds for job in jobs) + sum(max(job.seconds.values()) for job in jobs)) + 1
+    spans = [(model.new_int_var(int(job.release_seconds), end, ""), model.new_int_var(0, end, "")) for job in jobs]
+    choices: list[dict[tuple[int, Configuration], Any]] = [{} for _ in jobs]
+    cost, rentals = [], []
+    for first in range(len(jobs)):
+        usd, rental = _add_rental(model, problem, first, spans, choices, end)
+        cost += usd
+        rentals.append(rental)
+    for own in choices:
+        model.add_exactly_one(own.values())
+    model.add_cumulative(rentals, [1] * len(rentals), problem.limits.nodes)
+    for job, (_, over) in zip(jobs, spans, strict=True):
+        late = model.new_int_var(0, end, "")
+        model.add(late >= over - int(job.deadline_seconds) - 1)
+        cost.append(_units(problem.tardiness_factor * job.tardiness_usd_per_hour) * late)
+    model.minimize(sum(cost))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    has_plan = solver.solve(model) in {cp_model.OPTIMAL, cp_model.FEASIBLE}
+    found = solver.objective_value / USD_UNITS if has_plan else math.inf
+    return found, solver.best_objective_bound / USD_UNITS
+
+
+def _add_rental(
+    model: Any,
+    problem: PlanningProblem,
+    first: int,
+    spans: Sequence[tuple[Any, Any]],
+    choices: Sequence[dict[tuple[int, Configuration], Any]],
+    end: int,
+) -> tuple[list[Any], Any]:
+    """Add a rental whose first job has the index `first`; return its costs, by machine type, and its interval."""
+    opens, closes, length = (model.new_int_var(0, end, "") for _ in range(3))
+    is_rented = model.new_bool_var("")
+    is_type = [model.new_bool_var("") for _ in problem.machines]
+    model.add(sum(is_type) == is_rented)
+    of_first, costs = [], []
+    for machine, is_machine in zip(problem.machines, is_type, strict=True):
+        price = _units(machine.usd_per_hour)
+        intervals, sizes, work = [], [], []
+        for index in range(first, len(problem.jobs)):
+            start, over = spans[index]
+            for configuration, took in sorted(problem.jobs[index].seconds.items()):
+                if configuration.machine == machine.name:
+                    here = model.new_bool_var("")
+                    intervals.append(model.new_optional_interval_var(start, int(took), over, here, ""))
+                    sizes.append(configuration.num_gpus)
+                    work.append(price * configuration.num_gpus * int(took) * here)
+                    model.add_implication(here, is_machine)
+                    model.add(opens <= start).only_enforce_if(here)
+                    model.add(closes >= over).only_enforce_if(here)
+                    choices[index][first, configuration] = here
+                    of_first += [here] if index == first else []
+        model.add_cumulative(intervals, sizes, machine.num_gpus)
+        costs.append(model.new_int_var(0, end * price, ""))
+        model.add(machine.num_gpus * costs[-1] >= sum(work))  # implied; it raises the lower bound
+        model.add(costs[-1] >= price * length).only_enforce_if(is_machine)
+    model.add(sum(of_first) == is_rented)
+    return costs, model.new_optional_interval_var(opens, length, closes, is_rented, "")
+
+
+def _units(usd_per_hour: float) -> int:
+    return math.floor(usd_per_hour / HOUR * USD_UNITS)
+
+
+def compared(problem: PlanningProblem, *, seconds: float) -> Comparison:
+    """Return the costs of one problem."""
+    started = time.perf_counter()
+    plan = cheapest_plan(problem)
+    took = time.perf_counter() - started
+    rules = [cheapest_plan(problem, method=name) for name in RULE_NAMES]
+    found, bound = optimum(problem, seconds=seconds)
+    return Comparison(
+        jobs=len(problem.jobs),
+        plan_usd=plan.total_usd,
+        rule_usd=min(rule.total_usd for rule in rules),
+        found_usd=min(found, plan.total_usd),
+        bound_usd=bound,
+        seconds=took,
+    )
+
+
+def report(found: Sequence[Comparison]) -> Table:
+    """Return the table of differences to the optimum, by number of jobs."""
+    table = report_table(
+        "Cost of the plan above the best that was found, and above the lower bound of CP-SAT",
+        ("problems",),
+        ("n", "proven", "median %", "mean %", "worst %", "above the bound, mean %", "best rule, mean %", "seconds"),
+    )
+    groups = [(f"{jobs} jobs", [one for one in found if one.jobs == jobs]) for jobs in JOBS]
+    proven = [one for one in found if one.is_proven]
+    for name, rows in (*groups, ("proven", proven), ("all", list(found))):
+        if rows:
+            above = [100 * (one.plan_usd / one.found_usd - 1) for one in rows]
+            table.add_row(
+                name,
+                str(len(rows)),
+                str(sum(one.is_proven for one in rows)),
+                *(f"{of(above):.1f}" for of in (statistics.median, statistics.mean, max)),
+                f"{statistics.mean(100 * (one.plan_usd / one.bound_usd - 1) for one in rows):.1f}",
+                f"{statistics.mean(100 * (one.rule_usd / one.found_usd - 1) for one in rows):.1f}",
+                f"{statistics.mean(one.seconds for one in rows):.1f}",
+            )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.planning.optimum", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--problems", type=int, default=50, help="number of problems (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time limit of CP-SAT (default: %(default)s)")
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
+    options = parser.parse_args(arguments)
+    console = ResultConsole(width=WIDTH)
+    found = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for problem in progress.track(list(problems(options.problems))):
+            found.append(compared(problem, seconds=options.seconds))  # noqa: PERF401 - one progress step each
+    console.print(report(found))
+    write_run(console, "optimum", options.result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

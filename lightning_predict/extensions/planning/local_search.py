@@ -1,0 +1,203 @@
+"""Improves a finished plan job by job: another machine, another number of GPUs, an earlier start, or one more move.
+
+A policy decides at every event with the jobs that it knows, and looks ahead to the next events only. The search changes
+one job of the whole plan, simulates the plan again, and keeps the change if the expected cost falls. The search ends
+when no change helps, or after a number of simulations that depends only on the number of jobs. Example::
+
+    plan = improved_plan(plan, problem, since=None, outlook=lambda plan: plan_outlook(plan, problem, draws))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from lightning_predict.errors import InfeasiblePlanError
+from lightning_predict.extensions.planning.expected_cost import SAME_MOMENT_SECONDS
+from lightning_predict.extensions.planning.problem import (
+    Configuration,
+    Job,
+    Plan,
+    PlanningProblem,
+    PlanOutlook,
+    PlanState,
+    RunningJobs,
+    Segment,
+)
+from lightning_predict.extensions.planning.queues import serve_queue
+from lightning_predict.extensions.planning.simulator import simulate
+
+JOBS_TO_SIMULATE: Final = 4000
+"""Effort of a search: number of jobs in all simulations together. A plan of 10 jobs is simulated up to 400 times."""
+
+LEAST_GAIN: Final = 1e-6
+"""Relative gain from which a plan counts as cheaper."""
+
+ONE_DECISION_SECONDS: Final = 1e9
+"""Time between decisions, if only the submission or the end of a job can change a decision."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Part of a job's run on one configuration.
+
+    Attributes:
+        configuration: Machine type and number of GPUs.
+        after: Name of the job whose end starts this stage; None for the first stage.
+    """
+
+    configuration: Configuration
+    after: str | None = None
+
+
+Stages = Mapping[str, tuple[Stage, ...]]
+"""Stages of each job by name, in the order in which waiting jobs start."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Policy that runs each job in given stages, and starts waiting jobs in a given order.
+
+    Attributes:
+        stages: Stages of each job.
+        shares_gpus: Whether jobs may share a machine.
+    """
+
+    stages: Stages
+    shares_gpus: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the policy in tables."""
+        return "MILP, improved job by job"
+
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
+        """Keep running jobs except those that enter another stage, and start waiting jobs while a node is free."""
+        ended = {job.name for job in problem.jobs if job.release_seconds <= situation.now_seconds}
+        ended -= situation.remaining.keys()
+        jobs = {job.name: job for job in problem.jobs}
+        wanted = {
+            name: [stage.configuration for stage in stages if stage.after is None or stage.after in ended][-1]
+            for name, stages in self.stages.items()
+        }
+        running = {
+            name: placement
+            for name, placement in situation.running.items()
+            if wanted.get(name, placement.configuration) == placement.configuration or not jobs[name].can_move
+        }
+        return serve_queue(
+            [jobs[name] for name in sorted(wanted, key=lambda name: name not in situation.running)],
+            lambda job: () if job.name in running else (wanted[job.name],),
+            problem,
+            replace(situation, running=running),
+            shares_gpus=self.shares_gpus,
+            method=self.name,
+        )
+        # A job that found no room for its next stage waits: it goes on as soon as there is room.
+
+
+def improved_plan(
+    plan: Plan, problem: PlanningProblem, *, since: PlanState | None, outlook: Callable[[Plan], PlanOutlook]
+) -> Plan | None:
+    """Return a plan with a lower expected cost, or None if the search finds none.
+
+    Args:
+        plan: A plan with its outlook.
+        problem: The problem.
+        since: Progress of the plan; None at the beginning.
+        outlook: Evaluates a plan with the same draws as `plan.outlook`.
+    """
+    stages = _stages(plan)
+    if stages is None or plan.outlook is None:
+        return None
+    jobs = {job.name: job for job in problem.jobs}
+    simulations = JOBS_TO_SIMULATE // len(jobs)
+    best, found = plan, None
+    is_better = True
+    while is_better:
+        is_better = False
+        for change in _changes(stages, best, jobs, problem):
+            if simulations == 0:
+                return found
+            simulations -= 1
+            changed = _simulated(change, problem, since, outlook)
+            if changed is not None and _is_cheaper(changed, best, problem):
+                best, found, stages, is_better = changed, changed, change, True
+                break
+    return found
+
+
+def _stages(plan: Plan) -> Stages | None:
+    """Return the stages of a plan; None if a job pauses, or moves at a moment at which no other job ends."""
+    ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
+    stages: dict[str, tuple[Stage, ...]] = {}
+    last: dict[str, Segment] = {}
+    for segment in plan.segments:
+        name, start = segment.job, segment.start_seconds
+        after = None
+        if name in last:
+            before = (job for job, end in ends.items() if abs(end - start) <= SAME_MOMENT_SECONDS)
+            after = next(before, None)
+            if after is None or start - last[name].end_seconds > SAME_MOMENT_SECONDS:
+                return None
+        stages[name] = (*stages.get(name, ()), Stage(configuration=segment.placement.configuration, after=after))
+        last[name] = segment
+    return stages
+
+
+def _changes(stages: Stages, plan: Plan, jobs: Mapping[str, Job], problem: PlanningProblem) -> Iterator[Stages]:
+    """Yield stages that differ from those of a plan in one job: a configuration, a move, or the place in the queue."""
+    for name, own in stages.items():
+        for place, stage in enumerate(own):
+            for configuration in sorted(jobs[name].seconds):
+                if configuration != stage.configuration:
+                    changed = replace(stage, configuration=configuration)
+                    yield {**stages, name: (*own[:place], changed, *own[place + 1 :])}
+        for place in range(1, len(own)):
+            yield {**stages, name: (*own[:place], *own[place + 1 :])}
+    if problem.formulation.preempts and problem.formulation.migrates:
+        yield from _moves(stages, plan, jobs)
+    order = list(stages)
+    for place, name in enumerate(order):
+        for earlier in range(place):
+            names = [*order[:earlier], name, *order[earlier:place], *order[place + 1 :]]
+            yield {one: stages[one] for one in names}
+
+
+def _moves(stages: Stages, plan: Plan, jobs: Mapping[str, Job]) -> Iterator[Stages]:
+    """Yield stages in which one job has one more move, at the end of a job during its last stage."""
+    last = {segment.job: segment for segment in plan.segments}
+    for name, own in stages.items():
+        if not jobs[name].can_move:
+            continue
+        for outcome in plan.outcomes:
+            if last[name].start_seconds < outcome.end_seconds < last[name].end_seconds:
+                for configuration in sorted(jobs[name].seconds):
+                    if configuration != own[-1].configuration:
+                        yield {**stages, name: (*own, Stage(configuration=configuration, after=outcome.job))}
+
+
+def _simulated(
+    stages: Stages, problem: PlanningProblem, since: PlanState | None, outlook: Callable[[Plan], PlanOutlook]
+) -> Plan | None:
+    """Return the plan with its outlook; None if a quota excludes a configuration, or the budget is exceeded."""
+    policy = Assignment(stages=stages, shares_gpus=problem.formulation.shares_gpus)
+    try:
+        plan = simulate(replace(problem, period_seconds=ONE_DECISION_SECONDS), policy, since=since)
+    except InfeasiblePlanError:
+        return None
+    spent, budget = 0.0 if since is None else since.spent_usd, problem.limits.budget_usd
+    if budget is not None and plan.machine_usd + spent > budget:
+        return None
+    return replace(plan, outlook=outlook(plan))
+
+
+def _is_cheaper(plan: Plan, other: Plan, problem: PlanningProblem) -> bool:
+    """Return whether the expected cost is lower, and no deadline's probability is missed by more."""
+    if plan.outlook is None or other.outlook is None:
+        return False
+    missing = plan.outlook.shortfall(problem.probability), other.outlook.shortfall(problem.probability)
+    return missing[0] <= missing[1] and plan.outlook.usd < other.outlook.usd * (1 - LEAST_GAIN)

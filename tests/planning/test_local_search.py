@@ -1,0 +1,87 @@
+"""Improvement of a finished plan job by job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.extensions.planning.expected_cost import plan_outlook, time_draws
+from lightning_predict.extensions.planning.files import read_problem
+from lightning_predict.extensions.planning.local_search import improved_plan
+from lightning_predict.extensions.planning.policies import cheapest_plan, policy
+from lightning_predict.extensions.planning.problem import Formulation, Limits, MachineType, Plan, PlanningProblem
+from lightning_predict.extensions.planning.simulator import simulate
+from tests.planning.example import HOUR, crowd, on
+
+pytest.importorskip("scipy")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def improved(problem: PlanningProblem, plan: Plan) -> Plan | None:
+    draws = time_draws(problem, None)
+    plan = replace(plan, outlook=plan_outlook(plan, problem, draws))
+    return improved_plan(plan, problem, since=None, outlook=lambda other: plan_outlook(other, problem, draws))
+
+
+def test_the_example_moves_a_job_to_all_gpus_of_its_machine() -> None:
+    # bert takes two of the four GPUs for 1.7 h. resnet has done 1.7 / 2.2 of its work by then; the rest takes
+    # 0.227 x 1.3 h on four GPUs, after a restart of a minute. The box costs $3 an hour.
+    problem = read_problem(EXAMPLES / "jobs.yaml")
+    plan = cheapest_plan(problem)
+    hours = 1.7 + (1 - 1.7 / 2.2) * 1.3 + 1 / 60
+    assert plan.total_usd == pytest.approx(3 * hours, rel=1e-3)
+    assert plan.makespan_seconds == pytest.approx(hours * HOUR, rel=1e-3)
+    assert [segment.placement.configuration for segment in plan.segments if segment.job == "resnet"] == [
+        on("box", 2),
+        on("box", 4),
+    ]
+
+
+def test_a_job_without_a_checkpoint_does_not_move() -> None:
+    problem = read_problem(EXAMPLES / "jobs.yaml")
+    problem = replace(problem, jobs=tuple(replace(job, checkpoint=None) for job in problem.jobs))
+    plan = cheapest_plan(problem)
+    assert len(plan.segments) == len(problem.jobs)
+
+
+def test_a_wrong_machine_is_corrected() -> None:
+    """FIFO in the order of names takes the cheapest GPU that is in time for each job alone, and pays two machines."""
+    box = MachineType(name="box", gpu="A10", num_gpus=2, usd_per_hour=2.0)
+    own = MachineType(name="own", gpu="A10", num_gpus=1, usd_per_hour=1.1)
+    first = replace(crowd(2, 1, seed=0).jobs[0], name="a", seconds={on("box", 1): HOUR, on("own", 1): HOUR})
+    first = replace(first, deadline_seconds=9 * HOUR, low_factor=1.0, high_factor=1.0, spreads={}, release_seconds=0.0)
+    problem = PlanningProblem(
+        jobs=(first, replace(first, name="b")), machines=(box, own), limits=Limits(nodes=2), formulation=Formulation()
+    )
+    plan = simulate(problem, policy("fifo"))
+    assert plan.total_usd == pytest.approx(2.2)  # two machines of $1.1
+    better = improved(problem, plan)
+    # One change at a time: moving the first job alone to the box would cost $3.1, so only both together help.
+    assert better is None
+    mixed = replace(problem, jobs=(replace(first, seconds={on("box", 1): HOUR}), replace(first, name="b")))
+    # The first job needs the box, whose second GPU is free: the second job joins it, for nothing.
+    better = improved(mixed, simulate(mixed, policy("fifo")))
+    assert better is not None
+    assert better.total_usd == pytest.approx(2.0)
+
+
+def test_no_deadline_gets_less_likely() -> None:
+    problem = replace(crowd(6, 2, seed=3), probability=0.9)
+    plan = simulate(problem, policy("edf"))
+    draws = time_draws(problem, None)
+    before = plan_outlook(plan, problem, draws)
+    better = improved(problem, plan)
+    assert better is not None
+    assert better.outlook is not None
+    assert better.outlook.usd < before.usd
+    assert better.outlook.shortfall(0.9) <= before.shortfall(0.9)
+
+
+def test_a_budget_holds() -> None:
+    problem = crowd(4, 2, seed=1)
+    budget = cheapest_plan(problem).machine_usd
+    limited = replace(problem, limits=replace(problem.limits, budget_usd=budget))
+    assert cheapest_plan(limited).machine_usd <= budget * (1 + 1e-9)
