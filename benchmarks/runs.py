@@ -191,7 +191,7 @@ RUNS: Final[Mapping[str, Run]] = {
             module="benchmarks.accuracy.ablation",
             words=("validation", *_CACHE),
             split="fitted",
-            fitted="the constants of kind `fitted` in `constants.csv`",
+            fitted="the constants of kind `fitted` in `constants.toml`",
             is_quick=False,
         ),
         Run(name="rest-of-run", module="benchmarks.accuracy.rest_of_run", split="held out"),

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.constants import constants_of
 from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, step_memory
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
 from lightning_predict.distributed.single_gpu import PredictionContext, SingleSteps, single_steps, step_of_one_process
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from lightning_predict.distributed.layout_steps import MultiGpuStep
     from lightning_predict.extensions.embeddings.whole_step import ShardedEmbeddings
     from lightning_predict.run.history import Correction, HistoryRecord
+
+_OF: Final = constants_of(__name__)
 
 
 @final
@@ -407,10 +410,7 @@ def memory_need_of(
     )
 
 
-SHARDED_FRAGMENTATION: Final = 1.25
-"""Factor on the upper end of reserved memory if parameters are sharded. Gathered parameters are allocated on another
-stream, whose free blocks forward and backward cannot use. Runs of foundation-model-stack reserved up to 1.49 times
-the allocated memory."""
+SHARDED_FRAGMENTATION: Final = _OF.number("SHARDED_FRAGMENTATION", "factor")
 
 
 def _on_layout(kind: Trace, one: StepMemory, layout: Layout, sharing: Strategy) -> tuple[float, float]:

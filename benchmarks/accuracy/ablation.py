@@ -1,8 +1,8 @@
 """Measure what each empirical constant of the predictor is worth on published steps, by setting it to a neutral value.
 
-`constants.csv` lists the constants that were measured, fitted or assumed, each with a neutral value (a factor of 1, no
-extra cycles) and a group. All constants of a group are neutral together; the single constants of a group are tried if
-the group matters, or with `--single`. Example::
+Rows of the package's `constants.toml` with a neutral value (a factor of 1, no extra cycles) have a group. All constants
+of a group are neutral together; the single constants of a group are tried if the group matters, unless `--groups`, or
+always with `--single`. `--scores FILE` keeps each score, so that an interrupted run continues. Example::
 
     python -m benchmarks.accuracy.ablation FOLDER --cache recorded-steps --every 4
 
@@ -14,19 +14,19 @@ the group matters, or with `--single`. Example::
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import gc
 import importlib
+import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Literal, final, get_args
+from typing import Any, Final, final
 
 from rich.console import Console
 from rich.table import Table
@@ -35,13 +35,15 @@ from benchmarks.accuracy.published_steps import PublishedStep
 from benchmarks.accuracy.whole_steps import predicted_steps, published_steps
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
+from lightning_predict.constants import FILE
 from lightning_predict.kernels.models import kernel_models
 
-CONSTANTS: Final = Path(__file__).parent / "constants.csv"
-PACKAGE: Final = "lightning_predict"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
-Kind = Literal["measured", "fitted", "assumed"]
-"""Where a value comes from: a measurement, a choice on rows that are scored here, or an assumption."""
+PACKAGE: Final = "lightning_predict"
 
 POINTS_TO_KEEP: Final = 0.1
 """Minimum loss of accuracy, in points of the mean error of any table, that keeps a constant."""
@@ -57,14 +59,12 @@ class Constant:
     Attributes:
         module: Its module below the package.
         name: Its name.
-        kind: Where its value comes from.
         neutral: Value without its effect.
         group: Constants that are neutral together.
     """
 
     module: str
     name: str
-    kind: Kind
     neutral: float
     group: str
 
@@ -94,18 +94,18 @@ class Score:
     inside: float
 
 
-def read_constants(path: Path = CONSTANTS) -> tuple[Constant, ...]:
-    """Read the list of constants.
+def read_constants() -> tuple[Constant, ...]:
+    """Read the constants that have a neutral value."""
+    document = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(_constants("", document))
 
-    Raises:
-        ValueError: A kind or a number is not one.
-    """
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        if row["kind"] not in get_args(Kind):
-            raise ValueError(f"{path.name}: {row['name']} is {row['kind']!r}. Expected one of {get_args(Kind)}.")
-    return tuple(Constant(**{**row, "neutral": float(row["neutral"])}) for row in rows)  # type: ignore[arg-type]
+
+def _constants(module: str, table: Mapping[str, Any]) -> Iterator[Constant]:
+    for name, row in table.items():
+        if "value" not in row:
+            yield from _constants(f"{module}.{name}".lstrip("."), row)
+        elif "neutral" in row:
+            yield Constant(module, name, float(row["neutral"]), row["group"])
 
 
 @contextmanager
@@ -168,32 +168,57 @@ def sampled(rows: Sequence[PublishedStep], cache: Path, every: int) -> tuple[Pub
     return tuple(row for row in rows if row.file in chosen)
 
 
-def ablate(rows: Sequence[PublishedStep], cache: Path, console: Console, *, single: bool) -> Table:
+Scores = Mapping[str, Score]
+
+
+def ablate(
+    score: Callable[[str], Scores], console: Console, *, single: bool = False, groups_only: bool = False
+) -> Table:
     """Set each group of constants to neutral values, then the constants of groups that matter, and score.
 
     Args:
-        rows: Steps to score.
-        cache: Folder of recorded steps.
+        score: Scores the rows with the present values, under a name.
         console: Where progress is printed.
         single: Try each constant of every group.
+        groups_only: Try no single constant.
     """
-    before = scores(rows, cache)
+    before = score("none")
     groups: dict[str, list[Constant]] = defaultdict(list)
     for constant in read_constants():
         groups[constant.group].append(constant)
     found = [("none", "", before, True)]
     for group, constants in groups.items():
         with neutral(constants):
-            after = scores(rows, cache)
+            after = score(f"{group}|all")
         matters = worth(before, after) >= POINTS_TO_KEEP
         found.append((group, "all", after, matters))
-        if len(constants) > 1 and (single or matters):
+        if len(constants) > 1 and (single or matters) and not groups_only:
             for constant in constants:
                 with neutral([constant]):
-                    own = scores(rows, cache)
+                    own = score(f"{group}|{constant.name}")
                 found.append((group, constant.name, own, worth(before, own) >= POINTS_TO_KEEP))
         console.print(f"{group}: {'matters' if matters else 'costs nothing here'}", style="dim")
     return _table(before, found)
+
+
+def kept_scores(file: Path | None, rows: Sequence[PublishedStep], cache: Path) -> Callable[[str], Scores]:
+    """Return a function that scores the rows, and keeps each score in a JSON file, if there is one.
+
+    The file has [number of steps, mean error %, steps in the interval %] by table, by the name of the constants.
+    """
+    known = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+
+    def score(name: str) -> Scores:
+        if name not in known:
+            own = scores(rows, cache)
+            known[name] = {table: [one.cases, 100 * one.error, 100 * one.inside] for table, one in own.items()}
+            if file is not None:
+                file.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        return {
+            table: Score(int(cases), error / 100, inside / 100) for table, (cases, error, inside) in known[name].items()
+        }
+
+    return score
 
 
 def worth(before: Mapping[str, Score], after: Mapping[str, Score]) -> float:
@@ -233,6 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--every", type=int, default=4, help="score every so many steps of a table (default: %(default)s)"
     )
     parser.add_argument("--single", action="store_true", help="try each constant of every group")
+    parser.add_argument("--groups", action="store_true", help="try no single constant")
+    parser.add_argument("--scores", type=Path, default=None, help="file that keeps scores, for an interrupted run")
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     console = ResultConsole(width=WIDTH)
@@ -240,7 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rows:
         print(f"error: {options.cache} holds no recorded step of {options.folder}.", file=sys.stderr)
         return 1
-    console.print(ablate(rows, options.cache, console, single=options.single))
+    score = kept_scores(options.scores, rows, options.cache)
+    console.print(ablate(score, console, single=options.single, groups_only=options.groups))
     write_run(console, "ablation", options.result)
     return 0
 

@@ -21,6 +21,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import Gpu
 from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
@@ -28,10 +29,9 @@ from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_
 if TYPE_CHECKING:
     from lightning_predict.cost.prediction import Values
 
-IDLE_SHARE: Final = 0.2
-"""Power of a waiting GPU, as a share of its power limit; a rounded figure. An open CUDA context adds 26 to 66 W to
-the power of an unused H100, A100 or L40S, whose limits are 350 to 700 W (Vadari, "The Model Parking Tax", arXiv
-2605.23918)."""
+_OF: Final = constants_of(__name__)
+
+IDLE_SHARE: Final = _OF.number("IDLE_SHARE", "share")
 
 
 @final

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final, Literal, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import NORMAL_95, Interval
@@ -45,21 +46,17 @@ from lightning_predict.memory.simulation import (
 )
 from lightning_predict.tracing.trace import Trace
 
+_OF: Final = constants_of(__name__)
+
 MemoryFit = Literal["fits", "tight", "exceeds"]
 """`fits`: the step fits with a probability of at least 97 %. `tight`: the predicted amount fits, with a lower
 probability. `exceeds`: the predicted amount does not fit."""
 
-FITS_FROM: Final = 0.97
-"""Minimum probability for the verdict `fits`, so that at most 3 % of these verdicts are wrong."""
+FITS_FROM: Final = _OF.number("FITS_FROM", "share")
 
-ECC_SHARE: Final = 1 / 16
-"""Share of memory that stores the bits of inline ECC: nvidia-smi shows 15,360 of a T4's 16,384 MiB
-(github.com/robbyant-research/MagicQuill/issues/57)."""
+ECC_SHARE: Final = _OF.number("ECC_SHARE", "share")
 
-DRIVER_SHARE: Final = 0.03
-"""Share of the memory without ECC bits that the driver reserves: the largest of four observed values. torch reports
-14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an L40S (1.0 %), 23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on
-an H100 (1.1 %)."""
+DRIVER_SHARE: Final = _OF.number("DRIVER_SHARE", "share")
 
 
 def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
@@ -87,14 +84,9 @@ DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.91, 1.0, 1.14)
 """Ratio of measured to simulated reserved memory, for convolutional networks (90 % interval). The runs are of ten
 timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
 
-CONVOLVED: Final = 0.25
-"""Share of the forward pass's bytes that convolutions write in these runs (median). For steps with a smaller share,
-the interval is interpolated between `DERIVED` and `DERIVED_WITH_CONVOLUTIONS`."""
+CONVOLVED: Final = _OF.number("CONVOLVED", "share")
 
-TRIALS_SHARE: Final = 0.14
-"""Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), as a share of simulated
-memory. This share is multiplied by the share of bytes that convolutions write. It fits the median of the same runs,
-all of which used trials."""
+TRIALS_SHARE: Final = _OF.number("TRIALS_SHARE", "share")
 
 ALLOCATED: Final = Interval(0.97, 1.0, 1.06)
 """Ratio of measured to simulated peak of allocated memory, without convolutions (90 % interval). Both allocated

@@ -23,10 +23,13 @@ from pathlib import Path
 from typing import Final, final
 
 from lightning_predict.checked import Checked, read_json, read_toml
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import CatalogueError, InvalidArgumentError
 from lightning_predict.files import user_folder
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.layouts import is_same_machine
+
+_OF: Final = constants_of(__name__)
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
 RELEASE_FILE: Final = Path(__file__).with_name("current.json")
@@ -41,18 +44,13 @@ USER: Final = "user"
 OWN_PRICE_MACHINE: Final = "own price"
 """Machine name of a user's price that names no machine. The date of this price is today."""
 
-CURRENT_YEARS: Final = 2
-"""An offer is current if it is at most this number of years older than the newest offer."""
+CURRENT_YEARS: Final = _OF.count("CURRENT_YEARS", "years")
 
-FRESH_DAYS: Final = 60
-"""Maximum age of a fresh on-demand price, in days; a rounded figure. Lists change every few months."""
+FRESH_DAYS: Final = _OF.count("FRESH_DAYS", "days")
 
-FRESH_SPOT_DAYS: Final = 14
-"""Maximum age of a fresh spot price, in days; a rounded figure. Spot prices move by the hour."""
+FRESH_SPOT_DAYS: Final = _OF.count("FRESH_SPOT_DAYS", "days")
 
-OLD_DAYS: Final = 180
-"""Age in days above which a price counts as old; a rounded figure. `offers.toml` lists 14 machines at two dates, 12
-to 18 months apart: 8 prices stayed, 4 fell by 12 to 44 %, and 2 rose by 27 to 29 %."""
+OLD_DAYS: Final = _OF.count("OLD_DAYS", "days")
 
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "marketplace": ("Akash", "OpenRelay", "RunPod Community", "Vast.ai", "TensorDock", "Shadeform", "Salad"),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.distributed.gradients import (
     ROOT,
     UnitSegment,
@@ -64,19 +65,18 @@ from lightning_predict.timeline.simulation import (
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
 from lightning_predict.uncertainty import OFFLOAD_SPREAD, STRAGGLER_WAIT, narrow_interval
-from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
+from lightning_predict.units import mebibytes_to_bytes
 
 if TYPE_CHECKING:
     from lightning_predict.extensions.parallel.divided_step import DividedStep
 
+_OF: Final = constants_of(__name__)
+
 # --- Optimizer state in host memory (ZeRO-Offload)
 
-HOST_BYTES_PER_SECOND: Final = gigabytes_to_bytes(200)
-"""Memory bandwidth that the optimizer step reaches on the CPUs of a machine. Assumption: half the bandwidth of two
-sockets with eight channels of DDR4-3200."""
+HOST_BYTES_PER_SECOND: Final = _OF.number("HOST_BYTES_PER_SECOND", "bytes/second")
 
-PCIE_SHARE: Final = 0.8
-"""Share of the PCIe bandwidth that copies from pinned memory reach. Assumption."""
+PCIE_SHARE: Final = _OF.number("PCIE_SHARE", "share")
 
 OPTIMIZER_STATES, STATE_BYTES = 3, 4
 """Number of states per parameter (Adam's two moments and the master copy), and bytes per state (float32)."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.distributed.gradients import is_of_expert, parameter_bytes, unit_bytes, unit_elements
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions import extension
@@ -31,6 +32,8 @@ from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Trace
 
 if TYPE_CHECKING:
     from lightning_predict.extensions.parallel.stage_memory import StageMemory
+
+_OF: Final = constants_of(__name__)
 
 
 @final
@@ -227,9 +230,7 @@ def share_of(part: float, whole: float) -> float:
 
 # --- Sharding between replicas
 
-GATHERED_UNITS: Final = 3
-"""Number of FSDP units whose parameters are gathered at the same time: the root unit, the current unit and the next
-unit."""
+GATHERED_UNITS: Final = _OF.count("GATHERED_UNITS", "units")
 
 
 def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:

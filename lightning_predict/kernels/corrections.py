@@ -44,6 +44,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
@@ -56,17 +57,11 @@ from lightning_predict.tracing.operand_strides import SECOND_FACTOR_POSITION, SE
 from lightning_predict.tracing.recorded_on import release_of
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
+_OF: Final = constants_of(__name__)
+
 # --- torch version: matmuls and norms
 
-YEARLY_GAIN: Final = 0.05
-"""Reduction of log time per year of torch releases.
-
-This was fitted to timm's AMP steps on one RTX 3090, with the same models and batches under torch 1.10 and 2.4, which
-are 2.8 years apart. Models with attention are left out, because attention was fused in between. The median ratios are
-1.22 (288 models, channels first) and 1.09 (264, channels last), which is 0.073 and 0.031 a year. No other value was
-taken from them. Steps of eleven training benchmarks in two containers on the same GPU agree: 0.046 a year from 1.7 to
-1.13 (26 pairs on three GPUs) and from 1.13 to 2.3 (an H100-PCIe). The same benchmarks, under torch 1.4 on GPUs before
-Ampere, show no gain for float32 matmuls on CUDA cores."""
+YEARLY_GAIN: Final = _OF.number("YEARLY_GAIN", "factor")
 
 REWRITTEN: Final = ("norm", "softmax")
 """Parts of the names of operations other than matmuls whose kernels also improved.
@@ -148,14 +143,8 @@ SECOND_GENERATION: Final = (2, 2)
 CUDNN_BY_DEFAULT: Final = (2, 11)
 """First torch version whose wheels use cuDNN's attention on Hopper and Blackwell by default."""
 
-FIRST_GENERATION_LOSS: Final = 0.9
-FIRST_GENERATION_TOKENS: Final = 6000.0
-"""Parameters of the time of FlashAttention 1 relative to 2, which is 1 + loss · s / (s + tokens) for s keys.
-
-The ratio is 1.4 at 4,096 and 1.8 at 32,768 keys; Dao (2023) says "around twice". It was fitted to MPT's steps of the 1b
-model at 2,048 to 32,768 tokens on the A100-40GB. Their attention would need ratios of 1.28, 1.53, 1.67 and 1.78 at
-4,096 to 32,768. The 7b model was left out of the fit: it would need 1.72 at 16,384, and this formula gives 1.66 (those
-rows of mpt_fsdp.csv are training data)."""
+FIRST_GENERATION_LOSS: Final = _OF.number("FIRST_GENERATION_LOSS", "factor")
+FIRST_GENERATION_TOKENS: Final = _OF.number("FIRST_GENERATION_TOKENS", "tokens")
 
 ON_HOPPER: Final = (1.75, 1.6)
 """Time of FlashAttention 2 relative to 3, forward and backward. These are the middles of 1.5 to 2.0 and of 1.5 to 1.75

@@ -17,13 +17,15 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array, ShapeBatch
 from lightning_predict.kernels.roofline import compute_peak, per_gpu, roofline_seconds
-from lightning_predict.units import GIGA, MICROSECOND
+from lightning_predict.units import GIGA
 
-LAUNCH_SECONDS: Final = 1.5 * MICROSECOND
-"""Minimum kernel time: the fastest kernel in the public tables, replayed from a CUDA graph, takes 1.5 µs on any GPU."""
+_OF: Final = constants_of(__name__)
+
+LAUNCH_SECONDS: Final = _OF.number("LAUNCH_SECONDS", "seconds")
 
 SMALLEST: Final = 1e-12
 """Lower bound in logarithms of quantities that can be zero (a copy without FLOPs)."""
@@ -43,9 +45,7 @@ MACHINE_FEATURES: Final = (
 )
 """Names of `machine_features`. Their values are the same for all problems of a dtype, so they identify the GPU."""
 
-ENOUGH_BASE_CLOCK: Final = 0.6
-"""Minimum base clock, as a share of the boost clock, of a GPU that sustains its boost clock. Boards with a lower base
-clock (L4, T4, L40S: 0.37 to 0.44) have too little power to sustain it."""
+ENOUGH_BASE_CLOCK: Final = _OF.number("ENOUGH_BASE_CLOCK", "share")
 
 
 def log2(values: Array) -> Array:

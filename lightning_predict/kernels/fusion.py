@@ -30,6 +30,7 @@ from dataclasses import replace
 from itertools import count, pairwise
 from typing import Final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
@@ -37,6 +38,8 @@ from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
 from lightning_predict.tracing.signatures import DRAWS_MASKS, FUSED
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+
+_OF: Final = constants_of(__name__)
 
 STATISTICS: Final = "triton::statistics"
 """Name of the reduction part of a norm. Its results are known only when it ends."""
@@ -59,18 +62,11 @@ _NORMS: Final = {
 }
 """Norms, each with the number of its first tensors that are as large as the result."""
 
-LONGEST_ROW_IN_A_KERNEL: Final = 4096
-"""Longest row, in elements, that a fused kernel keeps while it reduces the row. A longer row is read again.
-
-In KernelBench, compiled RMS norms, instance norms and softmaxes over longer rows take three or four passes (those rows
-are training data)."""
+LONGEST_ROW_IN_A_KERNEL: Final = _OF.count("LONGEST_ROW_IN_A_KERNEL", "elements")
 
 _SCANS: Final = frozenset({"aten::cumsum", "aten::cumprod"})
 
-LARGEST_WINDOW: Final = 25
-"""Largest pooling window, in elements, for which Inductor writes a kernel. PyTorch's kernels are used for larger and
-dilated windows.
-"""
+LARGEST_WINDOW: Final = _OF.count("LARGEST_WINDOW", "elements")
 
 _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "upsample")
 """Parts of the names of operations that read or write by position, or read their input more than once."""
@@ -129,8 +125,7 @@ def _around_kernels(operation: Operation, inside: Set[int | None], masks: Set[in
 
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
-PADDED_TO: Final = 8
-"""Multiple to which Inductor pads the sides of 16-bit matmuls: 16 bytes (its option `shape_padding`, on by default)."""
+PADDED_TO: Final = _OF.count("PADDED_TO", "elements")
 
 
 def _padded(operation: Operation) -> Operation:
@@ -158,8 +153,7 @@ def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
         yield operation
 
 
-MAX_JOINED: Final = 8
-"""Maximum number of tensors that a kernel concatenates (Inductor's `max_pointwise_cat_inputs`)."""
+MAX_JOINED: Final = _OF.count("MAX_JOINED", "tensors")
 
 
 def _is_joined_apart(operation: Operation) -> bool:
@@ -238,8 +232,7 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
     return tuple(changed)
 
 
-OPERATIONS_PER_CONVOLUTION: Final = 300
-"""Number of operations per convolution above which Inductor does not change the layout of images."""
+OPERATIONS_PER_CONVOLUTION: Final = _OF.count("OPERATIONS_PER_CONVOLUTION", "operations")
 
 LAYOUT_SHARES: Final = {"grouped": 1.358, "small": 0.783, "in_out": 0.725, "default": 0.823}
 """Time of a convolution without gradients in channels-last layout, relative to channels-first layout, as Inductor
@@ -270,7 +263,7 @@ def _layout_kind(convolution: Operation) -> str:
     return "in_out" if 2 * most <= least and sides[0] > 1 else "default"
 
 
-SMALL_CHANNELS: Final = 64
+SMALL_CHANNELS: Final = _OF.count("SMALL_CHANNELS", "channels")
 
 
 def _convolution_flops(convolution: Operation) -> float:

@@ -32,6 +32,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import NVLINK_DOMAINS, Layout, in_domains, largest_machine
 from lightning_predict.gpus.records import NVIDIA, Gpu
@@ -40,7 +41,9 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.families.collective import CollectiveCurves, bundled_curves
 from lightning_predict.kernels.operations import COLLECTIVES, Array, shape_batch
 from lightning_predict.uncertainty import PCIE_SPREADS, UNFITTED_SPREAD, UNKNOWN_PCIE_SPREAD
-from lightning_predict.units import MICROSECOND, bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
+from lightning_predict.units import bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
+
+_OF: Final = constants_of(__name__)
 
 NETWORK_BYTES_PER_SECOND: Final = {
     "pascal": gigabytes_to_bytes(50),
@@ -52,22 +55,13 @@ NETWORK_BYTES_PER_SECOND: Final = {
 """Network bandwidth of one machine with NVLink, in one direction, by architecture. NVIDIA's data sheets list four
 adapters of 100 Gbit/s for the DGX-1, eight of 200 for the DGX A100, and eight of 400 for the DGX H100 and B200."""
 
-RAIL_GPUS: Final = 8
-"""Number of GPUs of those reference systems. They share the adapters evenly.
+RAIL_GPUS: Final = _OF.count("RAIL_GPUS", "GPUs")
 
-Each GPU sends through its own part of the adapters, which is called its rail. It cannot use more if other GPUs are idle
-or missing, because NCCL's rings stay on their rails."""
+ETHERNET_BYTES_PER_SECOND: Final = _OF.number("ETHERNET_BYTES_PER_SECOND", "bytes/second")
 
-ETHERNET_BYTES_PER_SECOND: Final = gigabytes_to_bytes(12.5)
-"""Network bandwidth of one machine without NVLink: 100 Gbit/s. This assumption fits large cloud machines."""
+NETWORK_SHARE: Final = _OF.number("NETWORK_SHARE", "share")
 
-NETWORK_SHARE: Final = 0.9
-"""Share of the network's line rate that collectives reach. This is an assumption."""
-
-SOCKET_SHARE: Final = 0.5
-"""Share of the line rate that collectives reach with TCP sockets, where the CPU copies each byte (no RDMA). This is an
-assumption. Published values are 0.9 for GPUDirect over TCP (two a3-megagpu-8g, nccl-tests), and 0.1 for machines of
-four T4 with sockets (Sia's placements)."""
+SOCKET_SHARE: Final = _OF.number("SOCKET_SHARE", "share")
 
 
 @final
@@ -108,7 +102,7 @@ The shares come from published nccl-tests of large messages (these are training 
 * 0.08 implied by Sia's steps of eight 2080 Ti."""
 
 
-PCIE_4_BYTES_PER_SECOND: Final = gigabytes_to_bytes(32)
+PCIE_4_BYTES_PER_SECOND: Final = _OF.number("PCIE_4_BYTES_PER_SECOND", "bytes/second")
 
 
 def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
@@ -128,12 +122,10 @@ def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
     return PcieMachine(words, 0.5, UNKNOWN_PCIE_SPREAD)
 
 
-RING_HOP_SECONDS: Final = 4 * MICROSECOND
-TREE_HOP_SECONDS: Final = 8.5 * MICROSECOND
-NVLINK_STEP_SECONDS: Final = 1.9 * MICROSECOND
-PCIE_STEP_SECONDS: Final = 2.5 * MICROSECOND
-"""Latency of a ring or tree step over RDMA, and of a step inside a machine. NCCL assumes these values when it chooses
-an algorithm (protocol LL128; src/graph/tuning.cc, hardware latencies). TCP takes several times as long."""
+RING_HOP_SECONDS: Final = _OF.number("RING_HOP_SECONDS", "seconds")
+TREE_HOP_SECONDS: Final = _OF.number("TREE_HOP_SECONDS", "seconds")
+NVLINK_STEP_SECONDS: Final = _OF.number("NVLINK_STEP_SECONDS", "seconds")
+PCIE_STEP_SECONDS: Final = _OF.number("PCIE_STEP_SECONDS", "seconds")
 
 CHUNK_SECONDS: Final = TREE_HOP_SECONDS
 """Latency of a chunk between a machine and the network.
@@ -143,8 +135,7 @@ latencies. At the best n, this sum is 2 sqrt(time x latency). It was compared wi
 over two machines, for 1 MiB to 2 GiB (eight H200 with RoCE, eight A100 of OCI). The median errors are 8 and 11 %;
 without it, they are 25 and 14 % (all predicted too fast). No value was fitted to these curves."""
 
-TREE_SHARE: Final = 0.92
-"""Bandwidth of a tree relative to a ring, from the same file."""
+TREE_SHARE: Final = _OF.number("TREE_SHARE", "share")
 
 
 @final

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.kernels.operations import OperationShape, translator_of
 from lightning_predict.kernels.roofline import (
     JOINED_LOAD_CYCLES,
@@ -38,6 +39,8 @@ from lightning_predict.kernels.roofline import (
 )
 from lightning_predict.tracing.operand_strides import POINTWISE, STRIDED, TO_ROWS
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
+
+_OF: Final = constants_of(__name__)
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -93,10 +96,7 @@ LOOK_UP_CALLS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_on
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
 """Calls that read only the requested rows of their table."""
 
-FOUND_AGAIN: Final = 0.45
-"""Cost of reading a looked-up byte again, which is a hit in the L2 cache, relative to the first read from DRAM. It is
-the ratio of the two bandwidths on GPUs since Volta. 512 rows from a table of 8 take 0.43 in one recording on the B300
-(the value was chosen on it)."""
+FOUND_AGAIN: Final = _OF.number("FOUND_AGAIN", "factor")
 
 CASTS: Final = _aten("_to_copy copy_")
 """Copies that may change the dtype."""

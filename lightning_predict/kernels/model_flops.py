@@ -16,16 +16,18 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.kernels.operations import OperationShape, operation_spec
 from lightning_predict.tracing.trace import Trace
 
+_OF: Final = constants_of(__name__)
+
 PRODUCTS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")
 """Parts of the names of operations whose FLOPs count."""
 
-BACKWARD_RATIO: Final = 3.0
-"""FLOPs of a training step over those of its forward pass: the backward pass has two products for each one."""
+BACKWARD_RATIO: Final = _OF.number("BACKWARD_RATIO", "factor")
 
 INDEX_DIMENSIONS: Final = 2
 """Dimensions of a batch of token sequences."""

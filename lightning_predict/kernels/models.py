@@ -52,6 +52,7 @@ from typing import TYPE_CHECKING, Final, Literal, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import UnknownOperationError, WeightsFormatError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
@@ -78,6 +79,8 @@ from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights
 
 if TYPE_CHECKING:
     from lightning_predict.kernels.families.collective import CollectiveCurves
+
+_OF: Final = constants_of(__name__)
 
 # --- All models of the package
 
@@ -595,11 +598,9 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
 
 # --- Bounds from larger problems
 
-MIN_SHARE: Final = 0.72
-"""Minimum time of a matmul with one side doubled, relative to the time of the matmul itself."""
+MIN_SHARE: Final = _OF.number("MIN_SHARE", "share")
 
-MAX_UTILISATION: Final = 0.6
-"""Assumed maximum utilisation of larger matmuls. It limits how many larger matmuls must be computed."""
+MAX_UTILISATION: Final = _OF.number("MAX_UTILISATION", "share")
 
 MAX_DOUBLINGS: Final = 2
 """Maximum number of doublings over all sides. It is two, because the first larger matmul may be too slow as well."""

@@ -50,6 +50,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
@@ -63,6 +64,8 @@ from lightning_predict.kernels.operations import (
     register,
 )
 from lightning_predict.uncertainty import rate_half_width
+
+_OF: Final = constants_of(__name__)
 
 # --- Peaks, and the lower bound on a kernel's time
 
@@ -143,24 +146,15 @@ def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequ
 
 # --- Rates that large products sustain
 
-TENSOR_SHARE: Final = 0.98
-"""Share of the peak that tensor cores reach.
+TENSOR_SHARE: Final = _OF.number("TENSOR_SHARE", "share")
 
-This constant and all below were fitted to the rates of 52 GPUs in the catalogue (source `matmul_survey`), with weak
-priors. The errors on GPUs that were left out of the fit are (median and 90 % quantile): float32 4 and 21 %, TF32 5 and
-11 %, float16 4 and 14 %, bfloat16 3 and 9 %."""
+OVERCLOCKED_SHARE: Final = _OF.number("OVERCLOCKED_SHARE", "share")
 
-OVERCLOCKED_SHARE: Final = 0.90
-"""Sustained clock over highest clock: an additional factor for boards that may exceed their boost clock."""
+LANES_SHARE: Final = _OF.number("LANES_SHARE", "share")
 
-LANES_SHARE: Final = 0.93
-"""Share of the float32 peak that CUDA cores reach if there are 64 per multiprocessor, or on chips before Volta."""
+WIDE_LANES_SHARE: Final = _OF.number("WIDE_LANES_SHARE", "share")
 
-WIDE_LANES_SHARE: Final = 0.805
-"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach on Hopper and data-centre Blackwell."""
-
-SHARED_LANES_SHARE: Final = 0.77
-"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach on GeForce chips since Ampere."""
+SHARED_LANES_SHARE: Final = _OF.number("SHARED_LANES_SHARE", "share")
 
 TENSOR_WATTS: Final[Mapping[str, float]] = {
     "volta": 1.7,
@@ -178,42 +172,16 @@ registers (Ada, GeForce Blackwell), shared memory, or tensor memory."""
 RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
 """Watts per FLOP, relative to a 16-bit FLOP, for CUDA cores and for tensor cores at half the rate."""
 
-HEADROOM: Final = 1.25
-"""Maximum rate of a matmul relative to the sustained rate, which is exceeded in bursts and at the best shapes. It is
-the 99 % quantile of large matmuls on the fastest GPUs in the measurement tables."""
+HEADROOM: Final = _OF.number("HEADROOM", "factor")
 
-HOPPER_FLOAT8: Final = 1.05
-"""Time of a float8 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks.
-
-Training uses cuBLASLt, for which there is no table. TileLang's tuned matmuls of 8,192 x 8,192 x k take 0.525, 0.502,
-0.503 and 0.497 of their float16 time, on one H800 at k of 2,048 to 16,384. They reach 1,340 to 1,540 TFLOP/s. cuBLAS
-reaches 800 in bfloat16 on the H100, so the ratios of the times are 0.60 to 0.52, while the ratio of the peaks is 0.50.
-The inference kernels of `matmul_fp8` take 0.63 (H100) and 0.58 (H200) from 8,192 rows up. No times of whole steps were
-used. On Blackwell, the ratio of the peaks is used unchanged."""
+HOPPER_FLOAT8: Final = _OF.number("HOPPER_FLOAT8", "factor")
 
 
-HOPPER_TF32: Final = 1.08
-"""Time of a TF32 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks.
-
-The value is the middle of two sources. XLA's best algorithms take 2.2 to 2.4 times as long in TF32 as in bfloat16 on
-the H100, from 8 to 500 GFLOP, and 1.6 to 1.85 times on the B200 (we use 2 there and elsewhere). Published torch matmuls
-with sides of 2,048 to 10,240 on an H100, an H800 and an H20 take 1.9 to 2.1 times as long (these rows and the H100's
-rows of `matmul_tf32` are training data). Twelve TF32 steps on the H100-PCIe were not used for this choice. Their median
-error is 7.5 % with this value, and 8.5 % with 1.13."""
+HOPPER_TF32: Final = _OF.number("HOPPER_TF32", "factor")
 
 
-TRANSPOSED_WATTS: Final = 1.6
-TRANSPOSED_WATTS_ON_TURING: Final = 1.3
-"""Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B. The second constant is for Volta and Turing.
-
-For A·Bᵀ, both operands pass through shared memory element by element. Published rates are for A·B. KernelBench's A·Bᵀ
-in float32 takes 1.43 times as long as A·B and Aᵀ·B of the same shape on the L40S, 1.25 on the H100-PCIe and 1.12 on the
-RTX 3090 Ti. NeuSight's A·Bᵀ on the L4 takes 1.48 times as long as networks without L4 measurements predict. This rule
-gives 1.33, 1.08, 1.19 and 1.46. If each GPU is left out of the choice, it gives 1.35, 1.09, 1.24 and 1.54. On the A100
-and the H100-SXM, whose power suffices, matmuls A·Bᵀ of the public tables are within 4 % of the survey's rate; this rule
-gives 1.02 and 1.04. Kernels for Volta and Turing need less power: A·Bᵀ takes 1.09 (NeuSight) and 1.20 (KernelBench) on
-the T4, and 1.0 on the V100, where this rule gives 1.15 and 1.05. If chosen on the T4 alone, the value is the same; if
-chosen on the V100 alone, there would be no such factor (all of these rows are training data)."""
+TRANSPOSED_WATTS: Final = _OF.number("TRANSPOSED_WATTS", "factor")
+TRANSPOSED_WATTS_ON_TURING: Final = _OF.number("TRANSPOSED_WATTS_ON_TURING", "factor")
 
 REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
 """Dtypes whose sustained rates are modelled."""
@@ -316,44 +284,21 @@ LIMITED: Final = "limited_transfer"
 Its shape is that of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and the cycles of a
 block."""
 
-SINGLE_LOAD_CYCLES: Final = 1 / 1.3
-"""Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands.
+SINGLE_LOAD_CYCLES: Final = _OF.number("SINGLE_LOAD_CYCLES", "cycles")
 
-Liger's rotary embeddings, RMS norms and gated units reach 1.2 to 1.5 elements per cycle, in float32 and bfloat16, on
-the A100 and H100 (these rows are training data)."""
+JOINED_LOAD_CYCLES: Final = _OF.number("JOINED_LOAD_CYCLES", "cycles")
 
-JOINED_LOAD_CYCLES: Final = 1.25
-"""The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element. 1.20
-and 1.29 in two recordings on the H100, of Qwen's rotary embeddings and of TimeSformer's class tokens (chosen on these).
-"""
+SECTOR_BYTES: Final = _OF.count("SECTOR_BYTES", "bytes")
+SECTOR_CYCLES: Final = _OF.number("SECTOR_CYCLES", "cycles")
 
-SECTOR_BYTES: Final = 32
-SECTOR_CYCLES: Final = 2.1
-"""Minimum bytes of a memory access, and multiprocessor cycles to load them from the L2 cache, if each access is for one
-element (a transposing copy). One recording on the H100 gives 2.1 for TimeSformer's keys and 2.2 for its joined tokens,
-which is three quarters of the L2 bandwidth (the value was chosen on this recording)."""
+CACHED_SHARE: Final = _OF.number("CACHED_SHARE", "share")
 
-CACHED_SHARE: Final = 0.35
-"""Share of the L2 cache that can hold rows until they are read again.
-
-The two halves of the L2 cache of an A100 or H100 each keep a copy, and written data takes space, too. In Liger's cross
-entropies on the A100, rows that take 35 % of the cache hit, and rows that take 70 % miss (these rows are training
-data)."""
-
-FOUND_COST: Final = 0.56
-"""Time of a softmax whose rows hit the L2 cache, relative to one whose rows miss. It is 0.56 in those rows, without the
-look-up of the targets. Two of its four passes still access DRAM."""
+FOUND_COST: Final = _OF.number("FOUND_COST", "factor")
 
 
-HOST_COPY_BYTES_PER_SECOND: Final = 11e9
-"""Maximum bytes per second of a copy between host and GPU, even over a faster link: the host's memory is read first,
-and links are shared.
+HOST_COPY_BYTES_PER_SECOND: Final = _OF.number("HOST_COPY_BYTES_PER_SECOND", "bytes/second")
 
-In recordings on the V100, A100 (twice) and H100, copies of 19 to 56 MB reached 10.7, 9.9, 11.5 and 11.1 GB/s, with
-pinned and pageable memory; one copy on a V100 reached 5.9 (the value was chosen on all of these)."""
-
-LINK_SHARE: Final = 0.8
-"""Share of a link's bandwidth that a copy reaches if the host is not the limit. This is an assumption."""
+LINK_SHARE: Final = _OF.number("LINK_SHARE", "share")
 
 
 def host_copy_rate(gpu: Gpu) -> float:

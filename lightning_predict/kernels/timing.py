@@ -33,6 +33,7 @@ from typing import Final, Literal, Protocol, final, get_args
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
@@ -69,8 +70,9 @@ from lightning_predict.uncertainty import (
     above_minimum_work,
     summed_by_owner,
 )
-from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.records import MeasuredFactor
+
+_OF: Final = constants_of(__name__)
 
 # --- Estimates and the interface of models
 
@@ -194,9 +196,7 @@ TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric
 """Share of the roofline that kernels without a model reach. This is about half of the peak for large matmuls, and about
 80 % of the bandwidth for memory-bound kernels and copies."""
 
-SHORTEST_KERNEL_SECONDS: Final = 2 * MICROSECOND
-"""Minimum kernel time, which is the time of a kernel without work. Matmuls of one tile, replayed from CUDA graphs, take
-1.5 to 2.5 µs on nine GPUs."""
+SHORTEST_KERNEL_SECONDS: Final = _OF.number("SHORTEST_KERNEL_SECONDS", "seconds")
 
 
 SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
@@ -673,8 +673,7 @@ def _clamp_to_products_without_winograd(times: OperationTimes, question: TimingR
     return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
 
 
-FEW_CHANNELS: Final = 8
-"""Number of channels to which tensor cores pad if there are fewer."""
+FEW_CHANNELS: Final = _OF.count("FEW_CHANNELS", "channels")
 
 
 def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:

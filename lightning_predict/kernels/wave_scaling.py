@@ -28,29 +28,21 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.roofline import host_copy_rate
 from lightning_predict.tracing.trace import Kernel
-from lightning_predict.units import MICROSECOND
 
-WARP_THREADS: Final = 32
-REGISTER_UNIT_PER_WARP: Final = 256
-"""Registers are allocated to warps in units of 256 (on all architectures since Kepler)."""
-SHARED_MEMORY_UNIT_BYTES: Final = 256
+_OF: Final = constants_of(__name__)
 
-FULL_TRAFFIC_SHARE: Final = 0.25
-"""Share of the blocks of a full wave that saturates the bandwidth.
+WARP_THREADS: Final = _OF.count("WARP_THREADS", "threads")
+REGISTER_UNIT_PER_WARP: Final = _OF.count("REGISTER_UNIT_PER_WARP", "registers")
+SHARED_MEMORY_UNIT_BYTES: Final = _OF.count("SHARED_MEMORY_UNIT_BYTES", "bytes")
 
-Chosen on the kernels of one ResNet-50 step that ran on a V100 and an A100. Values from 1/16 to 1/4 give
-total errors of the kernels with the same code within 4 % in both directions. With a whole wave, the errors are 16 % in
-one direction and 13 % in the other."""
+FULL_TRAFFIC_SHARE: Final = _OF.number("FULL_TRAFFIC_SHARE", "share")
 
-START_SECONDS: Final = 2 * MICROSECOND
-"""Part of the time of a kernel or copy that is the same on every GPU.
-
-In the same step, copies of a few bytes take 1.3 to 1.8 µs on both GPUs, and kernels of one block 1.5 to 2.5 µs. Kernels
-of one tile, replayed from CUDA graphs, take as long on nine GPUs."""
+START_SECONDS: Final = _OF.number("START_SECONDS", "seconds")
 
 HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
 """Prefixes of the names of copies over the host link, as the CUDA driver names them."""

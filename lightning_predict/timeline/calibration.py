@@ -28,6 +28,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.ties import clearly_less
@@ -46,29 +47,20 @@ from lightning_predict.timeline.simulation import (
 )
 from lightning_predict.tracing.trace import Kernel, Trace
 from lightning_predict.uncertainty import MEASURED_HOST_SPREAD, PROFILED_SPREAD, STACKS_SPREAD
-from lightning_predict.units import MICROSECOND
 
-GAP_SECONDS: Final = 1 * MICROSECOND
-"""Default gap between two kernels that are queued in the same stream, for traces that do not show it. Medians of public
-recordings are 0.8-1.0 us on the V100, 1.0-1.2 on the A100, 1.2-1.4 on the H100, and 0.4 on a B200, where kernels may
-overlap."""
+_OF: Final = constants_of(__name__)
 
-LARGEST_GAP_SECONDS: Final = 3 * MICROSECOND
-"""Upper bound on a gap. A longer pause of a busy stream is a wait for another stream."""
+GAP_SECONDS: Final = _OF.number("GAP_SECONDS", "seconds")
 
-MIN_GAPS: Final = 20
-"""Minimum number of gaps for computing a median."""
+LARGEST_GAP_SECONDS: Final = _OF.number("LARGEST_GAP_SECONDS", "seconds")
 
-HOST_BOUND_SHARE: Final = 0.05
-"""Minimum share of the device's span in which the device waits for late launches, for a step to count as host-bound.
+MIN_GAPS: Final = _OF.count("MIN_GAPS", "gaps")
 
-In public recordings, the share is 0-4 % for device-bound steps and 8-96 % for host-bound steps."""
+HOST_BOUND_SHARE: Final = _OF.number("HOST_BOUND_SHARE", "share")
 
-SLOWEST_PROFILER: Final = 20.0
-"""Upper bound on the factor by which a profiler slows the host."""
+SLOWEST_PROFILER: Final = _OF.number("SLOWEST_PROFILER", "factor")
 
-HOST_TOLERANCE: Final = 0.02
-"""Relative tolerance. A step time this close to the device time contains no information about the host."""
+HOST_TOLERANCE: Final = _OF.number("HOST_TOLERANCE", "share")
 
 
 @final

@@ -37,11 +37,14 @@ from statistics import fmean
 from typing import Final, final
 
 from lightning_predict.checked import shown
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.tracing.trace import Kernel, Operation, Phase, Trace
 from lightning_predict.uncertainty import FASTEST_HOST, HOST_CLASS_SPREADS, SLOWEST_HOST
-from lightning_predict.units import MICROSECOND, microseconds_to_seconds
+from lightning_predict.units import microseconds_to_seconds
+
+_OF: Final = constants_of(__name__)
 
 # --- Host models and the table
 
@@ -257,21 +260,12 @@ class HostModel:
 
 # --- Host times of a recorded step
 
-PROFILER_EVENT_SECONDS: Final = 2 * MICROSECOND
-"""Time that the profiler adds per host event. Lin et al. subtract the same amount."""
+PROFILER_EVENT_SECONDS: Final = _OF.number("PROFILER_EVENT_SECONDS", "seconds")
 
-PYTHON_SECONDS: Final = 1000 * MICROSECOND
-"""Minimum pause between two operations that counts as the user's code.
+PYTHON_SECONDS: Final = _OF.number("PYTHON_SECONDS", "seconds")
 
-PyTorch's own pauses take microseconds, and Lightning's hooks take some hundred microseconds. In profiles of
-ResNet-50 (1,200 to 1,700 operations), the longest pause within a forward or backward pass is 0.8 ms."""
-
-BLOCKED_LAUNCH_SECONDS: Final = 50 * MICROSECOND
-BLOCKED_LAUNCH_RATIO: Final = 5.0
-"""Minimum time of a launch call that counts as blocked, relative to the trace's median launch.
-
-A blocked launch also exceeds `BLOCKED_LAUNCH_SECONDS`. The cause is a full queue, or a copy from pageable memory,
-which returns only at its end. Other launches take 3-20 us under the profiler."""
+BLOCKED_LAUNCH_SECONDS: Final = _OF.number("BLOCKED_LAUNCH_SECONDS", "seconds")
+BLOCKED_LAUNCH_RATIO: Final = _OF.number("BLOCKED_LAUNCH_RATIO", "factor")
 
 WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
 """Operations that wait for the device (synchronise), because the host needs their result."""

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
@@ -35,16 +36,11 @@ from lightning_predict.timeline.step_prediction import StepPrediction, predict_s
 from lightning_predict.timeline.verdict import Verdict
 from lightning_predict.tracing.trace import Trace
 
+_OF: Final = constants_of(__name__)
+
 # --- The same-GPU check
 
-CORRECTION_EXPONENT: Final = 0.75
-"""Exponent of the correction of other GPUs' device time, which is multiplied by (measured / predicted) to this
-power.
-
-The measured and predicted times are those on the GPU in use. The exponent was chosen on 876 pairs of GPUs that ran
-the same NVIDIA training benchmark in the same container. Leaving out any model family selects 0.75, too. The median
-error of held-out pairs is 9.2 %, compared with 13.2 % without correction (exponent 0) and 9.9 % with full correction
-(exponent 1). To print this study: `python -m benchmarks.accuracy FOLDER`."""
+CORRECTION_EXPONENT: Final = _OF.number("CORRECTION_EXPONENT", "exponent")
 
 
 @final

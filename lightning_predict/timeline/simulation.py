@@ -32,6 +32,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array, IndexArray
 from lightning_predict.kernels.translation import WorkItem
@@ -39,15 +40,12 @@ from lightning_predict.ties import greatest
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel, Overheads, RecordedHost, recorded_host
 from lightning_predict.tracing.trace import Kernel, Phase, Trace
 from lightning_predict.uncertainty import summed_by_owner
-from lightning_predict.units import MICROSECOND
+
+_OF: Final = constants_of(__name__)
 
 COMPUTE_STREAM: Final = 0
 
-START_SECONDS: Final = 2 * MICROSECOND
-"""Time from the end of a launch call to the start of its kernel on an idle stream.
-
-Medians are 1 to 3 us in 17 public recordings of V100, A100, H100, B200 and B300. Measured from the start of the
-call, the medians are 6-10 us."""
+START_SECONDS: Final = _OF.number("START_SECONDS", "seconds")
 
 
 @final

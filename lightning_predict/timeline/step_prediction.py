@@ -21,6 +21,7 @@ from typing import Final, Literal, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.measured_scaling import WorkTimes
@@ -51,6 +52,8 @@ from lightning_predict.uncertainty import (
     host_ends,
 )
 from lightning_predict.units import seconds_to_milliseconds
+
+_OF: Final = constants_of(__name__)
 
 
 @final
@@ -349,10 +352,7 @@ def _beyond_operations(trace: Trace, own: StepCalibration, python: float) -> Ite
     )
 
 
-FAR_SHORTER: Final = 0.8
-"""Minimum ratio of the measured step to its simulation with recorded kernel times, for both to be the same step.
-
-Device-bound public recordings on their own GPU are within 10 % of the simulation."""
+FAR_SHORTER: Final = _OF.number("FAR_SHORTER", "factor")
 
 
 def _too_short(trace: Trace, own: StepCalibration) -> Iterator[str]:

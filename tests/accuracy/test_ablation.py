@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import lightning_predict as lp
-from benchmarks.accuracy.ablation import CONSTANTS, PACKAGE, Score, neutral, read_constants, worth
+from benchmarks.accuracy.ablation import PACKAGE, Score, ablate, kept_scores, neutral, read_constants, worth
+from lightning_predict.constants import FILE
 
 ROOT = Path(__file__).parents[2]
 ORIGINS = ("fitted", "training data", "chosen on", "assumption", "own measurements", "median of")
@@ -37,9 +40,8 @@ def empirical_constants() -> set[tuple[str, str]]:
     return found
 
 
-def test_every_empirical_constant_of_the_kernels_is_listed() -> None:
-    listed = {(constant.module, constant.name) for constant in read_constants()}
-    assert empirical_constants() - listed == set(), f"add them to {CONSTANTS.name} with a neutral value"
+def test_every_empirical_constant_of_the_kernels_is_a_row() -> None:
+    assert empirical_constants() == set(), f"move them to {FILE.name}, with a neutral value"
 
 
 def test_a_neutral_constant_changes_predictions_and_comes_back() -> None:
@@ -67,3 +69,18 @@ def test_a_constant_is_worth_the_largest_loss_of_any_table() -> None:
     assert worth(before, same) == pytest.approx(0.0)
     assert worth(before, worse) == pytest.approx(0.2)  # 5.2 % instead of 5.0 %
     assert worth(before, narrow) == pytest.approx(10.0)  # 70 % is 10 points further from 90 % than 80 %
+
+
+def test_an_interrupted_ablation_continues_from_its_kept_scores(tmp_path: Path) -> None:
+    groups = {constant.group for constant in read_constants()}
+    names = ["none", *(f"{group}|all" for group in groups)]
+    kept = {name: {"steps": [10, 9.0 if name == "norms|all" else 5.0, 90.0]} for name in names}
+    file = tmp_path / "scores.json"
+    file.write_text(json.dumps(kept), encoding="utf-8")
+    table = ablate(kept_scores(file, (), tmp_path), Console(quiet=True), groups_only=True)
+    groups_column, *_, keep = (list(column.cells) for column in table.columns)
+    assert [group for group, kept_or_not in zip(groups_column, keep, strict=True) if kept_or_not == "yes"] == [
+        "none",
+        "norms",
+    ]
+    assert json.loads(file.read_text(encoding="utf-8")) == kept  # nothing was scored again

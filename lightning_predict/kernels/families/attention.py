@@ -25,6 +25,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.families.norm import SOFTMAX_BACKWARD
@@ -48,7 +49,8 @@ from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.signatures import has_wider_mask
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import FLOAT32_ATTENTION_SPREAD
-from lightning_predict.units import MICROSECOND
+
+_OF: Final = constants_of(__name__)
 
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS_WITHOUT_MASK: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq"}
@@ -69,12 +71,7 @@ def _visible_share(c: Columns) -> Array:
     return np.where(c["causal"] > 0, visible / (seq * kv_seq), 1.0)
 
 
-DIAGONAL_KEYS: Final = 300.0
-"""Additional keys per row that causal attention costs beyond the visible ones.
-
-Diagonal blocks are computed in full, and the blocks with the most work end last. From forward passes of cuDNN on the
-H200 (cudnn-frontend, head size 128) with a mask over those without: 0.654, 0.568, 0.537, 0.521 and 0.504 at 2,048 to
-32,768 tokens, so 117 to 344 keys, median 303."""
+DIAGONAL_KEYS: Final = _OF.number("DIAGONAL_KEYS", "tokens")
 
 
 def _under_a_mask(c: Columns) -> Columns:
@@ -172,26 +169,16 @@ ATTENTION: Final = NetworkSpec(
 )
 
 
-WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
-"""TF32 FLOPs per clock and multiprocessor with the instructions of Ampere: the A100's peak."""
+WIDEST_FLOPS_PER_CLOCK: Final = _OF.number("WIDEST_FLOPS_PER_CLOCK", "FLOP/cycle")
 
-SHORTEST_SINGLE_SECONDS: Final = 5 * MICROSECOND
-"""Minimum seconds of one such kernel. An assumption."""
+SHORTEST_SINGLE_SECONDS: Final = _OF.number("SHORTEST_SINGLE_SECONDS", "seconds")
 
-BACKWARD_RATIO: Final = 3.0
-"""Backward over forward time of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
+BACKWARD_RATIO: Final = _OF.number("BACKWARD_RATIO", "factor")
 
 
-SINGLE_RATE: Final = 0.10
-"""Share of the TF32 rate that PyTorch's memory-efficient attention reaches in float32.
+SINGLE_RATE: Final = _OF.number("SINGLE_RATE", "share")
 
-The rate is without the units of Hopper and later, which only newer kernels use. The kernel computes each product as
-three in TF32, independent of the flags ("fast float32" of CUTLASS). Subtracting the rest from BERT's steps in float32
-and TF32 gives 16 to 19 TFLOP/s on the L40S and 28 on the H100: 0.09 to 0.10 and 0.11 of that rate (training data: those
-rows of milabench)."""
-
-SINGLE_RATE_ON_LANES: Final = 0.4
-"""Share of the float32 peak on GPUs before TF32. An assumption: it is the same share as on the H100."""
+SINGLE_RATE_ON_LANES: Final = _OF.number("SINGLE_RATE_ON_LANES", "share")
 
 
 def _single_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:

@@ -29,6 +29,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.features import (
@@ -70,7 +71,8 @@ from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtyp
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import convolution_interval
-from lightning_predict.units import MICROSECOND
+
+_OF: Final = constants_of(__name__)
 
 PASSES: Final = ("", "_backward_input", "_backward_weight")
 """Suffixes of a convolution's name: empty for the forward pass, and the two halves of the backward pass."""
@@ -81,8 +83,7 @@ _PLANE: Final = ("height", "width")
 
 # --- Work and traffic of two dimensions
 
-WINOGRAD_GAIN: Final = 2.25
-"""Multiplications of the textbook algorithm over F(2x2, 3x3): 36 / 16."""
+WINOGRAD_GAIN: Final = _OF.number("WINOGRAD_GAIN", "factor")
 
 
 def output_size(c: Columns, side: str) -> Array:
@@ -251,66 +252,43 @@ ON_MATRIX_UNITS: Final = frozenset({"tf32", "float16", "bfloat16"})
 MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32))
 """Output tiles of cuDNN's tensor-core kernels, rows x columns of the product."""
 
-FEED: Final = 1.5e-4
-"""Time to load a tile of 128 x 128 in 16 bits over its compute time at the sustained rate, per FLOP per clock and
-multiprocessor: 0.08 for 512 (GeForce), 0.3 for 2048 (A100), 0.6 for 4096 (Hopper)."""
+FEED: Final = _OF.number("FEED", "time ratio/(FLOP/cycle)")
 
-FEED_THROUGH_REGISTERS: Final = 3.5e-4
-"""The same before compute capability 8.0, whose copies into shared memory pass through registers."""
+FEED_THROUGH_REGISTERS: Final = _OF.number("FEED_THROUGH_REGISTERS", "time ratio/(FLOP/cycle)")
 
-LANES_SHARE: Final = 0.75
-"""Share of the CUDA cores' peak that implicit products reach without tensor cores."""
+LANES_SHARE: Final = _OF.number("LANES_SHARE", "share")
 
-OVERLAP: Final = 2.0
-"""Exponent of the norm that combines compute and memory time: 1 is the sum, infinity the maximum."""
+OVERLAP: Final = _OF.number("OVERLAP", "exponent")
 
-BANDWIDTH_SHARE: Final = 0.85
-"""Share of the bandwidth that convolutions and layout conversions reach: 0.83 to 0.89 for the A100's conversions of 50
-MB and more."""
+BANDWIDTH_SHARE: Final = _OF.number("BANDWIDTH_SHARE", "share")
 
-MIN_CHANNELS: Final = 8
-"""Multiple of channels to which tensor cores pad: the A100 takes 463 µs for three channels, as for 24 elsewhere."""
+MIN_CHANNELS: Final = _OF.count("MIN_CHANNELS", "channels")
 
-SPLIT_DEPTH: Final = 512
-"""Minimum depth of the parts into which a product is split if its tiles do not fill the GPU."""
+SPLIT_DEPTH: Final = _OF.count("SPLIT_DEPTH", "elements")
 
-WEIGHT_GRADIENT: Final = 1.3
-"""Time of the weight gradient over its FLOPs' time, due to the summation of parts: median of DeepBench's float32 rows
-of at least 0.2 ms on eight GPUs (1.04 to 1.52), and 1.3 to 1.4 of the forward pass in TF32 on the A100."""
+WEIGHT_GRADIENT: Final = _OF.number("WEIGHT_GRADIENT", "factor")
 
-STRIDED_GRADIENT: Final = 1.4
-"""Time of the input gradient over its FLOPs' time, for strided filters: 1.2 to 2 on the A100 and the V100 in one
-ResNet-50 step."""
+STRIDED_GRADIENT: Final = _OF.number("STRIDED_GRADIENT", "factor")
 
-GROUPED_GRADIENT: Final = 2.0
-"""The same for grouped convolutions, times the product of the strides: 1.8 to 3.3 on the L40S and the H100-PCIe
-(training data: three of KernelBench's modules)."""
+GROUPED_GRADIENT: Final = _OF.number("GROUPED_GRADIENT", "factor")
 
-GAP_GRADIENT: Final = 1.6
-"""The same for dilated and strided filters, times the product of the strides, grouped or not: 1.3 to 1.9 without
-groups, 2.8 with groups (training data: two of the three)."""
+GAP_GRADIENT: Final = _OF.number("GAP_GRADIENT", "factor")
 
-FEW_CHANNELS: Final = 8
-LARGE_FILTER: Final = 100
-FIRST_LAYER: Final = 1.7
-"""Time with fewer channels under large filters, over the time with padded channels: 1.7 and 1.8 for 3 channels of 11 x
-11 on the L40S and the H100-PCIe (training data: that module of KernelBench)."""
+FEW_CHANNELS: Final = _OF.count("FEW_CHANNELS", "channels")
+LARGE_FILTER: Final = _OF.count("LARGE_FILTER", "elements")
+FIRST_LAYER: Final = _OF.number("FIRST_LAYER", "factor")
 
-MERGED_CHANNELS: Final = 8
-"""Channels per group below which several groups are computed as one."""
+MERGED_CHANNELS: Final = _OF.count("MERGED_CHANNELS", "channels")
 
-PLACING_INSTRUCTIONS: Final = 200.0
-"""Instructions per output of a depthwise convolution to compute its position; `TAP_INSTRUCTIONS` is per tap. PyTorch's
-kernel divides indices, and takes 2.5 cycles of an H100's multiprocessor (128 CUDA cores) for an output of 9 taps."""
+PLACING_INSTRUCTIONS: Final = _OF.number("PLACING_INSTRUCTIONS", "instructions")
 
-TAP_INSTRUCTIONS: Final = 10.0
+TAP_INSTRUCTIONS: Final = _OF.number("TAP_INSTRUCTIONS", "instructions")
 
-DEPTHWISE_LIBRARY: Final = 0.4
-"""Instructions of cuDNN's depthwise kernels relative to PyTorch's own."""
+DEPTHWISE_LIBRARY: Final = _OF.number("DEPTHWISE_LIBRARY", "factor")
 
 LIBRARY_SIDES: Final = (1, 3, 5)
-LIBRARY_CHANNELS: Final = 32
-LIBRARY_WIDTH: Final = 7
+LIBRARY_CHANNELS: Final = _OF.count("LIBRARY_CHANNELS", "channels")
+LIBRARY_WIDTH: Final = _OF.count("LIBRARY_WIDTH", "elements")
 """Filter sides, and minimum channels and image width, of the float16 depthwise convolutions in channels-first layout
 that PyTorch passes to cuDNN.
 
@@ -324,59 +302,32 @@ WIDTHS_LAST: Final = (4, 8, 16)
 """Channels per group, besides multiples of 32, for which cuDNN has its own channels-last kernels (its release notes
 list 4, 8, 16 and 32)."""
 
-GROUPED_LAST_SHARE: Final = 0.5
-"""Share of the sustained rate that other group widths reach in channels-last layout, in tiles of 64 channels per group.
-RegNets of 24 and 56 channels and DPNs of 3 to 12 take 1.6 to 3 times as long on the RTX 3090 as multiples of 32."""
+GROUPED_LAST_SHARE: Final = _OF.number("GROUPED_LAST_SHARE", "share")
 
-LARGEST_FILTER_LAST: Final = 7
-"""Side of the largest filter for which channels-last depthwise kernels are fast."""
+LARGEST_FILTER_LAST: Final = _OF.count("LARGEST_FILTER_LAST", "elements")
 
-LARGE_FILTER_TAPS: Final = 45.0
-"""Instructions per tap for larger filters: ConvMixers of 9 x 9 reach 0.9 TFLOP/s on the RTX 3090, in two sizes."""
+LARGE_FILTER_TAPS: Final = _OF.number("LARGE_FILTER_TAPS", "instructions")
 
-GROUPED_LAST_GRADIENT: Final = 0.028
-"""Share of the sustained rate that gradients of grouped convolutions reach in channels-last layout, in tiles of 32 or
-128 channels per group.
-
-Both halves are counted at the rate of the slower one: 2 TFLOP/s on the RTX 3090 for 24, 56, 64, 72 and 128 channels
-(1.8 to 2.2), with cuDNN 8 of torch 1.10 to 1.12; 8 channels are as fast as the forward pass.
-
-The four constants come from timm's pairs of layouts of convmixer, regnet, dpn and nfnet (training data: those
-families); the score of channels last leaves them out. `python -m benchmarks.accuracy FOLDER --of gains` prints both."""
+GROUPED_LAST_GRADIENT: Final = _OF.number("GROUPED_LAST_GRADIENT", "share")
 
 SINGLE: Final = frozenset({"float32", "tf32", "float64"})
 """Dtypes for which cuDNN has channels-last depthwise kernels only for squares of `LIBRARY_SIDES`; other filters use its
 general kernel."""
 
-TILED_CHANNELS: Final = 64
-"""Channels per tile of the general kernel. On the H100-PCIe, a 3 x 1 filter of 8 channels takes 27 ms compiled (15 by
-this rule), and 3 x 3 filters take as long as their traffic (KernelBench's modules 83, 82 and 84: training data)."""
+TILED_CHANNELS: Final = _OF.count("TILED_CHANNELS", "channels")
 
-TAP_WAIT_SECONDS: Final = 1.05 * MICROSECOND
-"""Time of a resident thread for one tap of one output in the general kernel.
+TAP_WAIT_SECONDS: Final = _OF.number("TAP_WAIT_SECONDS", "seconds")
 
-The blocks of ConvNeXt-Large permute the input of their 7 x 7 filters. In float32 and TF32, three passes of 343 million
-taps per image add 4.6 to 5.2 ms on the L40S and 3.1 to 3.6 ms on the H100: 1.0 to 1.1 µs per tap on both (training
-data: those rows of milabench)."""
-
-VOLUME_CHANNELS: Final = 32
+VOLUME_CHANNELS: Final = _OF.count("VOLUME_CHANNELS", "channels")
 VOLUME_DEPTH: Final[Mapping[str, int]] = {"": 8, "_backward_input": 32, "_backward_weight": 8}
 """Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass. A transposed
 volume of 16 channels takes as long from 3 as from 32, on the L40S, the H100-PCIe and the T4."""
 
-VOLUME_GRADIENT: Final = 1.5
-"""Time of a volume's input gradient over the time of its products.
+VOLUME_GRADIENT: Final = _OF.number("VOLUME_GRADIENT", "factor")
 
-These constants were chosen on KernelBench's modules with volumes on the L40S and the H100-PCIe (training data). With
-either left out of the choice, the other's mean log error is 0.30 and 0.21; a single factor of 2.4 over FLOPs and bytes,
-chosen on both, had 0.32 and 0.23."""
+STRIDED_ON_LANES: Final = _OF.number("STRIDED_ON_LANES", "factor")
 
-STRIDED_ON_LANES: Final = 2.0
-"""Additional factor of the same without tensor cores, for strided filters: between skipping positions (1) and computing
-all (8). The T4's rows imply 1.5 to 4.4 (training data)."""
-
-SHORTEST_SECONDS: Final = 3 * MICROSECOND
-"""Minimum seconds of one convolution: its first and last instructions, and the computation of its position."""
+SHORTEST_SECONDS: Final = _OF.number("SHORTEST_SECONDS", "seconds")
 
 
 @final

@@ -22,6 +22,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import (
     alignment,
@@ -47,12 +48,11 @@ from lightning_predict.kernels.translation import compute_dtype, rows_and_column
 from lightning_predict.tracing.operand_strides import STRIDED
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
-ELEMENTS_PER_BLOCK: Final = 1024
-"""Elements per block of an element-wise kernel (256 threads with 4 elements each)."""
+_OF: Final = constants_of(__name__)
 
-MIN_FLOPS_PER_BYTE: Final = 1 / 12
-"""Minimum FLOPs per byte in the networks' training data: an addition of two float32 tensors. A kernel with less
-computation is not faster."""
+ELEMENTS_PER_BLOCK: Final = _OF.count("ELEMENTS_PER_BLOCK", "elements")
+
+MIN_FLOPS_PER_BYTE: Final = _OF.number("MIN_FLOPS_PER_BYTE", "FLOP/byte")
 
 
 def _has_fast_stacks(gpu: Gpu) -> bool:
@@ -95,12 +95,7 @@ def vector_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 
-WITHOUT_CODES: Final = 1.15
-"""Bandwidth of GDDR memory without inline ECC, relative to that with it.
-
-The public tables have GDDR only with ECC (P4, T4, L4: 0.73 to 0.85 of the data sheet's bandwidth). Large norms of
-KernelBench reach 0.84 to 0.90 of it on the RTX 3090 Ti and 0.75 to 0.77 on the L40S; timm's steps on the RTX 3090 and
-4090 imply 1.1 to 1.25 (training data: those rows)."""
+WITHOUT_CODES: Final = _OF.number("WITHOUT_CODES", "factor")
 
 
 def without_inline_ecc(gpu: Gpu) -> Gpu:
@@ -110,13 +105,7 @@ def without_inline_ecc(gpu: Gpu) -> Gpu:
     return replace(gpu, dram_bytes_per_second=WITHOUT_CODES * gpu.dram_bytes_per_second)
 
 
-VECTOR_FLOPS_PER_CLOCK: Final = 80.0
-"""FLOPs, as counted in this registry, that a multiprocessor issues per clock: 0.25 cycles per element of gelu and tanh.
-
-silu, with the same computation, takes 0.25 to 0.26 in 16 bits on an H20, whose memory moves 26 bytes per clock and
-multiprocessor (flagos-ai/FlagGems 4311; chosen on it). log_sigmoid takes 0.34, relu6 and hardsigmoid at most 0.2 and
-0.16. In float32 on seven GPUs of at most 13 bytes per clock, bandwidth is the limit: such a term, fitted by family with
-each left out, raises the median error from 14.0 to 16.3 % (no cycles are best in four of six families)."""
+VECTOR_FLOPS_PER_CLOCK: Final = _OF.number("VECTOR_FLOPS_PER_CLOCK", "FLOP/cycle")
 
 
 def issued_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:

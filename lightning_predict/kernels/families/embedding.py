@@ -35,6 +35,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
@@ -54,17 +55,16 @@ from lightning_predict.kernels.roofline import SECTOR_BYTES, issue_rate, per_gpu
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 from lightning_predict.uncertainty import EMBEDDING_SPREAD
-from lightning_predict.units import MICROSECOND
 
-INDEX_BYTES: Final = 4
-"""Bytes of an index, as in Lin et al."""
-USABLE_L2: Final = 0.9
-WARPS_PER_MULTIPROCESSOR: Final = 45
-"""Resident warps of the look-up kernel per SM (FBGEMM; Lin et al.)."""
+_OF: Final = constants_of(__name__)
+
+INDEX_BYTES: Final = _OF.count("INDEX_BYTES", "bytes")
+USABLE_L2: Final = _OF.number("USABLE_L2", "share")
+WARPS_PER_MULTIPROCESSOR: Final = _OF.count("WARPS_PER_MULTIPROCESSOR", "warps")
 SHORT_ROW_FACTORS: Final = ((32, 1.55), (64, 1.1))
-BACKWARD_ROW_TRAFFIC: Final = 2.0
+BACKWARD_ROW_TRAFFIC: Final = _OF.number("BACKWARD_ROW_TRAFFIC", "factor")
 """A stochastic-gradient update reads and writes each row."""
-LAUNCH_SECONDS: Final = 2 * MICROSECOND
+LAUNCH_SECONDS: Final = _OF.number("LAUNCH_SECONDS", "seconds")
 
 ZIPF: Final = "zipf_alpha"
 """Argument of a look-up and its backward pass with the exponent of Zipf's law for row frequencies. Recorders do not
@@ -87,19 +87,13 @@ def _bags_once(c: Columns) -> Array:
     return c["bags"] * c["dim"]
 
 
-GATHER_CYCLES: Final = 2.0
-"""Multiprocessor cycles per element of look-ups by index, which need integer divisions: Liger's embeddings on the A100,
-of both widths (0.5 elements per cycle, torch 2.4; training data: those rows)."""
+GATHER_CYCLES: Final = _OF.number("GATHER_CYCLES", "cycles")
 
 
-MAX_ROWS_IN_TURN: Final = 3072
-TURN_CYCLES: Final = 65.0
-SORT_SECONDS: Final = 100e-6
-SCATTER_CYCLES: Final = 2.85
-"""Backward pass of an embedding. PyTorch adds up to 3,072 gradient rows one after another, at this number of clock
-cycles each. It sorts the indices of more rows in a series of small kernels, then adds at this number of multiprocessor
-cycles per element. H200, torch 2.11 (own measurements, 2026-11-27): 35 to 51 ns a row; 0.10 to 0.12 ms for the sort of
-3,592 to 18,848 indices; 2.85 cycles for 13,768 rows of 10,800."""
+MAX_ROWS_IN_TURN: Final = _OF.count("MAX_ROWS_IN_TURN", "rows")
+TURN_CYCLES: Final = _OF.number("TURN_CYCLES", "cycles")
+SORT_SECONDS: Final = _OF.number("SORT_SECONDS", "seconds")
+SCATTER_CYCLES: Final = _OF.number("SCATTER_CYCLES", "cycles")
 
 
 def _scattered(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -327,8 +321,7 @@ FBGEMM_OPTIMIZERS: Final = (
 ).split()
 """Optimizers that FBGEMM fuses into its tables; each has its own look-up function."""
 
-ASSUMED_DIM: Final = 64
-"""Assumed numbers per row if a trace does not contain them: a common value among FBGEMM's users."""
+ASSUMED_DIM: Final = _OF.count("ASSUMED_DIM", "elements")
 
 
 @translates(

@@ -28,6 +28,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
@@ -41,20 +42,15 @@ from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtyp
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import LINALG_SPREAD
 
-DIRECT_UTILISATION: Final = 0.4
-"""Share of the peak that the products of Cholesky, LU, QR and triangular solves reach, apart from the waits. An
-assumption, like all of these values."""
+_OF: Final = constants_of(__name__)
 
-ITERATIVE_UTILISATION: Final = 0.05
-"""The same for eigenvalues and singular values. Half of the work is matrix-vector products, which read the whole matrix
-for each column."""
+DIRECT_UTILISATION: Final = _OF.number("DIRECT_UTILISATION", "share")
 
-MAX_OF_A_BATCH: Final = 512
-"""Maximum rows for batched LU and QR, with about one block per matrix; larger ones run one after the other (PyTorch's
-rule for cuBLAS's batched routines)."""
+ITERATIVE_UTILISATION: Final = _OF.number("ITERATIVE_UTILISATION", "share")
 
-MAX_OF_AN_ITERATIVE_BATCH: Final = 32
-"""The same for eigenvalues and singular values: cuSOLVER's batched Jacobi supports matrices of up to 32 rows."""
+MAX_OF_A_BATCH: Final = _OF.count("MAX_OF_A_BATCH", "rows")
+
+MAX_OF_AN_ITERATIVE_BATCH: Final = _OF.count("MAX_OF_AN_ITERATIVE_BATCH", "rows")
 
 
 @final
@@ -123,9 +119,7 @@ def _factorisation(
     )
 
 
-_EXPONENTIAL_PRODUCTS: Final = 8
-"""Products of a matrix exponential: five for a Taylor polynomial of degree 18 (Bader, Blanes and Casas, Mathematics
-7(12), 2019, which PyTorch follows), plus squarings that depend on the matrix's norm; three are assumed."""
+_EXPONENTIAL_PRODUCTS: Final = _OF.count("_EXPONENTIAL_PRODUCTS", "products")
 
 register(
     _factorisation(

@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import (
     alignment,
@@ -44,6 +45,8 @@ from lightning_predict.kernels.roofline import issue_rate, per_gpu, sustained_ra
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import MISALIGNED_SPREAD, NARROW_SPREAD
+
+_OF: Final = constants_of(__name__)
 
 
 def _flops(c: Columns) -> Array:
@@ -85,35 +88,16 @@ def matmul_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     return named | work_features(batch, gpus) | clock_features(gpus) | machine_features(batch, gpus)
 
 
-MISALIGNED_FLOPS_PER_CLOCK: Final = 450.0
-"""FLOPs per clock and multiprocessor at odd sizes: less than half of Volta's tensor cores.
+MISALIGNED_FLOPS_PER_CLOCK: Final = _OF.number("MISALIGNED_FLOPS_PER_CLOCK", "FLOP/cycle")
 
-From published steps of Transformer-XL, whose 267,735 words make the last layer's products odd. With cuBLAS 11.11, the
-step times imply 313 (V100), 310-400 (RTX 3090), 371-398 (A100-PCIe) and 454-498 (A100-SXM) for these products. One
-report on a later cuBLAS on the A100 implies about 550: nanoGPT trains a quarter faster with 50304 words than with
-50257. These steps are training data."""
+PAIRED_FLOPS_PER_CLOCK: Final = _OF.number("PAIRED_FLOPS_PER_CLOCK", "FLOP/cycle")
 
-PAIRED_FLOPS_PER_CLOCK: Final = 800.0
-"""The same at even sizes that are not multiples of 4, whose rows start at pairs of elements.
-
-BERT's steps in float16, with 30,522 words, imply 780 for two of the last layer's three products on the H100 (training
-data: those rows of milabench). The L40S, whose multiprocessors compute less at any size, is consistent with it."""
-
-SINGLE_FLOPS_PER_CLOCK: Final = 450.0
-SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = 250.0
-"""The same in TF32 at sizes that are not multiples of 4, whose rows are not aligned to the 16 bytes of a wide load.
-
-Ampere can also copy single 4-byte elements past the registers: Transformer-XL's steps imply 420 to 600 for these
-products on A100s. Hopper's own kernels do not support them: the steps imply 300 to 350 on the H100-PCIe, and BERT's
-with 30,522 words 190 to 230 on the H100-SXM, about the rate of its CUDA cores. All of these steps are training data. On
-the L40S, which was not used, BERT's are predicted 0 to 4 % too slow."""
+SINGLE_FLOPS_PER_CLOCK: Final = _OF.number("SINGLE_FLOPS_PER_CLOCK", "FLOP/cycle")
+SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = _OF.number("SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER", "FLOP/cycle")
 
 
-WIDE_LOAD: Final = 4
-WIDEST_LOAD: Final = 8
-"""Alignment of sizes, in 16-bit elements: multiples of the first are not slowed down; multiples of the second certainly
-not.
-"""
+WIDE_LOAD: Final = _OF.count("WIDE_LOAD", "elements")
+WIDEST_LOAD: Final = _OF.count("WIDEST_LOAD", "elements")
 
 
 def _is_no_multiple(batch: ShapeBatch, unit: int) -> BoolArray:

@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
 from lightning_predict.kernels.operations import (
@@ -39,67 +40,33 @@ from lightning_predict.kernels.roofline import issue_rate, memory_bandwidth, rou
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
-LAYER_NORM_BACKWARD_RATIO: Final = 2.2
-"""Time of the backward pass over the forward pass of PyTorch's layer norm kernels.
+_OF: Final = constants_of(__name__)
 
-2.1 to 2.7 in Liger's rows on the H100 and both A100s, float32, 2.2 at large sizes. cudnn-frontend's tables, bfloat16,
-have a single shape (2.0, 1.3, 1.3 on the H200, GB200 and GB300). Training data: Liger's rows. Norms sum the gradients
-of their weights in a second kernel, whose time does not follow from element counts."""
+LAYER_NORM_BACKWARD_RATIO: Final = _OF.number("LAYER_NORM_BACKWARD_RATIO", "factor")
 
-RMS_NORM_BACKWARD_RATIO: Final = 3.1
-"""The same for RMS norm: the median of 36 rows (2.7 on the H200, 3.2 on the GB200, 3.3 on the GB300)."""
+RMS_NORM_BACKWARD_RATIO: Final = _OF.number("RMS_NORM_BACKWARD_RATIO", "factor")
 
-RMS_NORM_TRANSFER_RATIO: Final = 1.1
-"""Time of PyTorch's fused rms_norm over a transfer of the same bytes.
-
-Median of the same 36 rows (1.09; 0.9 to 1.2 in half of them). It differs much from the layer_norm and softmax of older
-libraries in the networks' training data."""
+RMS_NORM_TRANSFER_RATIO: Final = _OF.number("RMS_NORM_TRANSFER_RATIO", "factor")
 
 
-DISPATCH_CYCLES: Final = 2.5
-"""Cycles for a GPU to start one more block; layer and RMS norm have one block per row, even for short rows.
+DISPATCH_CYCLES: Final = _OF.number("DISPATCH_CYCLES", "cycles")
 
-4.2 million rows of 64 numbers in KernelBench imply 3 on the L40S and 4 on the H100-PCIe, without the transposed
-convolution. timm's inference of models with rows of 32 to 256 numbers implies 0.6 to 2.4 on the RTX 3090 (training
-data: those rows)."""
+NORM_STEP_CYCLES: Final = _OF.number("NORM_STEP_CYCLES", "cycles")
+NORM_STEP_ELEMENTS: Final = _OF.number("NORM_STEP_ELEMENTS", "elements")
+NORM_THREADS: Final = _OF.count("NORM_THREADS", "threads")
 
-NORM_STEP_CYCLES: Final = 1900.0
-NORM_STEP_ELEMENTS: Final = 512.0
-NORM_THREADS: Final = 128
-"""Cycles for a block of layer norm to pass twice over 512 elements, and its number of threads.
+SOFTMAX_STEP_CYCLES: Final = _OF.number("SOFTMAX_STEP_CYCLES", "cycles")
+SOFTMAX_STEP_ELEMENTS: Final = _OF.number("SOFTMAX_STEP_ELEMENTS", "elements")
+SOFTMAX_BLOCKS: Final = _OF.count("SOFTMAX_BLOCKS", "blocks")
 
-16 rows of four million numbers in KernelBench take 15.0 to 15.8 million cycles on the T4, L40S and H100-PCIe (training
-data: those rows)."""
+STREAMED_COLUMNS: Final = _OF.count("STREAMED_COLUMNS", "elements")
+STREAMED_RATIO: Final = _OF.number("STREAMED_RATIO", "factor")
 
-SOFTMAX_STEP_CYCLES: Final = 800.0
-SOFTMAX_STEP_ELEMENTS: Final = 4096.0
-SOFTMAX_BLOCKS: Final = 2
-"""The same for one pass of softmax, and the number of blocks of 1,024 threads per multiprocessor. An assumption: a load
-from memory takes 600 to 800 cycles."""
+WIDE_LOAD_BYTES: Final = _OF.count("WIDE_LOAD_BYTES", "bytes")
+ROW_THREADS: Final = _OF.count("ROW_THREADS", "threads")
+LONGEST_ROW_IN_A_WARP: Final = _OF.count("LONGEST_ROW_IN_A_WARP", "elements")
 
-STREAMED_COLUMNS: Final = 1024
-STREAMED_RATIO: Final = 1.1
-"""Longest row for which layer norm takes as long as a transfer of its bytes, times the ratio.
-
-The row length is in elements. This holds on GPU generations that stream norms: 0.96 to 1.13 for large norms on the T4,
-L4 and both A100s of the public tables, but 1.35 and more on the V100 and earlier. For softmax, it holds for rows of any
-length, which are kept in registers or shared memory, or read again (`SHARED_ROW_BYTES`): 1.0 to 1.15 on the L4, on the
-A100 for 4,096 columns, and in Liger's cross entropies of 4,096 to 16,384. The base network, trained on older kernels as
-well, predicts longer times for unmeasured GPUs (training data: these tables)."""
-
-WIDE_LOAD_BYTES: Final = 16
-ROW_THREADS: Final = 1024
-LONGEST_ROW_IN_A_WARP: Final = 1024
-"""Bytes that a thread loads at once, threads of a block of softmax, and the longest row in one warp, in elements.
-
-A longer row whose size is not a multiple of a wide load starts unaligned. Softmax then passes over it three times and
-loads the remainder one element at a time, with a wait for each load (`SOFTMAX_STEP_CYCLES`). 800 cycles per load give
-0.97 of the measured time for TimeSformer's rows of 3,137 numbers in bfloat16 on the H100. For the unaligned rows of the
-public tables, they give 0.97 to 1.12 (median 1.04) on the A100-PCIe. On the V100 and T4, where memory is the limit,
-they give 0.82 and 0.51. No value was chosen by these."""
-
-SHARED_ROW_BYTES: Final = 48 * 1024
-"""Longest row that softmax keeps in shared memory; it reads a longer row three times."""
+SHARED_ROW_BYTES: Final = _OF.count("SHARED_ROW_BYTES", "bytes")
 
 SOFTMAX_CYCLES: Final = {"warp": 0.43, "block": 0.8, "again": 0.7}
 """Multiprocessor cycles per element of softmax, for any dtype, by the place of a row.
@@ -131,10 +98,7 @@ None on HBM, as in the values above. On other memory, timm's training on the RTX
 (billions of elements per second). With it, ResNet-50 in FP16 or AMP on 13 other GPUs improves from 10 to 5 % too slow
 (training data: timm's rows)."""
 
-DELIVERED_SHARE: Final = 0.9
-"""Share of the bandwidth that the same kernel reaches. The two limits are combined by a norm; the same rows agree
-within 10 %.
-"""
+DELIVERED_SHARE: Final = _OF.number("DELIVERED_SHARE", "share")
 
 
 GROUP_NORM_CYCLES: Final = {"": 1.85, "_backward": 2.5}
@@ -170,7 +134,7 @@ def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxy
     return latency
 
 
-SHORT_ROW: Final = 608.0
+SHORT_ROW: Final = _OF.number("SHORT_ROW", "elements")
 LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.67, 430.0)}
 """Multiprocessor cycles of layer norm for an element, and for the statistics of a row: in 16 bits and in float32.
 
@@ -184,9 +148,7 @@ NORM_BACKWARD_CYCLES: Final = {False: (0.58, 1030.0), True: (0.65, 1000.0)}
 """The same for the backward pass of layer and RMS norm: 2.27 and 0.83 cycles per element in 16 bits, 2.33 for 608
 elements in float32 (own measurements on the H200)."""
 
-NORM_BACKWARD_STREAM_CYCLES: Final = 1.8
-"""Cycles per element of the backward pass in float32, where that is more: 1.96 for 4,120 elements on the H200, 2.5 to
-3.1 in Liger's rows on the H100 under an older torch, so 1.8 is a compromise (training data: those rows)."""
+NORM_BACKWARD_STREAM_CYCLES: Final = _OF.number("NORM_BACKWARD_STREAM_CYCLES", "cycles")
 
 
 def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:

@@ -13,18 +13,19 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.operations import Array, Columns, LatencyBound, OperationSpec, ShapeBatch, register
 from lightning_predict.kernels.roofline import issue_rate
 
+_OF: Final = constants_of(__name__)
+
 Moved = tuple[int, int]
 """Elements read and written for each parameter."""
 
 
-FUSED_ADAM_CYCLES: Final = 2.3
-"""Multiprocessor cycles per parameter of fused Adam and AdamW, in any dtype: 2.25 to 2.5 on the H200 for 32 and 53
-million parameters in bfloat16 and float32 (torch 2.11, own measurements, 2026-11-27)."""
+FUSED_ADAM_CYCLES: Final = _OF.number("FUSED_ADAM_CYCLES", "cycles")
 
 
 def _computed(batch: ShapeBatch, gpu: Gpu) -> Array:

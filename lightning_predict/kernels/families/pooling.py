@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
@@ -32,6 +33,8 @@ from lightning_predict.kernels.roofline import issue_rate, limited_transfer
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
+_OF: Final = constants_of(__name__)
+
 
 def _pooled(c: Columns) -> Array:
     """Return the number of output elements."""
@@ -45,18 +48,11 @@ def _image(c: Columns) -> Array:
     return c["batch"] * c["channels"] * c["height"] * c["width"]
 
 
-WINDOW_CYCLES: Final = 1.5
-WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
-"""SM cycles for index computation: a constant per window, and a constant per element of the window.
-
-Both were fitted to four KernelBench problems on the H100-PCIe (training data: those rows). Windows of 8 to 27 elements
-take 3.6 to 8.5 cycles there."""
+WINDOW_CYCLES: Final = _OF.number("WINDOW_CYCLES", "cycles")
+WINDOW_CYCLES_AN_ELEMENT: Final = _OF.number("WINDOW_CYCLES_AN_ELEMENT", "cycles")
 
 
-COMPARED_CYCLES: Final = 1.26
-"""SM cycles per pair of position and containing window in the channels-last max pooling backward pass. Memory
-traffic is not included. VGG-16 on the H200, with 2 x 2 windows at stride 2, takes 1.42 cycles including memory
-traffic."""
+COMPARED_CYCLES: Final = _OF.number("COMPARED_CYCLES", "cycles")
 
 MAX_BACKWARD_CYCLES: Final = (2.3, 0.23)
 AVG_BACKWARD_CYCLES: Final = (3.9, 0.75)
@@ -185,8 +181,7 @@ def _max_backward(operation: Operation, taps: int) -> tuple[OperationShape, ...]
     return (moved, limited_transfer(0, 0, 0, cycles=cycles))
 
 
-PLACE_BYTES: Final = 8
-"""Bytes of the index of a window's maximum."""
+PLACE_BYTES: Final = _OF.count("PLACE_BYTES", "bytes")
 
 
 @translates("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d")

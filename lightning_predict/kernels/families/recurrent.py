@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
@@ -27,6 +28,8 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
+
+_OF: Final = constants_of(__name__)
 
 GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
 """Weight matrices per layer and direction: four gates, three gates, one."""
@@ -48,18 +51,9 @@ def _outputs(c: Columns) -> Array:
     return c["batch"] * c["steps"] * c["layers"] * c["hidden"] * c["directions"]
 
 
-KERNELS_BETWEEN_STEPS: Final = 5
-"""Minimum kernel times per step of a recurrent layer: its product and its gates.
+KERNELS_BETWEEN_STEPS: Final = _OF.count("KERNELS_BETWEEN_STEPS", "kernels")
 
-With cuDNN 5 to 7, it was 8 (DeepBench's smallest layers, LSTM on the V100). Six bidirectional layers with torch 2.5
-(KernelBench, four GPUs) give 1 to 5. With 5, DeepBench's rows are 9 % too fast in the median, with an error of 24 %
-instead of 22 %."""
-
-KERNELS_OF_A_NEIGHBOUR: Final = 2
-"""Additional minimum kernel times per layer or direction beyond the first, whose product and gates are launched, too.
-
-Six GRU layers of 256 hidden units take 32 to 60 µs per step (the same rows of KernelBench, which are therefore no test
-of it)."""
+KERNELS_OF_A_NEIGHBOUR: Final = _OF.count("KERNELS_OF_A_NEIGHBOUR", "kernels")
 
 
 def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
@@ -24,12 +25,10 @@ from lightning_predict.kernels.roofline import SINGLE_LOAD_CYCLES, limited_trans
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
-SELECT_CYCLES_A_BYTE: Final = 7e3
-SORT_SELECTED_CYCLES: Final = 14e3
-"""Cycles of a block to find the largest elements of a row (per byte of the key, two bits at a time), and of another to
-sort them, independent of the row length.
+_OF: Final = constants_of(__name__)
 
-7.0 and 6.9 µs for 16-bit keys on the B300, for rows of 8 and of 64 (chosen on these two recordings)."""
+SELECT_CYCLES_A_BYTE: Final = _OF.number("SELECT_CYCLES_A_BYTE", "cycles")
+SORT_SELECTED_CYCLES: Final = _OF.number("SORT_SELECTED_CYCLES", "cycles")
 
 
 def _select_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -60,14 +59,9 @@ register(
 )
 
 
-COLUMN_SUM_CYCLES: Final = 297.0
-MIN_SERIAL_ROWS: Final = 1024
-MAX_SERIAL_ROWS: Final = 200_000
-"""Clock cycles that a sum over the leading dimension waits, times the root of its rows, between these numbers of rows.
-
-Few threads share a column, and each adds its rows one after another, so the wait adds to the traffic. Blocks that share
-a column also need a buffer that is set to zero first, which is a launch of its own. Chosen on the sums in our
-recordings of training steps on the H200; `benchmarks.accuracy.own_gpu` prints each of them."""
+COLUMN_SUM_CYCLES: Final = _OF.number("COLUMN_SUM_CYCLES", "cycles")
+MIN_SERIAL_ROWS: Final = _OF.count("MIN_SERIAL_ROWS", "rows")
+MAX_SERIAL_ROWS: Final = _OF.count("MAX_SERIAL_ROWS", "rows")
 
 
 @translates("aten::sum")
@@ -95,9 +89,7 @@ def _rows_of_columns(operation: Operation, data: TensorInfo) -> int | None:
     return math.prod(data.shape[: len(summed)])
 
 
-SCAN_PASSES: Final = 3
-"""Memory passes of a cumulative sum or product, whose minimum is one read and one write. 3.1 and 3.0, at the bandwidth
-of element-wise kernels, in KernelBench on the H100-PCIe and L40S (training data: those rows)."""
+SCAN_PASSES: Final = _OF.count("SCAN_PASSES", "passes")
 
 
 @translates("aten::cumsum", "aten::cumprod", "aten::cumsum_", "aten::cumprod_", "aten::logcumsumexp")
@@ -120,12 +112,9 @@ def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[OperationShape, .
     return (reduced, subtracted, OperationShape("transfer", "float32", (size, size, count)), reduced)
 
 
-INDEX_BYTES: Final = 8
-"""Bytes of each index that sorting and selecting write."""
+INDEX_BYTES: Final = _OF.count("INDEX_BYTES", "bytes")
 
-LONGEST_ROW_IN_A_BLOCK: Final = 4096
-"""Maximum row length, in elements, that one block sorts by itself (PyTorch's `sortKeyValueInplace`); longer rows use a
-radix sort in memory."""
+LONGEST_ROW_IN_A_BLOCK: Final = _OF.count("LONGEST_ROW_IN_A_BLOCK", "elements")
 
 
 def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[OperationShape, ...]:
