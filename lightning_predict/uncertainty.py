@@ -461,7 +461,7 @@ PCIE_SPREADS: Final = _OF.numbers("PCIE_SPREADS", "factor")
 UNKNOWN_PCIE_SPREAD: Final = _OF.number("UNKNOWN_PCIE_SPREAD", "factor")
 UNMEASURED_LINKS_SPREAD: Final = _OF.number("UNMEASURED_LINKS_SPREAD", "factor")
 OFFLOAD_SPREAD: Final = _OF.number("OFFLOAD_SPREAD", "factor")
-LAYOUT_WIDTH: Final = _OF.number("LAYOUT_WIDTH", "log over log")
+LAYOUT_WIDTH: Final = _OF.number("LAYOUT_WIDTH", "log/log")
 
 STRAGGLER_WAIT: Final = np.array(_OF.numbers("STRAGGLER_WAIT", "factor"))  # (low, middle, high)
 

@@ -21,6 +21,7 @@ from difflib import get_close_matches
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.cost.offers import Offer, load_offers, offers_for
 from lightning_predict.errors import UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import gpu as find_gpu
@@ -34,6 +35,8 @@ from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 if TYPE_CHECKING:
     import torch
+
+_OF: Final = constants_of(__name__)
 
 
 @final
@@ -150,10 +153,7 @@ def batches_between_checks(clock: RunClock) -> int:
     return max(1, min(clock.batches, math.ceil(CHECK_SECONDS * clock.batches / max(clock.training_seconds, 1e-9))))
 
 
-CLEAR_EXCESS: Final = 2.0
-"""Factor by which the low end of a single forecast must exceed a limit to stop the run.
-
-Below this factor, a second forecast must confirm the first, because noise can hide that the warm-up has not ended."""
+CLEAR_EXCESS: Final = _OF.number("CLEAR_EXCESS", "factor")
 
 
 @final
@@ -371,8 +371,7 @@ def check_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
     return verdict
 
 
-VALIDATION_OVERRUN_SHARE: Final = 0.05
-"""Share of a limit by which a running validation may exceed the limit, so that its metrics cover all batches."""
+VALIDATION_OVERRUN_SHARE: Final = _OF.number("VALIDATION_OVERRUN_SHARE", "share")
 
 DueCheck = Literal["forecast", "outlook", "use"]
 """What to check: a forecast that may stop the run, a forecast that may only warn, or only the used amounts."""

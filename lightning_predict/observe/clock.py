@@ -26,6 +26,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
+from lightning_predict.constants import constants_of
 from lightning_predict.interval import Interval
 from lightning_predict.observe.device_pace import DevicePace
 from lightning_predict.observe.optimizer_steps import StepCounter
@@ -37,6 +38,8 @@ from lightning_predict.tracing.waiting import wait_for
 
 if TYPE_CHECKING:
     import torch
+
+_OF: Final = constants_of(__name__)
 
 
 _Clock = Callable[[], float]
@@ -90,23 +93,15 @@ def device_clock(device: torch.device) -> Callable[[], float]:
     return synchronized
 
 
-FIRST_EPOCH_COLD: Final = 3.0
-"""Maximum factor by which the loader is faster from the second epoch on, after the first epoch has filled its
-caches."""
+FIRST_EPOCH_COLD: Final = _OF.number("FIRST_EPOCH_COLD", "factor")
 
-FIRST_EPOCH_DISCOUNT: Final = 3.2
-"""Discount on waits of the first epoch as a prediction for later epochs, divided by the number of waits.
+FIRST_EPOCH_DISCOUNT: Final = _OF.number("FIRST_EPOCH_DISCOUNT", "factor")
 
-After 16 waits, the discount is a fifth."""
+WARM_WAITS: Final = _OF.count("WARM_WAITS", "waits")
 
-WARM_WAITS: Final = 32
-"""Number of waits in later epochs after which the first epoch no longer adds uncertainty."""
+MIN_WAITS_PER_WORKER: Final = _OF.count("MIN_WAITS_PER_WORKER", "waits")
 
-MIN_WAITS_PER_WORKER: Final = 2
-"""Number of waits per worker up to which a later wait may still be as long as the first one."""
-
-UNSEEN_LONGER: Final = 1.5
-"""Factor by which a time that was measured only at the start (a sanity check, the first fetch) may increase later."""
+UNSEEN_LONGER: Final = _OF.number("UNSEEN_LONGER", "factor")
 
 
 @final

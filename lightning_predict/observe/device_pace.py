@@ -20,21 +20,16 @@ import statistics
 from copy import copy
 from typing import Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.observe.steady_state import MeanEstimate, TimingSamples, estimate_mean
 
-LAUNCH_QUEUE: Final = 8192
-"""Upper bound on the number of launches that wait for a device.
+_OF: Final = constants_of(__name__)
 
-On an H200 (CUDA 13.0, driver 580), the host never waited within 6,000 additions of 8 values that were queued behind
-0.25 s of matmuls. In a training step, the host was about 1,000 launches ahead."""
+LAUNCH_QUEUE: Final = _OF.count("LAUNCH_QUEUE", "launches")
 
-AHEAD_SHARE: Final = 0.05
-"""Relative tolerance within which cycles equal the measured device time."""
+AHEAD_SHARE: Final = _OF.number("AHEAD_SHARE", "share")
 
-STEADY_CYCLES: Final = 4
-"""Number of consecutive cycles without a new maximum of the backlog, after which the host no longer runs ahead.
-
-The queue is then full, or the host is slower than the device."""
+STEADY_CYCLES: Final = _OF.count("STEADY_CYCLES", "cycles of work")
 
 
 @final

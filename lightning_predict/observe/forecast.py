@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import NOTHING, BatchTimes, RunClock, ValidationTimes
 from lightning_predict.observe.remaining import (
@@ -33,32 +34,24 @@ from lightning_predict.units import hours_to_seconds
 if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction
 
-FORWARD_SHARE: Final = 1 / 3
-"""Share of the forward pass in the time of a training batch. The backward pass computes twice as much."""
+_OF: Final = constants_of(__name__)
 
-STALL_SHARE: Final = 0.1
-"""The loader workers count as too slow if the wait exceeds this share of the batch time. A shorter wait is only the
-transfer of a finished batch."""
+FORWARD_SHARE: Final = _OF.number("FORWARD_SHARE", "share")
 
-MIN_WAITS: Final = 16
-"""Minimum number of waits before the loader can be called the bottleneck."""
+STALL_SHARE: Final = _OF.number("STALL_SHARE", "share")
+
+MIN_WAITS: Final = _OF.count("MIN_WAITS", "waits")
 
 STEPS_SAID: Final = 1000
 """Number of steps whose time is printed if the length of the run is unknown."""
 
-MIN_STEPS: Final = 16
-"""Minimum number of steps for a forecast that gives a recommendation or stops the run."""
+MIN_STEPS: Final = _OF.count("MIN_STEPS", "steps")
 
-MIN_SECONDS: Final = 3.0
-"""Minimum time in seconds that the steps of such a forecast must span.
+MIN_SECONDS: Final = _OF.number("MIN_SECONDS", "seconds")
 
-Within a shorter time, other jobs on the machine could distort the measurement."""
+SECONDS_ENOUGH: Final = _OF.number("SECONDS_ENOUGH", "seconds")
 
-SECONDS_ENOUGH: Final = 30.0
-"""Seconds of training that are always enough for a forecast that gives a recommendation or stops the run."""
-
-SHARE_ENOUGH: Final = 0.5
-"""Share of the run that is always enough for a forecast that gives a recommendation or stops the run."""
+SHARE_ENOUGH: Final = _OF.number("SHARE_ENOUGH", "share")
 
 
 @final

@@ -21,16 +21,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, final
 
-UNSEEN_STEPS_PATIENCE: Final = 16
-"""Number of batches without a counted optimizer step after which each batch counts as one window.
+from lightning_predict.constants import constants_of
 
-With manual optimization, the module may step optimizers that Lightning has not wrapped. Lightning does not count the
-steps of such optimizers."""
+_OF: Final = constants_of(__name__)
 
-MAX_NODE_COUNTS: Final = 4
-"""Maximum number of different autograd graph sizes for one set of updates.
+UNSEEN_STEPS_PATIENCE: Final = _OF.count("UNSEEN_STEPS_PATIENCE", "batches")
 
-With more sizes, the graphs vary with the data, and all of them count as one kind."""
+MAX_NODE_COUNTS: Final = _OF.count("MAX_NODE_COUNTS", "sizes")
 
 
 @final

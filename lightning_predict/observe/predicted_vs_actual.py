@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import BatchTimes
 from lightning_predict.observe.forecast import RestOfRun
@@ -23,10 +24,9 @@ from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_f
 from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
-MIN_BATCHES: Final = 20
-"""Minimum number of batches after the prediction for a run to be stored in the history and logged.
+_OF: Final = constants_of(__name__)
 
-In a shorter run, the end of the run or a single checkpoint dominates the ratio."""
+MIN_BATCHES: Final = _OF.count("MIN_BATCHES", "batches")
 
 
 @final

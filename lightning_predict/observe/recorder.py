@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import CaptureError, NothingRecordedError
 from lightning_predict.observe.micro_batches import MicroBatches
 from lightning_predict.observe.optimizer_steps import (
@@ -33,23 +34,15 @@ from lightning_predict.observe.steady_state import warmup_end
 from lightning_predict.tracing.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
 from lightning_predict.tracing.trace import OtherStep, Trace
 
+_OF: Final = constants_of(__name__)
+
 # Each warm-up window delays the first printed prediction by one optimizer step, which may take minutes. Timed steps
 # later correct a recording that is slightly too early. A missing recording cannot be corrected.
-EXTRA_WARMUP_WINDOWS: Final = 5
-"""Maximum number of windows by which a warm-up is extended if times do not become steady."""
+EXTRA_WARMUP_WINDOWS: Final = _OF.count("EXTRA_WARMUP_WINDOWS", "windows")
 
-SETTLED_TO_RECORD: Final = 0.5
-"""Maximum relative difference between early and later windows at which recording starts.
+SETTLED_TO_RECORD: Final = _OF.number("SETTLED_TO_RECORD", "share")
 
-Compilation (including cudnn.benchmark) makes a step several times slower. A recording need not wait until the last
-few per cent have disappeared."""
-
-WATCHED_BATCHES: Final = 64
-"""Number of batches at the start of training in which the recorder looks for new kinds of windows.
-
-The kind of a window depends on its operations. Periodic operations create new kinds: StyleGAN2 (Karras et al., 2020)
-applies lazy regularisation every 16 batches or more often. After the warm-up, at least three periods of 16 batches
-remain."""
+WATCHED_BATCHES: Final = _OF.count("WATCHED_BATCHES", "windows")
 
 WindowAction = Literal["time", "run", "record", "skip"]
 """Action for the next window: `time` it alone, `run` it in a block of untimed windows, `record` it, or `skip` it. A
@@ -93,14 +86,9 @@ def next_action(
     return "record" if is_settled or timed >= warmup_steps + EXTRA_WARMUP_WINDOWS else "time"
 
 
-TIMED_VALIDATION_BATCHES: Final = 5
-"""Maximum number of timed validation batches, because timing waits for the device."""
+TIMED_VALIDATION_BATCHES: Final = _OF.count("TIMED_VALIDATION_BATCHES", "batches")
 
-MAX_REJECTED_WINDOWS: Final = 4
-"""Maximum number of discarded recordings.
-
-A recording is discarded if code was compiled, or if a gradient scaler skipped an update. torch's scaler starts at
-2^16 and halves the scale at each skip; the first skips happen in the warm-up."""
+MAX_REJECTED_WINDOWS: Final = _OF.count("MAX_REJECTED_WINDOWS", "windows")
 
 
 class Session(Protocol):

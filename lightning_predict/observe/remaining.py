@@ -21,9 +21,11 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.run.workload import Batches, Checkpoints, Workload
 from lightning_predict.tracing.trace import Memory
-from lightning_predict.units import gigabytes_to_bytes
+
+_OF: Final = constants_of(__name__)
 
 HookMoment = Literal["batch end", "validation end", "batch start"]
 """The hook in which the remaining numbers are requested."""
@@ -267,10 +269,7 @@ def validations_done(position: Position, validation: Validation, batch: int) -> 
     return in_full_epochs + (int(rest // interval) if is_validated else 0)
 
 
-WRITING_BYTES_PER_SECOND: Final = gigabytes_to_bytes(0.5)
-"""Assumed write rate for checkpoints before a checkpoint is timed: the rate of a SATA SSD.
-
-Network drives are slower, NVMe drives are faster."""
+WRITING_BYTES_PER_SECOND: Final = _OF.number("WRITING_BYTES_PER_SECOND", "bytes/second")
 
 
 @final

@@ -29,7 +29,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.interval import Interval
+
+_OF: Final = constants_of(__name__)
 
 # The constants were chosen on the scenarios in tests/observe/scenarios.py with even seeds, and evaluated on the odd
 # seeds. The first step includes one-off costs (cuDNN autotuning, first allocations, Triton compilation). A few more
@@ -39,83 +42,52 @@ from lightning_predict.interval import Interval
 MAX_VALUES: Final = 1024
 """Maximum number of stored values. At this number, neighbouring values are averaged in pairs."""
 
-SLOW_RATIO: Final = 1.5
-"""Ratio to the median above which a value is slow: warm-up at the beginning, a rare event later."""
+SLOW_RATIO: Final = _OF.number("SLOW_RATIO", "factor")
 
-KEPT_SHARE: Final = 0.25
-"""Minimum share of the values that are used, even if the earlier values were slower."""
+KEPT_SHARE: Final = _OF.number("KEPT_SHARE", "share")
 
-MIN_KEPT: Final = 4
-"""Minimum number of values that are used. Of fewer than twice this number, half of the values are used."""
+MIN_KEPT: Final = _OF.count("MIN_KEPT", "values")
 
-AGREEMENT: Final = 1.2
-"""Number of standard errors by which the first half may be slower than the second half without being a warm-up.
+AGREEMENT: Final = _OF.number("AGREEMENT", "standard errors")
 
-A single slow value in the first half adds about one standard error."""
+TOLERANCE: Final = _OF.number("TOLERANCE", "share")
 
-TOLERANCE: Final = 0.01
-"""Relative difference between the halves that is never taken for a warm-up."""
+FLOOR_HIGH: Final = _OF.number("FLOOR_HIGH", "share")
 
-FLOOR_HIGH: Final = 1.4
-"""Minimum upper half width relative to the mean, divided by sqrt(n). It allows for slow events that were not seen so
-far."""
+FLOOR_LOW: Final = _OF.number("FLOOR_LOW", "share")
 
-FLOOR_LOW: Final = 0.2
-"""Minimum lower half width relative to the mean, divided by sqrt(n)."""
+FLOOR_SETTLING: Final = _OF.number("FLOOR_SETTLING", "share")
 
-FLOOR_SETTLING: Final = 0.92
-"""Additional lower half width relative to the mean, divided by n**1.2, for a warm-up that a small sample hides."""
+MIN_SHARE: Final = _OF.number("MIN_SHARE", "share")
 
-MIN_SHARE: Final = 0.25
-"""Minimum of the interval's low end, as a share of the mean."""
+EVENTS_SHARE: Final = _OF.number("EVENTS_SHARE", "share")
 
-EVENTS_SHARE: Final = 0.25
-"""Share of slow values above which slow values are a regular kind of value, not rare events."""
+MAX_PART: Final = _OF.number("MAX_PART", "factor")
 
-MAX_PART: Final = 0.9
-"""Maximum ratio of successive decreases. Without this bound, a linear decrease would never end."""
+FALLS_ON: Final = _OF.number("FALLS_ON", "share")
 
-FALLS_ON: Final = 0.5
-"""Share of the decrease so far by which unsteady values may still decrease."""
+FALLS_HIDDEN: Final = _OF.number("FALLS_HIDDEN", "share")
 
-FALLS_HIDDEN: Final = 0.4
-"""Share of the difference between the halves of steady values by which the values may still decrease, hidden by
-noise."""
+SETTLED_SHARE: Final = _OF.number("SETTLED_SHARE", "share")
 
-SETTLED_SHARE: Final = 0.55
-"""Minimum share of agreeing values for the values to count as steady. In a smaller share, noise may hide a slow
-decrease."""
+SETTLED_VALUES: Final = _OF.count("SETTLED_VALUES", "values")
 
-SETTLED_VALUES: Final = 32
-"""Number of agreeing values that is always enough to count as steady."""
+RISE_AGREEMENT: Final = _OF.number("RISE_AGREEMENT", "standard errors")
 
-RISE_AGREEMENT: Final = 3.0
-"""Number of standard errors by which the second half must be slower than the first half to count as a rise.
+RISE_TOLERANCE: Final = _OF.number("RISE_TOLERANCE", "share")
 
-The number is higher than for a warm-up, because a warm-up always has a cause, and a rise often has no cause."""
+RISES_ON: Final = _OF.number("RISES_ON", "factor")
 
-RISE_TOLERANCE: Final = 0.02
-"""Relative difference between the halves that is never taken for a rise."""
-
-RISES_ON: Final = 3.0
-"""Maximum duration of a further rise, as a multiple of the duration of the rise so far."""
-
-CHUNKS: Final = 8
-"""Number of chunks of values whose means show the variation over longer times."""
+CHUNKS: Final = _OF.count("CHUNKS", "chunks")
 
 
-STALLS: Final = 3
-"""Number of stalls (a suspended process, a hanging drive) that must not end a run."""
+STALLS: Final = _OF.count("STALLS", "stalls")
 
-STALL_RATIO: Final = 3.0
-"""Minimum length of a stall, relative to the fast values."""
+STALL_RATIO: Final = _OF.number("STALL_RATIO", "factor")
 
-STALL_VALUES: Final = 8
-"""Maximum number of consecutive slow values in a stall, unless `STALL_SHARE` allows more. A longer run is a slower
-pace."""
+STALL_VALUES: Final = _OF.count("STALL_VALUES", "values")
 
-STALL_SHARE: Final = 0.6
-"""Share of all values that may also be a stall, if this is more than `STALL_VALUES` values."""
+STALL_SHARE: Final = _OF.number("STALL_SHARE", "share")
 
 
 @final

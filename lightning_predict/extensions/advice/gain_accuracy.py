@@ -28,10 +28,13 @@ from pathlib import Path
 from typing import Final, final
 
 from lightning_predict.checked import read_toml
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import CatalogueError
 from lightning_predict.extensions.advice.change import Change, has_backward
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Trace
+
+_OF: Final = constants_of(__name__)
 
 MIN_PAIRS: Final = 10
 """Minimum number of pairs for which a gain is reported."""
@@ -117,8 +120,7 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
 }
 """Evidence by kind of change and mode. Some keys also contain `mixed` (autocast) or the torch version."""
 
-RUNS_REPEAT: Final = 0.05
-"""Half width in log units of gains measured by the user's own runs, for their repeatability. Assumption."""
+RUNS_REPEAT: Final = _OF.number("RUNS_REPEAT", "log")
 
 
 def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:

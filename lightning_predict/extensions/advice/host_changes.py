@@ -11,14 +11,15 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.constants import constants_of
 from lightning_predict.extensions.advice.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.timeline.host import WAITING_OPERATIONS
 from lightning_predict.tracing.trace import Trace
 
-GRAPH_HOST_SHARE: Final = 0.05
-"""Host time of a step that is replayed as a CUDA graph, relative to launching each kernel. Assumption: the host
-still copies the batch and makes one call."""
+_OF: Final = constants_of(__name__)
+
+GRAPH_HOST_SHARE: Final = _OF.number("GRAPH_HOST_SHARE", "share")
 
 
 def _graphed(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:

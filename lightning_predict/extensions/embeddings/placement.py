@@ -22,6 +22,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.extensions.embeddings.loads import KINDS, Load, empty_load, loads_of
 from lightning_predict.extensions.embeddings.step import (
@@ -45,6 +46,8 @@ from lightning_predict.kernels.operations import COLLECTIVES, Array
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.weights.source import AnyWeights
+
+_OF: Final = constants_of(__name__)
 
 MAX_PASSES: Final = 4
 """Maximum number of passes over all tables to improve the mixture. Changes after the second pass are rare."""
@@ -210,9 +213,7 @@ def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Seq
             yield Assignment(table, WHOLE, gpu)
 
 
-TABLE_SHARE: Final = 0.85
-"""Default share of a GPU's memory for tables. Assumption: other layers, communication buffers and the driver fit
-into the remaining memory."""
+TABLE_SHARE: Final = _OF.number("TABLE_SHARE", "share")
 
 
 @final

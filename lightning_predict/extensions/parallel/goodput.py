@@ -16,13 +16,14 @@ import math
 from dataclasses import dataclass
 from typing import Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import gigabytes_to_bytes, hours_to_seconds
 
-PUBLISHED_MTBF_HOURS: Final = 54 * 24 * 16_384 / 419
-"""Mean time between failures of one GPU, including its share of the machine: 50,700 hours. Source: Llama 3 had 419
-unexpected interruptions in 54 days on 16,384 H100s (arXiv:2407.21783). Other clusters may differ several-fold."""
+_OF: Final = constants_of(__name__)
+
+PUBLISHED_MTBF_HOURS: Final = _OF.number("PUBLISHED_MTBF_HOURS", "hours")
 
 
 @final

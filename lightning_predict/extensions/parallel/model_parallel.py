@@ -17,6 +17,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.distributed.gradients import has_backward, is_of_expert, parameter_bytes
 from lightning_predict.distributed.overlap import Ends, Links, OverlappedStep
 from lightning_predict.distributed.strategy import Recompute, Strategy
@@ -66,6 +67,8 @@ from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Phase, Trace
 from lightning_predict.uncertainty import narrow_interval
+
+_OF: Final = constants_of(__name__)
 
 
 @final
@@ -445,10 +448,7 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
     return found
 
 
-TENSOR_HIDDEN: Final = 0.45
-"""Share of tensor-parallel communication that overlaps, relative to perfect overlap with matmuls. Smaller matmuls
-are slower, and copies use SMs. Source: for Llama 3.1 8B on 8 H100, torchtitan's async tensor parallelism shortens a
-step by 9 %; perfect overlap would give 26 % (training data: these rows of torchtitan.csv)."""
+TENSOR_HIDDEN: Final = _OF.number("TENSOR_HIDDEN", "share")
 
 
 RING_OVERHEAD: Final = np.array([0.0, 0.0, 0.5])

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.distributed.overlap import Ends, Links
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -30,8 +31,9 @@ from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation
 
-MICRO_BATCHES_PER_STAGE: Final = 4
-"""Default number of micro-batches per stage: the bubble is then at most a quarter of the work."""
+_OF: Final = constants_of(__name__)
+
+MICRO_BATCHES_PER_STAGE: Final = _OF.count("MICRO_BATCHES_PER_STAGE", "micro-batches")
 
 
 def pass_micro_batches(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:

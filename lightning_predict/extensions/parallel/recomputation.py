@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+from lightning_predict.constants import constants_of
 from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.strategy import Recompute
 from lightning_predict.errors import InvalidArgumentError
@@ -30,11 +31,12 @@ from lightning_predict.kernels.translation import translate
 from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation, Trace
 
+_OF: Final = constants_of(__name__)
+
 CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
 """Name prefixes of operations that compute attention, fused or unfused."""
 
-BACKWARD_PRODUCTS: Final = 2
-"""Number of matmuls in the backward pass of a linear layer: gradients of input and weight."""
+BACKWARD_PRODUCTS: Final = _OF.count("BACKWARD_PRODUCTS", "matmuls")
 
 
 def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.memory import HeldMemory, ModelMemory, held_by_parameters, share_of
 from lightning_predict.distributed.strategy import Recompute, Strategy
@@ -31,6 +32,8 @@ from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, Tr
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.memory.storages import computed_again
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+
+_OF: Final = constants_of(__name__)
 
 
 @final
@@ -166,11 +169,9 @@ def _shares(
     return [(share + (last if stage == len(shares) - 1 else 0.0)) / (1 + beyond) for stage, share in enumerate(shares)]
 
 
-FUSED_PROBABILITY_BYTES: Final = 4
-"""Bytes per logit of the float32 probabilities that Megatron's fused cross entropy keeps."""
+FUSED_PROBABILITY_BYTES: Final = _OF.count("FUSED_PROBABILITY_BYTES", "bytes")
 
-FUSED_GRADIENT_BYTES: Final = 2
-"""Bytes per logit of the gradient: a 16-bit copy, made after the gradient has replaced the probabilities."""
+FUSED_GRADIENT_BYTES: Final = _OF.count("FUSED_GRADIENT_BYTES", "bytes")
 
 
 def _logits(model: SplitModel, kept_storages: Sequence[_Kept]) -> int:

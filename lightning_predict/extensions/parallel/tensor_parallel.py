@@ -29,6 +29,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.strategy import Float8
 from lightning_predict.errors import InvalidArgumentError
@@ -39,6 +40,8 @@ from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Operation
 from lightning_predict.kernels.timing import KernelModels, compute_dtype_on, predict_operation_times
 from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
+
+_OF: Final = constants_of(__name__)
 
 Weight = tuple[int, int]
 """Shape of a linear layer's weight: (outputs, inputs)."""
@@ -284,8 +287,7 @@ def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
     return next(widths, 4)
 
 
-LOSS_REDUCTIONS: Final = 3
-"""Number of values per token that a loss over a split vocabulary all-reduces: maximum logit, label's logit, and sum."""
+LOSS_REDUCTIONS: Final = _OF.count("LOSS_REDUCTIONS", "values")
 
 
 @final
@@ -606,13 +608,9 @@ def _added(gradient: OperationShape, cut: ShardSpec) -> OperationShape:
 CAST_READS: Final[Mapping[Float8, int]] = {"tensorwise": 2, "rowwise": 4, "blockwise": 1, "mx": 1}
 """Number of times that scaling and casting to float8 (by rows and by columns) reads a tensor."""
 
-ROWWISE_TIME: Final = 1.15
-"""Time of float8 matmuls and casts with row-wise scales, relative to other scales: CUTLASS is slower than cuBLAS.
-Source: on eight H100, row-wise scales gain 10 and 11 % over bfloat16, one scale per tensor gains 25 % (Llama 3 8B;
-the README of `torchao.float8`, and torchtitan's commit 7a04053)."""
+ROWWISE_TIME: Final = _OF.number("ROWWISE_TIME", "factor")
 
-FACTOR_OF: Final = 2
-"""Number of matmuls that use the same input, weight or gradient, if the recording does not show it."""
+FACTOR_OF: Final = _OF.count("FACTOR_OF", "matmuls")
 
 
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:

@@ -39,6 +39,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
+from lightning_predict.constants import constants_of
 from lightning_predict.extensions.planning.problem import (
     Configuration,
     Formulation,
@@ -52,22 +53,17 @@ from lightning_predict.extensions.planning.problem import (
 from lightning_predict.interval import NORMAL_95, OUTSIDE
 from lightning_predict.units import seconds_to_hours
 
-HORIZON_GAPS: Final = 3.0
-"""Number of events after which a machine is likely to have other jobs. It was compared in the study with queue rules (a
-job every 45 s, two seeds). With 1, plans cost 3 % more because GPUs stay idle; with 5, they cost as much as with 3.
-With the whole period, they cost 2 % more, because jobs wait to fill machines."""
+_OF: Final = constants_of(__name__)
+
+HORIZON_GAPS: Final = _OF.number("HORIZON_GAPS", "events")
 
 TIE: Final = 1e-3
 """Relative surcharge on waiting, so that running is preferred at equal cost."""
 
 
-MOVES_TO_COME: Final = 1.0
-"""Number of further restarts that are counted with each move, because a job that moves is likely to move again. It was
-chosen together with `HORIZON_RESTARTS`, on two of the study's instances (ten nodes, a job every 30 s, seeds 0 and 1).
-At 60 s a restart, 0 costs 3 % more and 2 costs 7 % more."""
+MOVES_TO_COME: Final = _OF.number("MOVES_TO_COME", "moves")
 
-HORIZON_RESTARTS: Final = 2.0
-"""Minimum horizon as a number of restarts. Returning a machine sooner would cost its jobs a restart."""
+HORIZON_RESTARTS: Final = _OF.number("HORIZON_RESTARTS", "restarts")
 
 
 def horizon_seconds(problem: PlanningProblem, situation: PlanState) -> float:
@@ -89,11 +85,7 @@ def restart_seconds(job: Job, problem: PlanningProblem, situation: PlanState) ->
     return problem.restart_seconds if job.name in situation.started else 0.0
 
 
-ELSEWHERE: Final = 0.24
-"""Exponent with which a job's measured slowdown on one GPU is applied to other GPUs: the share of the variance of
-measured over predicted step times that is explained by the neural network. It depends on the tables: 0.10 for the
-tables behind `weights/files/whole_steps.json`, 0.48 without modules of a few operations. 0.24 is in between, and was
-the value of all tables when it was chosen."""
+ELSEWHERE: Final = _OF.number("ELSEWHERE", "exponent")
 
 
 def working_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:

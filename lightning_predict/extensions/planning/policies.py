@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.extensions.planning.expected_cost import DRAWS, is_uncertain, plan_outlook, time_draws
 from lightning_predict.extensions.planning.local_search import improved_plan
@@ -30,6 +31,8 @@ from lightning_predict.extensions.planning.simulator import simulate
 from lightning_predict.extensions.planning.validation import check_problem
 from lightning_predict.ties import least
 from lightning_predict.units import seconds_to_hours
+
+_OF: Final = constants_of(__name__)
 
 POLICIES: Final[dict[str, AbstractPolicy]] = {
     "milp": MilpPlanner(),
@@ -52,8 +55,7 @@ HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
 """Horizons to try in addition to the planner's own horizon, relative to the median run time of the jobs."""
 
 
-WORTH_A_MOVE: Final = 0.01
-"""Relative cost difference below which plans count as equal. Among equal plans, the one with the fewest moves wins."""
+WORTH_A_MOVE: Final = _OF.number("WORTH_A_MOVE", "share")
 
 
 PREDICTED_TIMES: Final = 0.5

@@ -18,8 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, final
 
+from lightning_predict.constants import constants_of
 from lightning_predict.interval import Interval
 from lightning_predict.units import seconds_to_hours
+
+_OF: Final = constants_of(__name__)
 
 
 @final
@@ -157,8 +160,7 @@ class Formulation:
         return not self.preempts and not self.migrates
 
 
-RESTART_SECONDS: Final = 60.0
-"""Default time that a job loses when it moves. If moves were free, plans would contain too many."""
+RESTART_SECONDS: Final = _OF.number("RESTART_SECONDS", "seconds")
 
 
 @final

@@ -21,6 +21,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InfeasiblePlanError
 from lightning_predict.extensions.planning.objective import expected_seconds, tardiness_usd, working_seconds
 from lightning_predict.extensions.planning.problem import (
@@ -40,12 +41,12 @@ from lightning_predict.extensions.planning.problem import (
 from lightning_predict.extensions.planning.validation import check_problem, check_situation
 from lightning_predict.units import hours_to_seconds
 
+_OF: Final = constants_of(__name__)
+
 ActualSeconds = Mapping[str, Mapping[Configuration, float]]
 """Actual time of the whole run, by job and configuration."""
 
-MEASURED_SECONDS: Final = 60.0
-"""Seconds of work after which a job's speed counts as measured. After about fifty steps, their mean is within a few
-percent of the rest of the run."""
+MEASURED_SECONDS: Final = _OF.number("MEASURED_SECONDS", "seconds")
 
 _TOLERANCE_SECONDS: Final = 1e-6
 

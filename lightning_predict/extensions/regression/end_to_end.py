@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 from lightning_predict.interval import Interval
@@ -34,6 +35,8 @@ from lightning_predict.kernels.operations import Array
 
 if TYPE_CHECKING:
     from lightning_predict.extensions.regression.stepwise import StepwiseRegression
+
+_OF: Final = constants_of(__name__)
 
 
 @final
@@ -297,9 +300,7 @@ eight: coverage rises from 66 to 90 %. The rates of a GPU were chosen on 96 simu
 rises from 52 to 93 %. On data that was not used for the choice, coverage is 88 % (sweeps), and 93 and 95 % (44
 published runs)."""
 
-OTHER_SPREAD: Final = 0.1
-"""Standard deviation of the relative error per log unit of distance, for other variables. Chosen on simulated sweeps
-with two to four times the largest batch size: coverage rises from 83 to 100 %."""
+OTHER_SPREAD: Final = _OF.number("OTHER_SPREAD", "log/log")
 
 
 def _spread_beyond(outside: Extrapolation) -> float:

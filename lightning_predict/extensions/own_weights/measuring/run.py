@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from lightning_predict.checked import read_csv
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MeasurementTableError
 from lightning_predict.extensions.own_weights.measuring.benchmarks import (
     BENCHMARKS,
@@ -50,6 +51,8 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array, network_spec, operation_spec, shape_batch
 from lightning_predict.units import MEGA, minutes_to_seconds, seconds_to_milliseconds
+
+_OF: Final = constants_of(__name__)
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -92,12 +95,9 @@ EXTRA_COLUMNS: Final = (
     "source",
 )
 
-USUAL_UTILISATION: Final = 0.4
-"""Assumed share of the peak rates that a GPU reaches, to estimate the duration of a measurement."""
+USUAL_UTILISATION: Final = _OF.number("USUAL_UTILISATION", "share")
 
-SECONDS_AROUND: Final = 0.05
-"""Assumed seconds to create the tensors of a shape and to capture its calls, to estimate the duration of a
-measurement."""
+SECONDS_AROUND: Final = _OF.number("SECONDS_AROUND", "seconds")
 
 
 @final

@@ -20,6 +20,7 @@ from typing import Final, final
 import numpy as np
 from joblib import Parallel, delayed
 
+from lightning_predict.constants import constants_of
 from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.extensions.own_weights.training.factors import (
     log_residuals,
@@ -42,11 +43,12 @@ from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Mani
 from lightning_predict.weights.records import GpuWeights, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.store import load_weights
 
+_OF: Final = constants_of(__name__)
+
 RECIPE_NAME: Final = "own-1"
 SOURCE: Final = "one's own measurements"
 
-MIN_OWN_ROWS: Final = 500
-"""Minimum number of fitted rows for tuning a network. With few shapes, a network forgets other shapes."""
+MIN_OWN_ROWS: Final = _OF.count("MIN_OWN_ROWS", "rows")
 
 TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
 """Training plan of networks that start from shipped networks."""
@@ -57,9 +59,7 @@ FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), mem
 INTERVAL_SHARE: Final = 0.9
 """Share of measurements inside the interval."""
 
-MIN_CALIBRATION_ROWS: Final = 5
-"""Minimum number of calibration rows for an operation's own interval. With fewer rows, the widest interval of the
-family is used."""
+MIN_CALIBRATION_ROWS: Final = _OF.count("MIN_CALIBRATION_ROWS", "rows")
 
 
 @final
