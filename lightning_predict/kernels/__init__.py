@@ -18,9 +18,8 @@ Terms in these files:
 
 * Problem: an operation with its shape and dtype.
 * Product: a matrix product (matmul), unless stated otherwise.
-* Base: the neural networks for GPUs without weights of their own. Their only inputs about a GPU are figures of its data
-  sheet.
+* Base: the neural networks for GPUs without their own weights. About a GPU, base networks only know its data sheet.
 * Public tables: the published measurements on which the neural networks are trained.
-* Training data: published results from which a constant was derived. They are therefore no test of that constant.
+* Training data: published results from which a constant was derived. Such results cannot test the constant.
 * Device-bound: a step whose time is limited by the GPU, not by the CPU.
 """

@@ -7,22 +7,22 @@ the same GPU, because cuDNN, cuBLAS and norm kernels improve by a few per cent a
 cores and memory-bound work (element-wise operations, copies, optimizers) did not improve. The tables contain the best
 attention kernels: FlashAttention 2 on Ampere and Ada, FlashAttention 3 and cuDNN on Hopper, cuDNN on data-centre
 Blackwell. In torch 2.0 and 2.1, `scaled_dot_product_attention` uses FlashAttention 1. Later versions use FlashAttention
-2, which has only Ampere's instructions. From 2.11 on, cuDNN is the default where it is supported (pytorch/pytorch
+2, which only uses Ampere's instructions. From 2.11 on, cuDNN is the default if the GPU supports it (pytorch/pytorch
 141133 and 138522, huggingface/transformers 48163). A step is predicted for the torch version with which it was
 recorded.
 
 **Memory layout.** Published rates are for matmuls A·B. If the second operand is transposed in memory, A·Bᵀ, a matmul on
-CUDA cores is slower (`roofline.transposed_ratio`). Recorders derive this from the strides and store it as an argument
-of the matmul. Older traces do not have this argument. For these, we follow the views before a matmul (`aten::t` before
-the matmul of a linear layer).
+CUDA cores is slower (`roofline.transposed_ratio`). Recorders derive the order of the operand from its strides, and
+store the order as an argument of the matmul. Older traces lack this argument; the views before the matmul then
+determine the order (`aten::t` in a linear layer).
 
 **Individual GPU.** If one source of measurements is slower than predicted on one GPU, the reason may be the host, the
 cooling or the software of that source. If two independent sources have errors of the same sign, the reason is the GPU:
-boards boost above their data sheet, or sustain less. For n sources, the mean log error is multiplied by n / (n + 1). So
-two sources that agree change predictions by two thirds of their mean. A single source changes nothing. `python -m
+boards boost above their data sheet, or sustain less. The correction is the mean log error of n sources multiplied by n
+/ (n + 1), which is two thirds of the mean for two sources. A single source gives no correction. `python -m
 benchmarks.accuracy FOLDER --of steps` prints the error of each source on each GPU.
 
-`measured_scaling.predict_work_times` applies all three. Example::
+`measured_scaling.predict_work_times` applies all three corrections. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> round(torch_version_factor({"torch": "1.13.1"}), 2)  # a year before 2.1
@@ -66,16 +66,14 @@ YEARLY_GAIN: Final = _OF.number("YEARLY_GAIN", "factor")
 REWRITTEN: Final = ("norm", "softmax")
 """Parts of the names of operations other than matmuls whose kernels also improved.
 
-Three variants were compared on device-bound steps of three tables: all operations improve, matmuls and these, or
-matmuls alone. The median errors of training benchmarks, timm and torchvision are 6.6, 7.3 and 10.4 % if all improve,
-and 5.6, 7.0 and 8.7 % with this variant. If each table is left out of the choice, they are 6.1, 6.9 and 8.7 %."""
+Device-bound steps of three tables (training benchmarks, timm and torchvision) have median errors of 5.6, 7.0 and 8.7
+% if matmuls and these operations improve. The errors are 6.6, 7.3 and 10.4 % if all operations improve."""
 
 FIRST_WIDE_LOADS: Final = (1, 5)
 """First torch version whose element-wise kernels load several elements at a time (vectorized loads).
 
-For older versions, we assume that 16-bit element-wise kernels were slower by the same factor as matmuls. Without this
-rule, device-bound steps under torch 1.4 have median errors of 7.2 % (training benchmarks) and 8.7 % (torchvision). With
-it, the errors are 7.1 and 8.5 %. For 16-bit benchmarks alone, they are 11.4 % without and 9.0 % with the rule."""
+In older versions, 16-bit element-wise kernels are assumed to be slower by the same factor as matmuls. With this
+rule, 16-bit training benchmarks under torch 1.4 have a median error of 9.0 %; without the rule, 11.4 %."""
 
 _CURRENT: Final = (2, 1)
 _YEARS: Final[Mapping[tuple[int, int], float]] = {
@@ -124,7 +122,7 @@ def torch_version_factor(software: Mapping[str, str]) -> float:
     """Return the slowdown of work under the torch version of a recording, relative to a current version.
 
     Args:
-        software: Versions, as in `Trace.software`. An unknown torch version counts as current, and one before 1.4
+        software: Versions, as in `Trace.software`. An unknown torch version counts as current, and a version before 1.4
             counts as 1.4.
     """
     release = release_of(software)
@@ -147,26 +145,26 @@ FIRST_GENERATION_LOSS: Final = _OF.number("FIRST_GENERATION_LOSS", "factor")
 FIRST_GENERATION_TOKENS: Final = _OF.number("FIRST_GENERATION_TOKENS", "tokens")
 
 ON_HOPPER: Final = (1.75, 1.6)
-"""Time of FlashAttention 2 relative to 3, forward and backward. These are the middles of 1.5 to 2.0 and of 1.5 to 1.75
-(Shah et al., 2024).
+"""Time of FlashAttention 2 relative to 3, forward and backward, not fitted.
 
-Another source measured 1.92 for the forward pass at 4,608 tokens on one H100 (pytorch/pytorch 142132). No value is
-fitted."""
+The values are the middles of 1.5 to 2.0 and of 1.5 to 1.75 (Shah et al., 2024). Another source measured 1.92 for the
+forward pass at 4,608 tokens on one H100 (pytorch/pytorch 142132)."""
 
 ON_BLACKWELL: Final = (3.0, 2.85)
-"""Time of FlashAttention 2 relative to cuDNN on data-centre Blackwell, forward and backward. This assumes that
-FlashAttention 2 does the same work per clock and multiprocessor as on Hopper."""
+"""Time of FlashAttention 2 relative to cuDNN on data-centre Blackwell, forward and backward.
+
+The assumption is that FlashAttention 2 does the same work per clock and multiprocessor as on Hopper."""
 
 ASKED_FOR: Final = ("cudnn", "overrideable")
 """Parts of operation names that state which attention kernel runs."""
 
 
 def flash_generation(release: str | None, gpu: Gpu) -> int:
-    """Return the generation of attention kernels: 1, 2, or 3 for the best available.
+    """Return the generation of attention kernels: 1, 2, or 3 for the best available kernels.
 
     Args:
-        release: torch version. None or an unknown version counts as current.
-        gpu: The GPU.
+        release: torch version; None or an unknown version counts as current.
+        gpu: GPU that runs the kernels.
     """
     known = release_of({"torch": release or ""})
     if known is not None and known < SECOND_GENERATION:
@@ -181,9 +179,9 @@ def attention_factors(
     """Return the attention slowdown of a torch version relative to the tables' kernels, (gpus, problems) or 1 x 1.
 
     Args:
-        problems: Any problems. Those other than attention get the factor 1.
+        problems: Problems of any operation. The factor is 1 except for attention.
         names: Names of the operations of these problems in the trace.
-        gpus: The GPUs.
+        gpus: GPUs that run the problems.
         software: Versions, as in `Trace.software`.
     """
     release = software.get("torch")
@@ -213,7 +211,7 @@ def attention_factors(
 
 
 def _factor(gpu: Gpu, generation: int, *, backward: bool, keys: float) -> float:
-    """Return the time of the kernels of a FlashAttention generation, relative to those in the tables."""
+    """Return the time of the kernels of a FlashAttention generation, relative to the kernels in the tables."""
     if generation == 3:
         return 1.0
     second = {"hopper": ON_HOPPER, "blackwell": ON_BLACKWELL}.get(gpu.generation.chip, (1.0, 1.0))[backward]
@@ -236,12 +234,12 @@ def layout_factors(
 ) -> Array:
     """Return the slowdown of matmuls A·Bᵀ that base networks predicted, (gpus, items); 1 for other work.
 
-    Predictions without measurements of the GPU are for A·B, so only this share of an item's time is corrected.
+    Predictions without measurements of the GPU are for A·B, so the correction applies only to `base_share` of an item.
 
     Args:
         operations: All operations of a trace, in order.
         items: Work of the trace.
-        gpus: The GPUs.
+        gpus: GPUs that run the work.
         base_share: Share of each item's time from networks without measurements of the GPU, shape (gpus, items).
     """
     factor = np.ones(base_share.shape)
@@ -287,7 +285,7 @@ def _key(tensor: TensorInfo) -> _Key:
 
 
 def _is_turned(view: Operation, turned: dict[_Key, bool]) -> bool:
-    """Return whether the matrices in the result of a view are stored in column-major order."""
+    """Return whether the matrices in the result of a view are in column-major order."""
     before, after = view.inputs[0], view.outputs[0]
     if after.id is None or after.id != before.id:
         return False
@@ -319,7 +317,7 @@ def _turns(view: Operation) -> bool:
 
 PRODUCTS: Final = ("linear", "bmm")
 LARGE_SIDE: Final = 8192
-"""Side of the square matmul for which the rates of neural networks and of a card are compared."""
+"""Side of the square matmul for which the networks' rate is compared with a card's rate."""
 
 POWER_TWINS: Final[Mapping[str, tuple[str, ...]]] = {
     "bfloat16": ("float16",),
@@ -327,7 +325,7 @@ POWER_TWINS: Final[Mapping[str, tuple[str, ...]]] = {
     "tf32": ("bfloat16", "float16"),
     "float8": ("bfloat16", "float16"),
 }
-"""For each dtype, others of the same units whose slowdown also applies to it, because the power limit is the same."""
+"""For each dtype, other dtypes of the same units. Their slowdown also applies, because the power limit is the same."""
 
 
 def sustained_factors(
@@ -341,10 +339,10 @@ def sustained_factors(
     a lower rate, so its time changes less.
 
     Args:
-        problems: Any problems. Those other than matmuls get the factor 1.
-        gpus: The GPUs.
+        problems: Problems of any operation. The factor is 1 except for matmuls.
+        gpus: GPUs that run the problems.
         seconds: Predicted seconds of the problems in bursts, shape (gpus, problems).
-        models: Models that predicted them.
+        models: Models that predicted the seconds.
     """
     if not any(gpu.sustained_flops_per_second for gpu in gpus):
         return np.ones((1, 1))
@@ -362,7 +360,7 @@ def sustained_factors(
 
 
 def _slowdown(gpu: Gpu, dtype: str, models: KernelModels | None) -> tuple[float, float]:
-    """Return the time of a large matmul in a loop relative to that in a burst, and its FLOP/s in a burst."""
+    """Return the time of a large matmul in a loop relative to a burst, and its FLOP/s in a burst."""
     sustained = gpu.sustained_flops_per_second
     known = next((one for one in (dtype, *POWER_TWINS.get(dtype, ())) if one in sustained), None)
     if known is None or dtype not in gpu.peak_flops_per_second:
@@ -380,12 +378,10 @@ GPU_BIAS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """Median log(measured / predicted) of device-bound whole steps, by GPU and source.
 
-A GPU is listed if the values of at least two sources have the same sign and exceed 0.03. 22 GPUs and six tables were
-examined. The RTX 3090 has 29 and 98 rows. The RTX 4090 has 66 rows of timm; its training benchmarks are kept apart from
-these scores and were predicted 13 % too slow. If one source is left out, no correction applies, and the other source is
-predicted 4 % (RTX 3090) and 12 to 13 % (RTX 4090) too slow. With the full correction from one source, the error of the
-other is within 1 %. No other GPU fulfils the condition: for the L40S, four sources give +0.10, +0.05, +0.05 and
-0.00."""
+A GPU is listed if the values of at least two sources have the same sign and exceed 0.03. Of 22 GPUs and six tables,
+only these two GPUs meet the condition. The RTX 3090 has 29 and 98 rows. The RTX 4090 has 66 rows of timm, and
+training benchmarks that were predicted 13 % too slow. The full correction from one source reduces the error of the
+other source to 1 %. For the L40S, four sources give +0.10, +0.05, +0.05 and 0.00."""
 
 
 def gpu_bias_factor(name: str) -> float:

@@ -43,7 +43,7 @@ MACHINE_FEATURES: Final = (
     "hopper_or_later",
     "blackwell_datacentre",
 )
-"""Names of `machine_features`. Their values are the same for all problems of a dtype, so they identify the GPU."""
+"""Names of `machine_features`. Their values are equal for all problems of a dtype, so they identify the GPU."""
 
 ENOUGH_BASE_CLOCK: Final = _OF.number("ENOUGH_BASE_CLOCK", "share")
 
@@ -59,11 +59,11 @@ def multiprocessors(gpus: Sequence[Gpu]) -> Array:
 
 
 def reference_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the reference time of utilisation, shape (gpus, problems).
+    """Return the reference time of utilisation, shape (gpus, problems). No kernel is faster than the reference.
 
-    It is a kernel launch plus the longer of two times: the compute time (fewest FLOPs of any algorithm) and the memory
-    time. Traffic up to the size of the L2 cache may come from that cache; the rest must come from memory. Unlike the
-    roofline, this reference has no jump at the size of the L2 cache. No kernel is faster than the reference.
+    The reference is a kernel launch plus the longer of two times: the compute time (fewest FLOPs of any algorithm) and
+    the memory time. Traffic up to the size of the L2 cache may come from the cache; further traffic comes from memory.
+    Unlike the roofline, this reference has no jump at the size of the L2 cache.
     """
     compute = batch.minimum_flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
     moved = batch.bytes_moved[None, :]  # (1, problems)

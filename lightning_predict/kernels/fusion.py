@@ -1,8 +1,9 @@
 """Rewrites an eager step as `torch.compile` would run it: point-wise operations between matmuls become fused kernels.
 
-Inductor calls libraries for matmuls, convolutions, attention and embedding look-ups. It fuses element-wise operations
-and reductions that pass data to each other. A fused kernel reads external inputs and writes external outputs, but its
-intermediate results never reach memory. Therefore we predict its time from the bytes that it reads and writes.
+Inductor calls libraries for matmuls, convolutions, attention and embedding look-ups. Inductor fuses element-wise
+operations and reductions that pass data to each other. A fused kernel reads external inputs and writes external
+outputs, but its intermediate results never reach memory. Therefore the bytes of inputs and outputs determine the
+kernel's time.
 
 * A norm over long rows becomes two kernels. The statistics are fused with the operations before the norm, and the
   normalisation with those after it.
@@ -42,7 +43,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 _OF: Final = constants_of(__name__)
 
 STATISTICS: Final = "triton::statistics"
-"""Name of the reduction part of a norm. Its results are known only when it ends."""
+"""Name of the reduction part of a norm, whose results are known only at its end."""
 
 NORMALISATION: Final = "triton::normalisation"
 """Name of the normalisation part of a norm."""
@@ -60,7 +61,7 @@ _NORMS: Final = {
     "aten::native_layer_norm": 1,
     "aten::native_layer_norm_backward": 2,
 }
-"""Norms, each with the number of its first tensors that are as large as the result."""
+"""Norms, with the number of leading tensors that are as large as the result."""
 
 LONGEST_ROW_IN_A_KERNEL: Final = _OF.count("LONGEST_ROW_IN_A_KERNEL", "elements")
 
@@ -73,10 +74,10 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "u
 
 
 def fused(trace: Trace) -> Trace:
-    """Fuse the point-wise operations of a step. The optimizer is unchanged, because it runs outside the compiled model.
+    """Fuse the point-wise operations of a step. The optimizer is unchanged, because it is not compiled.
 
     Args:
-        trace: An eager step with tensor ids: recorded on the CPU or the meta device.
+        trace: Eager step with tensor ids, recorded on the CPU or the meta device.
 
     Raises:
         InvalidArgumentError: The step is already compiled, or has no tensor ids.
@@ -210,7 +211,7 @@ def _ends_kernel(operation: Operation) -> bool:
 def _reduces_outer_sides(operation: Operation) -> bool:
     """Return whether a reduction is over elements that are not adjacent, so that a block does not contain the result.
 
-    In KernelBench, compiled RMS norms over channels take three passes on all four GPUs (those rows are training data).
+    In KernelBench, compiled RMS norms over channels take three passes on all four GPUs (training data).
     """
     sides, dimensions = operation.arguments.get("dim"), len(operation.inputs[0].shape)
     listed = sides if isinstance(sides, list | tuple) else (sides,)
@@ -219,7 +220,7 @@ def _reduces_outer_sides(operation: Operation) -> bool:
 
 
 def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Operation, ...]:
-    """Drop the bias of each convolution whose result a fused kernel reads next, because that kernel adds it."""
+    """Remove the bias of each convolution whose result a fused kernel reads next, because that kernel adds the bias."""
     computing = [index for index, operation in enumerate(operations) if not _is_left_out(operation)]
     changed = list(operations)
     for index, following in pairwise(computing):
@@ -235,13 +236,13 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
 OPERATIONS_PER_CONVOLUTION: Final = _OF.count("OPERATIONS_PER_CONVOLUTION", "operations")
 
 LAYOUT_SHARES: Final = {"grouped": 1.358, "small": 0.783, "in_out": 0.725, "default": 0.823}
-"""Time of a convolution without gradients in channels-last layout, relative to channels-first layout, as Inductor
-assumes it for each kind (`GraphLowering.decide_layout_opt`). It chooses channels last if this reduces the weighted
-FLOPs."""
+"""Inductor's assumed time of a convolution without gradients in channels-last layout, relative to channels first.
+
+Inductor chooses channels last if this reduces the weighted FLOPs (`GraphLowering.decide_layout_opt`)."""
 
 
 def _prefers_channels_last(operations: Sequence[Operation]) -> bool:
-    """Return whether Inductor chooses channels-last layout. It has different rules for inference and training."""
+    """Return whether Inductor chooses channels-last layout. The rules differ between inference and training."""
     forward = [one for one in operations if one.name == "aten::convolution" and len(one.inputs) > 1 and one.outputs]
     if not forward or len(operations) >= OPERATIONS_PER_CONVOLUTION * len(forward):
         return False
@@ -345,7 +346,7 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
     """Yield the operations of each fused kernel. Each operation reads a tensor that its group already read or wrote.
 
     Statistics are the last operation of a kernel, because their input must be read again. Pooling is the first
-    operation of a kernel, which otherwise would compute the input of the pooling several times. The forward and the
+    operation of a kernel; a later position would compute the pooling's input several times. The forward and the
     backward pass are compiled separately.
     """
     group: list[int] = []
@@ -370,7 +371,7 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
 
 
 def _shares(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
-    """Return whether an operation reads a result of the group or its largest input, which is then loaded only once."""
+    """Return whether an operation reads a result or the largest input of the group, which is then loaded once."""
     largest = max(read.values(), default=0)
     return any(
         tensor.id in written or (read.get(tensor.id) == largest == tensor.elements) for tensor in operation.inputs
@@ -429,7 +430,7 @@ def _is_small_window(operation: Operation) -> bool:
 
 
 def _kernel(operations: Sequence[Operation], *, last: int, last_read: dict[int | None, int]) -> Operation:
-    """Merge operations into one fused kernel; `last` is the index of the last of them in the trace."""
+    """Merge operations into one fused kernel; `last` is the last operation's index in the trace."""
     read: dict[int | None, TensorInfo] = {}
     written: dict[int | None, TensorInfo] = {}
     for operation in operations:

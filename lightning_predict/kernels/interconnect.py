@@ -1,17 +1,17 @@
 """Time of NCCL collectives over a layout of GPUs: measured curves inside a machine, a formula between machines.
 
-NCCL has two algorithms between machines. A ring passes through all n = N x g GPUs. For all_gather and reduce_scatter,
-it sends (n - 1) / n of the message through the network adapters of each machine, in n - 1 steps. For all_reduce, both
-figures double. A tree joins the machines, only for all_reduce. It sends 2 (N - 1) / N of the message, in 2 log2 N
-steps. The time of the faster algorithm is used.
+NCCL has two algorithms between machines, a ring and a tree; the time of the faster algorithm is used. A ring passes
+through all n = N x g GPUs. For all_gather and reduce_scatter, a ring sends (n - 1) / n of the message through the
+network adapters of each machine, in n - 1 steps. For all_reduce, both figures double. A tree connects the machines,
+only for all_reduce. A tree sends 2 (N - 1) / N of the message, in 2 log2 N steps.
 
 The slower link (inside or between machines) determines the bandwidth. The faster link adds the time of one chunk. The
-latencies of all steps add up, and they dominate with many machines and small messages. Groups that communicate at the
-same time share the adapters of a machine. Each GPU is limited to its rail, which is its part of these adapters. An
-all-to-all sends only the data for other machines.
+latencies of all steps add up, and dominate with many machines and small messages. Groups that communicate at the same
+time share the adapters of a machine. Each GPU is limited to its rail, which is its part of the adapters. An all-to-all
+sends only the data for other machines.
 
-If the user names a cloud's machine, or if the machine is priced by a cloud's offer, the bandwidth is that cloud's.
-Otherwise the user can give values (`Interconnect`). The default is that of the vendor's reference systems, and 100
+If the user names a cloud's machine, or if a cloud's offer prices the machine, the cloud's bandwidth applies. Otherwise
+the user can give values (`Interconnect`). The default is the bandwidth of the vendor's reference systems, and 100
 Gbit/s Ethernet for machines without NVLink. Without NVLink, the bandwidth between GPUs depends more on the machine than
 on the card; `PCIE_MACHINES` lists kinds of machines. Up to 72 GPUs of a rack of GB200 or GB300 form one NVLink domain,
 over any number of trays. Example::
@@ -52,8 +52,10 @@ NETWORK_BYTES_PER_SECOND: Final = {
     "hopper": gigabytes_to_bytes(400),
     "blackwell": gigabytes_to_bytes(400),
 }
-"""Network bandwidth of one machine with NVLink, in one direction, by architecture. NVIDIA's data sheets list four
-adapters of 100 Gbit/s for the DGX-1, eight of 200 for the DGX A100, and eight of 400 for the DGX H100 and B200."""
+"""Network bandwidth of one machine with NVLink, in one direction, by architecture.
+
+NVIDIA's data sheets list four adapters of 100 Gbit/s for the DGX-1, eight of 200 Gbit/s for the DGX A100, and eight
+of 400 Gbit/s for the DGX H100 and B200."""
 
 RAIL_GPUS: Final = _OF.count("RAIL_GPUS", "GPUs")
 
@@ -67,7 +69,7 @@ SOCKET_SHARE: Final = _OF.number("SOCKET_SHARE", "share")
 @final
 @dataclass(frozen=True, slots=True)
 class PcieMachine:
-    """A kind of machine whose GPUs are connected by PCIe alone.
+    """Kind of machine whose GPUs are connected only by PCIe.
 
     Attributes:
         words: Description of the connection, for a note.
@@ -109,8 +111,8 @@ def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
     """Return the kind of PCIe machine for cards without NVLink.
 
     Args:
-        gpu: The card.
-        word: A key of `PCIE_MACHINES`. If None, it is assumed from the card's properties, with a wide interval.
+        gpu: GPU without NVLink.
+        word: A key of `PCIE_MACHINES`; None assumes a kind from the card's properties, with a wide interval.
     """
     if word is not None:
         return PCIE_MACHINES[word]
@@ -131,9 +133,9 @@ CHUNK_SECONDS: Final = TREE_HOP_SECONDS
 """Latency of a chunk between a machine and the network.
 
 A message passes both links in pipelined chunks. With n chunks, the faster link adds 1 / n of its own time, plus n
-latencies. At the best n, this sum is 2 sqrt(time x latency). It was compared with two published curves of all_reduce
-over two machines, for 1 MiB to 2 GiB (eight H200 with RoCE, eight A100 of OCI). The median errors are 8 and 11 %;
-without it, they are 25 and 14 % (all predicted too fast). No value was fitted to these curves."""
+latencies. At the best n, this sum is 2 sqrt(time x latency). On two published curves of all_reduce over two machines
+(1 MiB to 2 GiB; eight H200 with RoCE, eight A100 of OCI), the median errors are 8 and 11 %. Without this time, they
+are 25 and 14 %, always too fast. The value was not fitted."""
 
 TREE_SHARE: Final = _OF.number("TREE_SHARE", "share")
 
@@ -141,7 +143,7 @@ TREE_SHARE: Final = _OF.number("TREE_SHARE", "share")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """Bandwidths of the links as given by the user, in bytes per second. A field that is None uses the catalogue.
+    """Bandwidths of the links as given by the user, in bytes per second; None uses the catalogue.
 
     Attributes:
         intra_node_bytes_per_second: Bus bandwidth among the GPUs of one machine, as printed by nccl-tests ("busbw").
@@ -193,7 +195,7 @@ def interconnect_of(
 
 
 def network_bytes_per_second(layout: Layout) -> float:
-    """Return the line rate of the network of one machine, one direction: the cloud's value or a default."""
+    """Return the line rate of the network of one machine in one direction: the cloud's value or a default."""
     if layout.network is not None:
         return layout.network.bytes_per_second
     if layout.gpu.nvlink_bytes_per_second is None:
@@ -204,7 +206,7 @@ def network_bytes_per_second(layout: Layout) -> float:
 
 
 def link_assumption_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
-    """Return notes on assumptions about a layout's links and the options that change them; empty if there are none."""
+    """Return notes on assumptions about a layout's links, and the options that change these assumptions."""
     notes = []
     each = layout.gpus_per_node
     most = NVLINK_DOMAINS.get(layout.gpu.name) or largest_machine(layout.gpu)
@@ -238,12 +240,11 @@ def link_assumption_notes(layout: Layout, interconnect: Interconnect) -> tuple[s
 def check_communication(layout: Layout) -> None:
     """Reject a layout of several GPUs that cannot communicate, or whose communication cannot be predicted.
 
-    There are no measurements and no published figures of other vendors' GPUs. MIG slices cannot access each other's
-    memory, CUDA gives a process only one slice, and NCCL cannot connect slices of one machine (NVIDIA/nccl, issue 1716,
-    2025).
+    Other vendors' GPUs have neither measurements nor published figures. MIG slices cannot access each other's memory,
+    CUDA gives a process only one slice, and NCCL cannot connect slices of one machine (NVIDIA/nccl, issue 1716, 2025).
 
     Raises:
-        InvalidArgumentError: The layout is of one of these kinds.
+        InvalidArgumentError: The layout cannot communicate, or cannot be predicted.
     """
     if layout.gpus_per_node > 1 and is_slice(layout.gpu):
         whole = layout.gpu.name.partition(BETWEEN)[0]
@@ -270,11 +271,10 @@ def collective_seconds(
 
     Args:
         operation: `all_reduce`, `all_gather`, `reduce_scatter`, `alltoall` or `broadcast`.
-        message_bytes: Sizes of the whole message (for all_gather: of the result of each GPU), one or several.
+        message_bytes: Sizes of the whole message (for all_gather: of the result of each GPU).
         layout: The participating GPUs. A single GPU takes no time.
-        interconnect: The user's values for the links.
-        groups_per_node: Number of such groups in each machine that communicate at the same time and share its network
-            adapters.
+        interconnect: Bandwidths given by the user.
+        groups_per_node: Number of groups per machine that communicate at the same time and share its network adapters.
 
     Returns:
         Seconds, arrays of shape (messages,).
@@ -301,7 +301,7 @@ def collective_seconds(
         paths.append(_path(operation, messages, layout, interconnect, groups_per_node, is_tree=True))
 
     def least(inside_seconds: Array, factor: float) -> Array:
-        """Return the time of the fastest algorithm, if the time between machines is multiplied by `factor`."""
+        """Return the time of the fastest algorithm if the time between machines is multiplied by `factor`."""
         each = [
             np.maximum(inside_seconds, sent * factor)
             + 2 * np.sqrt(CHUNK_SECONDS * np.minimum(inside_seconds, sent * factor))
@@ -330,7 +330,7 @@ def _inside(operation: str, messages: Array, layout: Layout, interconnect: Inter
 
 
 def bus_factor(operation: str, count: int) -> float:
-    """Return bytes per GPU link, divided by bytes of the message (nccl-tests' "busbw" over "algbw")."""
+    """Return bytes per GPU link divided by bytes of the message (nccl-tests' "busbw" over "algbw")."""
     share = (count - 1) / count
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(operation, share)
 
@@ -367,7 +367,7 @@ def _path(
 
 
 def _rail_limit(layout: Layout, interconnect: Interconnect) -> float:
-    """Return a machine's network bandwidth, divided by the bandwidth of the rails of the GPUs that the layout uses.
+    """Return a machine's network bandwidth divided by the bandwidth of the rails that the layout uses.
 
     A bandwidth given by the user applies to the GPUs in use. Machines without NVLink have one adapter for all GPUs.
     """

@@ -1,8 +1,8 @@
 """Infers from a CUDA kernel's name whether it does matrix work (matmul, convolution, attention), and in which dtype.
 
-CUDA graphs, extensions (TransformerEngine, FlashAttention) and Triton kernels run without an operation of the
-dispatcher, so their shapes are unknown, but their names are recorded. cuBLAS and cuDNN encode the dtype in the name
-(`nvjet_tst` is bfloat16, `nvjet_qqtst` is float8). CUTLASS and FlashAttention kernels have it as a template argument.
+Kernels of CUDA graphs, extensions (TransformerEngine, FlashAttention) and Triton run without an operation of the
+dispatcher. Their shapes are unknown, but their names are recorded. cuBLAS and cuDNN encode the dtype in the name
+(`nvjet_tst` is bfloat16, `nvjet_qqtst` is float8). CUTLASS and FlashAttention have the dtype as a template argument.
 Example::
 
     >>> matrix_dtype("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_NNN")
@@ -33,7 +33,7 @@ _MEMORY_BOUND: Final = re.compile(
     r"at::native|splitkreduce|combine|convert|dot_do_o|preprocess|memcpy|memset|nhwc_?to_?nchw|nchw_?to_?nhwc|cast_transpose|"
     r"scale_?kernel|elementwise|layer_?norm|softmax_(fwd|bwd|warp)|copy_kernel|generatewinogradtiles"
 )
-"""Names of memory-bound kernels in the same libraries. They take precedence over `_MATRIX`."""
+"""Names of memory-bound kernels in the same libraries, checked before `_MATRIX`."""
 
 _NVJET: Final = re.compile(r"nvjet_(?:sm\d+_)?([a-z]{3,6})_")
 
@@ -45,24 +45,26 @@ _DTYPES: Final = (
     ("tf32", re.compile(r"tf32|s1688|tensorop_s")),
     ("float32", re.compile(r"sgemm|simt|f32f32|_sss_|ffma")),
 )
-"""dtype by a pattern in the lower-case name; the first match wins. `s1688` means TF32, but a name that also has `f16`
-is a float16 kernel that accumulates in float32, so float16 is searched first."""
+"""Patterns in the lower-case name that show the dtype; the first match wins.
+
+`s1688` means TF32, but float32 accumulation in a name with `f16`, so float16 is searched first."""
 
 USUAL_DTYPE: Final = "bfloat16"
-"""dtype to assume if the name shows none. Most training uses bfloat16, and float16 runs at almost the same speed."""
+"""Assumed dtype if the name shows no dtype.
+
+Most training uses bfloat16, and float16 runs at almost the same speed."""
 
 _FALLBACK_DTYPE: Final = {"float8": "bfloat16", "bfloat16": "float16", "tf32": "float32"}
-"""Fallback dtype that a GPU computes in if it has no hardware units for the requested dtype."""
+"""Fallback dtype in which a GPU computes if it has no hardware units for the requested dtype."""
 
 
 @lru_cache(maxsize=4096)
 def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
-    """Return the dtype in which a kernel does matrix work; None if it does other work.
+    """Return the dtype in which a kernel does matrix work; None if the kernel does other work.
 
     Args:
-        name: The kernel's name, as the driver reports it.
-        tf32: Whether float32 matmuls may use TF32. It matters for `nvjet` kernels, whose names are equal for float32
-            and TF32.
+        name: Name of the kernel that the driver reports.
+        tf32: Whether float32 matmuls may use TF32. The names of `nvjet` kernels are equal for float32 and TF32.
     """
     lower = name.lower()
     if _MATRIX.search(lower) is None or _MEMORY_BOUND.search(lower) is not None:
@@ -74,7 +76,7 @@ def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
 def scale_by_matmul_throughput(kernel: Kernel, dtype: str, origin: Gpu, destination: Gpu) -> float:
     """Scale a kernel's time to another GPU by the ratio of sustained matmul throughputs.
 
-    Its start time stays constant.
+    The start time of the kernel stays constant.
     """
     start = min(kernel.seconds, START_SECONDS)
     return start + (kernel.seconds - start) * _rate(origin, dtype) / _rate(destination, dtype)

@@ -5,14 +5,14 @@ on which the trace was recorded (the origin), there are three methods:
 
 * `auto`: multiply the direct prediction by a power of (measured / predicted time on the origin), because errors of a
   model for an operation recur on other GPUs. The power (`RATIO_EXPONENTS`) is 1 if both GPUs run the same code
-  (element-wise work, norms, reductions, optimizers, copies). It is lower for matmuls, convolutions and attention, whose
-  kernels differ between GPUs. It is 0 if the two GPUs use different units, such as those for TF32 and float32. If
-  neural networks were trained on measurements of both GPUs, only residuals far beyond the errors of these networks
-  count (`transferable_residuals`). Wave scaling is used for operations without a model, such as the user's own kernels.
-  Some kernels have no known operation (CUDA graphs, extensions), but their names show that they compute matmuls. These
-  are scaled by the rates of large matmuls (`kernel_names.py`).
-* `mlp`: multiply the direct prediction by the ratio itself for all items; without a trained model, from rooflines
-  (Habitat's MLPs).
+  (element-wise work, norms, reductions, optimizers, copies). The power is lower for matmuls, convolutions and
+  attention, whose kernels differ between GPUs. The power is 0 if the two GPUs use different units, such as TF32 units
+  and float32 units. If neural networks were trained on measurements of both GPUs, only residuals far beyond the
+  networks' errors count (`transferable_residuals`). Wave scaling is used for operations without a model, such as the
+  user's own kernels. Kernels without a known operation (CUDA graphs, extensions) whose names show matmuls are scaled by
+  the rates of large matmuls (`kernel_names.py`).
+* `mlp`: multiply the direct prediction by the ratio for all items (Habitat's MLPs). Without a trained model, the direct
+  prediction comes from rooflines.
 * `wave`: wave scaling for all items (Habitat's equations alone).
 
 On the origin itself, the measured time is used. An operation on the GPU without recorded kernels is predicted directly.
@@ -76,17 +76,18 @@ KernelRelation = Literal["same code", "same units", "other units"]
 KERNEL_RELATIONS: Final[tuple[KernelRelation, ...]] = get_args(KernelRelation)
 """Kinds of relations between the kernels of an operation on two GPUs.
 
-`same code`: the same kernels. `same units`: different kernels for the same units, as libraries choose them. `other
-units`: different units, such as tensor cores on one GPU and CUDA cores on the other."""
+`same code`: equal kernels. `same units`: different kernels for the same units, chosen by a library. `other units`:
+different units, such as tensor cores on one GPU and CUDA cores on the other GPU."""
 
 RATIO_EXPONENTS: Final[Mapping[KernelRelation, float]] = {"same code": 1.0, "same units": 0.75, "other units": 0.0}
 """Power of (measured / predicted time on the origin) by which the prediction for another GPU is multiplied.
 
-Chosen on 1,370 pairs of GPUs that ran the same problems, to which no neural network was fitted. For each relation, the
-errors at the powers 0, 1/2, 3/4 and 1, and with each GPU left out of the choice, are: same code 0.046, 0.040, 0.034,
-0.029 and 0.029; same units 0.102, 0.094, 0.099, 0.109 and 0.096; other units 0.366, 0.382, 0.455, 0.514 and 0.356. For
-the same units, the errors at several powers are similar; whole steps select 3/4 (`timeline/same_gpu_check.py`). Study:
-`python -m benchmarks.accuracy FOLDER --of pairs`."""
+The powers were chosen on 1,370 pairs of GPUs that ran the same problems, which no neural network was fitted to.
+Errors at the powers 0, 1/2, 3/4 and 1 are 0.046, 0.040, 0.034 and 0.029 for the same code; 0.102, 0.094, 0.099 and
+0.109 for the same units; 0.366, 0.382, 0.455 and 0.514 for other units. Each GPU left out of the choice gives 0.029,
+0.096 and
+0.356. For the same units, the errors are similar, and whole steps select 3/4 (`timeline/same_gpu_check.py`). To
+print this study: `python -m benchmarks.accuracy FOLDER --of pairs`."""
 
 
 @final
@@ -96,11 +97,11 @@ class WorkTimes:
 
     Attributes:
         items: Items of work, in the order of the trace.
-        families: Dominant operation of each item. Errors within one family are correlated.
+        families: Dominant operation of each item. Errors within a family are correlated.
         phases: Phase of the step of each item.
         interval: GPU seconds.
         shares: Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. The shares
-            of an item add up to 1 if it takes time.
+            of an item add up to 1 if the item takes time.
         extrapolated_share: Share of each item's time from neural networks without measurements of the GPU; None if
             unknown.
         is_measured: Whether any network was trained on measurements of the GPU, shape (gpus,); None if unknown.
@@ -124,7 +125,7 @@ def check_method(method: str) -> Method:
     """Validate the name of a method.
 
     Raises:
-        InvalidArgumentError: The method is unknown; the message lists the known ones.
+        InvalidArgumentError: The method is unknown; the message lists the known methods.
     """
     for known in METHODS:
         if method == known:
@@ -138,16 +139,14 @@ def predict_work_times(
     """Predict the GPU time of a trace's work.
 
     Args:
-        trace: One recorded step.
+        trace: Recorded step.
         gpus: GPUs to predict.
-        origin: GPU on which the kernels of the trace were measured. None if no kernels were measured or the GPU is
-            unknown.
-        models: Trained models. If None, rooflines are used.
+        origin: GPU on which the kernels of the trace were measured; None without measured kernels, or if unknown.
+        models: Trained models; None uses rooflines.
         method: `auto`, `mlp` or `wave`.
 
     Raises:
-        InvalidArgumentError: The method is unknown, or it is `wave` and no kernels of the trace were measured on a
-            known GPU.
+        InvalidArgumentError: The method is unknown, or `wave` without measured kernels of a known GPU.
     """
     chosen = check_method(method)
     items = work_items(trace)
@@ -267,7 +266,7 @@ def _known(direct: WorkTimes) -> BoolArray:
 
 
 def _groups(direct: WorkTimes, by_ratio: BoolArray) -> IndexArray:
-    """Return group numbers of items scaled by ratios, one for each family and dtype; -1 for others, shape (items,)."""
+    """Return group numbers of items scaled by ratios, one per family and dtype; -1 for others, shape (items,)."""
     numbers: dict[tuple[str, str], int] = {}
     return np.array(
         [
@@ -282,13 +281,13 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
     """Return the part of each residual on the origin that applies to another GPU, if both have trained networks.
 
     A residual has two parts: the median of its family (a software version, a clock) and its own deviation from this
-    median. Each part x is multiplied by x^2 / (x^2 + t^2). So residuals within the errors of the networks hardly count,
-    because they are noise that does not recur on another GPU. Residuals far beyond these errors come from effects that
-    the shapes do not show. The sizes t are `SHARED_SCATTER` and `OWN_SCATTER`.
+    median. Each part x is multiplied by x^2 / (x^2 + t^2), with `SHARED_SCATTER` and `OWN_SCATTER` as t. Residuals
+    within the errors of the networks hardly count, because they are noise that does not recur on another GPU. Residuals
+    far beyond these errors come from effects that the shapes do not show.
 
     Args:
         residuals: log(measured / predicted) on the origin, shape (items,).
-        groups: Number of each item's family. It is -1 for items without a family, whose residuals are dropped.
+        groups: Number of each item's family; -1 for items without a family, whose residuals are dropped.
     """
     believed = np.zeros_like(residuals)
     for number in np.unique(groups[groups >= 0]):
@@ -314,8 +313,7 @@ def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
 def _goes_by_ratio(direct: WorkTimes, column: int, method: Method) -> bool:
     """Return whether the measured time of an item is scaled by the ratio of two predictions.
 
-    `auto` uses wave scaling for items of which only the bytes are known, and for vector operations without a trained
-    model.
+    `auto` uses wave scaling for items with known bytes only, and for vector operations without a trained model.
     """
     item = direct.items[column]
     if method != "auto" or not item.problems:
@@ -366,8 +364,8 @@ def _wave_scaled(
 ) -> Array:
     """Apply wave scaling to the measured seconds of each item, (gpus, items). Equal launches are computed once.
 
-    Some kernels were not launched by torch's own operations, but their names show that they compute matmuls. These are
-    scaled by the rates of large matmuls, unless the method is `wave`.
+    Kernels that were not launched by torch's own operations, but whose names show matmuls, are scaled by the rates of
+    large matmuls, unless the method is `wave`.
     """
     factors: dict[tuple[object, ...], Array] = {}
     seconds = np.zeros((len(gpus), len(items)))

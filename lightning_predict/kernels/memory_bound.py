@@ -1,9 +1,9 @@
-"""Bytes of memory traffic of calls without a translator: either none, or those of a copy of their tensors.
+"""Bytes of memory traffic of calls without a translator.
 
 Such a call has no shape parameters, formulas or surrogate. It is either free (no kernel), or counts as a `transfer`
 (`families/copies.py`) of the bytes of its tensors. The name of the call determines which tensors are read and written.
-By default, its inputs are read and its outputs are written. Profiler traces do not contain the outputs. Then the output
-is assumed to be as large as the largest input, or as the tensor that is changed in place.
+By default, the call reads its inputs and writes its outputs. Profiler traces lack outputs; an output is then assumed to
+be as large as the largest input, or as the tensor that is changed in place.
 
 The tables from `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` list the exceptions by name. Three further tables list calls
 that follow the default and whose bytes determine their time: `POINTWISE` (in `tracing/operand_strides.py`, because
@@ -73,7 +73,7 @@ FREE_OPERATIONS: Final = _aten(
 """Calls that launch no kernel. Reading a scalar (`item`) waits for the GPU but computes nothing on it."""
 
 COMPILED_CALL: Final = "inductor::call"
-"""Name of a call of compiled code. It launches no kernel itself, but takes host time (`timeline/host.py`)."""
+"""Name of a call of compiled code, which launches no kernel but takes host time (`timeline/host.py`)."""
 
 FREE_NAMESPACES: Final = ("prim::", "profiler::", "prims::device_put_meta")
 
@@ -88,7 +88,7 @@ REDUCTIONS: Final = _aten(
     "all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm nansum prod std sum var "
     "_foreach_norm var_mean"
 )
-"""Calls whose output is small compared with the input: reductions."""
+"""Reductions, whose output is small compared with the input."""
 
 LOOK_UP_CALLS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding")
 """Calls that look up rows of an embedding table."""
@@ -113,8 +113,7 @@ TENSOR_LISTS: Final = {
     "aten::_foreach_lerp_": 2,
     "aten::_foreach_copy_": 2,
 }
-"""Number of tensor lists of multi-tensor operations (including the changed list), if it is not one and does not depend
-on whether there is a list of scalars."""
+"""Number of tensor lists of multi-tensor operations, including the changed list, if fixed and not one."""
 
 FUSED_OPTIMIZERS: Final = {
     "aten::_fused_adam_": (4, 3),
@@ -122,7 +121,7 @@ FUSED_OPTIMIZERS: Final = {
     "aten::_fused_adagrad_": (3, 2),
     "aten::_fused_sgd_": (3, 2),
 }
-"""Numbers of lists that are read (parameters, gradients, two moments) and written (all but the gradients)."""
+"""Numbers of lists that are read (parameters, gradients, two moments) and written (all except the gradients)."""
 
 MOVING: Final = frozenset(
     "_copy_from _index_put_impl_ _local_scalar_dense _pin_memory _to_copy _unsafe_index _unsafe_index_put "
@@ -165,7 +164,7 @@ _KNOWN: Final = (
 _FUSED_BY_COMPILER: Final = ("triton", "inductor")
 
 UNTRANSLATED: Final = "untranslated"
-"""Name of the operation that replaces one whose translator failed (`families/copies.py`)."""
+"""Name of the replacement for an operation whose translator failed (`families/copies.py`)."""
 
 
 def is_free(operation: Operation) -> bool:
@@ -212,7 +211,7 @@ def loads_singly(operation: Operation) -> bool:
     """Return whether an element-wise operation or copy loads one element at a time.
 
     PyTorch's kernels load several elements at once (vectorized loads) if all operands have one shape, layout and dtype.
-    For broadcast, strided or mixed-dtype operands, they load single elements, except in a plain cast from float32 to 16
+    Broadcast, strided or mixed-dtype operands are loaded as single elements, except in a plain cast from float32 to 16
     bits.
     """
     name = operation.name.removeprefix("aten::")
@@ -240,7 +239,7 @@ def _comes_into_rows(operation: Operation) -> bool:
 
 
 def _cast_to(operation: Operation) -> str | None:
-    """Return the target dtype of a cast; None if the call is no cast, or another argument determines the dtype."""
+    """Return the target dtype of a cast; None if the call is no cast, or if another argument determines the dtype."""
     dtype = operation.arguments.get("dtype") if operation.name == "aten::_to_copy" else None
     return dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else None
 
@@ -258,7 +257,7 @@ def _narrows(operation: Operation) -> bool:
 
 
 def _cycles_an_element(operation: Operation) -> float:
-    """Return multiprocessor cycles per element if loaded singly, including the element's share of a sector."""
+    """Return SM cycles per element if elements are loaded singly, including the element's share of a sector."""
     beside = operation.arguments.get(STRIDED)
     if not isinstance(beside, int) or beside < 1:
         return SINGLE_LOAD_CYCLES
@@ -268,7 +267,7 @@ def _cycles_an_element(operation: Operation) -> float:
 
 
 def crosses_host_link(operation: Operation) -> bool:
-    """Return whether it copies between host and GPU memory."""
+    """Return whether the operation copies between host and GPU memory."""
     if operation.name not in CASTS:
         return False
     if any("Memcpy HtoD" in kernel.name or "Memcpy DtoH" in kernel.name for kernel in operation.kernels):
@@ -319,7 +318,7 @@ def bytes_written(operation: Operation) -> int:
 
 
 def _tensor_lists(operation: Operation) -> int:
-    """Count the tensor lists of a multi-tensor call; `add`, `mul` and `div` have two, or one and a scalar."""
+    """Count the tensor lists of a multi-tensor call. `add`, `mul` and `div` have two lists, or a list and a scalar."""
     listed = TENSOR_LISTS.get(operation.name, 1)
     if listed > 1 or "scalar" in operation.arguments or "scalars" in operation.arguments:
         return listed

@@ -1,8 +1,8 @@
 """FLOPs and tokens of a step, for its model FLOP utilisation (MFU) and its throughput.
 
-Counted are the FLOPs of the textbook algorithm of matrix products, convolutions, attention and recurrent layers; a
-multiply-add counts as two. Activations that the backward pass recomputes do not count: a training step has at most
-three times the FLOPs of its forward pass (Chowdhery et al., "PaLM", JMLR 2023, appendix B). Example::
+The count includes matrix products, convolutions, attention and recurrent layers, by their textbook algorithms; a
+multiply-add counts as two FLOPs. Activations that the backward pass recomputes do not count: a training step has at
+most three times the FLOPs of its forward pass (Chowdhery et al., "PaLM", JMLR 2023, appendix B). Example::
 
     step_work([timed], [1.0], trace).flops  # of one process
 """
@@ -39,9 +39,9 @@ class StepWork:
     """Work of a recorded step on one process; None for unknown values.
 
     Attributes:
-        flops: FLOPs of products, convolutions, attention and recurrent layers.
-        dtype: dtype of most of them.
-        tokens: Tokens of the sequences that it looks up in an embedding.
+        flops: FLOPs of matrix products, convolutions, attention and recurrent layers.
+        dtype: dtype of most FLOPs.
+        tokens: Tokens of the sequences that the step looks up in an embedding.
     """
 
     flops: float | None = None
@@ -54,8 +54,8 @@ def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace)
 
     Args:
         kinds: Work of each kind of step.
-        shares: Share of each kind among the steps.
-        trace: The step.
+        shares: Share of each kind among all steps.
+        trace: Recorded step.
     """
     by_dtype: defaultdict[str, float] = defaultdict(float)
     flops = 0.0
@@ -89,7 +89,7 @@ def _flops(problem: OperationShape) -> float:
 
 
 def _tokens(trace: Trace) -> int | None:
-    """Return the elements of the largest batch of index sequences that an embedding looks up; None without one."""
+    """Return the size of the largest batch of index sequences that an embedding looks up; None without an embedding."""
     found = [
         operation.inputs[1].elements
         for operation in trace.operations

@@ -3,29 +3,29 @@
 There are two kinds of models (`BundledModels`): neural networks for work on one GPU, and measured curves for
 communication between GPUs (`collective.py`).
 
-A neural network predicts a utilisation. The time is `reference / utilisation` (`UtilisationModels`), where no kernel is
-faster than the reference (`features.reference_seconds`). The utilisation is the geometric mean over a small ensemble.
-It is limited to the range from the lowest measured value to 1. Features are clipped to the training range. So shapes
-far outside this range get the utilisation at its edge, and their times still follow the roofline. A GPU without weights
-of its own uses the *base* networks. Their only inputs about a GPU are figures of its data sheet.
+A neural network predicts a utilisation (`UtilisationModels`). The predicted time is `reference / utilisation`, and no
+kernel is faster than the reference (`features.reference_seconds`). The utilisation is the geometric mean over a small
+ensemble, limited to the range from the lowest measured value to 1. Features are clipped to the training range. Shapes
+far outside this range get the utilisation at its edge, and their times still follow the roofline. A GPU without its own
+weights uses the *base* networks, which only know the GPU's data sheet.
 
 Times from neural networks are clamped to bounds (`NETWORK_BOUNDS`):
 
-* A matmul takes no longer than a larger one that contains it, because a library can pad. Libraries do not always pad:
-  for the smallest matmuls, they choose kernels that are several times slower than for similar sizes (bfloat16 on the
-  L40S: 18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m = 8). A neural network that learns this also predicts it for
-  other sizes. So a matmul takes at most 1 / 0.72 of the time of a matmul with one side doubled, and at most 1 / 0.72²
-  after two doublings. No doubling of a side is then predicted to be more than 28 % faster.
-* A GPU without measurements is at least as fast as a measured GPU that it exceeds in every figure. The base network can
-  be wrong for a GPU unlike all measured GPUs; the measurements of the lesser GPU then bound the time. We add the 90 %
-  interval of the lesser GPU, because its card may have been throttled.
-* It is also at least as fast as the base network predicts for a weaker version of the same GPU (`WEAKER`), within half
-  of the interval. The reason is that the base network's predictions fluctuate between unmeasured GPUs, for shapes where
-  the tables show only launches.
-* It is no faster than a measured board of the same chip with at least the same figures (`is_lesser_board`). Without
-  this bound, an H100 limited to 500 W was 2 to 4 % faster in some attention than one with 700 W.
-* A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`outranks`), because the card
-  of the former was throttled. The interval covers both values.
+* A matmul takes at most 1 / 0.72 of the time of a matmul with one side doubled, and at most 1 / 0.72² after two
+  doublings. A library could pad the smaller matmul. But for the smallest matmuls, libraries choose kernels that are
+  several times slower than for similar sizes (bfloat16 on the L40S: 18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m
+  = 8). A neural network that learns this effect also predicts it for other sizes.
+* A GPU without measurements is at least as fast as a measured GPU with lower figures (the lesser GPU). The base network
+  can be wrong for a GPU unlike all measured GPUs. The bound is the upper end of the lesser GPU's 90 % interval, because
+  its card may have been throttled.
+* A GPU without measurements is also at least as fast as the base network predicts for a weaker version of the same GPU
+  (`WEAKER`), within half of the interval. Without this bound, the base network's predictions fluctuate between
+  unmeasured GPUs for launch-bound shapes.
+* A GPU without measurements is no faster than a measured board of the same chip with at least the same figures
+  (`is_lesser_board`). Without this bound, an H100 limited to 500 W was 2 to 4 % faster in some attention than an H100
+  with 700 W.
+* A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`outranks`). A slower
+  measurement means that the card was throttled. The interval covers both values.
 
 Example::
 
@@ -127,7 +127,7 @@ class BundledModels:
         return self._serving(batch.operation).estimate(batch, gpus)
 
     def _serving(self, operation: str) -> CollectiveCurves | UtilisationModels:
-        """Return the model of an operation; the neural networks raise the error for unsupported operations."""
+        """Return the model of an operation. For unsupported operations, the neural networks raise the error."""
         if operation not in COLLECTIVES:
             return self.networks
         from lightning_predict.kernels.families.collective import bundled_curves
@@ -139,9 +139,9 @@ def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> Bun
     """Load the models of GPUs from an explicit path, the verified cache, the bundled files or the configured URL.
 
     Args:
-        gpu_names: Catalogue names. A GPU without weights of its own uses the base network. If no download is needed,
-            all GPUs of the catalogue are loaded too, because the measurements of lesser GPUs bound the times of others.
-        weights: Folder, file or URL of weights, or a WeightsSource. If None, the default places are searched.
+        gpu_names: Catalogue names. A GPU without its own weights uses the base network. If no download is needed, all
+            GPUs of the catalogue are loaded, because the measurements of lesser GPUs bound the times of others.
+        weights: Folder, file or URL of weights, or a WeightsSource; None searches the default places.
 
     Raises:
         WeightsError: The weights cannot be found or verified.
@@ -175,35 +175,38 @@ def _loaded(
 # --- From network outputs to seconds
 
 NETWORK_BOUNDS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
-"""Bounds on times from neural networks, in order of application. The docstring of this module gives the reasons. Bounds
-that apply to every source of times follow in `timing.BOUNDS`."""
+"""Bounds on times from neural networks, in order of application; see the docstring of this module.
+
+`timing.BOUNDS` are further bounds, which apply to every source of times."""
 
 OTHER_HALF: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
-"""For each 16-bit dtype, the other one that the same units compute."""
+"""For each 16-bit dtype, the other 16-bit dtype that the same units compute."""
 
 
 WEAKER: Final = (1.5, 2.25)
-"""Factors by which all figures of a GPU are divided to get weaker versions of it, for comparison. The second factor is
-the first one applied twice, so that two consecutive increases of the time are both removed."""
+"""Factors by which all figures of a GPU are divided to get weaker versions of the GPU, for comparison.
+
+The second factor is the square of the first, so that two consecutive increases of the time are both removed."""
 
 
 def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
-    """Return whether no figure relevant for kernel times is below the other's, including power, which limits clocks."""
+    """Return whether no figure relevant for kernel times (power included) is lower than the other GPU's figure."""
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
 
 
 def is_lesser_board(gpu: Gpu, other: Gpu, dtype: str) -> bool:
-    """Return whether a GPU has the other's chip and no higher figure relevant for kernel times."""
+    """Return whether a GPU has the other GPU's chip and no higher figure relevant for kernel times."""
     is_same_chip = (gpu.vendor, gpu.network_capability) == (other.vendor, other.network_capability)
     return is_same_chip and gpu.name != other.name and beats(other, gpu, dtype)
 
 
 def outranks(gpu: Gpu, other: Gpu, dtype: str) -> bool:
-    """Return whether a GPU has the other's chip, a higher peak, and no lower figure.
+    """Return whether a GPU has the other GPU's chip, a higher peak, and no lower figure.
 
-    This is true for the GB200 and B200. In the public tables, the GB200's bfloat16 matmuls of 10¹¹ to 10¹² FLOP take
-    0.89 of the B200's time, but those above 10¹³ take 1.13; in float8, 0.93 and 1.02. Only large matmuls draw more
-    power than the tray of the measured GB200 provided; in NVIDIA's own training steps, the ratio is 0.96.
+    An example is the GB200, which outranks the B200. In the public tables, the GB200's bfloat16 matmuls of 10¹¹ to 10¹²
+    FLOP take 0.89 of the B200's time, but matmuls above 10¹³ FLOP take 1.13; in float8, 0.93 and 1.02. Only large
+    matmuls draw more power than the tray of the measured GB200 provided. In NVIDIA's own training steps, the ratio is
+    0.96.
     """
     is_same_chip = gpu.network_capability == other.network_capability
     return is_same_chip and beats(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)
@@ -261,11 +264,11 @@ def upper_bound_from_lesser_gpus(gpus: Sequence[Gpu], lesser: Sequence[Gpu], hig
     Args:
         gpus: GPUs without measurements.
         lesser: GPUs with measurements.
-        high_seconds: Upper interval ends of the latter, shape (lesser, problems).
+        high_seconds: Upper interval ends of the lesser GPUs, shape (lesser, problems).
         dtype: Compute dtype.
 
     Returns:
-        Shape (gpus, problems); infinite if a GPU beats none of them.
+        Upper bounds of shape (gpus, problems); infinite if a GPU beats no lesser GPU.
     """
     beaten = np.array([[beats(gpu, other, dtype) for other in lesser] for gpu in gpus], dtype=np.bool_)
     limits = np.where(beaten.reshape(len(gpus), len(lesser), 1), high_seconds[None], np.inf)  # (gpus, lesser, problems)
@@ -275,10 +278,10 @@ def upper_bound_from_lesser_gpus(gpus: Sequence[Gpu], lesser: Sequence[Gpu], hig
 
 @final
 class UtilisationModels:
-    """The neural networks of a set of GPUs, ready to predict.
+    """Neural networks of a set of GPUs, ready to predict.
 
     Args:
-        weights: The weights.
+        weights: Weights of the networks.
         own_families: Families whose neural network is used only for one GPU (`for_gpu`).
     """
 
@@ -298,7 +301,7 @@ class UtilisationModels:
     def for_gpu(self, gpu_name: str) -> UtilisationModels:
         """Return the models of one GPU, including its networks of families that no cross-GPU network supports.
 
-        Such a network (for convolutions on tensor cores) predicts times of shapes like those that it was trained on.
+        Such a network (for convolutions on tensor cores) predicts times of shapes similar to its training data.
         """
         base, own = self._weights.cross_gpu_model, self._weights.gpus.get(gpu_name)
         added = {} if own is None else {k: replace(v) for k, v in own.families.items() if k not in base.families}
@@ -338,7 +341,8 @@ class UtilisationModels:
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """Return whether this GPU's weights were trained on its own measurements of this operation and dtype.
 
-        For fused attention, measurements in one 16-bit dtype count for the other dtype if the same units compute both.
+        For fused attention, measurements in one 16-bit dtype count for the other 16-bit dtype if the same units compute
+        both.
         """
         family = network_spec(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
@@ -352,9 +356,9 @@ class UtilisationModels:
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Predict the time of each operation on each GPU, by the GPU's own weights or else by the base network.
 
-        If matmuls of a GPU in one 16-bit dtype are slower than the base network predicts, the other dtype gets the same
-        slowdown. Boards of the same chip with no more power get it, too. The cause is a clock or power limit that all
-        of these share.
+        If matmuls of a GPU in one 16-bit dtype are slower than the base network predicts, the other 16-bit dtype gets
+        the same slowdown. Boards of the same chip with no more power get the slowdown, too. The cause is a shared clock
+        or power limit.
 
         Raises:
             UnknownOperationError: No model supports the operation in this dtype (see `supports`).
@@ -377,7 +381,7 @@ class UtilisationModels:
         return replace(found, interval=found.interval.scaled(factor))
 
     def _teller(self, gpu: Gpu, dtype: str) -> tuple[Gpu, str] | None:
-        """Return a measured GPU and 16-bit dtype whose slowdown applies to this GPU and dtype; None without one."""
+        """Return a measured GPU and 16-bit dtype whose slowdown applies to this GPU and dtype; else None."""
         if self.has_own_weights(gpu.name, "linear", dtype) or not _has_both_halves(gpu):
             return None
         other = OTHER_HALF[dtype]
@@ -388,7 +392,7 @@ class UtilisationModels:
 
     @cached_property
     def _by_cross_gpu_model(self) -> UtilisationModels:
-        """The same models without the own weights of any GPU."""
+        """These models without the own weights of any GPU."""
         return UtilisationModels(replace(self._weights, gpus={}))
 
     def _estimated(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
@@ -508,8 +512,8 @@ class UtilisationModels:
     ) -> tuple[Array, Array, BoolArray]:
         """Predict the problems in a mask: seconds, interval half widths, and whether the base network was used.
 
-        Each problem uses the neural network of its GPU, or the base network if that one was not trained on similar
-        problems. All results are flat.
+        A problem uses the neural network of its GPU if this network was trained on similar problems, otherwise the base
+        network. All results are flat.
         """
         rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
         asked = wanted[np.ix_(rows, columns)]  # (cards, part)
@@ -561,10 +565,12 @@ def _half_width(network: NetworkWeights, base: NetworkWeights, batch: ShapeBatch
 def _serving(
     networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array, by_base: Float32Array
 ) -> IndexArray:
-    """Choose the network of each row: its GPU's, or the base network (the last) if only that has similar training data.
+    """Choose the network of each row: the network of its GPU, or else the base network.
+
+    The base network is chosen if only its training data contain similar rows.
 
     Args:
-        networks: One per GPU, and the base.
+        networks: One network per GPU, then the base network.
         owners: GPU of each row, ascending, shape (rows,).
         rows: Features, shape (rows, features).
         by_base: The same features, with the description of the GPUs that the base network gets.
@@ -586,7 +592,7 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
     """Compute the log utilisation, in [log(lowest), 0], by the same network for all GPUs.
 
     Args:
-        network: The ensemble.
+        network: Ensemble of networks.
         features: Shape (gpus, problems, features).
 
     Returns:
@@ -603,7 +609,8 @@ MIN_SHARE: Final = _OF.number("MIN_SHARE", "share")
 MAX_UTILISATION: Final = _OF.number("MAX_UTILISATION", "share")
 
 MAX_DOUBLINGS: Final = 2
-"""Maximum number of doublings over all sides. It is two, because the first larger matmul may be too slow as well."""
+"""Maximum number of doublings over all sides. A single doubling is not enough: the larger matmul may be too slow,
+too."""
 
 
 def clamp_to_larger_shapes(
@@ -616,15 +623,15 @@ def clamp_to_larger_shapes(
     """Clamp seconds, so that no larger matmul is much faster.
 
     Args:
-        family: Family of the problems. If none of its sides can be padded, the seconds are unchanged.
-        batch: The problems.
-        gpus: The GPUs.
+        family: Family of the problems. Without sides that can be padded, the seconds are unchanged.
+        batch: Problems to clamp.
+        gpus: GPUs that run the problems.
         seconds: Predicted seconds, shape (gpus, problems).
         timed: Predicts other problems of the same operation, selected by a mask of shape (gpus, problems); returns a
             flat array.
 
     Returns:
-        Shape (gpus, problems), nowhere above `seconds`.
+        Seconds of shape (gpus, problems), nowhere above `seconds`.
     """
     if not family.growing:
         return seconds
@@ -658,8 +665,7 @@ STRIP_ROWS: Final = 16
 """Rows of a strip. OpenBLAS starts threads from 2^18 multiplications, which is 16 rows with layers of 128 x 128."""
 
 BLOCK_ROWS: Final = 256
-"""Rows of a block. The activations of four members with 128 units take half a MiB, which fits in the cache of a
-core."""
+"""Rows of a block. The activations of four members with 128 units take half a MiB, which fits in a core's cache."""
 
 THREADS: Final = 2
 THREADED_BLOCKS: Final = 16
@@ -670,7 +676,7 @@ def predict_log_utilisations(networks: Sequence[NetworkWeights], owners: IndexAr
     """Compute the log utilisation, in [log(lowest), 0], averaged over each ensemble.
 
     Args:
-        networks: Ensembles, possibly repeated.
+        networks: Ensembles, which may repeat.
         owners: Index of the ensemble of each row, shape (rows,).
         rows: Features, shape (rows, features).
 

@@ -1,9 +1,9 @@
 """Registry of operations. The family of an operation registers all of its properties in one place.
 
-An operation has shape parameters, FLOPs, minimum memory traffic, the dispatcher calls that compute it, its neural
-networks (`families/`), and a surrogate for the case that no network supports it. Formulas are pure functions of NumPy
+The properties are shape parameters, FLOPs, minimum memory traffic, the dispatcher calls that compute the operation,
+neural networks (`families/`), and a surrogate for operations without a network. Formulas are pure functions of NumPy
 columns, which have one value per shape. An `OperationShape` is one operation with its shape and dtype. A `ShapeBatch`
-contains many shapes of one operation and dtype; it is the input of every kernel model. Example::
+contains many shapes of one operation and dtype, and is the input of every kernel model. Example::
 
     >>> batch = shape_batch("linear", "float16", b=1, m=4096, n=4096, k=4096)
     >>> float(batch.flops[0]) / 1e9  # 2 x 4096^3
@@ -78,7 +78,7 @@ class OperationShape:
 @final
 @dataclass(frozen=True, slots=True)
 class CountedShape:
-    """An operation with its shape and dtype, and how often it runs."""
+    """Operation with its shape and dtype, and the number of times that it runs."""
 
     times: float
     problem: OperationShape
@@ -90,7 +90,7 @@ class RepeatedReads:
     """Memory traffic of a kernel that reads its input several times.
 
     Attributes:
-        transfer: Its traffic if the repeated reads do not hit the L2 cache.
+        transfer: Traffic of the kernel if the repeated reads miss the L2 cache.
         bytes_per_multiprocessor: Working set of one multiprocessor, in bytes.
     """
 
@@ -99,10 +99,10 @@ class RepeatedReads:
 
 
 NamedFeatures = Mapping[str, Array]
-"""Arrays by feature name, of shape (gpus, problems), or (gpus, 1) or (1, problems) if one axis has no influence."""
+"""Arrays by feature name, of shape (gpus, problems). An axis without influence has the length 1."""
 
 Translator = Callable[[Operation, Flags], tuple[OperationShape, ...] | None]
-"""Function that returns the operations, with shapes, that a recorded call computes; None if it does not know the
+"""Function that returns the operations, with shapes, that a recorded call computes; None if it does not support the
 call."""
 
 
@@ -125,7 +125,7 @@ def _no_doubt_above(batch: ShapeBatch) -> Array:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """Operations that share one neural network, in the dtypes that it supports.
+    """Operations that share one neural network, in the dtypes that the network supports.
 
     Attributes:
         name: Name in weights files.
@@ -134,12 +134,12 @@ class NetworkSpec:
         growing: Shape parameters that can be padded. A problem takes at most slightly longer than the same problem with
             one of these parameters doubled (`models.clamp_to_larger_shapes`).
         floor: Minimum seconds of problems for which slow kernels are known, shape (gpus, problems); 0 for others.
-            Bounds from larger problems do not apply to them.
+            Bounds from larger problems do not apply to problems with slow kernels.
         built_for: Rounds shapes up to the sizes for which kernels are built, if kernels pad other sizes.
         upper_interval_factor: Additional factor to the upper interval end for problems whose library kernels may be
             slow, shape (problems,).
         unmeasured: Returns the GPU description that the base network gets for GPUs without measurements.
-        log_uncertainty: Half width in log(seconds) of the error of that description, for a GPU and dtype.
+        log_uncertainty: Half width in log(seconds) of the error of this GPU description, for a GPU and dtype.
     """
 
     name: str
@@ -158,12 +158,12 @@ class NetworkSpec:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Names of its operations, in order of registration."""
+        """Names of the operations, in order of registration."""
         register_families()
         return tuple(kind.name for kind in _KINDS.values() if self in kind.network_specs)
 
     def described(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Return the feature names, and their values as float32 in the same order, shape (gpus, problems, features)."""
+        """Return the feature names, and their float32 values in the same order, shape (gpus, problems, features)."""
         named = self.describe(batch, gpus)
         matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
         for index, values in enumerate(named.values()):
@@ -182,7 +182,7 @@ class NetworkSpec:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """An alternative algorithm for an operation.
+    """Alternative algorithm for an operation.
 
     Attributes:
         problem: Returns the operation that the algorithm computes instead; None if the algorithm does not apply.
@@ -207,12 +207,12 @@ def _every_problem(_problem: OperationShape) -> bool:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """Predicts an operation's time from tiles, caches or instructions. It is used only together with trained networks.
+    """Predicts an operation's time from tiles, caches or instructions, only together with trained networks.
 
     Attributes:
         seconds: Seconds and their interval, shape (gpus, problems).
-        takes_precedence: Whether the formula is used even if there are neural networks of the operation, because they
-            were not trained on such a shape.
+        takes_precedence: Whether the formula replaces neural networks of the operation that were not trained on such a
+            shape.
         supports: Whether the formula supports a shape.
     """
 
@@ -227,9 +227,9 @@ class RooflineEfficiency:
     """Efficiency of an operation without a model, relative to its roofline.
 
     Attributes:
-        utilisation: Share of the roofline that the operation's kernels reach. If None, the typical value of its units.
-        spread: Factor to either end of the interval. If None, the usual one.
-        sequential_kernels: Number of dependent kernels, where each takes at least the minimum kernel time. If None, one
+        utilisation: Share of the roofline that the operation's kernels reach; None uses the typical value of its units.
+        spread: Factor to either end of the interval; None uses the default.
+        sequential_kernels: Number of dependent kernels, each with at least the minimum kernel time; None means one
             kernel.
     """
 
@@ -263,7 +263,7 @@ def _nothing(c: Columns) -> Array:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSpec:
-    """All properties of one operation. Formulas map columns of shape (problems,) to an array of that shape.
+    """All properties of one operation. Formulas map columns of shape (problems,) to an array of the same shape.
 
     Attributes:
         name: Name in `operator_seconds` and in the measurement tables.
@@ -273,19 +273,19 @@ class OperationSpec:
         units: `tensor` if tensor cores can do the work, `vector` if only CUDA cores can, `link` for copies over the
             host link, `fabric` for communication between GPUs.
         flops: FLOPs of the textbook algorithm (a multiply-add counts as two).
-        minimum_flops: Minimum FLOPs of any algorithm in use. If None, those of the textbook algorithm.
+        minimum_flops: Minimum FLOPs of any algorithm in use; None for the FLOPs of the textbook algorithm.
         reads: Elements that must be read at least once.
         writes: Elements that must be written at least once.
         element_bytes: Bytes of one element, if independent of the dtype (for a copy that is counted in bytes).
         aten: Dispatcher calls that compute exactly this operation.
-        translator: Returns the operations with shapes for the name of this operation, such a call, and the flags of the
-            trace. Calls that compute several operations are registered with `translates` instead.
+        translator: Returns the operations with shapes, from the name of this operation, a call in `aten`, and the flags
+            of the trace. Calls that compute several operations are registered with `translates` instead.
         network_specs: Neural networks of the operation, each for its own dtypes.
-        reduces_rows: Whether its kernels keep a whole row of (rows, cols) together.
+        reduces_rows: Whether the kernels keep a whole row of (rows, cols) together.
         surrogate: Returns operations whose times are added up, if no network supports this operation.
         alternative: Another algorithm that libraries always have.
-        formula: Predicts the time if there is no network. It takes precedence over the surrogate.
-        roofline_efficiency: Efficiency relative to the roofline, if it is not the typical one of the units.
+        formula: Predicts the time without a network, before the surrogate.
+        roofline_efficiency: Efficiency relative to the roofline; None for the typical efficiency of the units.
         latency_bound: Lower bound on the time, beyond memory traffic and arithmetic (`roofline.minimum_latencies`).
     """
 
@@ -313,7 +313,7 @@ class OperationSpec:
 @final
 @dataclass(frozen=True)
 class ShapeBatch:
-    """Many shapes of one operation and dtype. Each shape parameter is a NumPy column, all of the same length."""
+    """Many shapes of one operation and dtype, with a NumPy column per shape parameter, all of the same length."""
 
     operation: str
     dtype: str
@@ -433,14 +433,14 @@ def by_bytes(name: str) -> OperationSpec:
 
 
 ON_SPARSE_TENSORS: Final = "any call on sparse tensors"
-"""Registry key for calls on sparse tensors. The work of any such call depends on the number of stored elements."""
+"""Registry key for calls on sparse tensors, whose work depends on the number of stored elements."""
 
 
 def translates(*calls: str) -> Callable[[Translator], Translator]:
-    """Register a translator for some dispatcher calls.
+    """Register a translator for dispatcher calls.
 
     Raises:
-        InvalidArgumentError: One of the calls already has a translator.
+        InvalidArgumentError: A call already has a translator.
     """
 
     def add(translator: Translator) -> Translator:
@@ -454,7 +454,7 @@ def translates(*calls: str) -> Callable[[Translator], Translator]:
 
 
 def translator_of(call: str) -> Translator | None:
-    """Return the translator of a dispatcher call; None if it has none, so that only its bytes are known."""
+    """Return the translator of a dispatcher call; None if only the bytes of the call are known."""
     _register_families_of(call)
     return _TRANSLATORS.get(call)
 
@@ -467,7 +467,7 @@ def network_specs() -> Mapping[str, NetworkSpec]:
 
 
 def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
-    """Return the family whose neural network supports an operation in a dtype; None without one."""
+    """Return the family whose neural network supports an operation in a dtype; None without such a family."""
     _register_families_of(operation)
     kind = _KINDS.get(operation)
     for family in () if kind is None else kind.network_specs:
@@ -477,7 +477,7 @@ def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
 
 
 def surrogates_of(problem: OperationShape) -> tuple[CountedShape, ...]:
-    """Return the surrogates of an operation. Their times add up to its time. Empty if it has no surrogate."""
+    """Return the surrogates of an operation, whose times add up to the operation's time; empty without a surrogate."""
     proxy = operation_spec(problem.operation).surrogate
     return () if proxy is None else proxy(problem)
 
@@ -492,7 +492,7 @@ def operation_spec(name: str) -> OperationSpec:
     """Return an operation by name.
 
     Raises:
-        UnknownOperationError: The operation is unknown; the message lists the known ones.
+        UnknownOperationError: The operation is unknown; the message lists the known operations.
     """
     _register_families_of(name)
     kind = _KINDS.get(name)
@@ -539,7 +539,7 @@ def batch_shapes(problems: Sequence[OperationShape]) -> ShapeBatch:
 
 
 def problem(operation: str, dtype: str, **words: float) -> OperationShape:
-    """Build one problem from shape parameters; errors as for `shape_batch`."""
+    """Build one problem from shape parameters. Raises the errors of `shape_batch`."""
     batch = shape_batch(operation, dtype, **words)
     return OperationShape(operation, dtype, tuple(float(column[0]) for column in batch.columns.values()))
 

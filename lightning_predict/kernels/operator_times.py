@@ -32,7 +32,7 @@ def operator_seconds(
     """Predict the GPU seconds of one call of an operation.
 
     Args:
-        operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`. The suffix `_backward`
+        operation: Name, for example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`. The suffix `_backward`
             selects the backward pass (for convolutions, `_backward_input` or `_backward_weight`).
         gpu: Name of a GPU.
         dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. Times of matmuls in TF32 and float8 are
@@ -47,7 +47,7 @@ def operator_seconds(
         A float for scalars, otherwise an array of the broadcast shape.
 
     Raises:
-        UnknownOperationError: The operation or a shape parameter is unknown; the message lists the known ones.
+        UnknownOperationError: The operation or a shape parameter is unknown; the message lists the known names.
         InvalidArgumentError: The dtype is unknown, a value is out of range, or the GPU does not support float8.
         UnknownGpuError: The GPU is not in the catalogue.
     """

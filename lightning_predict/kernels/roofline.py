@@ -1,14 +1,14 @@
-"""Roofline of a GPU: peak rates and bandwidths, rates that large matmuls sustain, and limits that keep kernels below.
+"""Roofline of a GPU: peak rates and bandwidths, sustained matmul rates, and limits that slow kernels down.
 
-The roofline is a lower bound on the time of a kernel: `max(flops / peak, bytes / bandwidth)`. The bandwidth is that of
-the L2 cache if the working set fits in it, otherwise that of the DRAM. With `least=True`, the FLOPs are the minimum of
-any algorithm in use, so that no prediction may be below the result (Williams et al., CACM 2009).
+The roofline is a lower bound on the time of a kernel: `max(flops / peak, bytes / bandwidth)`. The bandwidth is the L2
+bandwidth if the working set fits in the L2 cache, otherwise the DRAM bandwidth. With `least=True`, the FLOPs are the
+minimum of any algorithm in use, so the result is a lower bound on every prediction (Williams et al., CACM 2009).
 
 A peak is stated at the boost clock, but large matmuls sustain another rate (`sustained_flops`). GeForce and workstation
 boards run above the boost clock (up to `Gpu.highest_clock_hz`). Boards with low power for their number of
-multiprocessors run below it. GeForce chips since Ampere have 128 CUDA cores per multiprocessor. These never reach the
-peak, because half of them also compute integers. If there are published measurements of large square matmuls, we use
-their rate (`Gpu.measured_flops_per_second`). Otherwise:
+multiprocessors run below the boost clock. GeForce chips since Ampere have 128 CUDA cores per multiprocessor, which
+never reach the peak, because half of them also compute integers. The sustained rate is the published rate of large
+square matmuls (`Gpu.measured_flops_per_second`). Without published measurements:
 
     rate = P · s / sqrt(1 + (e · P / W)²)
 
@@ -19,11 +19,11 @@ Three further limits apply (`minimum_latencies`; families of operations define c
 `operations.LatencyBound`):
 
 * Instruction issue: kernels that load one element at a time or compute indices are bound by the number of elements, not
-  by bytes. If such a kernel reaches the whole bandwidth in float32, it reaches half of it in 16 bits. The effect is
-  larger on GPUs with HBM, which have twice the bytes per clock and multiprocessor.
-* Latency: a block waits for its loads. So a kernel with one block per row or channel does not fill a GPU if there are
-  few of them.
-* L2 misses: a kernel that reads its rows several times finds them in the L2 cache only if all concurrent rows fit.
+  by bytes. If such a kernel reaches the whole bandwidth in float32, it reaches half of the bandwidth in 16 bits. The
+  effect is larger on GPUs with HBM, which have twice the bytes per clock and multiprocessor.
+* Latency: a block waits for its loads. A kernel with one block per row or channel does not fill a GPU if it has few
+  rows or channels.
+* L2 misses: a kernel that reads its rows several times hits the L2 cache only if all concurrent rows fit.
 
 Example::
 
@@ -78,14 +78,14 @@ def per_gpu(gpus: Sequence[Gpu], figure: Callable[[Gpu], float]) -> Array:
 def compute_peak(batch: ShapeBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
     """Return the peak FLOP/s of the batch's units, shape (gpus, 1).
 
-    CUDA cores compute 16-bit dtypes at the float32 rate. They compute float64 if there are no tensor cores. A dtype
-    that a GPU does not support gets the float32 rate, because libraries emulate it.
+    CUDA cores compute 16-bit dtypes at the float32 rate, and float64 if the GPU has no tensor cores. A dtype that a GPU
+    does not support gets the float32 rate, because libraries emulate the dtype.
 
     Args:
-        batch: The problems.
-        gpus: The GPUs.
-        least: Whether to return an upper bound. It uses the highest clock instead of the boost clock and, for an
-            emulated dtype, the rate of the underlying units instead of the catalogue's rate (which libraries reach).
+        batch: Problems to compute.
+        gpus: GPUs that compute them.
+        least: Whether to return an upper bound on the rate. The bound uses the highest clock instead of the boost
+            clock. For an emulated dtype, it uses the rate of the underlying units instead of the catalogue's rate.
     """
     if batch.spec.units == "tensor":
         return per_gpu(gpus, lambda gpu: _tensor_peak(gpu, batch.dtype, least=least))
@@ -101,7 +101,7 @@ def _tensor_peak(gpu: Gpu, dtype: str, *, least: bool) -> float:
 
 
 def link_bandwidth(gpu: Gpu) -> float:
-    """Return the bytes per second from one GPU to the others of its machine: over NVLink, otherwise over PCIe."""
+    """Return the bytes per second from one GPU to the other GPUs of its machine: over NVLink, otherwise over PCIe."""
     return gpu.nvlink_bytes_per_second or gpu.pcie_bytes_per_second
 
 
@@ -123,10 +123,10 @@ def roofline_seconds(
     """Compute the seconds of each problem on each GPU at full utilisation, shape (gpus, problems).
 
     Args:
-        batch: The problems.
-        gpus: The GPUs.
-        least: Use the minimum FLOPs of any algorithm in use, and for emulated dtypes the rate of the units.
-        bandwidth: Bytes per second of memory, (gpus, problems). If None, that of `memory_bandwidth`.
+        batch: Problems to compute.
+        gpus: GPUs that compute them.
+        least: Whether to use the minimum FLOPs of any algorithm in use, and the rate of the units for emulated dtypes.
+        bandwidth: Bytes per second of memory, (gpus, problems); None uses `memory_bandwidth`.
     """
     flops = batch.minimum_flops if least else batch.flops
     compute = flops[None, :] / compute_peak(batch, gpus, least=least)  # (gpus, problems)
@@ -137,8 +137,8 @@ def roofline_seconds(
 def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
     """Compute the rooflines of problems in two dtypes, at one bandwidth for both, (gpus, problems) each.
 
-    Both use the slower memory of the two. If only one of them fits in the L2 cache, its bandwidth would be much higher.
-    But measured times show no such jump: the weights of a layer come from DRAM in both cases.
+    Both use the slower of their memories. Otherwise, a dtype whose data alone fit in the L2 cache would have a much
+    higher bandwidth. Measured times show no such jump: the weights of a layer come from DRAM in both dtypes.
     """
     slower = np.minimum(memory_bandwidth(batch, gpus), memory_bandwidth(twin, gpus))
     return roofline_seconds(batch, gpus, bandwidth=slower), roofline_seconds(twin, gpus, bandwidth=slower)
@@ -166,7 +166,7 @@ TENSOR_WATTS: Final[Mapping[str, float]] = {
 }
 """Board watts per 16-bit TFLOP/s below which power limits the tensor cores, by chip.
 
-The manufacturing processes are 12 nm, 7 nm, 8 nm, and 4 nm. At 4 nm, the value depends on where operands come from:
+The manufacturing processes are 12 nm, 7 nm, 8 nm, and 4 nm. At 4 nm, the value depends on the source of operands:
 registers (Ada, GeForce Blackwell), shared memory, or tensor memory."""
 
 RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
@@ -187,8 +187,9 @@ REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
 """Dtypes whose sustained rates are modelled."""
 
 TWINS: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
-"""For each dtype, the other one of the same units, whose measured rate is used if its own is missing. 52 boards of the
-catalogue have both rates, and these agree within 5 % on 44 boards."""
+"""For each dtype, the other dtype of the same units, whose measured rate replaces a missing rate.
+
+52 boards of the catalogue have both rates, which agree within 5 % on 44 boards."""
 
 
 def sustained_flops(gpu: Gpu, dtype: str) -> float:
@@ -218,7 +219,7 @@ def _measured_flops(gpu: Gpu, dtype: str) -> float | None:
 
 
 def transposed_ratio(gpu: Gpu, dtype: str) -> float:
-    """Estimate the time of a large matmul A·Bᵀ relative to A·B. It is 1 on tensor cores, which support both layouts."""
+    """Estimate the time of a large matmul A·Bᵀ relative to A·B; 1 on tensor cores, which support both layouts."""
     if dtype != "float32" and (dtype != "tf32" or dtype in gpu.peak_flops_per_second):
         return 1.0
     is_turing = gpu.generation.chip == "volta" and gpu.generation.has_tensor_cores
@@ -241,7 +242,7 @@ def tf32_ratio(gpu: Gpu) -> float:
 def with_sustained_peaks(gpu: Gpu) -> Gpu:
     """Return a GPU with sustained rates as peaks, as input for neural networks that were not trained on this GPU.
 
-    Two kinds of dtypes keep their rates: those that the GPU emulates, and those without measurements on any GPU.
+    Dtypes that the GPU emulates, and dtypes without measurements on any GPU, keep their rates.
     """
     peaks = {
         dtype: HEADROOM * sustained_flops(gpu, dtype) if dtype in REDUCED and has_units(gpu, dtype) else peak
@@ -257,16 +258,13 @@ def _share_of_power(gpu: Gpu, dtype: str) -> float:
 
 
 def _drawn_power(gpu: Gpu, dtype: str) -> float:
-    """Return the power at which it starts to limit the peak, relative to the board's power."""
+    """Return the power at which power starts to limit the peak, relative to the board's power."""
     peak = gpu.peak_flops_per_second[dtype] * gpu.overclock
     return TENSOR_WATTS[gpu.generation.chip] * RELATIVE_WATTS.get(dtype, 1.0) * peak / 1e12 / gpu.power_watts
 
 
 def has_units(gpu: Gpu, dtype: str) -> bool:
-    """Return whether libraries compute in the dtype itself.
-
-    This is false for emulated dtypes and for the P100's float16.
-    """
+    """Return whether libraries compute in the dtype; False for emulated dtypes and for the P100's float16."""
     return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.generation.has_tensor_cores)
 
 
@@ -281,8 +279,8 @@ def _lanes_share(gpu: Gpu) -> float:
 LIMITED: Final = "limited_transfer"
 """Name of a transfer whose time may be bound by instructions, or by too few blocks.
 
-Its shape is that of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and the cycles of a
-block."""
+The shape parameters are those of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and
+the cycles of a block."""
 
 SINGLE_LOAD_CYCLES: Final = _OF.number("SINGLE_LOAD_CYCLES", "cycles")
 
@@ -354,7 +352,7 @@ def limited_transfer(
         read_bytes: Bytes read.
         written_bytes: Bytes written.
         flops: Floating-point operations.
-        cycles: Cycles for issuing its instructions on a single multiprocessor.
+        cycles: Cycles to issue all instructions on a single multiprocessor.
         blocks: Number of blocks.
         block_cycles: Cycles of one block.
     """

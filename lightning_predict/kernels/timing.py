@@ -1,14 +1,14 @@
 """Predicts kernel times of operations on GPUs: chooses the source of each time, then clamps it to bounds.
 
 The first entry of `SOURCES` that supports a problem predicts its time. Some sources use trained models
-(`KernelModels`). Then each applicable entry of `BOUNDS` clamps that time, in order. For example, the backward pass of a
+(`KernelModels`). Each applicable entry of `BOUNDS` then clamps the time, in order. For example, the backward pass of a
 layer norm in float16, on a GPU without measurements, takes
 
     proxy:  2.2 x the forward pass, by the network of norms and element-wise work
     → at most as long as another algorithm → at least the latency of its blocks → at least its minimum work
     → at most as long as in float32
 
-A source gets problems in batches of one operation and dtype. A bound gets arrays of all problems to which it applies.
+A source gets batches of one operation and dtype. A bound gets arrays of all problems to which the bound applies.
 `explain` returns the source and the bounds that determined a time. If a GPU computes a matrix dtype no faster than
 float32, sources use float32 instead (`TimingRequest.computed`). Example::
 
@@ -91,8 +91,8 @@ class Estimate:
 
     Attributes:
         interval: Seconds.
-        is_extrapolated: True where the neural network had no measurements of the GPU; None if no network was used.
-        held: True where a bound lowered the network's time, by the name of the bound (`models.NETWORK_BOUNDS`).
+        is_extrapolated: Whether the neural network had no measurements of the GPU; None if no network was used.
+        held: Whether a bound lowered the network's time, by the name of the bound (`models.NETWORK_BOUNDS`).
     """
 
     interval: Interval[Array]
@@ -152,7 +152,7 @@ def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
     """Return the dtype in which a GPU computes: without TF32 units, TF32 becomes float32.
 
     Raises:
-        InvalidArgumentError: The dtype is float8, and the GPU does not support it; no library emulates it.
+        InvalidArgumentError: The dtype is float8, which the GPU does not support and no library emulates.
     """
     if dtype == "float8" and "float8" not in gpu.peak_flops_per_second:
         raise InvalidArgumentError(
@@ -163,20 +163,20 @@ def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
 
 
 def float8_becomes_bfloat16(gpu: Gpu) -> bool:
-    """Return whether float8 products count as bfloat16's: torch cannot run them here, and bfloat16 has units."""
+    """Return whether float8 matmuls count as bfloat16: torch cannot run float8 here, and bfloat16 has units."""
     return gpu.peak("float8") is None and not uses_float32_fallback("bfloat16", gpu)
 
 
 def in_bfloat16(problem: OperationShape) -> OperationShape:
-    """Return a float8 product as one in bfloat16; other problems unchanged."""
+    """Return a float8 matmul as a bfloat16 matmul; other problems unchanged."""
     is_product = problem.dtype == "float8" and operation_spec(problem.operation).units == "tensor"
     return replace(problem, dtype="bfloat16") if is_product else problem
 
 
 def uses_float32_fallback(dtype: str, gpu: Gpu) -> bool:
-    """Return whether this GPU computes a lower-precision matrix dtype on the units for float32, which are as fast.
+    """Return whether this GPU computes a lower-precision matrix dtype on float32 units, which are as fast.
 
-    `compute_dtype_on` handles TF32: without units for it, TF32 is the same as float32.
+    `compute_dtype_on` handles TF32: without TF32 units, TF32 is equal to float32.
     """
     if dtype not in ("float8", "float16", "bfloat16"):
         return False
@@ -193,8 +193,9 @@ def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
 # --- Times of all problems
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
-"""Share of the roofline that kernels without a model reach. This is about half of the peak for large matmuls, and about
-80 % of the bandwidth for memory-bound kernels and copies."""
+"""Share of the roofline that kernels without a model reach.
+
+Large matmuls reach about half of the peak; memory-bound kernels and copies reach about 80 % of the bandwidth."""
 
 SHORTEST_KERNEL_SECONDS: Final = _OF.number("SHORTEST_KERNEL_SECONDS", "seconds")
 
@@ -211,10 +212,11 @@ SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "link": {},
     "fabric": {},
 }
-"""For each dtype, others with similar kernels. Memory-bound kernels of these dtypes differ only by their bytes."""
+"""For each dtype, other dtypes with similar kernels. Memory-bound kernels of these dtypes differ only by their
+bytes."""
 
 LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
-"""Dtypes whose values float32 can represent, so that kernels for float32 could compute the same result."""
+"""Dtypes whose values float32 can represent, so that float32 kernels could compute the same result."""
 
 
 def predict_operation_times(
@@ -224,8 +226,8 @@ def predict_operation_times(
 
     Args:
         problems: Problems in any order, possibly with duplicates.
-        gpus: The GPUs.
-        models: Trained models. If None, the roofline alone is used.
+        gpus: GPUs to predict.
+        models: Trained models; None uses the roofline alone.
     """
     position: dict[OperationShape, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)  # (problems,)
@@ -249,7 +251,7 @@ def predict_operation_times(
     ]
 
     def joined(*tables: Array) -> Array:
-        """Combine the tables of the groups, of shape (rows, distinct problems), to one of shape (gpus, problems)."""
+        """Combine the groups' tables, (rows, distinct problems), to a table of shape (gpus, problems)."""
         whole = np.empty((len(gpus), len(distinct)))
         for rows, table in zip(groups.values(), tables, strict=True):
             whole[rows] = table
@@ -264,8 +266,8 @@ class TimingRequest:
     """Distinct problems, and GPUs that all compute the same matrix dtypes in float32.
 
     Attributes:
-        requested: The problems.
-        gpus: The GPUs.
+        requested: Problems in their requested dtypes.
+        gpus: GPUs to predict.
         models: Trained models, or None.
         as_float32: Matrix dtypes that these GPUs compute in float32.
     """
@@ -277,7 +279,7 @@ class TimingRequest:
 
     @cached_property
     def computed(self) -> Sequence[OperationShape]:
-        """The problems, each with the dtype in which the GPUs compute it."""
+        """Problems with the dtypes in which the GPUs compute."""
         return [
             replace(item, dtype="float32")
             if item.dtype in self.as_float32 and operation_spec(item.operation).units == "tensor"
@@ -292,10 +294,7 @@ class TimingRequest:
 
     @property
     def is_float32_fallback(self) -> BoolArray:
-        """Whether float32 replaces another dtype, shape (problems,).
-
-        TF32 on GPUs without TF32 units counts as float32.
-        """
+        """Whether float32 replaces another dtype, shape (problems,). TF32 without TF32 units counts as float32."""
         pairs = zip(self.computed, self.requested, strict=True)
         return np.array([one != asked and asked.dtype != "tf32" for one, asked in pairs], dtype=np.bool_)
 
@@ -314,13 +313,13 @@ class TimingRequest:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSource:
-    """A method of predicting the time of a problem.
+    """Method of predicting the time of a problem.
 
     Attributes:
         name: One or two words.
         supports: Returns whether the source supports a problem, which is given in the dtype of its computation.
-        estimate: Predicts the times of a batch of one operation and dtype. None for proxies, because each of their
-            parts has its own source.
+        estimate: Predicts the times of a batch of one operation and dtype; None for proxies, whose parts have their own
+            sources.
         timed_by: Returns the prediction method of a supported problem.
     """
 
@@ -359,7 +358,7 @@ def _by_formula(batch: ShapeBatch, gpus: Sequence[Gpu], _models: KernelModels | 
 
 
 def _sibling(operation: str, dtype: str, models: KernelModels | None) -> str | None:
-    """Return the dtype whose neural network is used if the problem's own dtype has none; None without one."""
+    """Return the sibling dtype whose neural network replaces a missing network of the problem's dtype, or None."""
     siblings = SIBLING_DTYPES[operation_spec(operation).units].get(dtype, ())
     known = (one for one in siblings if models is not None and models.supports(operation, one))
     return next(known, None)
@@ -402,10 +401,10 @@ def _as_tf32(of_twin: Interval[Array], batch: ShapeBatch, twin: ShapeBatch, gpus
 
 
 def _columns_of_twin(batch: ShapeBatch, sibling: str) -> Columns:
-    """Return the sizes of a 16-bit matmul whose rows have the same alignment as those of the batch.
+    """Return the sizes of a 16-bit matmul whose rows have the same alignment as the rows of the batch.
 
-    A row with an odd number of 4-byte elements has the alignment of an even number of 2-byte elements. A row with a
-    multiple of 4 has that of a multiple of 8.
+    A row with an odd number of 4-byte elements has the alignment of an even number of 2-byte elements. A multiple of 4
+    corresponds to a multiple of 8.
     """
     is_wider = COMPUTE_BYTES[batch.dtype] > COMPUTE_BYTES[sibling] == 2
     if batch.operation not in ("linear", "bmm") or not is_wider:
@@ -458,13 +457,13 @@ SOURCES: Final = (
         timed_by=lambda _problem, _models: "roofline",
     ),
 )
-"""Sources of a time, the best first.
+"""Sources of a time, the best source first.
 
 * A neural network of the operation and dtype.
-* A formula of the family, which supports shapes that were not in the training data of the siblings' networks.
+* A formula of the family, for shapes outside the training data of the siblings' networks.
 * The network of a sibling dtype; its time is multiplied by the ratio of the rooflines.
 * Surrogates, whose times add up to the time of the problem.
-* The roofline, which supports everything."""
+* The roofline, which supports every problem."""
 
 
 def source_of(problem: OperationShape, models: KernelModels | None) -> TimeSource:
@@ -488,7 +487,7 @@ class _Expansion:
     """Leaves into which a problem is expanded, each with a multiplier.
 
     Attributes:
-        parts: The leaves.
+        parts: Leaves with their multipliers.
         spread: Factor by which the interval is widened because of a surrogate.
         is_surrogate: Whether the leaves are other operations than the problem.
     """
@@ -567,7 +566,7 @@ def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Inter
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBound:
-    """An upper or lower bound on times.
+    """Upper or lower bound on times.
 
     Attributes:
         name: Name of the bound, as in "held to ...".
@@ -593,10 +592,10 @@ def _has_alternative(_asked: OperationShape, computed: OperationShape, models: K
 def _clamp_to_alternative(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Use the time of another algorithm if it is an upper bound, or if a network without measurements is slower.
 
-    The bounds are the implicit matmul of a convolution, and a transfer of the rows of a norm. The interval covers both
-    values. In one ResNet-50 step of a V100, 1 x 1 and strided filters take in total the same time as the matmuls within
-    2 %, and 0.70 of the time from the base network. This rule was derived from that step. Winograd filters (3 x 3,
-    stride 1) are faster as convolutions.
+    Examples are the implicit matmul of a convolution, and a transfer of the rows of a norm. The interval covers both
+    values. The rule was derived from one ResNet-50 step of a V100. There, 1 x 1 and strided filters take the same total
+    time as the matmuls within 2 %, and 0.70 of the base network's time. Winograd filters (3 x 3, stride 1) are faster
+    as convolutions.
     """
     found = [pair for item in question.computed if (pair := _alternative(item)) is not None]
     other = _unclamped_times(question.for_shapes([problem for _, problem in found]))
@@ -684,12 +683,12 @@ def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _m
 
 
 def _clamp_to_tf32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Raise first layers in float32 to the time of TF32 kernels, if the base network predicted it.
+    """Raise first layers in float32 to the time of TF32 kernels, if the base network predicted the time.
 
     The base network was trained on GPUs without TF32. Its times are too short for these layers, which are bound by
-    memory or padding. Times in TF32 are clamped to float32, so they were too short, too: KernelBench's 3 channels of 11
-    x 11 were 31 and 40 % too fast. This does not hold for all convolutions: on the RTX 3090, ResNet-50 in TF32, where
-    cuDNN benchmarks its algorithms, would change from 1 % too fast to 17 % too slow (these rows are training data).
+    memory or padding: KernelBench's 3 channels of 11 x 11 were 31 and 40 % too fast. The rule must not apply to all
+    convolutions: ResNet-50 in TF32 on the RTX 3090, where cuDNN benchmarks its algorithms, would change from 1 % too
+    fast to 17 % too slow (training data).
     """
     has_units = np.array([["tf32" in gpu.peak_flops_per_second] for gpu in question.gpus])
     wanted = has_units & (times.extrapolated_share > 0.5)  # (gpus, problems)
@@ -707,8 +706,8 @@ def _is_emulated(asked: OperationShape, computed: OperationShape, _models: Kerne
 def _clamp_to_emulated_rate(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise times to the rate of the requested dtype, if its emulation is slower than float32.
 
-    If emulation is as fast as float32 (float16 before tensor cores), it can also save multiplications by Winograd's
-    algorithm, which a roofline does not include.
+    An emulation as fast as float32 (float16 before tensor cores) can also save multiplications by Winograd's algorithm,
+    which a roofline does not include.
     """
     interval = times.interval
     slower = [
@@ -753,7 +752,7 @@ def _always(_asked: OperationShape, _computed: OperationShape, _models: KernelMo
 def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise times to the minimum work, and widen intervals to at least the scatter of repeated timings.
 
-    If float32 replaces another dtype, the kernels for float32 count as a proxy, and the interval is wider.
+    If float32 replaces another dtype, the float32 kernels count as a proxy, and the interval is wider.
     """
     stands_in = question.is_float32_fallback  # (problems,)
     trained, copied = times.shares["mlp"], times.shares["bytes"]
@@ -769,10 +768,10 @@ def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> Op
 
 
 def _float32_holds(asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    """Return whether kernels for float32 could compute the problem, and its time does not come from them already.
+    """Return whether float32 kernels could compute the problem, and its time does not come from them already.
 
-    Libraries never use these kernels for grouped convolutions in channels-last layout: they choose 16-bit kernels,
-    which are slower. A copy that is counted in bytes moves the same bytes in any dtype, so there is nothing to compare.
+    For grouped convolutions in channels-last layout, libraries choose 16-bit kernels although these are slower. A copy
+    that is counted in bytes moves the same bytes in any dtype.
     """
     kind = operation_spec(asked.operation)
     if kind.element_bytes is not None:
@@ -784,9 +783,10 @@ def _float32_holds(asked: OperationShape, computed: OperationShape, _models: Ker
 
 
 def _clamp_to_float32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Use the times of float32 if they are shorter. They are computed only if that is possible.
+    """Use the times of float32 if they are shorter.
 
-    The interval is that of a surrogate. Its lower end is reduced by the possible gain of the dtype's own kernels.
+    Float32 times are computed only if they can be shorter. The interval is the interval of a surrogate. Its lower end
+    is reduced by the possible gain of the dtype's own kernels.
     """
     twins = [replace(item, dtype="float32") for item in question.requested]
     least, bound = _rooflines(twins, question.gpus, least=True), question.least
@@ -821,13 +821,14 @@ BOUNDS: Final = (
     TimeBound(name="least work", applies_to=_always, clamp=_clamp_to_minimum_work),
     TimeBound(name="float32's kernels", applies_to=_float32_holds, clamp=_clamp_to_float32),
 )
-"""Bounds on times, in order of application. Upper bounds precede lower bounds, so that no lower bound is violated
-afterwards. Factors from the GPU's own measurements are applied between them. The kernels for float32 are last, because
-their times satisfy the same lower bounds."""
+"""Bounds on times, in order of application.
+
+Upper bounds precede lower bounds, so that no lower bound is violated afterwards. Factors from the GPU's own
+measurements are applied in between. The float32 bound is last, because float32 times satisfy the same lower bounds."""
 
 
 def _stages(question: TimingRequest) -> Iterator[tuple[str, OperationTimes]]:
-    """Yield the times after the source and after each applicable bound, each with its name."""
+    """Yield the times after the source and after each applicable bound, with the name of this stage."""
     times = _unclamped_times(question)
     yield "source", times
     for limit in BOUNDS:
@@ -854,16 +855,16 @@ def _predict_times(question: TimingRequest) -> OperationTimes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The source and the bounds that determined the time of a problem on a GPU.
+    """Source and bounds that determined the time of a problem on a GPU.
 
     Attributes:
-        problem: The problem.
-        computed: The problem with the dtype in which the GPU computes it.
+        problem: Problem in its requested dtype.
+        computed: Problem in the dtype in which the GPU computes.
         source: Source of the time.
         parts: Surrogates whose times add up to the time, if the source is a proxy.
         sourced_seconds: Time from the source, before any bound.
         network_limits: Bounds that already lowered the time from the neural network (`models.NETWORK_BOUNDS`).
-        limits: Bounds that changed the time, with the seconds after each, in order.
+        limits: Bounds that changed the time, in order, with the seconds after each bound.
         interval: Seconds.
     """
 
@@ -878,12 +879,12 @@ class Explanation:
 
 
 def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> Explanation:
-    """Return the source of a problem's time on a GPU, and the bounds that changed it.
+    """Return the source of a problem's time on a GPU, and the bounds that changed the time.
 
     Args:
-        problem: The problem.
-        gpu: The GPU.
-        models: Trained models. If None, the roofline alone is used.
+        problem: Problem to predict.
+        gpu: GPU that computes the problem.
+        models: Trained models; None uses the roofline alone.
     """
     problem = in_bfloat16(problem) if float8_becomes_bfloat16(gpu) else problem
     is_matrix = operation_spec(problem.operation).units == "tensor"
@@ -914,7 +915,7 @@ def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> E
 
 
 def _each(times: OperationTimes, change: Callable[..., Array], *others: OperationTimes) -> OperationTimes:
-    """Apply a function to each table of times, together with the same table of the others."""
+    """Apply a function to each table of times, together with the same table of the other times."""
     every = (times, *others)
     return OperationTimes(
         times.interval.map(change, *(one.interval for one in others)),

@@ -5,10 +5,10 @@ A translator maps one dispatcher call to the problems that it computes: `aten::a
 their family and are found by the name of the call. If a call has no translator, its time is predicted from its bytes. A
 call that only changes metadata takes no time.
 
-A translator returns None for a call with unexpected tensors. Then its time is predicted from its bytes, too. Bytes are
+A translator returns None for a call with unexpected tensors; the time is then predicted from the bytes, too. Bytes are
 a good estimate for the calls in the tables of `memory_bound.py`. For other calls, such as the user's own operators,
-only the tensors are known. Then the interval extends far upwards, and a note names the call and its share of the time
-(`unknown_operation_notes`).
+only the tensors are known. The interval of such a call extends far upwards, and a note names the call and its share of
+the time (`unknown_operation_notes`).
 
 An exception in a translator is a bug of this package. It is reported but does not stop a prediction: the call counts as
 `untranslated`, with its bytes and a very wide interval, and its work item contains the error (`translation_notes`).
@@ -44,9 +44,8 @@ from lightning_predict.tracing.recorded_on import MULTI_TENSOR, updates_one_by_o
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
-"""Environment variable that lets exceptions of translators propagate, for tests: `1` enables it, `0` or unset disables
-it.
-"""
+"""Environment variable that lets exceptions of translators propagate, for tests: `1` enables this, `0` or unset
+disables it."""
 
 COMPUTE_DTYPES: Final = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "float8"),
@@ -62,7 +61,7 @@ COMPLEX_PRODUCTS: Final = 4
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
-    """Return the problems that an operation computes on a GPU; empty if it only changes metadata.
+    """Return the problems that an operation computes on a GPU; empty if the operation only changes metadata.
 
     Raises:
         Exception: Any exception of a translator, only if `STRICT_VARIABLE` is set.
@@ -95,10 +94,10 @@ def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
 
 
 def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False) -> str:
-    """Return the compute dtype of a call that was recorded as a whole.
+    """Return the compute dtype of a whole call.
 
     Args:
-        inside: The call's argument `compute_dtype`, which is the dtype that autocast used inside it; None without
+        inside: The call's argument `compute_dtype`, which is the dtype that autocast used inside the call; None without
             autocast.
         data: Input of the call.
         tf32: Whether the flags allow TF32.
@@ -107,12 +106,12 @@ def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False)
 
 
 def is_complex(tensor: TensorInfo) -> bool:
-    """Return whether the numbers are complex. A matmul of them takes `COMPLEX_PRODUCTS` real ones."""
+    """Return whether the numbers are complex. A complex matmul takes `COMPLEX_PRODUCTS` real matmuls."""
     return tensor.dtype.startswith("complex")
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the shape of the tensor as a matrix whose columns are its last dimension. A scalar is 1 x 1."""
+    """Return the shape of the tensor as a matrix whose columns are the tensor's last dimension. A scalar is 1 x 1."""
     if not shape:
         return 1, 1
     return math.prod(shape[:-1]), shape[-1]
@@ -121,14 +120,14 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """The problems of one place in the trace.
+    """Problems of one place in the trace.
 
     Attributes:
-        operations: Indices of the operations in the trace (several if the GPU runs them as one).
-        problems: The problems that they compute.
+        operations: Indices of the operations in the trace; several if the GPU runs them as one operation.
+        problems: Problems that the operations compute.
         launches: Number of kernels that the host launches.
-        unknown: Names of those operations of which only the bytes are known, without duplicates.
-        error: Error message of a translator; None if none failed.
+        unknown: Names of operations with known bytes only, without duplicates.
+        error: Error message of a translator; None without a failure.
     """
 
     operations: tuple[int, ...]
@@ -143,11 +142,11 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
 
     If the trace was not recorded on CUDA, three patterns differ from a GPU and are rewritten:
 
-    * On the CPU, `torch.optim` updates one tensor at a time; on CUDA, it uses the multi-tensor (foreach)
-      implementation by default. Equal single-tensor operations of the optimizer are merged into one item with their
-      total traffic, unless the step chose otherwise or its torch release lacks this default.
-    * Dropout draws a mask, scales it and multiplies. On CUDA, this is one kernel, and the mask has one byte per
-      element, also in the backward pass.
+    * On the CPU, `torch.optim` updates one tensor at a time. On CUDA, it uses the multi-tensor (foreach) implementation
+      by default. Equal single-tensor operations of the optimizer are merged into one item with their total traffic,
+      unless the step chose otherwise or its torch release lacks this default.
+    * Dropout draws a mask, scales the mask and multiplies. On CUDA, dropout is one kernel, and the mask has one byte
+      per element, also in the backward pass.
     * The gradient of `gather` is added to zeros: out of place under a dispatch mode, in place on CUDA.
     """
     elsewhere = trace.device != "cuda"
@@ -198,8 +197,8 @@ def _firsts(operations: Sequence[Operation]) -> list[int]:
     """Return, for each operation, the index of the first operation with the same work, because layers are repeated.
 
     The comparison includes everything that a translator reads: name, phase, arguments and metadata of tensors, but no
-    storages. An operation with recorded kernels is equal only to itself. This function is a single loop, because a
-    trace has thousands of operations.
+    storages. An operation with recorded kernels is equal only to itself. A single loop is fast enough for the thousands
+    of operations of a trace.
     """
     places: dict[tuple[object, ...], int] = {}
     firsts = []
@@ -217,9 +216,9 @@ def _firsts(operations: Sequence[Operation]) -> list[int]:
 
 
 def _of_transposed_left(product: OperationShape) -> OperationShape:
-    """Return a matmul with a transposed left operand as one whose rows have the sizes in memory.
+    """Return a matmul with a transposed left operand as a matmul whose rows have the sizes in memory.
 
-    The rows of that operand have m elements, not k, and rows of odd length are slow on tensor cores
+    The rows of the left operand have m elements, not k, and rows of odd length are slow on tensor cores
     (`unaligned_product_seconds`). The library computes the transposed matmul, (n, m, k), so m takes the place of the
     columns.
     """
@@ -259,8 +258,8 @@ def _sum_transfers(transfers: Iterable[tuple[OperationShape, ...]]) -> Operation
 def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """Find dropouts as (mask drawn, mask scaled, data multiplied), by the index of the first of these operations.
 
-    They are recognized by the storage of the mask. `bernoulli_` draws it in place, it is divided in place, and a
-    multiplication reads it.
+    The storage of the mask identifies a dropout: `bernoulli_` draws the mask in place, a division scales it in place,
+    and a multiplication reads it.
     """
     free = {first: is_free(operations[first]) for first in set(firsts)}
     computing = [index for index, first in enumerate(firsts) if not free[first]]
@@ -277,7 +276,7 @@ def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[in
 
 
 def _dropout_problem(drawn: Operation) -> tuple[OperationShape, ...]:
-    """Return the dropout of a tensor that has the shape of the mask."""
+    """Return the dropout of a tensor with the shape of the mask."""
     mask = drawn.inputs[0]
     rows, columns = rows_and_columns(mask.shape)
     if rows < 1 or columns < 1:

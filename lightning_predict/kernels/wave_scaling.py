@@ -1,13 +1,13 @@
 """Wave scaling: converts the measured time of a kernel on one GPU to another GPU that runs the same code.
 
 A kernel runs in waves of thread blocks. A GPU holds W = SMs x (blocks per SM) blocks at once, so B blocks need ceil(B /
-W) waves. If a kernel is compute-bound, the time of a wave is inversely proportional to the clock. If it is
-memory-bound, its blocks share the bandwidth. Gamma in [0, 1] is the memory boundedness, o the origin, d the destination
-and C the clock. Then
+W) waves. In a compute-bound kernel, the time of a wave is inversely proportional to the clock. In a memory-bound
+kernel, all blocks share the bandwidth. With the memory boundedness gamma in [0, 1], the origin o, the destination d and
+the clock C,
 
     T_d / T_o = (R_o(B) / R_d(B))^gamma · (ceil(B / W_d) / ceil(B / W_o) · C_o / C_d)^(1 - gamma)
 
-where R(B) is the bandwidth that B blocks sustain. If B is much larger than W, this is the full bandwidth D. Then the
+where R(B) is the bandwidth that B blocks sustain. If B is much larger than W, R(B) is the full bandwidth D, and the
 equation becomes Habitat's (Yu et al., USENIX ATC 2021, section 3.3, equation 2):
 
     T_d / T_o = (D_o / D_d)^gamma · (W_o / W_d · C_o / C_d)^(1 - gamma)
@@ -17,7 +17,7 @@ holds fewer of them. But a few blocks are bound by latency, which is counted in 
 Therefore R(B) = min(D, B · r · C) here, where r is the same for the code on both GPUs (`FULL_TRAFFIC_SHARE`).
 
 gamma is computed from the roofline of the destination, the intensity I of the kernel (FLOPs per byte), and the ridge R
-= peak / bandwidth. It is 1 - I / 2R up to the ridge and R / 2I beyond, so it is 1/2 at I = R. Example::
+= peak / bandwidth. gamma is 1 - I / 2R up to the ridge and R / 2I beyond, so gamma is 1/2 at I = R. Example::
 
     >>> memory_boundedness(intensity=0.0, ridge=10.0), memory_boundedness(intensity=10.0, ridge=10.0)
     (1.0, 0.5)
@@ -45,14 +45,14 @@ FULL_TRAFFIC_SHARE: Final = _OF.number("FULL_TRAFFIC_SHARE", "share")
 START_SECONDS: Final = _OF.number("START_SECONDS", "seconds")
 
 HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
-"""Prefixes of the names of copies over the host link, as the CUDA driver names them."""
+"""Prefixes of the CUDA driver's names of copies over the host link."""
 
 
 def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:
     """Return how many thread blocks of the kernel one SM holds at once; at least 1.
 
-    This is the minimum over four limits: blocks, threads, registers (whole warps, in units of 256), and shared memory
-    (in units of 256 bytes).
+    The result is the minimum over four limits: blocks, threads, registers (whole warps, in units of 256), and shared
+    memory (in units of 256 bytes).
     """
     threads = max(math.prod(kernel.block), 1)
     warps = math.ceil(threads / WARP_THREADS)
@@ -127,10 +127,10 @@ def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -
 
 
 def _clocks(one: Gpu, other: Gpu) -> dict[str, float]:
-    """Return boost clocks by name, where a GPU with fewer SMs and less bandwidth gets at most the clock of the other.
+    """Return boost clocks by name. A GPU with less bandwidth and no more SMs gets at most the clock of the other GPU.
 
     Small cards reach their high boost clocks only under light load. A T4 boosts to 1.59 GHz, above a V100's 1.53 GHz.
-    But with 70 W and a base clock of 0.585 GHz, it does not sustain this clock in training.
+    With 70 W and a base clock of 0.585 GHz, the T4 does not sustain this clock in training.
     """
     small, large = sorted((one, other), key=lambda gpu: gpu.dram_bytes_per_second)
     clocks = {gpu.name: gpu.boost_clock_hz for gpu in (one, other)}
