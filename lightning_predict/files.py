@@ -105,11 +105,11 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 STOPPED_VARIABLE: Final = "LIGHTNING_PREDICT_STOPPED"
-"""Environment variable with the path of a file that is created if a budget stops training."""
+PREDICTED_VARIABLE: Final = "LIGHTNING_PREDICT_PREDICTED"
+"""Environment variables with paths of files, created if a budget stops training, and with the first prediction."""
 
 
-def mark_stop() -> None:
-    """Tell `lightning-predict run` that a budget stopped training."""
-    if STOPPED_VARIABLE in os.environ:
-        with suppress(OSError):
-            Path(os.environ[STOPPED_VARIABLE]).touch()
+def mark(variable: str) -> None:
+    """Create the file of a variable, which tells `lightning-predict run` what happened in the script."""
+    with suppress(OSError, KeyError):
+        Path(os.environ[variable]).touch()

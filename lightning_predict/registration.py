@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.files import mark
 from lightning_predict.guard import log_warning
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
         return []
     if switch != "1":
         raise InvalidArgumentError(f"{SWITCH_VARIABLE}={switch!r} is not known; set it to 1, or to 0 to switch it off.")
-    if SEEN_VARIABLE in os.environ:
-        with suppress(OSError):
-            Path(os.environ[SEEN_VARIABLE]).touch()
+    mark(SEEN_VARIABLE)
     names = [name.strip() for name in os.environ.get(GPUS_VARIABLE, "").split(",") if name.strip()]
     usd, usd_per_hour = _amount(USD_VARIABLE), _amount(PRICE_VARIABLE)
     try:

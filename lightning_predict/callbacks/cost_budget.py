@@ -53,7 +53,7 @@ from lightning_predict.cost.energy import energy
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
-from lightning_predict.files import FILE_SECONDS, in_hook, mark_stop
+from lightning_predict.files import FILE_SECONDS, STOPPED_VARIABLE, in_hook, mark
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.guard import fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.observe.budget import (
@@ -750,7 +750,7 @@ class CostBudget(Callback):
     def _end(self, trainer: Trainer, fit: _Fit, reason: str, *, can_save: bool, lost: int = 0) -> None:
         """End the run, with a checkpoint if `can_save`. The gradients of the last `lost` batches are lost."""
         self.stopping_reason, fit.has_ended = reason, True
-        mark_stop()
+        mark(STOPPED_VARIABLE)
         if self.on_exceed == "stop":
             trainer.should_stop = True
         batches = "batch" if lost == 1 else f"{lost:,} batches"
@@ -781,7 +781,7 @@ class CostBudget(Callback):
             f"CostBudget: {reason}. Validation stopped after {fit.validated_batches:,}{of} batches (the rest would "
             f"take too long); its metrics are dropped.{saved}{saved and ' A resume continues after this validation.'}"
         )
-        mark_stop()
+        mark(STOPPED_VARIABLE)
         if self.on_exceed == "stop":
             print_sentence(trainer, message)
             leave_validation(trainer)

@@ -45,7 +45,7 @@ from lightning_predict.cost.prediction import Charges, UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
-from lightning_predict.files import FILE_SECONDS, PROGRESS_VARIABLE, in_hook
+from lightning_predict.files import FILE_SECONDS, PREDICTED_VARIABLE, PROGRESS_VARIABLE, in_hook, mark
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.guard import log_exceptions, own_error
 from lightning_predict.interval import Interval
@@ -500,6 +500,7 @@ class RuntimePredictor(Callback):
         print_predictions(
             self.predictions, trainer, output_options=self._output_options, reason=reason, advises=updates.advises
         )
+        mark(PREDICTED_VARIABLE)
         if self.asks_advice and self.advice is None and fit.following is None and self.trace is not None:
             from lightning_predict.callbacks.advice_output import DataFlowRecorder
 

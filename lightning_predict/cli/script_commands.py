@@ -51,7 +51,7 @@ def run(
         exit_code: Exit code if a budget ended a fit and the script itself exits with 0, for example 75.
     """
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.files import STOPPED_VARIABLE
+    from lightning_predict.files import PREDICTED_VARIABLE, STOPPED_VARIABLE
     from lightning_predict.registration import SEEN_VARIABLE
 
     if not 0 <= exit_code <= HIGHEST_EXIT_CODE:
@@ -60,12 +60,12 @@ def run(
     command = [*_program(script), *arguments]
     variables = _variables(gpus, usd, usd_per_hour)
     with tempfile.TemporaryDirectory() as folder:
-        seen, stopped = Path(folder, "seen"), Path(folder, "stopped")
-        files = {SEEN_VARIABLE: str(seen), STOPPED_VARIABLE: str(stopped)}
+        seen, made, stopped = (Path(folder, name) for name in ("seen", "made", "stopped"))
+        files = {SEEN_VARIABLE: str(seen), PREDICTED_VARIABLE: str(made), STOPPED_VARIABLE: str(stopped)}
         code = _exit_code(command, {**os.environ, **variables, **files})
-        predicted = seen.exists()
+        has_trainer, predicted = seen.exists(), made.exists()
         code = exit_code if code == 0 and stopped.exists() else code
-    if not predicted:
+    if not has_trainer:
         print(
             f"lightning-predict: {script} created no Lightning Trainer, so nothing was predicted. Use lp.watch for "
             "your own loop, or RuntimePredictorCallback for Hugging Face's Trainer.",

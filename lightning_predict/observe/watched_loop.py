@@ -26,7 +26,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
-from lightning_predict.files import mark_stop
+from lightning_predict.files import STOPPED_VARIABLE, mark
 from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
@@ -443,7 +443,7 @@ class WatchedRun:
             log_warning(f"watch: {verdict.reason}.")
         elif verdict.action == "stop":
             self.should_stop, self.stopping_reason = True, verdict.reason
-            mark_stop()
+            mark(STOPPED_VARIABLE)
             if self._raises:
                 raise BudgetExceededError(f"watch: {verdict.reason}.")
             log_warning(f"watch: {verdict.reason}. Stop this loop.")

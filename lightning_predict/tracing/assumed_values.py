@@ -1,8 +1,9 @@
 """Runs operations that need values of meta tensors, which have no values, under stated assumptions.
 
-A mask is true, a check such as `isnan(...).any()` passes, and a data-dependent size is its upper bound. A number is 1,
-unless the operations recorded before it determine the value: `torch.zeros(8).sum()` is 0. An unknown integer is
-rejected, because the integer may become a size. One note per kind of assumption names the places in the code. Example::
+A mask is true, or true in a given share of its elements. A check such as `isnan(...).any()` passes. A data-dependent
+size is its upper bound. A number is 1, unless the operations recorded before it determine the value:
+`torch.zeros(8).sum()` is 0. An unknown integer is rejected, because the integer may become a size. One note per kind of
+assumption names the places in the code. Example::
 
     assumed = AssumedValues(recorder.operations, storage_ids.number)
     assumed.output_of("aten::nonzero", torch.ops.aten.nonzero.default, (mask,), {})   # shape (mask.numel(), mask.dim())
@@ -16,6 +17,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
@@ -27,6 +29,9 @@ from lightning_predict.tracing.trace import Operation, TensorInfo
 
 _CHECKS: Final = "checks of values pass: `all` is true, `any`, `isnan` and comparisons are false"
 _MASKS: Final = "masks are all true"
+MASK_SHARE: Final[ContextVar[float]] = ContextVar("MASK_SHARE", default=1.0)
+"""Share of the elements of a mask that is true, in the step being recorded."""
+
 _SIZES: Final = "sizes that depend on them are upper bounds"
 _NUMBERS: Final = "numbers read from them are 1"
 
@@ -115,13 +120,14 @@ class AssumedValues:
     def __init__(self, operations: Sequence[Operation], number: Callable[[torch.Tensor], int | None]) -> None:
         self._operations = operations
         self._number = number
+        self._share = MASK_SHARE.get()
         self._places: dict[str, dict[str, None]] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """One note per kind of assumption, with the first places."""
         return tuple(
-            f"Meta tensors have no values; assumed: {assumption} ({_list(list(places))})."
+            f"Meta tensors have no values; assumed: {self._told(assumption)} ({_list(list(places))})."
             for assumption, places in self._places.items()
         )
 
@@ -139,6 +145,11 @@ class AssumedValues:
                 return _RUNS[name](self, func, args, kwargs)
         except _UnknownError as error:
             raise LookupError(name) from error
+
+    def _told(self, assumption: str) -> str:
+        """Name the share of true elements if it is not 1."""
+        is_of_masks = assumption in (_MASKS, _SIZES) and self._share < 1
+        return f"masks are true in {self._share:.3g} of their elements" if is_of_masks else assumption
 
     def _note(self, assumption: str) -> None:
         self._places.setdefault(assumption, {})[_place()] = None
@@ -181,7 +192,9 @@ class AssumedValues:
 
     def _count(self, mask: torch.Tensor) -> int:
         self._note(_SIZES)
-        return self._known(mask).nonzeros
+        known = self._known(mask)
+        is_shared = known.is_mask or known.value is None
+        return math.ceil(known.nonzeros * self._share) if is_shared else known.nonzeros
 
     def _masked_select(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
         values, mask = args
@@ -324,10 +337,12 @@ class AssumedValues:
             return _Known(None, out, out) if value is None else _uniform(float(value), out)
         if name in ("aten::all", "aten::any"):
             whole = read(0)
+            if whole.is_mask and self._share < 1:
+                return _Known(float(name == "aten::any"), out, out, is_mask=True)
             # `_expected` handles unknown elements.
             return _Known(None if whole.value is None else float(bool(whole.value)), out, out, whole.is_mask)
         if name == "aten::sum":
-            return _sum(read(0), inputs[0], out)
+            return _sum(read(0), inputs[0], out, self._share)
         if name in _NEGATIONS:
             whole = read(0)
             return _Known(None if whole.value is None else float(not whole.value), out, out, whole.is_mask)
@@ -370,12 +385,14 @@ def _as_number(value: object) -> float | None:
     return float(value) if isinstance(value, (bool, int, float)) else None
 
 
-def _sum(whole: _Known, tensor: TensorInfo, out: int) -> _Known:
-    """Return the sum of a tensor. A sum of integers counts the elements of a mask."""
+def _sum(whole: _Known, tensor: TensorInfo, out: int, share: float) -> _Known:
+    """Return the sum of a tensor. A sum of a mask, or of integers that are one, counts its true elements."""
     is_counted = whole.is_mask and whole.value is None and tensor.dtype in ("bool", "int64", "int32")
     value = 1.0 if is_counted else whole.value
+    if value == 1.0 and whole.is_mask:
+        value = share
     if value is None and tensor.dtype == "bool" and out == 1:
-        return _Known(float(whole.nonzeros), out, out, is_bound=True)
+        return _Known(float(math.ceil(whole.nonzeros * share)), out, out, is_bound=True)
     terms = math.prod(tensor.shape) // max(out, 1)
     return _Known(None if value is None else value * terms, out, out, whole.is_mask)
 

@@ -49,6 +49,7 @@ def capture(
     samples_per_step: int | None = None,
     precision: str | None = None,
     resident: Sequence[torch.nn.Module | torch.Tensor] = (),
+    mask_share: float = 1.0,
 ) -> Trace:
     """Run a step `warmup_steps + 1` times and record the last run.
 
@@ -74,10 +75,12 @@ def capture(
             its precision; an autocast in the step also applies on the meta device.
         resident: Modules and tensors on the GPU that the step may not use, such as an EMA, a teacher or an encoder.
             Their memory is counted once.
+        mask_share: On the meta device, the share of true elements in masks whose values the step reads, for example
+            0.15 of the tokens in masked language modelling.
 
     Raises:
-        InvalidArgumentError: `step` is not callable, `warmup_steps` is negative, `samples_per_step` is below 1, or the
-            precision is unknown.
+        InvalidArgumentError: `step` is not callable, `warmup_steps` is negative, `samples_per_step` is below 1,
+            `mask_share` is not a share, or the precision is unknown.
         CaptureError: Another profiler is running, nothing was recorded, or the parameters' dtype differs from
             `precision`.
     """
@@ -90,9 +93,11 @@ def capture(
         raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; expected 0 or more.")
     if samples_per_step is not None and samples_per_step < 1:
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
+    if not 0 < mask_share <= 1:
+        raise InvalidArgumentError(f"mask_share is {mask_share!r}; expected a share above 0 and at most 1.")
     compiled_before, own_step = compilations(), step
     wanted = None if precision is None else precision_of(precision)
-    step = _explaining_errors(step)
+    step = _explaining_errors(step if mask_share == 1 else _with_mask_share(step, mask_share))
     casts = wanted is not None and wanted.autocast is not None
     if wanted is not None and wanted.autocast is not None:
         step = _under_autocast(step, getattr(torch, wanted.autocast))
@@ -208,6 +213,19 @@ def _explaining_errors(step: Callable[[], object]) -> Callable[[], object]:
             if instead is None:
                 raise
             raise instead from error
+
+    return run
+
+
+def _with_mask_share(step: Callable[[], object], share: float) -> Callable[[], object]:
+    from lightning_predict.tracing.assumed_values import MASK_SHARE
+
+    def run() -> object:
+        token = MASK_SHARE.set(share)
+        try:
+            return step()
+        finally:
+            MASK_SHARE.reset(token)
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -57,6 +58,31 @@ def test_a_script_that_knows_nothing_of_it_is_predicted(tmp_path: Path) -> None:
     rows = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith(("T4", "L4", "this"))]
     assert rows == ["this", "T4", "L4"]
     assert "nothing was predicted" not in ran.stderr
+
+
+BREAKS = """
+from unittest.mock import patch
+from lightning_predict.tracing.session import CaptureSession
+patch.object(CaptureSession, "start", side_effect=RuntimeError("broken")).start()
+"""
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_json_says_whether_a_prediction_was_made(tmp_path: Path, breaks: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BREAKS * breaks + TRAIN)
+    command = ("run", "--gpus", "T4", "--json", str(script), str(tmp_path / "out"))
+    environment = {name: value for name, value in os.environ.items() if name != "LIGHTNING_PREDICT_STRICT"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "lightning_predict.cli", *command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout[ran.stdout.rindex("\n{") :])["predicted"] is not breaks
+    assert ("broken" in ran.stderr + ran.stdout) is breaks
 
 
 def test_its_exit_code_is_the_scripts_and_silence_is_explained(run: Run, tmp_path: Path) -> None:

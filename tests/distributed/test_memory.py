@@ -9,9 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import lightning_predict as lp
 from lightning_predict.distributed.memory import held_memory, shared_memory_bytes
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, DataStrategy, Strategy
 from lightning_predict.gpus import gpu
@@ -279,3 +282,29 @@ def test_the_optimizers_temporaries_are_sharded_like_its_state() -> None:
     single = 3 * 32 * MEBIBYTE + 1
     found = shared_memory_bytes(single, trace, Layout(H100, 2), Strategy(data="fsdp")) / MEBIBYTE
     assert found == pytest.approx(32 + 32 / 2 + 32 / 2 + 32 / 2, abs=0.1)  # gathered, and halves of all three
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+@pytest.mark.parametrize("foreach", [None, True])
+def test_the_copy_of_an_update_is_divided_with_the_weights(gpus: int, foreach: bool | None) -> None:
+    """On meta, torch's default is that of CUDA: AdamW updates all parameters at once, with a copy of one state."""
+    with torch.device("meta"):
+        blocks = nn.ModuleList(nn.Linear(2048, 2048, bias=False) for _ in range(24))
+        data = torch.empty(4, 2048)
+    optimizer = torch.optim.AdamW(blocks.parameters(), foreach=foreach)
+
+    def step() -> None:
+        hidden = data
+        for block in blocks:
+            hidden = block(hidden)
+        hidden.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    name = f"{gpus}xA100-SXM-80GB"
+    memory = lp.predict(lp.capture(step), [name], history=False, strategy="fsdp")[name].memory.allocated
+    weights = 4 * 24 * 2048**2
+    # The update holds weights, gradients, two states and a copy, all divided
+    assert memory is not None
+    assert memory.middle == pytest.approx(5 * weights / gpus, rel=0.25)
+    assert memory.middle < 4.5 * weights / gpus + weights / 2  # 24.5, 16.5 and 12.6 GiB for 8: the copy was whole

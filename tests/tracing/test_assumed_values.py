@@ -272,3 +272,28 @@ def test_autocast_applies_to_a_step_that_reads_values() -> None:
     trace = lp.capture(lambda: layer(data)[mask].float().sum().backward(), precision="bf16-mixed")
     product = next(one for one in trace.operations if one.name == "aten::addmm")
     assert {tensor.dtype for tensor in product.inputs} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_masks_are_true_in_the_share_that_is_given(share: float) -> None:
+    """A masked language model multiplies a quarter of its tokens with the vocabulary."""
+    with torch.device("meta"):
+        head, hidden = nn.Linear(8, 50), torch.empty(4, 16, 8)
+        labels, mask = torch.zeros((4, 16), dtype=torch.long), torch.ones((4, 16), dtype=torch.bool)
+
+    def step() -> None:
+        chosen = labels != -100
+        functional.cross_entropy(head(hidden[chosen]), labels[mask]).backward()
+        assert int(mask.sum()) == 64 * share
+        assert bool(mask.all()) is (share == 1)
+
+    trace = lp.capture(step, mask_share=share)
+    rows = {one.inputs[1].shape[0] for one in trace.operations if one.name == "aten::addmm"}
+    assert rows == {64 * share}
+    assert any(f"masks are true in {share:.3g} of their elements" in note for note in trace.notes) is (share < 1)
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5])
+def test_another_share_is_refused(share: float) -> None:
+    with pytest.raises(lp.LightningPredictError, match="expected a share above 0 and at most 1"):
+        lp.capture(lambda: None, mask_share=share)
