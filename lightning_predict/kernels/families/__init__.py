@@ -1,8 +1,8 @@
 """Definitions of all operations: one file per family (matmul, attention, convolution, ...).
 
-For each operation, the file defines shape parameters, FLOPs and bytes, dispatcher calls and the backward pass. It also
-defines the input features of the neural networks, and an estimate for GPUs without one. Importing this package
-registers the common families. `import_for` imports the others when a matching name is looked up.
+For each operation, the file defines shape parameters, FLOPs and bytes, dispatcher calls and the backward pass. The file
+also defines the input features of the neural networks, and an estimate for GPUs without a network. Importing this
+package registers the common families. `import_for` imports the other families when a matching name is looked up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ON_DEMAND: Final[Mapping[str, str]] = {
     "recurrent": r"lstm|gru|rnn",
     "sparse": r"sparse",
 }
-"""Rarely needed families. Each has a pattern that matches the names of all its operations and dispatcher calls."""
+"""Rarely needed families, with a pattern that matches the names of all their operations and dispatcher calls."""
 
 
 def import_for(name: str) -> None:

@@ -1,14 +1,14 @@
 """Scaled-dot-product attention, fused and eager, forward and backward.
 
-The forward pass has two products of (seq x head_dim) and (kv_seq x head_dim) per head, 4·B·H·S·T·D FLOPs. A causal mask
-over a square needs (S + 1) / 2S of them. The backward pass has five such products (it recomputes the scores), 2.5 times
-the forward. Traffic: q and the output have `heads` heads, k and v have `kv_heads`. The backward pass also reads the
-output's gradient and writes three gradients.
+The forward pass has two matmuls of (seq x head_dim) and (kv_seq x head_dim) per head, 4·B·H·S·T·D FLOPs. A causal mask
+over a square reduces the FLOPs to the share (S + 1) / 2S. The backward pass has five such matmuls (it recomputes the
+scores), 2.5 times the forward FLOPs. In memory, q and the output have `heads` heads; k and v have `kv_heads` heads. The
+backward pass also reads the output's gradient and writes three gradients.
 
 The tables of causal attention come from inference servers, whose kernels read keys and values from a paged cache. Up to
-4,000 tokens, this is slower than unmasked attention, which encoders run on plain tensors. Training also uses plain
-tensors. Its causal attention (`causal_attention`) is therefore timed as the share of unmasked attention that blocks
-cannot skip, and at most as a server's. Example::
+4,000 tokens, these kernels are slower than unmasked attention, which encoders run on plain tensors. Training also uses
+plain tensors. The time of its causal attention (`causal_attention`) is therefore the time of unmasked attention,
+multiplied by the share of blocks that cannot be skipped. It is at most the server's time. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> batch = shape_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
@@ -59,7 +59,7 @@ FUSED_ATTENTION: Final = ("attention", "attention_backward", "causal_attention",
 """Names of attention operations that run as one kernel, forward and backward."""
 
 BACKWARD_PRODUCTS = 2.5
-"""Number of matrix products in the backward pass over the forward pass: five against two."""
+"""Number of matmuls in the backward pass over the forward pass: five against two."""
 
 
 def _visible_share(c: Columns) -> Array:
@@ -114,7 +114,7 @@ QUERY_STRIPS: Final = (64, 128, 256)
 """Number of queries that one block of a fused attention kernel handles."""
 
 HEAD_DIM_STEPS: Final = (32, 64, 128, 256)
-"""Head sizes that kernels are built for; other sizes are padded to the next one."""
+"""Head sizes that kernels are built for. Other sizes are padded to the next size."""
 
 
 def attention_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
@@ -145,10 +145,10 @@ def attention_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 
 
 BUILT_HEAD_DIMS: Final = ((32, 32.0), (64, 64.0), (96, 80.0), (128, 128.0), (160, 160.0), (192, 192.0), (256, 256.0))
-"""Head sizes of FlashAttention's kernels (its `HEADDIM_SWITCH`), with the measured size that represents each.
+"""Head sizes of FlashAttention's kernels (its `HEADDIM_SWITCH`), with the measured size that represents each kernel.
 
-The kernels pad smaller heads with zeros: heads of 72 take 0.98 to 1.09 times as long as heads of 80 on the tables' nine
-GPUs. The tables have no sizes below 64 or from 81 to 127."""
+The kernels pad smaller heads with zeros: heads of 72 take 0.98 to 1.09 times as long as heads of 80 on the tables'
+nine GPUs. The tables have no sizes below 64 or from 81 to 127."""
 
 
 def _with_built_heads(batch: ShapeBatch) -> ShapeBatch:
@@ -204,7 +204,7 @@ SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, supports=_is_single)
 
 
 def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:
-    """Split attention into two batched products; the softmax between them is fused."""
+    """Split attention into two batched matmuls. The softmax between them is fused."""
     w = problem.shape
     b = w["batch"] * w["heads"]
     visible = 0.5 if w["causal"] else 1.0
@@ -226,14 +226,14 @@ def _without_a_mask(problem: OperationShape) -> tuple[CountedShape, ...]:
 
 
 def _as_a_server(problem: OperationShape) -> OperationShape:
-    """Return the same attention as measured in the servers' tables."""
+    """Return the attention operation that the servers' tables measured."""
     return OperationShape(problem.operation.removeprefix("causal_"), problem.dtype, (*problem.dims, 1.0))
 
 
 def _eager_attention(problem: OperationShape) -> tuple[CountedShape, ...]:
-    """Return the parts: scores, scaling, mask (if causal), softmax, product with the values.
+    """Return the parts: scores, scaling, mask (if causal), softmax, matmul with the values.
 
-    Backward: two products for each of the forward's, the gradient of the softmax in two kernels, and the scaling.
+    The backward pass has two matmuls per forward matmul, the gradient of the softmax in two kernels, and the scaling.
     """
     w = problem.shape
     b, dtype = w["batch"] * w["heads"], problem.dtype
@@ -337,9 +337,9 @@ def _attention(
     """Translate a call with queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim).
 
     Args:
-        operation: The call.
+        operation: Call to translate.
         tensors: Queries, keys and values.
-        backward: Whether it is the backward pass.
+        backward: Whether the call is the backward pass.
         eager_dtype: Compute dtype of eager attention; None if a fused kernel takes the call.
     """
     if len(tensors) < 2 or min(len(tensor.shape) for tensor in tensors) < 2:
@@ -403,7 +403,7 @@ _FUSED: Final = tuple(
 
 @translates(*_FUSED)
 def _fused(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate the fused kernels of the whole call; in a backward pass, the output's gradient comes first."""
+    """Translate the fused kernels of the whole call. In a backward pass, the output's gradient comes first."""
     backward = operation.name.endswith("_backward")
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]
     return _attention(operation, tensors, backward=backward)
@@ -411,7 +411,7 @@ def _fused(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | 
 
 @translates("higher_order::flex_attention", "higher_order::flex_attention_backward")
 def _flexible(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate as if nothing were masked, because a trace does not contain the tensors with the skipped blocks."""
+    """Translate as if nothing were masked, because a trace lacks the tensors with the skipped blocks."""
     backward = operation.name.endswith("_backward")
     return _attention(operation, operation.inputs[:3], backward=backward)
 
@@ -440,7 +440,8 @@ FLASH_EXTENSIONS: Final = (
 def _heads_last(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate (batch, seq, heads, head_dim), or sequences of different lengths in one row.
 
-    Packed sequences are assumed to have the maximum length, with as many sequences as fill the row.
+    Packed sequences are assumed to have the maximum length. Their number is the length of the row divided by this
+    length.
     """
     backward = operation.name.endswith(("_backward", "::bwd"))
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]

@@ -1,14 +1,14 @@
 """NCCL collectives among the GPUs of one node: bytes sent, and measured curves of time over message size.
 
 The time of a message of m bytes on n GPUs has three regions: a constant latency, a transition, and m / bandwidth. One
-curve of points at powers of two covers all three. GPUs with measurements have their own curves. Other GPUs use the
-curves of the measured GPU with the same kind of link (NVLink, PCIe with peer access, PCIe without) and the nearest
-bandwidth. The message is scaled by the ratio of the bandwidths. So the latency stays constant, and the part that is
-limited by bandwidth scales.
+curve of points at powers of two covers all three regions. GPUs with measurements have their own curves. Other GPUs use
+the curves of the measured GPU with the same kind of link (NVLink, PCIe with peer access, PCIe without) and the nearest
+bandwidth. The message size is scaled by the ratio of the bandwidths. The latency therefore stays constant, and only the
+bandwidth-bound part scales.
 
-Without peer access, every byte passes through host memory, whose bandwidth is shared if there are more than two GPUs.
-Then the measured machine's time is a lower bound, even for a card with a faster link. `m` is the size of the whole
-message in bytes, as in nccl-tests (measurement tables store it as `message_elements` of two bytes). Example::
+Without peer access, every byte passes through host memory. With more than two GPUs, they share its bandwidth, and the
+measured machine's time is a lower bound, even for a card with a faster link. `m` is the size of the whole message in
+bytes, as in nccl-tests (measurement tables store it as `message_elements` of two bytes). Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> float(shape_batch("all_reduce", "float16", num_gpus=8, message_bytes=1024).bytes_moved[0])  # 7/8 of it
@@ -39,17 +39,20 @@ from lightning_predict.uncertainty import UNFITTED_SPREAD
 from lightning_predict.units import microseconds_to_seconds
 
 MEASURED_SUBSTITUTE: Final = {"broadcast": "all_gather"}
-"""Maps each unmeasured collective to a measured one with the same time per byte sent over a link. A broadcast sends the
-whole message over a link. An all_gather sends the message without the GPU's own share."""
+"""Maps each unmeasured collective to a measured collective with the same time per byte sent over a link.
+
+A broadcast sends the whole message over a link. An all_gather sends the message without the GPU's own share."""
 
 CURVES_FILE: Final = Path(__file__).parents[2] / "weights" / "files" / "collectives.json"
 NVLINK_MESH_ARCHITECTURES: Final = frozenset({"pascal", "volta"})
-"""Architectures whose machines connect eight GPUs by NVLink without a switch (the cube mesh of the DGX-1). A pair of
-GPUs is connected by one or two of a GPU's four or six links, so the bandwidth depends on the number of GPUs."""
+"""Architectures whose machines connect eight GPUs by NVLink without a switch (the cube mesh of the DGX-1).
+
+A pair of GPUs is connected by one or two of a GPU's four or six links, so the bandwidth depends on the number of
+GPUs."""
 
 
 def _bytes_over_the_link(c: Columns) -> Array:
-    """Return the bytes that one GPU must send: all but its own share (for all_reduce, with reduction in the switch)."""
+    """Return the bytes that one GPU sends: all except its own share (for all_reduce, the switch reduces)."""
     return c["message_bytes"] * (c["num_gpus"] - 1) / c["num_gpus"]
 
 
@@ -77,9 +80,8 @@ class CollectiveCurves:
     Attributes:
         log_sizes: Natural logarithm of the sizes in bytes, ascending, shape (points,).
         curves: log(seconds) by GPU, collective and number of GPUs, shape (points,).
-        half_width: Half width of the 90 % interval in log(seconds), for message sizes that the curves were not fitted
-            to.
-        derived: (GPU, collective) of each curve that was not measured, but derived from the same GPU's all_reduce.
+        half_width: Half width of the 90 % interval in log(seconds), for message sizes outside the fit.
+        derived: (GPU, collective) of each curve that was derived from the same GPU's all_reduce, without a measurement.
         staged: GPUs that were measured in a machine without peer access, where every byte passes through host memory.
     """
 
@@ -94,7 +96,7 @@ class CollectiveCurves:
         return operation in COLLECTIVES
 
     def timed_by(self, operation: str, _dtype: str) -> TimedBy:
-        """Return how the collective is timed: `mlp` by its own measured curve, `proxy` by another one's."""
+        """Return how the collective is timed: `mlp` by its own measured curve, `proxy` by another collective's."""
         return "proxy" if operation in MEASURED_SUBSTITUTE else "mlp"
 
     def has_own_weights(self, gpu_name: str, _operation: str, _dtype: str) -> bool:
@@ -137,7 +139,7 @@ class CollectiveCurves:
         return seconds
 
     def _source(self, target: Gpu) -> tuple[str, float]:
-        """Return the measured GPU whose curves are used for a GPU, and the factor that scales the message size."""
+        """Return the measured GPU whose curves are used for a GPU, and the factor on the message size."""
         if target.name in self.curves:
             return target.name, 1.0
         wanted = _kind(target, has_peer_access=target.has_peer_access)
@@ -150,17 +152,19 @@ class CollectiveCurves:
 
 
 MARGINAL_SHARE: Final = (0.9, 1.03)
-"""Bounds on the time per additional byte beyond the largest measured message, relative to that message's mean time per
-byte. With these bounds, the bus bandwidth at eight times that size changes by -3 to +10 %. Published machines with
-NVLink gain 5 to 9 % from 512 MiB to 4 GiB."""
+"""Bounds on the time per additional byte beyond the largest measured message, relative to the mean time per byte.
+
+The mean is over the largest measured message. With these bounds, the bus bandwidth at eight times this size changes
+by
+-3 to +10 %. Published machines with NVLink gain 5 to 9 % from 512 MiB to 4 GiB."""
 
 
 def on_curve(log_sizes: Array, curve: Array, log_messages: Array) -> Array:
-    """Interpolate a curve. It is constant below the smallest size, and continues linearly beyond the largest size.
+    """Interpolate a curve, constant below the smallest size, and linear beyond the largest size.
 
     Args:
         log_sizes: Natural logarithm of the curve's sizes, ascending, shape (points,).
-        curve: log(seconds) at these sizes, shape (points,).
+        curve: log(seconds) at the curve's sizes, shape (points,).
         log_messages: Natural logarithm of the requested sizes, shape (messages,).
     """
     values: Array = np.interp(log_messages, log_sizes, curve)
@@ -183,8 +187,8 @@ def _kind(target: Gpu, *, has_peer_access: bool) -> tuple[bool, bool, bool]:
 def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
     """Interpolate log(seconds) over log(number of GPUs), within the measured range.
 
-    A single GPU sends nothing. It gets the time of the smallest group at the smallest message, and a lower bound of
-    zero.
+    A single GPU sends nothing, so it gets the time of the smallest group at the smallest message, and a lower bound of
+    0.
     """
     x, position = np.log(counts), np.log(np.maximum(wanted, 1.0))
     upper = np.clip(np.searchsorted(x, position), 1, len(x) - 1)

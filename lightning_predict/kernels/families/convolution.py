@@ -1,15 +1,15 @@
-"""Convolutions in one, two and three dimensions, transposed ones, and the two halves of their backward pass.
+"""Convolutions in one, two and three dimensions, transposed convolutions, and the two halves of the backward pass.
 
 Each pass multiplies every output position with every filter tap: 2·N·O·H'·W'·(I/groups)·Kh·Kw FLOPs, also for the
 gradients of the input and the weight. `H' = floor((H + 2p - d(K - 1) - 1) / s) + 1`. A 3 x 3 stride-1 filter may use
 Winograd's F(2x2, 3x3), which needs 16 multiplications instead of the textbook's 36, so the minimum is 2.25 times lower.
 
-Networks predict them in float32; a formula based on tiles predicts the cases without training data
+Networks predict convolutions in float32. A formula based on tiles predicts the cases without training data
 (`convolution_seconds`).
 
-One and three dimensions are mapped to two. A line is an image of height 1. A volume folds its output depth into the
-batch and the depth of its taps into the channels, which keeps the FLOPs. A transposed convolution is the same
-computation as the input gradient of a convolution whose output is its input. Example::
+One and three dimensions are mapped to two. A line is an image of height 1. The output depth of a volume becomes part of
+the batch, and the depth of its filter becomes part of the channels, which keeps the FLOPs. A transposed convolution
+equals the input gradient of a convolution. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> batch = shape_batch("conv2d", "float32", batch=1, in_channels=3, out_channels=8, kernel_size=3,
@@ -125,7 +125,7 @@ _READ: Final = {
     "_backward_input": ("outputs", "filters"),
     "_backward_weight": ("images", "outputs"),
 }
-"""Tensors that each pass reads; it writes the third. For `outputs`, a backward pass reads the gradient."""
+"""Tensors that each pass reads; the pass writes the third tensor. As `outputs`, a backward pass reads the gradient."""
 
 
 # --- Features
@@ -134,11 +134,11 @@ TILES: Final = ((32, 128), (64, 64), (128, 32), (128, 64), (128, 128))
 """Output tiles (positions x channels) of cuDNN's convolution kernels."""
 
 WINOGRAD_TILES: Final = ((32, 128), (64, 64), (128, 64), (128, 128))
-"""Output tiles (squares x channels) of the products in an unfused Winograd."""
+"""Output tiles (squares x channels) of the matmuls in an unfused Winograd."""
 
 
 def _implicit_product(operation: str, c: Columns) -> tuple[Array, Array, Array]:
-    """Return rows, columns and depth of the matrix product of one group, each of shape (problems,)."""
+    """Return rows, columns and depth of the matmul of one group, each of shape (problems,)."""
     taps = c["kernel_height"] * c["kernel_width"]
     in_channels, out_channels = c["in_channels"] / c["groups"], c["out_channels"] / c["groups"]
     outputs = c["batch"] * output_size(c, "height") * output_size(c, "width")
@@ -155,11 +155,11 @@ def _may_winograd(c: Columns) -> Array:
 
 
 def _winograd_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """Return the cost features of Winograd for 3 x 3 filters, 0 for all others.
+    """Return the cost features of Winograd for 3 x 3 filters; 0 for all other filters.
 
-    Unfused F(4x4, 3x3): 36 products of (squares of 4 x 4) x (output channels) x (input channels), between transforms
-    through memory. Fused F(2x2, 3x3): blocks of 16 x 8 outputs of one image by 32 channels. The launch grids in the
-    public tables match these exactly.
+    Unfused F(4x4, 3x3) has 36 matmuls of (squares of 4 x 4) x (output channels) x (input channels), between transforms
+    through memory. Fused F(2x2, 3x3) has blocks of 16 x 8 outputs of one image by 32 channels. Both match the launch
+    grids in the public tables exactly.
     """
     c = batch.columns  # each (problems,)
     allowed = _may_winograd(c)
@@ -211,8 +211,8 @@ def _plane_features(c: Columns) -> dict[str, Array]:
 def convolution_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """Return the network inputs of two-dimensional convolutions, by name.
 
-    A convolution is a matrix product of the output positions by the output channels over the filter taps (implicit
-    GEMM). 3 x 3 filters may also use Winograd, on output squares of 2 x 2 or 4 x 4.
+    A convolution is a matmul of the output positions by the output channels over the filter taps (implicit GEMM). 3 x 3
+    filters may also use Winograd, on output squares of 2 x 2 or 4 x 4.
     """
     c = batch.columns
     rows, cols, depth = _implicit_product(batch.operation, c)
@@ -240,8 +240,10 @@ CONVOLUTION: Final = NetworkSpec(
 TENSOR_CONVOLUTION: Final = NetworkSpec(
     name="convolution_tensor", dtypes=("tf32", "float16", "bfloat16"), describe=convolution_features
 )
-"""Family for tensor cores. No public table has such convolutions on current GPUs, so the bundled weights have no
-network for it; users with measurements can train one."""
+"""Convolutions on tensor cores.
+
+No public table has such convolutions on current GPUs, so the bundled weights have no network for them. Users with
+measurements can train a network."""
 
 
 # --- Formula for convolutions without a network
@@ -250,7 +252,7 @@ ON_MATRIX_UNITS: Final = frozenset({"tf32", "float16", "bfloat16"})
 """Dtypes that need tensor cores; without tensor cores for them, `timing` uses float32."""
 
 MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32))
-"""Output tiles of cuDNN's tensor-core kernels, rows x columns of the product."""
+"""Output tiles of cuDNN's tensor-core kernels, rows x columns of the matmul."""
 
 FEED: Final = _OF.number("FEED", "time ratio/(FLOP/cycle)")
 
@@ -289,18 +291,19 @@ DEPTHWISE_LIBRARY: Final = _OF.number("DEPTHWISE_LIBRARY", "factor")
 LIBRARY_SIDES: Final = (1, 3, 5)
 LIBRARY_CHANNELS: Final = _OF.count("LIBRARY_CHANNELS", "channels")
 LIBRARY_WIDTH: Final = _OF.count("LIBRARY_WIDTH", "elements")
-"""Filter sides, and minimum channels and image width, of the float16 depthwise convolutions in channels-first layout
-that PyTorch passes to cuDNN.
+"""Filter sides, minimum channels and minimum width of the float16 depthwise convolutions that PyTorch passes to
+cuDNN.
 
-This is `use_cudnn_depthwise` in its Convolution.cpp: all with stride 1, and with stride 2 if they satisfy
-`LIBRARY_STRIDED`. In channels-last layout, PyTorch passes all of them to cuDNN."""
+The values apply to channels-first layout (`use_cudnn_depthwise` in PyTorch's Convolution.cpp), with stride 1, or
+with stride 2 and `LIBRARY_STRIDED`. In channels-last layout, PyTorch passes all depthwise convolutions to cuDNN."""
 
 LIBRARY_STRIDED: Final = ((512, 0), (256, 28))
 """Minimum (channels, width) for stride 2; either pair suffices."""
 
 WIDTHS_LAST: Final = (4, 8, 16)
-"""Channels per group, besides multiples of 32, for which cuDNN has its own channels-last kernels (its release notes
-list 4, 8, 16 and 32)."""
+"""Channels per group, besides multiples of 32, for which cuDNN has its own channels-last kernels.
+
+cuDNN's release notes list 4, 8, 16 and 32."""
 
 GROUPED_LAST_SHARE: Final = _OF.number("GROUPED_LAST_SHARE", "share")
 
@@ -311,8 +314,9 @@ LARGE_FILTER_TAPS: Final = _OF.number("LARGE_FILTER_TAPS", "instructions")
 GROUPED_LAST_GRADIENT: Final = _OF.number("GROUPED_LAST_GRADIENT", "share")
 
 SINGLE: Final = frozenset({"float32", "tf32", "float64"})
-"""Dtypes for which cuDNN has channels-last depthwise kernels only for squares of `LIBRARY_SIDES`; other filters use its
-general kernel."""
+"""Dtypes for which cuDNN has channels-last depthwise kernels only for square filters of `LIBRARY_SIDES`.
+
+Other filters use cuDNN's general kernel."""
 
 TILED_CHANNELS: Final = _OF.count("TILED_CHANNELS", "channels")
 
@@ -320,8 +324,9 @@ TAP_WAIT_SECONDS: Final = _OF.number("TAP_WAIT_SECONDS", "seconds")
 
 VOLUME_CHANNELS: Final = _OF.count("VOLUME_CHANNELS", "channels")
 VOLUME_DEPTH: Final[Mapping[str, int]] = {"": 8, "_backward_input": 32, "_backward_weight": 8}
-"""Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass. A transposed
-volume of 16 channels takes as long from 3 as from 32, on the L40S, the H100-PCIe and the T4."""
+"""Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass.
+
+On the L40S, the H100-PCIe and the T4, a transposed volume of 16 channels takes as long from 3 as from 32 channels."""
 
 VOLUME_GRADIENT: Final = _OF.number("VOLUME_GRADIENT", "factor")
 
@@ -339,25 +344,25 @@ class ConvolutionWork:
         backward: Empty for the forward pass, else the half of the backward pass: `_backward_input` or
             `_backward_weight`.
         dtype: Compute dtype.
-        rows: Rows of the implicit product of one group.
-        cols: Columns of the product.
-        depth: Depth (summed dimension) of the product.
+        rows: Rows of the implicit matmul of one group.
+        cols: Columns of the matmul.
+        depth: Depth (summed dimension) of the matmul.
         padding: Padded over existing channels, of the input or of the filters, in tensor-core kernels.
-        groups: Number of such products.
+        groups: Number of matmuls, one per group.
         channels: Input channels of one group.
         taps: Positions of the filter.
         strides: Product of the strides of all sides.
         is_dilated: Whether the filter is dilated.
-        placed: Elements computed one by one if the pass is depthwise.
+        placed: Elements that a depthwise pass computes one by one.
         is_depthwise: Whether each channel has its own filter.
-        by_library: Whether cuDNN computes it if it is depthwise.
+        by_library: Whether cuDNN computes a depthwise pass.
         is_last: Whether the layout is channels last.
         is_odd: Whether the number of channels of the images or of the outputs is odd.
         is_volume: Whether there are three dimensions.
         images: Elements of the images.
         outputs: Elements of the outputs.
         padded_images: Elements of the images after conversion to channels last.
-        padded_outputs: The same for the outputs.
+        padded_outputs: Elements of the outputs after conversion to channels last.
         moved_bytes: Minimum traffic.
     """
 
@@ -385,7 +390,7 @@ class ConvolutionWork:
     moved_bytes: Array
 
     def of_merged_groups(self, merged: Array) -> tuple[Array, Array, Array, Array]:
-        """Return number, rows, columns and depth of the products if `merged` groups become one, padded with zeros."""
+        """Return number, rows, columns and depth of the matmuls if `merged` groups become one, padded with zeros."""
         if self.backward == "_backward_weight":
             return self.groups / merged, self.rows * merged, self.cols * merged, self.depth
         return self.groups / merged, self.rows, self.cols * merged, self.depth * merged
@@ -394,28 +399,28 @@ class ConvolutionWork:
 def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     """Predict convolutions without a network: on tensor cores, grouped, or of volumes; shape (gpus, problems).
 
-    An implicit product is computed in output tiles, one per multiprocessor at a time. A tile takes the time of its
-    FLOPs at the multiprocessor's share of the sustained rate, plus the time to load its operands. With F FLOPs per
-    clock cycle and multiprocessor, tiles of M x N and elements of E bytes,
+    An implicit matmul is computed in output tiles, one per multiprocessor at a time. A tile takes the time of its FLOPs
+    at the multiprocessor's share of the sustained rate, plus the time to load its operands. With F FLOPs per clock
+    cycle and multiprocessor, tiles of M x N and elements of E bytes,
 
         t = 2·M·N·depth / (rate / multiprocessors) · (1 + FEED · F · 64 (1/M + 1/N) · E/2)
 
     Memory is a second limit that overlaps in part. Images are read once, because the im2col matrix is never in memory.
-    Tensor cores need channels last, so channels-first images and outputs are converted by separate kernels.
+    Tensor cores need channels last, so separate kernels convert channels-first images and outputs.
 
-    A depthwise convolution has no matrix product: it is bound by its traffic or by the instructions that compute an
-    output's position. Other grouped convolutions fill tiles badly, but are never slower than the dense convolution that
-    contains them. Input gradients with a stride are the exception (`GROUPED_GRADIENT`).
+    A depthwise convolution has no matmul: its traffic, or the instructions that compute an output's position, determine
+    its time. Other grouped convolutions fill tiles badly, but are never slower than the dense convolution that contains
+    them, except for input gradients with a stride (`GROUPED_GRADIENT`).
 
-    For volumes, channels are padded, and compute and memory time add up. Their input gradients compute all positions
-    only if grouped (`VOLUME_CHANNELS`).
+    For volumes, channels are padded, and compute and memory time add up. Only grouped input gradients of volumes
+    compute all positions (`VOLUME_CHANNELS`).
 
     The formula uses only FLOPs and bytes, with the same constants for every GPU, so two GPUs of the same rate get the
-    same time. The constants were chosen on four tables, which are therefore training data for them: the kernels of one
-    ResNet-50 step in TF32 on an A100 (tiles, loads, conversions, strided gradients); timm's inference in AMP with
-    channels last and first on the RTX 3090 and 4090 (loads, merged groups, depthwise outputs); DeepBench's float16 rows
-    (loads through registers); and KernelBench's modules on the H100-PCIe and L40S (volumes, depthwise in float32, input
-    gradients with strides and groups).
+    same time. The constants were chosen on four tables (training data): the kernels of one ResNet-50 step in TF32 on an
+    A100 (tiles, loads, conversions, strided gradients); timm's inference in AMP with channels last and first on the RTX
+    3090 and 4090 (loads, merged groups, depthwise outputs); DeepBench's float16 rows (loads through registers); and
+    KernelBench's modules on the H100-PCIe and L40S (volumes, depthwise in float32, input gradients with strides and
+    groups).
     """
     rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))
@@ -441,7 +446,7 @@ def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
 def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
     """Return the minimum time of grouped convolutions in channels-last layout; 0 if this rule does not apply.
 
-    Libraries follow the layout, even if its kernels are slow: PyTorch passes every such convolution to them.
+    PyTorch passes every such convolution to the library, even if the library's kernels for this layout are slow.
     """
     if work.dtype not in ON_MATRIX_UNITS or work.dtype not in gpu.peak_flops_per_second or work.is_volume:
         return np.zeros_like(work.rows)
@@ -463,7 +468,7 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
 
 
 def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -> Array:
-    """Return the time of implicit products of merged groups, including layout conversions."""
+    """Return the time of implicit matmuls of merged groups, including layout conversions."""
     compute = _products(work, gpu, merged)
     if work.backward == "_backward_input":
         compute = compute * (_of_volumes(work, gpu) if work.is_volume else _of_positions(work))
@@ -476,7 +481,7 @@ def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) 
 
 
 def _of_positions(work: ConvolutionWork) -> Array:
-    """Return the time of an input gradient over its FLOPs' time, depending on the positions that its filter skips."""
+    """Return the time of an input gradient over its FLOPs' time, from the positions that the filter skips."""
     is_grouped = work.groups > 1
     all_positions = work.strides * np.where(is_grouped, GROUPED_GRADIENT, 1.0)
     all_positions = all_positions * np.where(work.is_dilated, GAP_GRADIENT, 1.0)
@@ -485,7 +490,7 @@ def _of_positions(work: ConvolutionWork) -> Array:
 
 
 def _of_volumes(work: ConvolutionWork, gpu: Gpu) -> Array:
-    """Return the same for volumes, which compute all positions if grouped."""
+    """Return the time of a volume's input gradient over its FLOPs' time. Grouped gradients compute all positions."""
     all_positions = np.where(work.groups > 1, work.strides, 1.0) if _has_units(work, gpu) else STRIDED_ON_LANES
     return VOLUME_GRADIENT * np.where(work.strides > 1, all_positions, 1.0)
 
@@ -500,7 +505,7 @@ def _bandwidth(moved_bytes: Array, gpu: Gpu) -> Array:
 
 
 def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
-    """Return the time of implicit products of merged groups, with the fastest tile size."""
+    """Return the time of implicit matmuls of merged groups, with the fastest tile size."""
     copies, rows, cols, depth = work.of_merged_groups(merged)  # each (problems,)
     single = gpu.peak_flops_per_second["float32"]
     has_units = _has_units(work, gpu)
@@ -527,11 +532,12 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
 
 
 def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
-    """Return the time to convert channels-first images and gradients, each read once and written once.
+    """Return the time to convert channels-first images and gradients, which are read once and written once.
 
     Forward kernels in TF32 write either layout (`..._nhwckrsc_nchw` on the A100). A 1 x 1 filter with stride 1 is a
-    plain product in either layout, except for its own gradient, which sums over the positions. Odd numbers of channels
-    in channels-last layout are unaligned, and are copied to padded ones (RexNets lose 10 to 25 % by the layout).
+    plain matmul in either layout, except for its own gradient, which sums over the positions. Images with an odd number
+    of channels in channels-last layout are unaligned, and are copied to padded images (RexNets lose 10 to 25 % by the
+    layout).
     """
     if not (_has_units(work, gpu) if work.is_volume else work.dtype in ON_MATRIX_UNITS):
         return np.zeros_like(work.rows)
@@ -558,7 +564,7 @@ def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
 
 
 def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:
-    """Collect the formula's inputs; `c` are the two-dimensional columns, in which a volume's taps are channels."""
+    """Collect the formula's inputs. `c` are two-dimensional columns, in which depth taps are channels."""
     elements = _elements(c)
     depth_taps = batch.columns["kernel_depth"] if is_volume else 1.0
     in_channels, out_channels = c["in_channels"] / depth_taps, c["out_channels"]
@@ -629,17 +635,17 @@ def _has_groups(problem: OperationShape) -> bool:
 
 
 def _is_beyond_networks(problem: OperationShape) -> bool:
-    """Return whether it is grouped, or an input gradient with stride and dilation, which networks do not support."""
+    """Return whether networks do not support the problem: grouped, or an input gradient with stride and dilation."""
     shape = problem.shape
     skips, has_gaps = (max(shape[f"{name}_{side}"] for side in _PLANE) > 1 for name in ("stride", "dilation"))
     return _has_groups(problem) or (problem.operation.endswith("_backward_input") and skips and has_gaps)
 
 
 def as_product(problem: OperationShape) -> OperationShape | None:
-    """Return the implicit matrix product of an ungrouped two-dimensional convolution or of half of its gradient.
+    """Return the implicit matmul of a two-dimensional convolution or of half of its gradient; None if grouped.
 
-    None for a grouped one. Libraries always provide this algorithm ("implicit GEMM" in cuDNN's developer guide). The
-    input gradient sums over the filters, at the output's positions.
+    Libraries always provide this algorithm ("implicit GEMM" in cuDNN's developer guide). The input gradient sums over
+    the filters, at the output's positions.
     """
     if _has_groups(problem):
         return None
@@ -655,13 +661,13 @@ def as_product(problem: OperationShape) -> OperationShape | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """A kind of convolution, and the two-dimensional one that it is mapped to.
+    """Kind of convolution, and the two-dimensional convolution to which it is mapped.
 
     Attributes:
-        name: Its name, without the pass.
-        sides: Its sides: `height`, `width` and, for a volume, `depth`; empty for a line, which has a length.
-        as_plane: Maps its columns to `conv2d`'s columns.
-        plane_passes: Maps its passes to `conv2d`'s passes.
+        name: Name of the operation, without the pass.
+        sides: Names of the sides: `height`, `width` and, for a volume, `depth`; empty for a line, which has a length.
+        as_plane: Maps the columns to `conv2d`'s columns.
+        plane_passes: Maps the passes to `conv2d`'s passes.
     """
 
     name: str
@@ -670,7 +676,7 @@ class _Variant:
     plane_passes: Mapping[str, str]
 
     def elements(self, c: Columns) -> dict[str, Array]:
-        """Return the elements of the tensors; a folded volume must not count its input once per depth tap."""
+        """Return the elements of the tensors. The input of a folded volume counts only once, not once per depth tap."""
         own = _elements(self.as_plane(c))
         if "depth" in self.sides:
             own["images"] = c["batch"] * c["in_channels"] * c["depth"] * c["height"] * c["width"]
@@ -719,7 +725,7 @@ _VARIANTS: Final = (
 
 
 def _shape(variant: _Variant) -> tuple[tuple[str, ...], dict[str, float | str], dict[str, tuple[str, ...]]]:
-    """Return shape parameters, their defaults, and the alternative names that set several of them."""
+    """Return shape parameters, their defaults, and the alternative names that set several parameters."""
     if not variant.sides:
         line = ("batch", "in_channels", "out_channels", "length", "kernel_size", "stride", "padding", "dilation")
         return (*line, "groups"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}, {"image_size": ("length",)}
@@ -822,7 +828,7 @@ def _convolution_problem(
 
 
 def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInfo) -> TensorInfo:
-    """Return the large side of a transposed convolution: its output, which is the input of the matching convolution."""
+    """Return the large side of a transposed convolution: its output, the input of the corresponding convolution."""
     dimensions = len(data.shape) - 2
     stride = _numbers(operation, "stride", dimensions, 1)
     padding = _numbers(operation, "padding", dimensions, 0)
@@ -836,7 +842,7 @@ def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInf
 
 
 def _are_images(images: TensorInfo, weight: TensorInfo) -> bool:
-    """Return whether these are (N, C, *sizes) and (O, C, *taps) of one, two or three dimensions."""
+    """Return whether the tensors are (N, C, *sizes) and (O, C, *taps), with one, two or three dimensions."""
     return len(images.shape) == len(weight.shape) and len(images.shape) in (3, 4, 5)
 
 
@@ -877,7 +883,7 @@ _ADDS_BIAS: Final = frozenset({"aten::convolution", "aten::_convolution", "aten:
 def _added_bias(operation: Operation, problem: OperationShape) -> tuple[OperationShape, ...]:
     """Return the bias addition, which PyTorch runs as a separate kernel after cuDNN (`Convolution.cpp`, `output.add_`).
 
-    PyTorch's own depthwise kernel adds the bias itself.
+    PyTorch's depthwise kernel includes the bias.
     """
     shape, batch = problem.shape, batch_shapes([problem])
     is_depthwise = shape["groups"] == shape["in_channels"] > 1

@@ -1,6 +1,6 @@
-"""Copies, and operations known only by the bytes that they move.
+"""Copies, and operations with known bytes only.
 
-`transfer` is the general one, counted in bytes. Example::
+`transfer` is the general operation, counted in bytes. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> float(shape_batch("cast", "float32", rows=2, cols=3).bytes_moved[0])  # 4 bytes read, 2 written

@@ -1,7 +1,7 @@
 """Element-wise operations, and the network inputs of all memory-bound operations.
 
 Each operation has a number of reads, writes and FLOPs per element of a (rows, cols) tensor. For equal shapes, the
-operation's trained model applies. With broadcasting, or for an operator without measurements, its bytes determine the
+operation's trained model applies. With broadcasting, or for an operator without measurements, the bytes determine the
 time (`copies.py`). Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
@@ -62,8 +62,8 @@ def _has_fast_stacks(gpu: Gpu) -> bool:
 def vector_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """Return the network inputs of memory-bound operations, by name.
 
-    An operation is described by its counts, not by its name, so unmeasured operations are supported as well: `transfer`
-    (bytes read, bytes written, FLOPs) is the element-wise case. For kernels that reduce each row (softmax,
+    The inputs contain the operation's counts but not its name, so unmeasured operations are supported as well. The
+    element-wise case is `transfer` (bytes read, bytes written, FLOPs). For kernels that reduce each row (softmax,
     normalisations), the row length is an input, too.
     """
     read, written = batch.bytes_read, batch.bytes_written
@@ -127,7 +127,7 @@ VECTOR: Final = NetworkSpec(
 
 
 def as_transfer(times: float = 1.0) -> Callable[[OperationShape], tuple[CountedShape, ...]]:
-    """Make a surrogate known only by its bytes: half of the traffic counts as read, half as written.
+    """Make a surrogate from bytes alone: half of the traffic counts as read, half as written.
 
     Args:
         times: Measured time relative to such a transfer.
@@ -162,7 +162,7 @@ def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[O
 
 
 PRODUCT_POWERS: Final = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
-"""Exponents that PyTorch computes by products, roots and reciprocals."""
+"""Exponents that PyTorch computes by multiplications, roots and reciprocals."""
 
 
 def _is_float(tensor: TensorInfo) -> bool:
@@ -189,7 +189,7 @@ def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[OperationSha
 
 
 def _calls(*names: str) -> tuple[str, ...]:
-    """Return the calls of these names and their in-place variants."""
+    """Return the calls with these names, and their in-place variants."""
     return tuple(f"aten::{name}{suffix}" for name in names for suffix in ("", "_"))
 
 

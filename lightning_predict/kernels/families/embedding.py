@@ -9,14 +9,14 @@ A batch of B bags looks up L rows each from a table of E rows of D float32 numbe
                1 - (X + (B·L - X) · (E - X) / E) / (B·L)          otherwise
 
 In the backward pass, the rows of a bag are updated together and count as hits only if all of them are cached. X / E
-then becomes the product over i < L of (X - i) / (E - i): the sets of L cached rows over all sets of L rows. Rows may
-have unequal frequencies. With `alpha`, the probability of the r-th most frequent row is proportional to 1 / r^alpha
-(Zipf), U is the sum of 1 - (1 - p_r)^(B·L), and L2 holds the rows of the last t look-ups (Che's approximation: t with X
-distinct rows).
+then becomes the product over i < L of (X - i) / (E - i), the ratio of sets of L cached rows to all sets of L rows. With
+`alpha`, rows have unequal frequencies: the probability of the r-th most frequent row is proportional to 1 / r^alpha
+(Zipf). U is then the sum of 1 - (1 - p_r)^(B·L), and L2 holds the rows of the last t look-ups, which contain X distinct
+rows (Che's approximation).
 
-Traffic is counted in sectors of 32 bytes: indices, offsets and the output from DRAM, rows from DRAM on an L2 miss, and
-always through L2. The time is the longer of the two, times 1.55 for rows of up to 32 numbers and 1.1 for up to 64
-(short rows leave threads idle). Example::
+Traffic is counted in sectors of 32 bytes. Indices, offsets and the output come from DRAM. Rows always pass through L2,
+and come from DRAM on an L2 miss. The time is the longer of the DRAM time and the L2 time. For rows of up to 32 numbers,
+it is multiplied by 1.55; for up to 64 numbers, by 1.1 (short rows leave threads idle). Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> bags = {"bags": 1024, "lookups": 1, "rows": 10, "dim": 64, "alpha": 0}
@@ -63,12 +63,13 @@ USABLE_L2: Final = _OF.number("USABLE_L2", "share")
 WARPS_PER_MULTIPROCESSOR: Final = _OF.count("WARPS_PER_MULTIPROCESSOR", "warps")
 SHORT_ROW_FACTORS: Final = ((32, 1.55), (64, 1.1))
 BACKWARD_ROW_TRAFFIC: Final = _OF.number("BACKWARD_ROW_TRAFFIC", "factor")
-"""A stochastic-gradient update reads and writes each row."""
+"""Accesses per row in a stochastic-gradient update, which reads and writes each row."""
 LAUNCH_SECONDS: Final = _OF.number("LAUNCH_SECONDS", "seconds")
 
 ZIPF: Final = "zipf_alpha"
-"""Argument of a look-up and its backward pass with the exponent of Zipf's law for row frequencies. Recorders do not
-write it; see `extensions/embeddings/tables.py`."""
+"""Argument of a look-up and its backward pass with the exponent of Zipf's law for row frequencies.
+
+Recorders do not write this argument; see `extensions/embeddings/tables.py`."""
 
 
 def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
@@ -123,16 +124,16 @@ register(
 
 
 EXACT_RANKS: Final = 256
-"""Ranks of Zipf's law computed individually; beyond them, ranks are grouped, with `RANKS_PER_DOUBLING` groups per
-doubling.
-"""
+"""Number of ranks of Zipf's law that are computed individually.
+
+Higher ranks are grouped, with `RANKS_PER_DOUBLING` groups per doubling."""
 RANKS_PER_DOUBLING: Final = 8
 BISECTIONS: Final = 60
 
 
 @lru_cache(maxsize=256)
 def _zipf(rows: float, alpha: float) -> tuple[Array, Array]:
-    """Return (rows per group, probability of each of its rows): the r-th most frequent row has weight 1 / r^alpha."""
+    """Return (rows per group, probability of each row); the r-th most frequent row has weight 1 / r^alpha."""
     exact = int(min(rows, EXACT_RANKS))
     doublings = math.log2(rows / exact)
     groups = max(math.ceil(RANKS_PER_DOUBLING * doublings), 1) if rows > exact else 0
@@ -177,8 +178,8 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
     """Estimate the L2 hit rate of look-ups, shape (gpus, problems).
 
     Args:
-        c: The problems.
-        gpus: The GPUs.
+        c: Columns of the problems.
+        gpus: GPUs that look up.
         value_bytes: Bytes of a number.
         whole_bags: Whether a bag hits only if all of its rows are cached, as in the backward pass.
     """
@@ -202,7 +203,7 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
 
 
 def _look_ups_for(held: float, asked: float, counts: Array, chances: Array) -> float:
-    """Return after how many look-ups `held` distinct rows were accessed; `asked` if that never happens."""
+    """Return the number of look-ups until `held` distinct rows were accessed; `asked` if this never happens."""
     low, high = 0.0, asked
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -214,7 +215,7 @@ _log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
 
 
 def _product_of_sets(held: Array, rows: Array, lookups: Array) -> Array:
-    """Return the sets of a bag's rows that are cached over all sets, C(X, L) / C(E, L), shape (gpus, problems)."""
+    """Return the ratio of sets of cached rows to all sets of rows, C(X, L) / C(E, L), shape (gpus, problems)."""
     rows, lookups = np.broadcast_to(rows, held.shape), np.broadcast_to(np.maximum(lookups, 1.0), held.shape)
     size = np.minimum(lookups, held)
     log_share = _log_gamma(held + 1) - _log_gamma(held - size + 1) - _log_gamma(rows + 1) + _log_gamma(rows - size + 1)
@@ -271,10 +272,10 @@ def _forward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] 
 
 @translates("aten::embedding_dense_backward")
 def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count zeroing the table's gradient, reading each gradient row, and reading and writing its table row.
+    """Count zeroing the table's gradient, reading each gradient row, and reading and writing the row's table row.
 
     A thread loads and adds one element in float32, so 16-bit rows take as long as 32-bit rows. NCF's 23 steps in
-    float16 on 17 GPUs show this: 8 % too fast without it, 2 % with it (training data).
+    float16 on 17 GPUs are 8 % too fast without this rule, and 2 % with the rule (training data).
     """
     gradient = operation.inputs[0]
     if not gradient.shape or "num_weights" not in operation.arguments:
@@ -289,9 +290,9 @@ def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[OperationS
 def _bag_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count the gradient of a table from the gradients of its bags.
 
-    A dense gradient is zeroed as a whole, and each row is added at its index (sorted first, which reads and writes the
-    indices once more). A sparse gradient has one row per look-up, copied from its bag; on the meta device, it has the
-    shape of a dense one.
+    A dense gradient is zeroed as a whole, and each row is added at its index. Sorting reads and writes the indices once
+    more. A sparse gradient has one row per look-up, copied from its bag; on the meta device, it has the shape of a
+    dense gradient.
     """
     if len(operation.inputs) < 2 or "num_weights" not in operation.arguments:
         return None
@@ -319,7 +320,7 @@ FBGEMM_OPTIMIZERS: Final = (
     "sgd approx_sgd adagrad rowwise_adagrad approx_rowwise_adagrad rowwise_weighted_adagrad "
     "rowwise_adagrad_with_counter adam partial_rowwise_adam lamb partial_rowwise_lamb lars_sgd none"
 ).split()
-"""Optimizers that FBGEMM fuses into its tables; each has its own look-up function."""
+"""Optimizers that FBGEMM fuses into its tables, each with its own look-up function."""
 
 ASSUMED_DIM: Final = _OF.count("ASSUMED_DIM", "elements")
 
@@ -332,8 +333,8 @@ ASSUMED_DIM: Final = _OF.count("ASSUMED_DIM", "elements")
 def _tables(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate a look-up in many tables at once, whose tensors hold the rows of all tables.
 
-    Among its 64-bit integer tensors, the first two locate the tables; then come the indices and the offsets of the
-    bags. Per-row optimizer state has one number per row, which gives the mean row length.
+    The first two 64-bit integer tensors locate the tables. The next two are the indices and the offsets of the bags.
+    Per-row optimizer state has one number per row, which gives the mean row length.
     """
     integers = [one for one in operation.inputs if one.dtype == "int64" and len(one.shape) == 1]
     numbers = [one for one in operation.inputs if one.dtype.startswith(("float", "bfloat")) and len(one.shape) == 1]
@@ -369,7 +370,7 @@ def _all_look_ups(operation: Operation, flags: Flags) -> tuple[OperationShape, .
 
 @translates(UPDATES)
 def _all_updates(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate the table, bag gradients and indices of each table: rows are updated in place.
+    """Translate the table, bag gradients and indices of each table. Rows are updated in place.
 
     Sparse gradients are written first, and read and written once more for the learning rate.
     """
@@ -391,7 +392,7 @@ def _all_updates(operation: Operation, _flags: Flags) -> tuple[OperationShape, .
 
 @translates(INTERACTION, f"{INTERACTION}_backward")
 def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count each vector read once and the result written once; 16-bit products are hidden behind this traffic."""
+    """Count each vector read once and the result written once. 16-bit matmuls are hidden behind this traffic."""
     vectors = operation.inputs[0]
     if len(vectors.shape) != 3:
         return None

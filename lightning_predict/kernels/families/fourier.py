@@ -1,4 +1,4 @@
-"""Fourier transforms: 5 N log2 N floating-point operations for N complex numbers, half of it for real ones.
+"""Fourier transforms: 5 N log2 N floating-point operations for N complex numbers, and half as many for real numbers.
 
 The FFTW benchmark and cuFFT use this count for their rates (Frigo and Johnson, Proc. IEEE 93(2), 2005, section II).
 Several dimensions are transformed one after the other, each with a pass through memory. Example::
@@ -32,7 +32,7 @@ def _share(c: Columns) -> Array:
 
 
 def _numbers(c: Columns) -> Array:
-    """Return the amount of data as real numbers, two per complex one; it is read and written once."""
+    """Return the amount of data as real numbers, two per complex number. The data are read and written once."""
     numbers: Array = 2 * c["batch"] * c["length"] * _share(c)
     return numbers
 
@@ -54,7 +54,7 @@ register(
 
 @translates("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
 def _transform(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate into one transform per dimension; the last one is the real one."""
+    """Translate into one transform per dimension. The last transform is the real one."""
     data = operation.inputs[0]
     dimensions = operation.arguments.get("dim")
     if not isinstance(dimensions, (list, tuple)) or not data.shape:

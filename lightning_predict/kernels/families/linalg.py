@@ -10,9 +10,9 @@ FLOPs are from the textbook (Golub and Van Loan, Matrix Computations, 4th editio
     eigenvalues (7.5)                    10 n³; 25 n³ with vectors
     singular values (8.6, Golub-Reinsch) 4 n² (m - n / 3); 14 m n² + 8 n³ with thin vectors
 
-These algorithms are sequential: each column depends on the previous one. Each operation therefore has a number of
-dependent kernels. The rest of its work counts at a low utilisation, with a wide interval, because no measurements were
-available. They never use TF32. Example::
+These algorithms are sequential: each column depends on the previous column. Each operation therefore has a number of
+dependent kernels. Other work counts at a low utilisation, with a wide interval, because no measurements were available.
+These algorithms never use TF32. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> round(float(shape_batch("cholesky", "float32", n=300).flops[0]))  # 300³ / 3
@@ -56,7 +56,7 @@ MAX_OF_AN_ITERATIVE_BATCH: Final = _OF.count("MAX_OF_AN_ITERATIVE_BATCH", "rows"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waits:
-    """Number of dependent kernels: a number per column; matrices above a size also run one after the other."""
+    """Number of dependent kernels per column. Matrices above a size are also processed one after another."""
 
     a_column: float
     most_at_once: float = math.inf
@@ -69,7 +69,7 @@ class _Waits:
 
 
 def _tall(c: Columns) -> tuple[Array, Array]:
-    """Return the sides in order: the longer one, then the shorter one."""
+    """Return the longer side, then the shorter side."""
     return np.maximum(c["m"], c["n"]), np.minimum(c["m"], c["n"])
 
 
@@ -262,12 +262,12 @@ def _qr(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationS
 
 
 def _only_r(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    """Count reflectors, or their product, as half of a QR with its Q."""
+    """Count reflectors, or their product, as half of a QR factorisation with Q."""
     return (a.problem("qr", a.columns, a.rows, 1),)
 
 
 def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    """Count the application of reflectors to a matrix: 4 m n columns, as products."""
+    """Count the application of reflectors to a matrix as matmuls: 4 m n columns."""
     return (OperationShape("bmm", a.dtype, (float(a.batch), float(a.rows), columns, 2.0 * a.columns)),)
 
 
@@ -334,7 +334,7 @@ _BY_FIRST: Final[dict[str, _Recipe]] = {
     **dict.fromkeys(("linalg_pinv", "pinverse"), _pseudo_inverse),
     **dict.fromkeys(("linalg_matrix_exp", "matrix_exp"), _exponential),
 }
-"""Operations with the matrix as first input and right-hand sides, if any, as last."""
+"""Operations with the matrix as first input, and right-hand sides, if any, as last input."""
 
 _BY_SECOND: Final[dict[str, _Recipe]] = {
     **dict.fromkeys(("lu_solve", "_cholesky_solve_helper", "cholesky_solve"), _two_solves),

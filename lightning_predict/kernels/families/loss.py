@@ -29,16 +29,16 @@ LOOK_UP_ROWS: Final = 32
 LOOK_UP_CYCLES: Final = {"forward": 1500.0, "backward": 600.0}
 """Cycles of `nll_loss` per `LOOK_UP_ROWS` rows.
 
-It has one block with that many threads, and each loads a target and then its logit from memory. The constant part of
-cross entropies in Liger (A100) and KernelBench (T4, H100-PCIe, L40S) is 1,450 to 1,800. The backward pass does not wait
-for loads and takes about 600 (training data: those rows)."""
+`nll_loss` has one block with `LOOK_UP_ROWS` threads. Each thread loads a target and then the target's logit from
+memory. The constant part of cross entropies in Liger (A100) and KernelBench (T4, H100-PCIe, L40S) is 1,450 to 1,800
+cycles. The backward pass does not wait for loads and takes about 600 cycles (training data)."""
 
 NOT_REDUCED: Final = 0
 """Value of the losses' argument `reduction` for no reduction; 1 is the mean, 2 the sum."""
 
 
 def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[OperationShape, ...]:
-    """Count reading the targets and one value for each; `nll_loss2d` has many blocks."""
+    """Count reading the targets and one value per target. `nll_loss2d` has many blocks."""
     alone = "2d" not in operation.name
     cycles = math.ceil(targets.elements / LOOK_UP_ROWS) * LOOK_UP_CYCLES[direction] if alone else 0.0
     return (limited_transfer(2.0 * targets.size_bytes, written, float(targets.elements), block_cycles=cycles),)
@@ -46,7 +46,7 @@ def _looked_up(operation: Operation, targets: TensorInfo, written: float, direct
 
 @translates("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def _nll_loss(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count one probability per target, not all of them."""
+    """Count one probability per target."""
     return None if len(operation.inputs) < 2 else _looked_up(operation, operation.inputs[1], 4.0, "forward")
 
 
@@ -69,7 +69,7 @@ def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[OperationSh
     "aten::soft_margin_loss",
 )
 def _loss(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count the loss of each element as written, and as read again if a mean or sum is requested."""
+    """Count the loss of each element as written. For a mean or sum, the losses are read again."""
     data = operation.inputs[0]
     read, size, count = float(bytes_read(operation)), float(data.size_bytes), float(data.elements)
     if not count:

@@ -1,7 +1,7 @@
-"""Matrix products: `linear` and `bmm`, (b, m, k) x (b, k, n).
+"""Matmuls: `linear` and `bmm`, (b, m, k) x (b, k, n).
 
-Work: 2·b·m·n·k FLOPs. Traffic: both operands are read, the product is written. The backward pass is two products of the
-same size, the gradients of both operands. Example::
+A matmul has 2·b·m·n·k FLOPs, reads both operands and writes the result. The backward pass has two matmuls of the same
+size, for the gradients of both operands. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> float(shape_batch("bmm", "float32", b=2, m=3, n=5, k=4).flops[0])  # 2 x 2 x 3 x 5 x 4
@@ -62,7 +62,7 @@ TILES: Final = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 25
 
 
 def canonical_shape(batch: ShapeBatch) -> tuple[Array, Array, Array, Array]:
-    """Return copies, rows, columns and depth; a linear layer's copies count as rows because they share its weight."""
+    """Return copies, rows, columns and depth. Copies of a linear layer count as rows, because they share its weight."""
     c = batch.columns
     if batch.operation == "linear":
         return np.ones_like(c["b"]), c["b"] * c["m"], c["n"], c["k"]
@@ -70,9 +70,9 @@ def canonical_shape(batch: ShapeBatch) -> tuple[Array, Array, Array, Array]:
 
 
 def matmul_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
-    """Return the network inputs of products, by name.
+    """Return the network inputs of matmuls, by name.
 
-    A linear layer is one product with all rows folded together; a batched product is `b` separate ones.
+    A linear layer is one matmul with all rows folded together. A batched matmul is `b` separate matmuls.
     """
     copies, rows, cols, depth = canonical_shape(batch)  # each (problems,)
     shape = {"copies": copies, "rows": rows, "cols": cols, "depth": depth}
@@ -113,11 +113,11 @@ def _alignment_uncertainty(batch: ShapeBatch) -> Array:
 
 
 def unaligned_product_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the minimum seconds of products with unaligned sizes, shape (gpus, problems); 0 for aligned ones.
+    """Return the minimum seconds of matmuls with unaligned sizes, shape (gpus, problems); 0 for aligned matmuls.
 
-    For such products, tensor cores are fed one or two elements at a time: the rows of a row-major matrix start at
-    multiples of its number of columns, and wider loads need alignment. cuBLAS 11 and later have kernels for this case,
-    with a rate that newer tensor cores do not increase. Earlier versions did not use tensor cores for such products. No
+    The rows of a row-major matrix start at multiples of its number of columns, and wide loads need alignment. With
+    unaligned rows, tensor cores get one or two elements at a time. cuBLAS 11 and later have kernels for this case,
+    whose rate does not increase with newer tensor cores. Earlier versions did not use tensor cores for such matmuls. No
     public table of operations has measurements.
     """
     is_odd, is_uneven = _is_no_multiple(batch, 2), _is_no_multiple(batch, WIDE_LOAD)
@@ -135,7 +135,7 @@ def unaligned_product_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
 
 
 def _single_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-    """Return the minimum time of unaligned TF32 products, which the networks of 16-bit products do not include."""
+    """Return the minimum time of unaligned TF32 matmuls, which the networks of 16-bit matmuls do not include."""
     if batch.dtype != "tf32":
         return np.zeros(len(batch))
     seconds: Array = unaligned_product_seconds(batch, [gpu])[0]
@@ -163,7 +163,7 @@ HALF_PRECISION: Final = NetworkSpec(
 
 
 def _product_backward(problem: OperationShape) -> tuple[CountedShape, ...]:
-    """Split into two products: gradient x weight for the data, data x gradient for the weight."""
+    """Split into two matmuls: gradient x weight for the data, data x gradient for the weight."""
     b, m, n, k = problem.dims
     if problem.operation == "linear_backward":
         shapes = ((1.0, b * m, k, n), (1.0, k, n, b * m))
@@ -231,7 +231,7 @@ def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Operati
 def _problems(
     name: str, data: TensorInfo, dims: tuple[float, float, float, float], flags: Flags
 ) -> tuple[OperationShape, ...]:
-    """Return one product of (b, m, n, k); empty if a side is empty. A packed four-bit element holds two numbers."""
+    """Return one matmul of (b, m, n, k); empty if a side is empty. A packed four-bit element holds two numbers."""
     if min(dims) <= 0:
         return ()
     b, m, n, k = map(float, dims)
@@ -265,10 +265,10 @@ def _linear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | 
 
 @translates("_Linear", "_LayerNormLinear")
 def _transformer_engine_linear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate a linear layer of TransformerEngine: the weight and the data are matrices with equal rows.
+    """Translate a linear layer of TransformerEngine, whose weight and data are matrices with equal rows.
 
-    The order of the two differs between releases. In a layer with a norm, the norm's vectors lie between them. Products
-    in float8 are scaled by their kernels' names instead, because other GPUs compute them in 16 bits.
+    The order of weight and data differs between releases. In a layer with a norm, the norm's vectors lie between them.
+    Float8 matmuls are scaled by their kernels' names instead, because other GPUs compute them in 16 bits.
     """
     from lightning_predict.kernels.kernel_names import matrix_dtype
 
@@ -303,9 +303,9 @@ def _with_vector(left: TensorInfo, flags: Flags) -> tuple[OperationShape, ...]:
 
 @translates("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
 def _grouped_product(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate one product per group (mixture of experts); offsets split the operand without a group dimension.
+    """Translate one matmul per group (mixture of experts). Offsets split the operand without a group dimension.
 
-    The offsets are data, so we assume equal groups; the total work does not depend on the split:
+    The offsets are data, so groups are assumed to be equal. The total work does not depend on the split:
 
     * (rows, k) x (groups, k, n), split rows: 2·rows·k·n
     * (groups, m, k) x (k, columns), split columns: 2·m·k·columns
@@ -341,9 +341,9 @@ def _grouped_product(operation: Operation, flags: Flags) -> tuple[OperationShape
 
 @translates("aten::_trilinear")
 def _trilinear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate `torch.nn.Bilinear` and its gradients: a product of two operands, then one with the third.
+    """Translate `torch.nn.Bilinear` and its gradients: a product of two operands, then a matmul with the third operand.
 
-    ATen unrolls one dimension, with one pair of launches per index.
+    ATen unrolls one dimension, with two launches per index.
     """
     named = operation.arguments
     if len(operation.inputs) < 3 or not {"expand1", "expand2", "expand3", "sumdim", "unroll_dim"} <= named.keys():
@@ -365,7 +365,7 @@ def _trilinear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]
 def _contracted(
     left: dict[int, int], right: dict[int, int], summed: set[int]
 ) -> tuple[dict[int, int], tuple[float, float, float, float]]:
-    """Return the sides of two operands' product, summed over some sides, and the batched product that computes it."""
+    """Return the sides of two operands' product, summed over some sides, and the batched matmul for it."""
     both = left.keys() & right.keys()
     groups = (both - summed, left.keys() - both, right.keys() - both, both & summed)
     sizes = left | right

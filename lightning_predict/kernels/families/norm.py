@@ -87,43 +87,44 @@ CHANNEL_ELEMENTS_PER_SECOND: Final = {True: 4.4e9, False: 3.4e9}
 CHANNEL_ELEMENTS_PER_SECOND_BACKWARD: Final = {True: 2.75e9, False: 2.2e9}
 """Elements per second of one channel's block in training-mode batch norm, on HBM (True) and other memory.
 
-The block loads single elements. 4.6 and 3.8 forward and 2.7 and 2.8 backward (billions) for 64 to 512 channels in one
-ResNet-50 step on a V100 and an A100; 5.4 to 5.7 forward for 16 and 32 channels of KernelBench on the H100-PCIe, 2.5 to
-3.1 on the L40S. Whole ResNet-50 steps on GeForce boards imply 2.8 and 1.8 (training data: those rows)."""
+The block loads single elements. One ResNet-50 step on a V100 and an A100 gives 4.6 and 3.8 billion forward, and 2.7
+and
+2.8 billion backward, for 64 to 512 channels. KernelBench gives 5.4 to 5.7 billion forward on the H100-PCIe for 16
+and 32 channels, and 2.5 to 3.1 billion on the L40S. Whole ResNet-50 steps on GeForce boards imply 2.8 and 1.8
+billion (training data)."""
 
 HALF_GAIN: Final[Mapping[bool, float]] = {True: 1.0, False: 1.5}
 """Speed-up of float16 elements in cuDNN's batch norm kernels, on HBM (True) and other memory.
 
-None on HBM, as in the values above. On other memory, timm's training on the RTX 3090 implies more than 4 and 3
-(billions of elements per second). With it, ResNet-50 in FP16 or AMP on 13 other GPUs improves from 10 to 5 % too slow
-(training data: timm's rows)."""
+On HBM, float16 is not faster. On other memory, timm's training on the RTX 3090 implies more than 4 and 3 billion
+elements per second (training data). With this speed-up, ResNet-50 in FP16 or AMP on 13 other GPUs improves from 10
+to 5 % too slow."""
 
 DELIVERED_SHARE: Final = _OF.number("DELIVERED_SHARE", "share")
 
 
 GROUP_NORM_CYCLES: Final = {"": 1.85, "_backward": 2.5}
-"""Multiprocessor cycles per element of group norm, forward and backward; PyTorch loads single elements for its
-statistics.
+"""SM cycles per element of group norm, forward and backward. PyTorch loads single elements for the statistics.
 
-1.9 and 2.6 in Liger's float32 rows on the A100-SXM-40GB, at 32 MB and more (training data: those rows)."""
+Liger's float32 rows on the A100-SXM-40GB give 1.9 and 2.6, at 32 MB and more (training data)."""
 
 
 BATCH_NORM_LAST_CYCLES: Final = {"": 1.3, "_backward": 1.1}
-"""Multiprocessor cycles per element of PyTorch's own batch norm with channels last, forward and backward.
+"""SM cycles per element of PyTorch's own batch norm with channels last, forward and backward.
 
-H200, torch 2.11 (own measurements, 2026-11-27): 1.29 and 1.41 forward in bfloat16, 1.21 and 1.36 in float32; 1.10 and
-1.19 backward in bfloat16, where float32 is bound by memory."""
+On the H200 with torch 2.11 (own measurements, 2026-11-27), forward takes 1.29 and 1.41 in bfloat16, and 1.21 and
+1.36 in float32. Backward takes 1.10 and 1.19 in bfloat16; in float32, memory is the limit."""
 
 UNMEASURED_IN_CUDNN: Final = MappingProxyType({"float16": 0.0})
-"""float16 uses cuDNN's kernels, which were not measured: traffic alone bounds them."""
+"""float16 uses cuDNN's kernels, which were not measured, so only traffic bounds their time."""
 
 
 def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxyType({})) -> Callable[..., Array]:
-    """Make the latency function of a kernel that takes the same multiprocessor cycles for each element.
+    """Make the latency function of a kernel that takes equal SM cycles for each element.
 
     Args:
-        cycles: Cycles of an element.
-        other: Cycles of an element in some dtypes.
+        cycles: SM cycles per element.
+        other: SM cycles per element in some dtypes.
     """
 
     def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -136,23 +137,26 @@ def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxy
 
 SHORT_ROW: Final = _OF.number("SHORT_ROW", "elements")
 LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.67, 430.0)}
-"""Multiprocessor cycles of layer norm for an element, and for the statistics of a row: in 16 bits and in float32.
+"""SM cycles of layer norm per element, and for the statistics of a row, in 16 bits (False) and in float32 (True).
 
-A row of `SHORT_ROW` elements or less counts as a part of one that long, as a block then takes several. H200, torch
-2.11, large problems with rows of 608 and 4,120 elements (own measurements, 2026-11-27): 0.84 and 0.40 cycles per
-element in 16 bits, 1.12 and 0.78 in float32. Before, 0.7 stood for all lengths, from rows of about 5,000 elements: 0.64
-to 0.74 on the H200, GB200 and GB300 (cudnn-frontend's tables, older torch), 1.03 to 1.42 in Liger's float32 rows on two
-A100s and the H100."""
+A row of fewer than `SHORT_ROW` elements counts as a fraction of such a row, because a block then takes several rows.
+On the H200 with torch 2.11 (own measurements, 2026-11-27), large problems with rows of 608 and 4,120 elements take
+0.84 and
+0.40 cycles per element in 16 bits, and 1.12 and 0.78 in float32. Older torch takes 0.64 to 0.74 in cudnn-frontend's
+tables (H200, GB200, GB300), and 1.03 to 1.42 in Liger's float32 rows (two A100s, H100)."""
 
 NORM_BACKWARD_CYCLES: Final = {False: (0.58, 1030.0), True: (0.65, 1000.0)}
-"""The same for the backward pass of layer and RMS norm: 2.27 and 0.83 cycles per element in 16 bits, 2.33 for 608
-elements in float32 (own measurements on the H200)."""
+"""SM cycles of the backward pass of layer and RMS norm, per element and per row, in 16 bits (False) and float32
+(True).
+
+On the H200 (own measurements), rows of 608 and 4,120 elements take 2.27 and 0.83 cycles per element in 16 bits. In
+float32, rows of 608 elements take 2.33."""
 
 NORM_BACKWARD_STREAM_CYCLES: Final = _OF.number("NORM_BACKWARD_STREAM_CYCLES", "cycles")
 
 
 def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-    """Return the time of one block per row: many short rows are bound by block starts, few long rows leave SMs idle."""
+    """Return the time of one block per row. Block starts limit many short rows; few long rows leave SMs idle."""
     c = batch.columns
     resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
     steps = rounds(c["rows"], gpu, resident=resident) * c["cols"] / NORM_STEP_ELEMENTS
@@ -174,7 +178,7 @@ def _norm_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 
 def _row_cycles(batch: ShapeBatch, cycles: Mapping[bool, tuple[float, float]]) -> Array:
-    """Return multiprocessor cycles of all rows, from the cycles of an element and of a row, by `is float32`."""
+    """Return SM cycles of all rows, from the cycles of an element and of a row, by `is float32`."""
     rows, columns = batch.columns["rows"], batch.columns["cols"]
     by_element, by_row = cycles[batch.dtype == "float32"]
     total: Array = rows * (by_element * columns + by_row * np.minimum(columns / SHORT_ROW, 1.0))
@@ -198,13 +202,13 @@ def _softmax_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 
 def _waiting(rows: Array, loads: Array, gpu: Gpu) -> Array:
-    """Return the time of one block per row that waits for memory this number of times."""
+    """Return the time of one block per row that waits for memory `loads` times."""
     seconds: Array = rounds(rows, gpu, resident=SOFTMAX_BLOCKS) * loads * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
     return seconds
 
 
 def _softmax_cycles(batch: ShapeBatch) -> Array:
-    """Return cycles per element by where PyTorch keeps a row, shape (problems,)."""
+    """Return cycles per element, by the place where PyTorch keeps a row, shape (problems,)."""
     columns = batch.columns["cols"]
     is_kept = columns * batch.element_bytes <= SHARED_ROW_BYTES
     by_block = np.where(is_kept, SOFTMAX_CYCLES["block"], SOFTMAX_CYCLES["again"])
@@ -217,14 +221,14 @@ def _is_uneven(columns: Array, element_bytes: float) -> BoolArray:
 
 
 def _uneven_loads(columns: Array, element_bytes: float) -> Array:
-    """Return a thread's dependent loads in three passes: wide loads, then single ones for the remainder."""
+    """Return a thread's dependent loads in three passes: wide loads, then single loads for the remainder."""
     wide = ROW_THREADS * WIDE_LOAD_BYTES / element_bytes
     loads: Array = 3 * (columns // wide + np.ceil(columns % wide / ROW_THREADS))
     return loads
 
 
 def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ShapeBatch, Gpu], Array]:
-    """Make the latency function: one block per channel, two per multiprocessor; latency and bandwidth are combined."""
+    """Make the latency function of one block per channel, two per SM. It combines latency and bandwidth."""
 
     def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
         at_once = np.minimum(batch.columns["channels"], 2 * gpu.streaming_multiprocessors)
@@ -238,7 +242,7 @@ def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ShapeBat
 
 
 def _rereads(reads: float, tensors: float) -> Callable[[OperationShape], RepeatedReads | None]:
-    """Make the function for a softmax that reads its input `reads` times, from `tensors` tensors."""
+    """Make the function of a softmax that reads its input `reads` times, from `tensors` tensors."""
 
     def rereads(problem: OperationShape) -> RepeatedReads | None:
         rows, columns = problem.dims
@@ -257,7 +261,7 @@ SOFTMAX_BACKWARD_FLOOR: Final = LatencyBound(latency=_softmax_backward_latency, 
 
 
 def _streamed(longest: float) -> Callable[[OperationShape], OperationShape | None]:
-    """Make the alternative of a norm or softmax that takes as long as a transfer, if one block keeps a row.
+    """Make the alternative of a norm or softmax that takes as long as a transfer if one block keeps a row.
 
     Args:
         longest: Maximum number of columns.
@@ -285,10 +289,10 @@ def _along_dimension(name: str, operation: Operation, _flags: Flags) -> tuple[Op
 
 
 SOFTMAX_BACKWARD: Final = ("softmax_backward", "mul")
-"""Operations of the backward pass of softmax in eager mode.
+"""Operations of the backward pass of softmax in eager mode; the first operation dominates.
 
-PyTorch writes the product of gradient and result in one kernel, and sums it by rows in another (`SoftMax.cu`, in all
-versions). The backward pass of log_softmax is one kernel. The first operation is the dominant one."""
+PyTorch writes the product of gradient and result in one kernel, and sums the product by rows in another kernel
+(`SoftMax.cu`, in all versions). The backward pass of log_softmax is one kernel."""
 
 
 @translates("aten::_softmax_backward_data")
@@ -329,7 +333,7 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Operati
 
 
 def _times(ratio: float, name: str) -> Callable[[OperationShape], tuple[CountedShape, ...]]:
-    """Make a surrogate: another operation of the same shape, times a factor."""
+    """Make a surrogate: another operation of the same shape, multiplied by a factor."""
     return lambda problem: (CountedShape(ratio, OperationShape(name, problem.dtype, problem.dims)),)
 
 

@@ -56,17 +56,17 @@ COMPARED_CYCLES: Final = _OF.number("COMPARED_CYCLES", "cycles")
 
 MAX_BACKWARD_CYCLES: Final = (2.3, 0.23)
 AVG_BACKWARD_CYCLES: Final = (3.9, 0.75)
-"""Multiprocessor cycles of a position in the backward passes of max and average pooling: one figure for the position,
-and one for each window that contains it.
+"""SM cycles in the backward passes of max and average pooling: per position, and per window that contains the
+position.
 
 PyTorch's kernels visit each position of the image and look up the windows around it. On the H200, a position in one
 window takes 2.5 cycles (max) or 4.6 (average). In 12 windows, it takes 5.1 or 13 (torch 2.11, own measurements of
-2026-11-27, windows of 2 to 7 at strides of 2 to 7, bfloat16 and float32). ResNet-50 (2.25 windows) takes 2.9 cycles on
-the A100, 2.8 on the RTX 2080 Ti, and 4.3 on the V100 (2.1 with torch 1.9)."""
+2026-11-27, windows of 2 to 7 at strides of 2 to 7, bfloat16 and float32). ResNet-50 (2.25 windows) takes 2.9 cycles
+on the A100, 2.8 on the RTX 2080 Ti, and 4.3 on the V100 (2.1 with torch 1.9)."""
 
 
 def window_cycles(elements: float) -> float:
-    """Return multiprocessor cycles for one window with this number of elements."""
+    """Return SM cycles for one window with this number of elements."""
     return WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * elements
 
 
@@ -81,7 +81,7 @@ _Count = TypeVar("_Count", float, Array)
 
 
 def _backward_cycles(cycles: tuple[float, float], positions: _Count, window_elements: _Count) -> _Count:
-    """Return multiprocessor cycles of a backward pass that visits each position and the windows that contain it.
+    """Return SM cycles of a backward pass that visits each position, and the windows that contain the position.
 
     Args:
         cycles: SM cycles per position, and SM cycles per window that contains the position.

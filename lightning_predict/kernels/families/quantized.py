@@ -1,7 +1,7 @@
 """Layers in 4 bits and optimizers in 8 bits, of bitsandbytes and of `extensions/quantization`.
 
-A product with a weight in 4 bits is a dequantization and a matmul: so does bitsandbytes for batches of training, and
-its fused kernel serves few rows. A dequantization moves bytes. Example::
+A matmul with a 4-bit weight is a dequantization followed by a matmul, as bitsandbytes computes training batches. Its
+fused kernel is used only for few rows. A dequantization is counted by the bytes that it moves. Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> data, packed = TensorInfo((8, 64), "float16"), TensorInfo((4096, 1), "uint8")
@@ -26,7 +26,7 @@ def _transfer(read: float, written: float, elements: float) -> OperationShape:
 
 @translates("bitsandbytes::gemm_4bit")
 def gemm_4bit(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate a product with a weight in 4 bits."""
+    """Translate a matmul with a 4-bit weight."""
     if len(operation.inputs) < 2 or not operation.inputs[0].elements:
         return None
     data, *packed = operation.inputs
@@ -40,7 +40,7 @@ def gemm_4bit(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] 
 
 @translates("bitsandbytes::dequantize_4bit", "lightning_predict::dequantize_4bit")
 def dequantize_4bit(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate a dequantization; a profile lacks its result, which has 16 bits a value."""
+    """Translate a dequantization. A profile lacks its result, which is assumed to have 16 bits per value."""
     if operation.outputs:
         return transfer_of(operation)
     values = 2 * operation.inputs[0].size_bytes
@@ -53,7 +53,7 @@ def dequantize_4bit(operation: Operation, _flags: Flags) -> tuple[OperationShape
     "lightning_predict::optimizer_update_blockwise",
 )
 def update(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate an update in one kernel: all tensors are read, and all but the gradient, the first, are written."""
+    """Translate an optimizer update in one kernel. It reads all tensors and writes all except the first."""
     read = sum(one.size_bytes for one in operation.inputs)
     written = read - operation.inputs[0].size_bytes
     return (_transfer(read, written, math.prod(operation.inputs[0].shape)),)

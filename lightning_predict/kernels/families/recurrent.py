@@ -2,7 +2,7 @@
 
 In each step, a layer of one direction multiplies the input and the hidden state with `gates` weight matrices:
 2·gates·batch·steps·hidden·(input + hidden) FLOPs. Layers after the first have `hidden x directions` inputs. The
-backward pass has two products for each of the forward's. Example::
+backward pass has two matmuls per forward matmul. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> batch = shape_batch("lstm", "float32", batch=1, steps=1, input_size=2, hidden=3)
@@ -32,7 +32,7 @@ from lightning_predict.tracing.trace import Flags, Operation
 _OF: Final = constants_of(__name__)
 
 GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
-"""Weight matrices per layer and direction: four gates, three gates, one."""
+"""Weight matrices per layer and direction, one per gate."""
 
 
 def _weights(c: Columns, gates: int) -> Array:
@@ -57,13 +57,13 @@ KERNELS_OF_A_NEIGHBOUR: Final = _OF.count("KERNELS_OF_A_NEIGHBOUR", "kernels")
 
 
 def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:
-    """Split into one input product per layer, for all steps, and dependent steps.
+    """Split into one input matmul per layer, for all steps, and dependent steps.
 
-    A step is a small product, a pass over its gates, and short kernels in between. Work that a library runs in parallel
-    is one batched product. For one direction, these are the layers, which run as a wavefront, one step behind each
-    other. For two directions, these are the directions of a layer, which must both end before the next layer starts
-    (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). The gradients of both
-    weights are one product over all steps.
+    A step is a small matmul, a pass over its gates, and short kernels in between. Matmuls that a library runs in
+    parallel count as one batched matmul. With one direction, layers run in parallel as a wavefront, each one step
+    behind the previous layer. With two directions, the directions of a layer run in parallel, and both must end before
+    the next layer starts (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). The
+    gradients of both weights are one matmul over all steps.
     """
     w = problem.shape
     is_backward = problem.operation.endswith("_backward")
@@ -90,7 +90,7 @@ def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:
 def _steps(
     rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
 ) -> tuple[CountedShape, ...]:
-    """Count steps without their products: gates (twice) and the cell are read; gates, cell and state are written."""
+    """Count steps without their matmuls: gates (twice) and the cell are read; gates, cell and state are written."""
     size = rows * COMPUTE_BYTES[dtype]
     dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
     kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
@@ -123,7 +123,7 @@ register(*(_kind(name, gates, backward=backward) for name, gates in GATES.items(
 def _layer(name: str, operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate `input` (steps, batch, features), or batch first if requested, with `hx` (layers x directions, ...).
 
-    A packed sequence is (rows, features) with the batch size of each step; we use the mean batch size for all steps.
+    A packed sequence is (rows, features) with the batch size of each step. The mean batch size is used for all steps.
     """
     packed = bool(operation.arguments.get("packed"))
     if len(operation.inputs) < (3 if packed else 2) or "num_layers" not in operation.arguments:

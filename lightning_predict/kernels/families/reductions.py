@@ -79,7 +79,7 @@ def _sum(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | No
 
 
 def _rows_of_columns(operation: Operation, data: TensorInfo) -> int | None:
-    """Return the number of rows summed into a row of columns; None unless leading dimensions alone are summed."""
+    """Return the number of rows summed into a row of columns; None unless only leading dimensions are summed."""
     asked = operation.arguments.get("dim")
     if not isinstance(asked, list | tuple) or not asked or len(data.shape) < 2:
         return None
@@ -101,7 +101,7 @@ def _scan(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | N
 
 @translates("aten::logsumexp")
 def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count the maximum of each row, the subtraction of it, the exponentials in place, and their sum."""
+    """Count the maximum of each row, its subtraction, the exponentials in place, and their sum."""
     data = operation.inputs[0]
     size, kept = float(data.size_bytes), float(bytes_written(operation))
     if not data.elements:
@@ -146,7 +146,7 @@ def _unique(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] |
 
 @translates("aten::searchsorted", "aten::bucketize")
 def _search(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count a binary search for each value: log2 reads of the boundaries, mostly from a cache."""
+    """Count a binary search per value: log2 reads of the boundaries, mostly from a cache."""
     if len(operation.inputs) < 2:
         return None
     boundaries, values = operation.inputs[:2]
@@ -160,7 +160,7 @@ def _search(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] |
 
 @translates("aten::_cdist_forward", "aten::_euclidean_dist", "aten::_pdist_forward")
 def _distances(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count every pair of rows: a difference, a power and a sum for each of their numbers."""
+    """Count every pair of rows: a difference, a power and a sum for each number in a row."""
     if not operation.inputs[0].shape or not operation.outputs:
         return None
     written = operation.outputs[0]
@@ -172,7 +172,7 @@ def _distances(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...
 
 @translates("aten::_cdist_backward", "aten::_pdist_backward")
 def _distances_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count the differences again, each scaled by its gradient over its distance."""
+    """Count the differences again, each multiplied by its gradient over its distance."""
     if len(operation.inputs) < 2 or not operation.inputs[1].shape:
         return None
     gradient, data = operation.inputs[:2]

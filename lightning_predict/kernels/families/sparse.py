@@ -1,4 +1,4 @@
-"""Products with sparse matrices, counted by their stored elements.
+"""Matmuls with sparse matrices, counted by their stored elements.
 
 Each stored element multiplies one row of the dense operand: 2 x stored x columns, independent of the shape. Other
 operations on sparse tensors move their values and indices (`memory_bound.py`). Example::
@@ -65,7 +65,7 @@ def sparse_problems(operation: Operation, _flags: Flags) -> tuple[OperationShape
 
 
 def _where_stored(operation: Operation) -> tuple[OperationShape, ...]:
-    """Count the bytes of a dense tensor that is accessed only at the stored elements of a sparse one of its shape."""
+    """Count the bytes of a dense tensor that is accessed only at the stored elements of a sparse tensor."""
     sparse = [tensor for tensor in operation.inputs if tensor.stored_bytes is not None]
     elements = float(max((tensor.elements for tensor in sparse), default=0))
     stored = float(sum(tensor.size_bytes for tensor in sparse))
@@ -77,7 +77,7 @@ def _where_stored(operation: Operation) -> tuple[OperationShape, ...]:
 
 
 def _flops(left: TensorInfo, right: TensorInfo, *, sampled: int | None) -> float:
-    """Return FLOPs; for two sparse operands, assuming evenly distributed elements."""
+    """Return FLOPs; for two sparse operands, under the assumption of evenly distributed elements."""
     depth = max(left.shape[-1], 1)
     if sampled is not None:
         return 2.0 * sampled * depth
