@@ -8,7 +8,7 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from os import PathLike
 from pathlib import Path
 
@@ -107,7 +107,8 @@ def future_time(name: str, time: object) -> datetime:
     try:
         if not isinstance(time, str | datetime):
             raise ValueError("not a string or a datetime")
-        found = (time if isinstance(time, datetime) else datetime.fromisoformat(time)).astimezone()
+        given = time if isinstance(time, datetime) else datetime.fromisoformat(time)
+        found = datetime.fromtimestamp(given.timestamp(), timezone.utc).astimezone()  # right for hours that do not exist
     except (ValueError, OverflowError, OSError) as error:
         raise InvalidArgumentError(
             f"{name}={shown(time)} is not a time; expected ISO format, for example '2030-01-31T18:00', or a datetime."

@@ -225,6 +225,8 @@ class RuntimePredictorCallback(TrainerCallback):
     def give_up(self, error: Exception) -> None:
         """Stop recording and report the error once; training continues."""
         self._deactivate()
+        if self._failure is not None:
+            return
         self._failure = f"{type(error).__name__}: {error}"
         words = f"RuntimePredictorCallback stopped, training goes on: {self._failure}"
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.integrations.transformers import RuntimePredictorCallback
 from lightning_predict.observe.clock import clock_of_fits
+from lightning_predict.observe.watched_loop import WatchedRun, watch
 from lightning_predict.testing import Clock
 from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.small import Small
@@ -199,3 +202,88 @@ def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
     with recordings_on("T4"):
         trained(tmp_path, silent)
     assert silent.worries == ()
+
+
+FUNCTIONS_OF_OURS = (
+    "integrations.transformers.WatchedRun.__init__",
+    "integrations.transformers.facts_of",
+    "integrations.transformers.ahead_of",
+    "integrations.transformers.notes_of",
+    "integrations.transformers.metrics",
+    "integrations.transformers.RuntimePredictorCallback._decide",
+    "integrations.transformers.RuntimePredictorCallback._tell",
+    "observe.watched_loop.WatchedRun.__enter__",
+    "observe.watched_loop.WatchedRun.__exit__",
+    "observe.watched_loop.WatchedRun._record",
+    "observe.watched_loop.WatchedRun._check_budget",
+    "observe.watched_loop.WatchedRun.stop",
+    "observe.watched_loop.StepRecorder.on_batch_start",
+    "observe.watched_loop.StepRecorder.on_batch_end",
+    "observe.watched_loop.predict_workload",
+    "observe.watched_loop.forecast_rest",
+    "observe.watched_loop.read_history",
+    "observe.watched_loop.print_text",
+    "observe.clock.RunClock.on_batch_start",
+    "observe.clock.RunClock.on_batch_end",
+    "observe.clock.RunClock.on_validation_start",
+    "observe.clock.RunClock.on_validation_end",
+    "observe.clock.RunClock.exclude_interruption",
+    "tracing.session.CaptureSession.start",
+)
+"""Functions that the hooks call, by their place in the package."""
+
+
+@pytest.mark.parametrize("function", FUNCTIONS_OF_OURS)
+def test_an_error_of_ours_in_any_hook_leaves_training_as_it_is(
+    tmp_path: Path, function: str, recwarn: pytest.WarningsRecorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"steps": 24, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 7}
+    plain = trained(tmp_path / "plain", **options)
+    predictor = RuntimePredictorCallback(gpus=["T4"], hours=1000)
+    with mock.patch(f"lightning_predict.{function}", side_effect=OSError(28, "No space left on device")) as patched:
+        watched = trained(tmp_path / "watched", predictor, **options)
+    assert patched.called
+    assert watched.state.global_step == plain.state.global_step == 24
+    before, after = weights_of(plain), weights_of(watched)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    said = [one for one in recwarn if "RuntimePredictorCallback" in str(one.message)]
+    assert len(said) <= 1
+
+
+def test_a_stall_ends_no_run_within_its_budget(tmp_path: Path, time: Clock) -> None:
+    # 100 steps of a second and a stall of 100 s in the sixth; 210 s are allowed.
+    class Stall(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            time.advance(100.0 if state.global_step == 5 else 0.0)
+
+    predictor = RuntimePredictorCallback(gpus=["T4"], print_table=False, hours=210 / 3600)
+    trainer = trained(tmp_path, Stall(), predictor, steps=100, time=time)
+    assert trainer.state.global_step == 100
+    assert predictor.stopping_reason is None
+
+
+def test_a_loop_of_accelerate_trains_as_without_a_watch(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    def loop(run: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        loader = torch.utils.data.DataLoader(torch.randn(160, 8), batch_size=4)
+        model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+        for batch in loader if run is None else run.batches(loader):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            if run is not None and accelerator.sync_gradients:
+                run.step()
+        return dict(model.state_dict())
+
+    plain = loop(None)
+    for fault in ("", "_record", "_predict", "_check_budget", "starts", "ends"):
+        breaks = mock.patch.object(WatchedRun, fault, side_effect=OSError("patched")) if fault else nullcontext()
+        with breaks, watch(total_steps=20, hours=1000, gpus=["T4"], print_table=False) as run:
+            found = loop(run)
+        assert all(torch.equal(plain[name], found[name]) for name in plain)
+        assert (run.predictions is not None) == (not fault)  # after an error, nothing more is predicted
