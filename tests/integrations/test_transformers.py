@@ -281,7 +281,7 @@ def test_a_loop_of_accelerate_trains_as_without_a_watch(tmp_path: Path) -> None:
         return dict(model.state_dict())
 
     plain = loop(None)
-    for fault in ("", "_record", "_predict", "_check_budget", "starts", "ends"):
+    for fault in ("", "_record", "_predict", "_check_budget"):
         breaks = mock.patch.object(WatchedRun, fault, side_effect=OSError("patched")) if fault else nullcontext()
         with breaks, watch(total_steps=20, hours=1000, gpus=["T4"], print_table=False) as run:
             found = loop(run)
