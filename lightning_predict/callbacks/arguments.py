@@ -108,7 +108,7 @@ def future_time(name: str, time: object) -> datetime:
         if not isinstance(time, str | datetime):
             raise ValueError("not a string or a datetime")
         given = time if isinstance(time, datetime) else datetime.fromisoformat(time)
-        found = datetime.fromtimestamp(given.timestamp(), timezone.utc).astimezone()  # right for hours that do not exist
+        found = datetime.fromtimestamp(given.timestamp(), timezone.utc).astimezone()  # also for an hour left out
     except (ValueError, OverflowError, OSError) as error:
         raise InvalidArgumentError(
             f"{name}={shown(time)} is not a time; expected ISO format, for example '2030-01-31T18:00', or a datetime."
