@@ -1,7 +1,7 @@
-"""The empirical constants of predictions: what was measured, fitted, assumed or read in a library's documentation.
+"""Empirical constants of predictions: measured, fitted, assumed, or taken from a library's documentation.
 
-`constants.toml` has one table a constant: its value, unit, kind, date, what it is, and the evidence. The module that
-uses a constant asks for it by name and unit, so a wrong name or unit fails at import. Example::
+`constants.toml` has one table per constant, with value, unit, kind, date, description and evidence. A module requests
+its constants by name and unit, so a wrong name or unit fails at import. Example::
 
     >>> constants_of("kernels.roofline").number("LINK_SHARE", "share")
     0.8
@@ -18,7 +18,8 @@ from typing import Final, final
 FILE: Final = Path(__file__).parent / "constants.toml"
 
 _ROW: Final = re.compile(r'^\[([\w.]+)\]\nvalue = (.+)\nunit = "(.*)"$', re.MULTILINE)
-"""The first lines of a table, in this order. A parser of all of TOML would take several times as long at each start."""
+"""Pattern of the first lines of a table, in this order. A complete TOML parser would take several times as long at
+each start."""
 
 
 @cache
@@ -28,7 +29,7 @@ def _rows() -> dict[str, tuple[str, str]]:
 
 @final
 class Constants:
-    """The constants of one module.
+    """Constants of one module.
 
     Args:
         module: Name of the module below the package.

@@ -1,25 +1,31 @@
-"""How the 90 % interval of a step is formed: every spread and correlation, and how they combine.
+"""Combines the uncertainties of a prediction into the 90 % interval of a step: all spreads and correlations.
 
-A half width is in log(seconds); a spread is its exponential, a factor to either end. Seven rules follow each other:
+A half width is in log(seconds). A spread is the exponential of a half width: the factor to either end of an interval.
+Seven rules apply in this order:
 
-1. **One operation.** A network has the half width of its errors on held-out problems. The unknown rate of a GPU without
-   measurements is independent of these errors, so the two add in quadrature. Formulas have own spreads. A surrogate, a
-   fallback to float32 or an odd size is a bias of unknown sign, so its spread multiplies and does not average out.
-2. **Measured operations.** A time measured on this GPU varies from run to run. A ratio of two GPUs' times is at least
-   as uncertain as its kind of relation shows. Only a deviation beyond the networks' own errors is transferred.
-3. **The sum of a step's operations.** Half widths of the same problem add, because they have the same error. Errors of
-   problems and of families are partly shared: h² = (1 - r) Σ h_i² + r (Σ h_i)².
-4. **The whole step.** Clocks, power, libraries and work in no table are errors that all operations share. They are
-   independent of the operations' own errors, so they add in quadrature. So does what is unknown of a new GPU.
-5. **The host.** Its factors bound the launches and the Python time between them; they do not depend on the device.
-6. **Host and device.** The step ends with the later of the two, whose errors are independent.
-7. **Many GPUs.** Links have own spreads. Compute and links share no error, but the ends are simulated together: all
-   early or all late, which is the wider choice.
+1. **One operation.** The half width of a network comes from its errors on held-out problems. The unknown rate of an
+   unmeasured GPU is an independent error, so both half widths add in quadrature. Each formula has its own spread. A
+   surrogate, a fallback to float32 or an odd size is a bias of unknown sign, so its spread is multiplied and does not
+   average out.
+2. **Measured operations.** A time measured on this GPU varies from run to run. The ratio of the times on two GPUs has a
+   minimum half width per kind of relation (`PAIR_HALF_WIDTHS`). Only a deviation beyond the networks' errors is
+   transferred to another GPU.
+3. **The sum of a step's operations.** Half widths of repetitions of a problem add, because the repetitions have the
+   same error. Errors of problems and of families have a correlation r: h² = (1 - r) Σ h_i² + r (Σ h_i)².
+4. **The whole step.** Errors due to clocks, power, libraries and work without a table are shared by all operations.
+   These errors are independent of the operations' own errors, so they add in quadrature. The error of an unmeasured GPU
+   also adds in quadrature.
+5. **The host.** The interval of the host has factors on the launches and on the Python time between launches, which do
+   not depend on the device.
+6. **Host and device.** The step ends when the later of host and device ends. Their errors are independent.
+7. **Many GPUs.** Links have their own spreads. Errors of compute and links are independent, but both are simulated at
+   their low ends together, or at their high ends together, which gives a wider interval.
 
-A run adds no uncertainty of its own to that of its step: steps and validation have the same error, which does not
-average out. Earlier runs correct its total, with the standard error of their mean (`spread_of_mean`).
+A run has the same relative uncertainty as its step, because the error is equal in all steps and does not average out.
+Earlier runs correct the total of a run, with the standard error of their mean (`spread_of_mean`).
 
-`constants.toml` has the evidence of each figure, and the page on accuracy the coverage in every table. Example::
+`constants.toml` contains the evidence for each constant. The documentation page on accuracy shows the coverage of the
+intervals. Example::
 
     >>> spread = StepSpread(kept=0.5, log_half_width=0.3)
     >>> low, high = spread.widened(0.8, 1.25)  # sqrt((0.5 * 0.223)**2 + 0.3**2) = 0.32
@@ -90,7 +96,7 @@ def rate_half_width(share_of_power: float, *, is_measured: bool) -> float:
 
 
 def independent(*half_widths: _Array | float) -> _Array:
-    """Combine half widths of independent errors: their squares add."""
+    """Combine half widths of independent errors by adding their squares."""
     total: _Array = np.asarray(half_widths[0])
     for other in half_widths[1:]:
         total = np.hypot(total, other)
@@ -98,7 +104,7 @@ def independent(*half_widths: _Array | float) -> _Array:
 
 
 def convolution_interval(seconds: _Array, groups: _Array, *, is_volume: bool) -> Interval[_Array]:
-    """Return times of the convolutions' formula with their interval, shape (gpus, problems)."""
+    """Return times from the convolution formula with their interval, shape (gpus, problems)."""
     plain = VOLUME_SPREAD if is_volume else CONVOLUTION_SPREAD
     down, up = (
         np.where(groups > 1, max(own, grouped), own) for own, grouped in zip(plain, GROUPED_SPREAD, strict=True)
@@ -110,8 +116,9 @@ def of_network(seconds: _Array, highest: _Array, half_widths: _Array, odd: _Arra
     """Return times from networks with their interval, each (gpus, problems).
 
     Args:
-        seconds: The times.
-        highest: The times before upper bounds that other predictions set, since such a bound may be wrong.
+        seconds: Predicted times.
+        highest: Predicted times before clamping to upper bounds from other predictions, because such a bound may be
+            wrong.
         half_widths: Half widths in log(seconds).
         odd: Additional factor to the upper end for odd sizes.
         bound: Seconds of the minimum work.
@@ -126,7 +133,7 @@ def above_minimum_work(times: Interval[_Array], bound: _Array, falls_back: _Bool
     Args:
         times: Times of shape (gpus, problems).
         bound: Seconds of the minimum work.
-        falls_back: Whether float32 replaces the dtype, (problems,). The interval is wider then.
+        falls_back: Whether float32 replaces the dtype, shape (problems,). A replacement widens the interval.
     """
     spread = np.where(falls_back, FLOAT32_FALLBACK_SPREAD, 1.0)
     seconds = np.maximum(times.middle, MIN_SPREAD * bound)
@@ -147,7 +154,7 @@ CARRIED_SCATTER: Final = _OF.number("CARRIED_SCATTER", "log")
 
 
 def trusted(residual: Any, scatter: float) -> Any:
-    """Return the part of a deviation, in log, that is transferred: half of one as large as the networks' scatter.
+    """Return the transferred part of a deviation in log: half of a deviation as large as the networks' scatter.
 
     The prior of the deviation and its noise are both normal, so the weight is x² / (x² + scatter²).
     """
@@ -155,11 +162,11 @@ def trusted(residual: Any, scatter: float) -> Any:
 
 
 def of_ratio(alone: Interval[_Array], scaled: _Array, relation: _IndexArray) -> Interval[_Array]:
-    """Return times scaled by the ratio on another GPU: the prediction's own interval, but at least that of a ratio.
+    """Return times scaled by the ratio on another GPU, with the wider interval: the prediction's or the ratio's.
 
     Args:
         alone: Predictions without the ratio, (gpus, items).
-        scaled: Predictions with it.
+        scaled: Predictions with the ratio.
         relation: Index of the relation of each pair of kernels.
     """
     least = np.array([math.exp(half_width) for half_width in PAIR_HALF_WIDTHS])[relation]
@@ -172,8 +179,8 @@ def of_ratio(alone: Interval[_Array], scaled: _Array, relation: _IndexArray) -> 
 def ends_of_measured(step_seconds: Sequence[float]) -> tuple[float, float]:
     """Return the ends of the interval of the median of measured steps.
 
-    The interval covers the steps, and at least the spread of repeated runs divided by the root of their number, so a
-    prediction from equal steps does not seem to be exact.
+    The interval covers the measured steps. Its width is at least the spread of repeated runs divided by the square root
+    of their number, so that a few equal steps do not look exact.
     """
     middle = statistics.median(step_seconds)
     spread = MEASURED_SPREAD ** (1 / math.sqrt(len(step_seconds)))
@@ -200,8 +207,8 @@ def interval_of_sum(
         times: Times of the items of work, (gpus, items).
         families: Family of each item. The networks of a family have the same bias.
         problems: Problem of each item. Items with the same problem have the same error.
-        correlation: Correlation between families, from 0 (independent) to 1; `FAMILY_CORRELATION` if None.
-        within: Correlation between the problems of one family; `PROBLEM_CORRELATION` if None.
+        correlation: Correlation between families, from 0 (independent) to 1; None for `FAMILY_CORRELATION`.
+        within: Correlation between the problems of one family; None for `PROBLEM_CORRELATION`.
     """
     between = FAMILY_CORRELATION if correlation is None else correlation
     inside = PROBLEM_CORRELATION if within is None else within
@@ -223,7 +230,7 @@ def interval_of_sum(
 
 
 def partly_shared(half_widths: _Array, owners: _IndexArray, count: int, correlation: float) -> _Array:
-    """Combine half-widths in seconds, (gpus, parts), to those of the sums per owner, (gpus, count)."""
+    """Combine half-widths in seconds, (gpus, parts), to half-widths of the sums per owner, (gpus, count)."""
     apart, together = summed_by_owner(half_widths**2, owners, count), summed_by_owner(half_widths, owners, count) ** 2
     added: _Array = np.sqrt((1 - correlation) * apart + correlation * together)
     return added
@@ -278,11 +285,11 @@ class StepSpread:
     known_gpus: frozenset[str] = frozenset()
 
     def of_unknown(self, gpus: Sequence[str], is_measured: _BoolArray | None) -> _Array:
-        """Return the additional half width of each GPU without measurements, shape (gpus,); 0 for the others.
+        """Return the additional half width of each GPU, shape (gpus,); 0 for a GPU with measurements.
 
         Args:
             gpus: Names of the GPUs.
-            is_measured: Whether operations of each GPU were measured. If None, this is unknown, and nothing is added.
+            is_measured: Whether operations of each GPU were measured. None means unknown, and the result is 0.
         """
         known = np.array([name in self.known_gpus for name in gpus], dtype=np.bool_)
         return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
@@ -294,11 +301,13 @@ class StepSpread:
     def widened(
         self, low: float | _Array, high: float | _Array, besides: float | _Array = 0.0
     ) -> tuple[float | _Array, float | _Array]:
-        """Return the ends of a step's interval from those of its operations, both relative to the middle.
+        """Return the ends of a step's interval from the ends of its operations' interval.
+
+        All ends are relative to the middle.
 
         Args:
-            low: Lower end, above 0 and at most 1.
-            high: Upper end, at least 1.
+            low: Lower end of the operations' interval, above 0 and at most 1.
+            high: Upper end of the operations' interval, at least 1.
             besides: Additional half-width in log(seconds), for an unknown GPU.
         """
         common = independent(self.log_half_width, besides)
@@ -307,7 +316,7 @@ class StepSpread:
 
 
 UNCALIBRATED: Final = StepSpread(kept=1.0, log_half_width=0.0)
-"""No calibration: the intervals of the operations are kept."""
+"""Spread without calibration, which keeps the intervals of the operations."""
 
 
 @cache
@@ -317,7 +326,7 @@ def bundled_spread() -> StepSpread:
 
 
 def read_spread(path: Path) -> StepSpread:
-    """Read a spread from a file written by `write_spread` of the accuracy study.
+    """Read a spread from a file that `write_spread` of the accuracy study wrote.
 
     Raises:
         WeightsFormatError: The file does not contain a spread.
@@ -349,10 +358,10 @@ def device_ends(
         times: Times of the items of work, (gpus, items).
         families: Family of each item.
         problems: Problem of each item.
-        spread: Errors that all operations share. Ratios of measured kernels have none: such errors cancel.
+        spread: Errors that all operations share. For ratios of measured kernels, these errors cancel.
         unknown: Additional half width of a GPU without measurements.
-        is_validated: Whether predictions for the GPU's maker were compared with measurements.
-        correlation: Correlation between families.
+        is_validated: Whether predictions for the GPU's vendor were compared with measurements.
+        correlation: Correlation between families; None for `FAMILY_CORRELATION`.
     """
     device = times.middle.sum(axis=1)
     low, high = interval_of_sum(times, families, problems, correlation)
@@ -381,8 +390,8 @@ def host_ends(
 
     Args:
         factors: Ends of the host's time, relative to the middle.
-        launching: Seconds of all operations.
-        python: Seconds between them.
+        launching: Host seconds of all operations.
+        python: Seconds of Python code between operations.
         has_stacks: Whether the profiler recorded Python stacks.
     """
     low = factors[0] if has_stacks else max(factors[0], 1 / MEASURED_HOST_SPREAD)
@@ -393,13 +402,15 @@ def host_ends(
 # --- 6. Host and device
 
 ODDS: Final = (1 - OUTSIDE) / OUTSIDE
-"""Odds of a case on the inner side of an end. Log-odds are linear in log time on either side of the middle."""
+"""Odds that a case is on the inner side of an interval end.
+
+The log-odds are linear in log time on either side of the middle."""
 
 MIN_HALF_WIDTH: Final = 1e-3
-"""Minimum half width in log time, for a time that is certain."""
+"""Half width in log time of a time that is certain."""
 
 HALVINGS: Final = 24
-"""Number of bisections to find an end, for a precision of one millionth."""
+"""Number of bisections to find an interval end, for a precision of one millionth."""
 
 
 def ends_of_step(
@@ -408,10 +419,11 @@ def ends_of_step(
     """Return the ends of the step's interval, each (gpus,).
 
     Args:
-        middle: Predicted step.
-        device: Time of the device.
-        host: Low end, middle and high end of the host's time.
-        residual: Time that the trace does not explain, at its longest. It may be 0, if device work hides it.
+        middle: Predicted step time.
+        device: Device time.
+        host: Low end, middle and high end of the host time.
+        residual: Maximum time that the trace does not explain; the minimum is 0, because device work may hide this
+            time.
     """
     launched = Interval(*(np.full_like(device.middle, seconds) for seconds in host))
     exposed = middle - np.maximum(device.middle, host[1])  # mutual waits, which are in neither queue's own time
@@ -422,8 +434,8 @@ def ends_of_step(
 def ends_of_later(one: Interval[_Array], other: Interval[_Array]) -> tuple[_Array, _Array]:
     """Return the 90 % interval of the later of two times with independent errors.
 
-    Both must be over. If the intervals overlap, the low end is therefore above either low end, and the high end
-    slightly above either high end. Each log time is assumed logistic on either side of its middle.
+    If the intervals overlap, the low end is above both low ends, and the high end is slightly above both high ends. The
+    distribution of each log time is assumed to be logistic on either side of its middle.
     """
     low, high = np.maximum(one.low, other.low), np.maximum(one.high, other.high)
     both = (one.low < other.high) & (other.low < one.high)
@@ -437,7 +449,7 @@ def ends_of_later(one: Interval[_Array], other: Interval[_Array]) -> tuple[_Arra
 
 
 def _by_which(parts: Sequence[Interval[_Array]], share: float, least: _Array, most: _Array) -> _Array:
-    """Find the time by which all parts are over with this probability, by bisection between two times."""
+    """Find by bisection the time before which all parts end with the given probability."""
     for _ in range(HALVINGS):
         between = np.sqrt(least * most)
         is_early = np.prod([_share_before(part, between) for part in parts], axis=0) < share
@@ -447,7 +459,7 @@ def _by_which(parts: Sequence[Interval[_Array]], share: float, least: _Array, mo
 
 
 def _share_before(part: Interval[_Array], time: _Array) -> _Array:
-    """Return the probability that a part is over before a time."""
+    """Return the probability that a part ends before a time."""
     away = np.log(time / part.middle)
     half = np.where(away < 0, np.log(part.middle / part.low), np.log(part.high / part.middle))
     share: _Array = 1 / (1 + ODDS ** -(away / np.maximum(half, MIN_HALF_WIDTH)))
@@ -467,7 +479,7 @@ STRAGGLER_WAIT: Final = np.array(_OF.numbers("STRAGGLER_WAIT", "factor"))  # (lo
 
 
 def narrow_interval(ends: _Array) -> _Array:
-    """Narrow the interval (low, middle, high) of a single step to that of a step on many GPUs."""
+    """Narrow the interval (low, middle, high) of a single step to the interval of a step on many GPUs."""
     middle = ends[1]
     if middle <= 0:
         return ends
@@ -476,5 +488,5 @@ def narrow_interval(ends: _Array) -> _Array:
 
 
 def spread_of_mean(log_ratios: Sequence[float]) -> float:
-    """Return the factor by which the mean of actual over predicted times of earlier runs is uncertain (90 %)."""
+    """Return the 90 % factor to either end of the mean ratio of actual to predicted times of earlier runs."""
     return math.exp(NORMAL_95 * statistics.stdev(log_ratios) / math.sqrt(len(log_ratios)))

@@ -493,7 +493,7 @@ class RuntimePredictor(Callback):
     def _predict(
         self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, moment: HookMoment, **given: Any
     ) -> None:
-        """Predict, and show the predictions. Then stop all recordings, except of a validation still to be recorded."""
+        """Predict, show the predictions, and stop all recordings except of a validation still to be recorded."""
         updates, validation = fit.updates, fit.recording.validation_trace()
         self.predictions = updates.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None

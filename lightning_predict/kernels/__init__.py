@@ -1,6 +1,7 @@
 """Kernel models: predict GPU seconds of the operations of a trace.
 
-* `operations.py`: registry of operations. Each family of operations fills it in its own file (`families/`).
+* `operations.py`: registry of operations. Each family of operations registers its operations in its own file
+  (`families/`).
 * `translation.py`: translates a recorded call into operations with shapes. `memory_bound.py`: counts the bytes of all
   other calls.
 * `fusion.py`: rewrites a step as a compiler would run it.

@@ -10,9 +10,9 @@ a good estimate for the calls in the tables of `memory_bound.py`. For other call
 only the tensors are known. The interval of such a call extends far upwards, and a note names the call and its share of
 the time (`unknown_operation_notes`).
 
-An exception in a translator is a bug of this package. It is reported but does not stop a prediction: the call counts as
-`untranslated`, with its bytes and a very wide interval, and its work item contains the error (`translation_notes`).
-Example::
+An exception in a translator is a bug of this package. Such an exception does not stop a prediction: the call counts as
+`untranslated`, with its bytes and a very wide interval, and its work item contains the error, which is reported
+(`translation_notes`). Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")

@@ -421,8 +421,8 @@ class RunClock:
         """Record that the training of a batch has ended.
 
         Args:
-            optimizer_steps_done: Returns the trainer's number of optimizer steps. It is called only if accumulation
-                windows are counted.
+            optimizer_steps_done: Returns the trainer's number of optimizer steps. The function is called only if
+                accumulation windows are counted.
         """
         start, windows = self._batch_start, self.windows
         if start is None:

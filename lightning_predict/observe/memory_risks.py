@@ -2,8 +2,8 @@
 
 Three parts may need more memory: the first update of an optimizer, which creates its state; a larger validation batch;
 and the longest sequence. If the recorder tracked tensor lifetimes, the step is scaled to the new size and its memory is
-simulated again. Otherwise only the measured peak is known. Then everything except parameters, gradients and optimizer
-state is scaled in proportion. Example::
+simulated again. Otherwise only the measured peak is known. All memory except parameters, gradients and optimizer state
+is then scaled in proportion. Example::
 
     for risk in memory_risks(trace, MemoryFacts(state_bytes=3 << 30)):
         print(risk.sentence)  # "The first update of another optimizer ..."

@@ -193,7 +193,7 @@ def workload(counts: RemainingCounts, position: Position, *, batches_per_window:
 def alike_batches(per_epoch: int, size: int, position: Position) -> int:
     """Count the full-size batches of an epoch.
 
-    A smaller last batch counts if it cannot be distinguished from a full window.
+    A smaller last batch counts, too, if no full window fits before it.
     """
     return per_epoch - 1 if position.last_batch_share < 1 and per_epoch > size else per_epoch
 

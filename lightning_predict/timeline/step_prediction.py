@@ -152,7 +152,7 @@ class StepPrediction:
         )
 
     def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
-        """Replace the interval by that of steps measured on this machine, if there are any."""
+        """Replace the interval with the interval of steps measured on this machine, if any were measured."""
         if not step_seconds:
             return self
         low, high = ends_of_measured(step_seconds)
@@ -182,11 +182,10 @@ def predict_steps(
         gpus: GPUs to predict.
         origin: GPU on which the trace was recorded. The prediction for this GPU is the measured step.
         host: Assumptions about the host of the GPUs.
-        is_host_measured: Whether the factor of the host comes from a measured host-bound step, so that it is not an
-            assumption.
+        is_host_measured: Whether the host factor comes from a measured host-bound step, and is not an assumption.
         correlation: See `uncertainty.interval_of_sum`.
-        spread: Scatter of whole steps around predictions from shapes only. If None, the bundled one. It is not applied
-            to steps with measured kernels, because these are predicted by ratios, in which shared errors cancel.
+        spread: Scatter of whole steps around predictions from shapes only; None uses the bundled spread. The spread
+            does not apply to steps with measured kernels, because shared errors cancel in ratios.
     """
     own = calibrate_step(trace, timed, origin, host)
     if is_host_measured:

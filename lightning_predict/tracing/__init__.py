@@ -14,9 +14,9 @@ With torch, to record a step:
 
 * `recording.py`: `capture`, for a function that runs a step. `session.py`: `CaptureSession`, for a loop that other code
   runs.
-* `dispatch.py`: the recorder for the CPU and the meta device. It uses the modes of `modes.py`, the hooks of `hooks.py`
-  and the values of `tensors.py`.
-* `profiler.py`: the recorder for CUDA and for compiled code. It passes its events to `kineto.py`. Markers around module
-  calls (`hooks.py`) identify the module of each event, except in compiled code.
+* `dispatch.py`: the recorder for the CPU and the meta device. This recorder uses the modes of `modes.py`, the hooks of
+  `hooks.py` and the values of `tensors.py`.
+* `profiler.py`: the recorder for CUDA and for compiled code. This recorder passes its events to `kineto.py`. Markers
+  around module calls (`hooks.py`) identify the module of each event, except in compiled code.
 * `environment.py`: parameters, memory, flags and compiled code around the step.
 """

@@ -75,7 +75,7 @@ _OUTSIDE: Final = -1
 """Value of torch's graph task id if no backward pass is running."""
 
 _ACCUMULATES: Final = 2**64 - 1
-"""Sequence number of nodes that accumulate into `.grad`. They may run between any other nodes."""
+"""Sequence number of nodes that accumulate into `.grad`. Such nodes may run between any other nodes."""
 
 _NAMES_SHOWN: Final = 5
 """Maximum number of operations that a note names."""
@@ -571,7 +571,7 @@ class DispatchRecorder:
             self.forward_gradient_bytes += gradient.numel() * gradient.element_size()
 
     def _described(self, tensors: list[torch.Tensor]) -> tuple[TensorInfo, ...] | None:
-        """Describe tensors; None if one of them cannot be described."""
+        """Describe tensors; None if a tensor cannot be described."""
         described = []
         for tensor in tensors:
             one = self._numbers.describe(tensor)

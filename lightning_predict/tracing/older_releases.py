@@ -1,8 +1,9 @@
 """Converts profiles of older torch releases to current names and arguments.
 
 * torch 1.8 and 1.9 name the backward pass of a convolution after its library, and list the image before the gradient.
-* Before torch 2.1, profiles lack strides and paddings of convolutions. They are derived from the sizes of image, filter
-  and result. The result is the gradient in the backward pass, or else the input of a following operation.
+* Before torch 2.1, profiles lack strides and paddings of convolutions. Strides and paddings are derived from the sizes
+  of image, filter and result. The result is the gradient in the backward pass, or else the input of a following
+  operation.
 
     >>> solved_geometry(image=224, taps=7, result=112)  # ResNet's first convolution: stride 2, padding 3
     (2, 3)

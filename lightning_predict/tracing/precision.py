@@ -147,8 +147,8 @@ def is_cast_by_autocast(operation: Operation) -> bool:
 def in_precision(trace: Trace, dtype: str) -> Trace:
     """Return the trace as it would be under autocast.
 
-    Measurements (kernels, times, the GPU, the memory peak) are only valid for the old precision. They are removed, so
-    that all times are predicted again.
+    Measurements (kernels, times, the GPU, the memory peak) are only valid for the old precision. These measurements are
+    removed, so that all times are predicted again.
 
     Args:
         trace: Trace in float32.

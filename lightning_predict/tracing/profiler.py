@@ -1,8 +1,8 @@
 """`ProfilerRecorder`: records a step with `torch.profiler`, on CUDA and for compiled code.
 
-The profiler does not change what runs, so compiled code stays compiled. Its events have the same format as exported
-files, and the same code reads both. Facts that the format lacks (storage ids, devices, dtypes of lists) are added.
-Example::
+The profiler does not change what runs, so compiled code stays compiled. The profiler's events have the format of
+exported files, and `kineto.py` reads both. Facts that the format lacks (storage ids, devices, dtypes of lists) are
+added. Example::
 
     recorder = ProfilerRecorder(cuda=True)
     recorder.start()
@@ -49,7 +49,7 @@ _STARTING: Final = threading.Lock()
 
 
 class _Ours(int):
-    """Value equal to True. It marks torch's "profiler is running" flag as set by this recorder."""
+    """Value equal to True that marks torch's "profiler is running" flag as set by this recorder."""
 
 
 def refuse_second_profiler() -> None:

@@ -1,5 +1,5 @@
-"""Layers in 4 bits and optimizers in 8 bits as bitsandbytes has them, recorded on the meta device with their storage.
+"""4-bit layers and 8-bit optimizers of bitsandbytes, recorded on the meta device with their storage.
 
-`layers.py` and `optimizers.py` replace the library where it is not installed. `installed.py` makes the library itself
-work on the meta device. `kernels/families/quantized.py` times the operations of both.
+`layers.py` and `optimizers.py` replace bitsandbytes if it is not installed. `installed.py` makes an installed
+bitsandbytes work on the meta device. `kernels/families/quantized.py` predicts the times of the operations.
 """

@@ -1,7 +1,7 @@
 """Makes an installed bitsandbytes work on the meta device while a step is recorded.
 
-Its layers quantize their weights when they move to a GPU, which the meta device never does, and its paged states need
-CUDA. `patches_of_bitsandbytes` lists the replacements for `tracing/absent_cuda.py`.
+The layers of bitsandbytes quantize their weights when they move to a GPU, which never happens on the meta device. Paged
+states of bitsandbytes need CUDA. `patches_of_bitsandbytes` lists the replacements for `tracing/absent_cuda.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightning_predict.tracing.absent_cuda import note_paged_states
 
 
 def patches_of_bitsandbytes() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-    """Yield the attributes to replace."""
+    """Yield the attributes of bitsandbytes to replace."""
     yield import_module("bitsandbytes.nn").Linear4bit, "forward", _quantizing
     if not torch.cuda.is_available():
         optimizer = import_module("bitsandbytes.optim.optimizer").Optimizer8bit

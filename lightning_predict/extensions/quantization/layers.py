@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 LIBRARY: Final = torch.library.Library("lightning_predict", "DEF")
-"""Operators for the meta device alone."""
+"""Operators that exist only for the meta device."""
 
 LIBRARY.define("dequantize_4bit(Tensor packed, Tensor scales, int[] shape, ScalarType dtype) -> Tensor")
 LIBRARY.define("dequantize_blockwise(Tensor codes, Tensor scales) -> Tensor")
@@ -39,15 +39,15 @@ LIBRARY.impl("dequantize_blockwise", _dequantized_scales, "Meta")
 
 @final
 class Linear4bit(nn.Linear):
-    """A linear layer with a frozen weight of 4 bits a value and a scale for each block of 64 values.
+    """Linear layer with a frozen weight of 4 bits per value, and a scale for each block of 64 values.
 
-    With double quantization, a scale has 8 bits, and each block of 256 scales has a scale of its own.
+    With double quantization, a scale has 8 bits, and each block of 256 scales has another scale.
 
     Args:
-        layer: The layer to replace, on the meta device.
-        compute_dtype: Data type of the product.
-        double: Quantize the scales, too (bitsandbytes' `compress_statistics`).
-        clones: Copy the output, as PEFT's adapter of a layer in 4 bits does.
+        layer: Layer to replace, on the meta device.
+        compute_dtype: dtype of the matmul.
+        double: Whether to quantize the scales, too (bitsandbytes' `compress_statistics`).
+        clones: Whether to copy the output, as PEFT's adapter of a 4-bit layer does.
     """
 
     block, second_block = 64, 256
@@ -67,7 +67,7 @@ class Linear4bit(nn.Linear):
         self.bias = layer.bias  # type: ignore[assignment]
 
     def dequantized(self) -> Tensor:
-        """Return the weight in the dtype that it had before."""
+        """Return the weight in its original dtype."""
         scales: Any = self.scales
         if self.second_scales is not None:
             scales = torch.ops.lightning_predict.dequantize_blockwise(scales, self.second_scales)
@@ -77,7 +77,7 @@ class Linear4bit(nn.Linear):
         return found.to(self.compute_dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
-        """Multiply in the compute dtype; return the dtype of the input."""
+        """Multiply in the compute dtype. Return the result in the dtype of the input."""
         bias = None if self.bias is None else self.bias.to(self.compute_dtype)
         product: Tensor = _Product.apply(input.to(self.compute_dtype), bias, self)  # type: ignore[no-untyped-call]
         product = product.to(input.dtype)
@@ -85,7 +85,7 @@ class Linear4bit(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """Product with a weight that is dequantized in the forward pass and again in the backward pass."""
+    """Matmul with a weight that is dequantized in the forward pass, and again in the backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, data: Tensor, bias: Tensor | None, layer: Linear4bit) -> Tensor:
@@ -103,15 +103,16 @@ _KINDS: Final = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
 
 
 def as_4bit(model: nn.Module, *, compute_dtype: torch.dtype, double: bool = False, clones: bool = False) -> int:
-    """Replace the linear layers of a model on the meta device, as transformers' `load_in_4bit=True`; return how many.
+    """Replace the linear layers of a model on the meta device, and return the number of replaced layers.
 
-    The output layer stays as it is: the model's output embeddings, or the last linear layer outside all blocks.
+    The result corresponds to transformers' `load_in_4bit=True`. The output layer is not replaced: the model's output
+    embeddings, or the last linear layer outside all blocks.
 
     Args:
-        model: The model; its layers are replaced in place.
-        compute_dtype: Data type of products (`bnb_4bit_compute_dtype`).
-        double: Quantize the scales, too (`bnb_4bit_use_double_quant`).
-        clones: Copy each output, as PEFT's adapters of layers in 4 bits do.
+        model: Model whose layers are replaced in place.
+        compute_dtype: dtype of matmuls (`bnb_4bit_compute_dtype`).
+        double: Whether to quantize the scales, too (`bnb_4bit_use_double_quant`).
+        clones: Whether to copy each output, as PEFT's adapters of 4-bit layers do.
     """
     found = [(name, layer) for name, layer in model.named_modules() if type(layer).__name__ in _KINDS]
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -126,14 +127,14 @@ def as_4bit(model: nn.Module, *, compute_dtype: torch.dtype, double: bool = Fals
 
 
 def others_in_float32(model: nn.Module) -> None:
-    """Cast all other parameters of 16 bits to float32, as PEFT's `prepare_model_for_kbit_training`."""
+    """Cast all other 16-bit parameters to float32, like PEFT's `prepare_model_for_kbit_training`."""
     for parameter in model.parameters():
         if parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """Return the numbers of parameters and of trained ones; a packed byte counts as two."""
+    """Return the numbers of all parameters and of trained parameters. A packed byte counts as two parameters."""
     packed = sum(layer.values - layer.weight.numel() for layer in model.modules() if isinstance(layer, Linear4bit))
     parameters = list(model.parameters())
     return (

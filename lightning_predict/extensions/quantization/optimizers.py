@@ -24,21 +24,22 @@ LIBRARY.impl("optimizer_update_blockwise", lambda *_tensors: None, "Meta")
 
 
 def paged_state(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a state in paged memory, which torch's allocator does not hold.
+    """Return an optimizer state in paged memory, which torch's allocator does not contain.
 
-    It has the shape of its parameter and a storage of one element: updates move all of it, memory counts none of it.
+    The state has the shape of its parameter and a storage of one element: updates move the whole state, but it takes no
+    memory.
     """
     return torch.zeros((), dtype=dtype, device=parameter.device).expand(parameter.shape)
 
 
 @final
 class BlockwiseAdamW(torch.optim.Optimizer):
-    """AdamW whose states have 8 bits a value and a float32 scale for each block of 256, or 32 bits.
+    """AdamW with states of 8 bits per value and a float32 scale per block of 256 values, or with 32-bit states.
 
     Args:
-        params: The trained parameters, on the meta device.
-        bits: Bits of a value of the states. Tensors of fewer than 4,096 values keep 32.
-        paged: Keep states of tensors with at least 100,000 values in paged memory.
+        params: Trained parameters, on the meta device.
+        bits: Bits per value of the states. States of fewer than 4,096 values keep 32 bits.
+        paged: Whether to keep states of at least 100,000 values in paged memory.
     """
 
     block, least_values, least_paged_values, levels = 256, 4096, 100_000, 256
@@ -50,7 +51,7 @@ class BlockwiseAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update each parameter in one kernel; a closure that computes the loss again is not supported."""
+        """Update each parameter in one kernel. A closure that computes the loss again is not supported."""
         if closure is not None:
             raise InvalidArgumentError("BlockwiseAdamW.step takes no closure; compute the loss before.")
         for group in self.param_groups:
@@ -66,7 +67,7 @@ class BlockwiseAdamW(torch.optim.Optimizer):
                 torch.ops.lightning_predict.optimizer_update_blockwise(parameter.grad, parameter, listed)
 
     def _states(self, parameter: nn.Parameter) -> tuple[Tensor, ...]:
-        """Return two moments, and in 8 bits their scales and the values of the 256 levels, which all tensors share."""
+        """Return two moments; with 8 bits, also their scales and the table of 256 levels, which all tensors share."""
         values = parameter.numel()
         is_small = self.bits == 8 and values < self.least_values
         dtype = torch.float32 if self.bits == 32 or is_small else torch.uint8
@@ -86,4 +87,4 @@ OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "paged_adamw_8bit": ("paged AdamW with states in 8 bits", {"bits": 8, "paged": True}),
     "paged_adamw_32bit": ("paged AdamW", {"bits": 32, "paged": True}),
 }
-"""Names in Hugging Face's `TrainingArguments`, with words and options."""
+"""Names in Hugging Face's `TrainingArguments`, with a description and options."""

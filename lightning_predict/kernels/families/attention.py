@@ -8,7 +8,7 @@ backward pass also reads the output's gradient and writes three gradients.
 The tables of causal attention come from inference servers, whose kernels read keys and values from a paged cache. Up to
 4,000 tokens, these kernels are slower than unmasked attention, which encoders run on plain tensors. Training also uses
 plain tensors. The time of its causal attention (`causal_attention`) is therefore the time of unmasked attention,
-multiplied by the share of blocks that cannot be skipped. It is at most the server's time. Example::
+multiplied by the share of blocks that cannot be skipped. The server's time is an upper bound. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> batch = shape_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
@@ -440,8 +440,8 @@ FLASH_EXTENSIONS: Final = (
 def _heads_last(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate (batch, seq, heads, head_dim), or sequences of different lengths in one row.
 
-    Packed sequences are assumed to have the maximum length. Their number is the length of the row divided by this
-    length.
+    Packed sequences are assumed to have the maximum length. The length of the row divided by the maximum length is the
+    number of sequences.
     """
     backward = operation.name.endswith(("_backward", "::bwd"))
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]

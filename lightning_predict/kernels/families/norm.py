@@ -71,17 +71,18 @@ SHARED_ROW_BYTES: Final = _OF.count("SHARED_ROW_BYTES", "bytes")
 SOFTMAX_CYCLES: Final = {"warp": 0.43, "block": 0.8, "again": 0.7}
 """Multiprocessor cycles per element of softmax, for any dtype, by the place of a row.
 
-A row is kept in a warp, or in the shared memory of a block, or is read again. These cycles are the limit in 16 bits and
-on GPUs with high bandwidth. Measured values (training data: all of these):
+A row is kept in a warp, or in the shared memory of a block, or is read again. These cycles are the limit in 16 bits
+and on GPUs with high bandwidth. Measured values (training data: all of these):
 
-* H20, float16 and float32 (flagos-ai/FlagGems 5578): 0.42 to 0.49 for 512 and 1,024 columns, 0.92 and 0.93 for 4,096.
+* H20, float16 and float32 (flagos-ai/FlagGems 5578): 0.42 to 0.49 for 512 and 1,024 columns, 0.92 and 0.93 for
+  4,096.
 * H100, float16: 0.82 to 0.94, and 0.65 if read again.
 * A100-PCIe-80GB, float32, 4,096 columns: at most 0.75; memory is the limit.
 * B200, float32, 32,000 to 152,064 columns (Liger's cross entropy): 0.70 to 0.77.
 * H200, bfloat16, 1,024 rows of 32,768: published at 1.2, twice the H100's.
 
-They apply to Hopper and Blackwell, where they were measured. On the A100, they would raise the median error of 18
-published steps of Megatron-LM from 4.1 to 5.8 %."""
+These cycles apply to Hopper and Blackwell, where they were measured. On the A100, they would raise the median error
+of 18 published steps of Megatron-LM from 4.1 to 5.8 %."""
 
 CHANNEL_ELEMENTS_PER_SECOND: Final = {True: 4.4e9, False: 3.4e9}
 CHANNEL_ELEMENTS_PER_SECOND_BACKWARD: Final = {True: 2.75e9, False: 2.2e9}

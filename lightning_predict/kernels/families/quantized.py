@@ -1,7 +1,7 @@
 """Layers in 4 bits and optimizers in 8 bits, of bitsandbytes and of `extensions/quantization`.
 
-A matmul with a 4-bit weight is a dequantization followed by a matmul, as bitsandbytes computes training batches. Its
-fused kernel is used only for few rows. A dequantization is counted by the bytes that it moves. Example::
+A matmul with a 4-bit weight is a dequantization followed by a matmul, as bitsandbytes computes training batches.
+bitsandbytes uses its fused kernel only for few rows. A dequantization is counted by the bytes that it moves. Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> data, packed = TensorInfo((8, 64), "float16"), TensorInfo((4096, 1), "uint8")
