@@ -270,8 +270,6 @@ SPLIT_DEPTH: Final = _OF.count("SPLIT_DEPTH", "elements")
 
 WEIGHT_GRADIENT: Final = _OF.number("WEIGHT_GRADIENT", "factor")
 
-STRIDED_GRADIENT: Final = _OF.number("STRIDED_GRADIENT", "factor")
-
 GROUPED_GRADIENT: Final = _OF.number("GROUPED_GRADIENT", "factor")
 
 GAP_GRADIENT: Final = _OF.number("GAP_GRADIENT", "factor")
@@ -485,8 +483,7 @@ def _of_positions(work: ConvolutionWork) -> Array:
     is_grouped = work.groups > 1
     all_positions = work.strides * np.where(is_grouped, GROUPED_GRADIENT, 1.0)
     all_positions = all_positions * np.where(work.is_dilated, GAP_GRADIENT, 1.0)
-    skipping = np.where(work.is_dilated | is_grouped, all_positions, STRIDED_GRADIENT)
-    return np.where(work.strides > 1, skipping, 1.0)
+    return np.where((work.strides > 1) & (work.is_dilated | is_grouped), all_positions, 1.0)
 
 
 def _of_volumes(work: ConvolutionWork, gpu: Gpu) -> Array:
