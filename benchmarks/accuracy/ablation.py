@@ -21,7 +21,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -48,7 +48,7 @@ PACKAGE: Final = "lightning_predict"
 POINTS_TO_KEEP: Final = 0.1
 """Minimum loss of accuracy, in points of the mean error of any table, that keeps a constant."""
 
-WIDTH: Final = 140
+WIDTH: Final = 220
 
 
 @final
@@ -172,7 +172,12 @@ Scores = Mapping[str, Score]
 
 
 def ablate(
-    score: Callable[[str], Scores], console: Console, *, single: bool = False, groups_only: bool = False
+    score: Callable[[str], Scores],
+    console: Console,
+    *,
+    single: bool = False,
+    groups_only: bool = False,
+    kept: Collection[str] = (),
 ) -> Table:
     """Set each group of constants to neutral values, then the constants of groups that matter, and score.
 
@@ -180,7 +185,8 @@ def ablate(
         score: Scores the rows with the present values, under a name.
         console: Where progress is printed.
         single: Try each constant of every group.
-        groups_only: Try no single constant.
+        groups_only: Try no single constant, except those in `kept`.
+        kept: Names whose scores are kept already.
     """
     before = score("none")
     groups: dict[str, list[Constant]] = defaultdict(list)
@@ -192,25 +198,33 @@ def ablate(
             after = score(f"{group}|all")
         matters = worth(before, after) >= POINTS_TO_KEEP
         found.append((group, "all", after, matters))
-        if len(constants) > 1 and (single or matters) and not groups_only:
-            for constant in constants:
-                with neutral([constant]):
-                    own = score(f"{group}|{constant.name}")
-                found.append((group, constant.name, own, worth(before, own) >= POINTS_TO_KEEP))
+        for constant in constants if len(constants) > 1 else ():
+            name = f"{group}|{constant.name}"
+            if name not in kept and (groups_only or not (single or matters)):
+                continue
+            with neutral([constant]):
+                own = score(name)
+            found.append((group, constant.name, own, worth(before, own) >= POINTS_TO_KEEP))
         console.print(f"{group}: {'matters' if matters else 'costs nothing here'}", style="dim")
     return _table(before, found)
 
 
-def kept_scores(file: Path | None, rows: Sequence[PublishedStep], cache: Path) -> Callable[[str], Scores]:
-    """Return a function that scores the rows, and keeps each score in a JSON file, if there is one.
+Kept = dict[str, dict[str, list[float]]]
+"""[Number of steps, mean error %, steps in the interval %] by table, by the name of the constants."""
 
-    The file has [number of steps, mean error %, steps in the interval %] by table, by the name of the constants.
-    """
-    known = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+
+def read_scores(file: Path | None) -> Kept:
+    """Read the scores that an earlier run kept; empty without a file."""
+    found: Kept = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+    return found
+
+
+def keeping(known: Kept, file: Path | None, measure: Callable[[], Scores]) -> Callable[[str], Scores]:
+    """Return a function that scores with the present values, and keeps each score in a JSON file, if there is one."""
 
     def score(name: str) -> Scores:
         if name not in known:
-            own = scores(rows, cache)
+            own = measure()
             known[name] = {table: [one.cases, 100 * one.error, 100 * one.inside] for table, one in own.items()}
             if file is not None:
                 file.write_text(json.dumps(known, indent=1), encoding="utf-8")
@@ -263,12 +277,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     console = ResultConsole(width=WIDTH)
-    rows = sampled(tuple(published_steps(options.folder, options.cache)), options.cache, options.every)
-    if not rows:
+    known = read_scores(options.scores)
+    kept = frozenset(known)
+
+    @functools.cache
+    def rows() -> tuple[PublishedStep, ...]:
+        return sampled(tuple(published_steps(options.folder, options.cache)), options.cache, options.every)
+
+    if "none" not in known and not rows():
         print(f"error: {options.cache} holds no recorded step of {options.folder}.", file=sys.stderr)
         return 1
-    score = kept_scores(options.scores, rows, options.cache)
-    console.print(ablate(score, console, single=options.single, groups_only=options.groups))
+    score = keeping(known, options.scores, lambda: scores(rows(), options.cache))
+    console.print(ablate(score, console, single=options.single, groups_only=options.groups, kept=kept))
     write_run(console, "ablation", options.result)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import lightning_predict as lp
-from benchmarks.accuracy.ablation import PACKAGE, Score, ablate, kept_scores, neutral, read_constants, worth
+from benchmarks.accuracy.ablation import PACKAGE, Score, ablate, keeping, neutral, read_constants, read_scores, worth
 from lightning_predict.constants import FILE
 
 ROOT = Path(__file__).parents[2]
@@ -71,13 +72,17 @@ def test_a_constant_is_worth_the_largest_loss_of_any_table() -> None:
     assert worth(before, narrow) == pytest.approx(10.0)  # 70 % is 10 points further from 90 % than 80 %
 
 
+def fail() -> Mapping[str, Score]:
+    raise AssertionError("every score was kept")
+
+
 def test_an_interrupted_ablation_continues_from_its_kept_scores(tmp_path: Path) -> None:
     groups = {constant.group for constant in read_constants()}
     names = ["none", *(f"{group}|all" for group in groups)]
     kept = {name: {"steps": [10, 9.0 if name == "norms|all" else 5.0, 90.0]} for name in names}
     file = tmp_path / "scores.json"
     file.write_text(json.dumps(kept), encoding="utf-8")
-    table = ablate(kept_scores(file, (), tmp_path), Console(quiet=True), groups_only=True)
+    table = ablate(keeping(read_scores(file), file, fail), Console(quiet=True), groups_only=True)
     groups_column, *_, keep = (list(column.cells) for column in table.columns)
     assert [group for group, kept_or_not in zip(groups_column, keep, strict=True) if kept_or_not == "yes"] == [
         "none",
