@@ -21,21 +21,11 @@ from lightning_predict.checked import positive_number, shown
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.lookup import gpu as find_gpu
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.gpus.records import DTYPE_WORDS, Gpu
 from lightning_predict.units import flops_to_teraflops, teraflops_to_flops
 
 OwnRates = Mapping[str, float | Mapping[str, float]]
 """FLOP/s by dtype, or such mappings by GPU name."""
-
-DTYPE_WORDS: Final[Mapping[str, str]] = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "fp8": "float8",
-    "fp64": "float64",
-}
-"""dtypes by short name."""
 
 ABOVE_PEAK: Final = 1.1
 """Maximum ratio of a measured rate to the peak. Some boards boost a few percent above their data sheet."""

@@ -28,6 +28,16 @@ AMD: Final = "AMD"
 
 # --- A row of the catalogue
 
+DTYPE_WORDS: Final[Mapping[str, str]] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "fp8": "float8",
+    "fp64": "float64",
+}
+"""dtypes by short name, of the command line and of other frameworks' configurations."""
+
 
 @final
 @dataclass(frozen=True, slots=True)

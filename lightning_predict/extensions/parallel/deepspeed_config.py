@@ -18,6 +18,7 @@ from lightning_predict.extensions.parallel.config_values import (
     refused,
     whole_if_given,
 )
+from lightning_predict.gpus.records import DTYPE_WORDS
 
 ZERO_WITHOUT_EFFECT: Final = frozenset(
     "stage overlap_comm offload_optimizer offload_param contiguous_gradients reduce_scatter reduce_bucket_size "
@@ -39,7 +40,7 @@ NOT_PREDICTED: Final = (
 COMPRESSING: Final = ("onebitadam", "zerooneadam", "onebitlamb")
 """Optimizers that communicate compressed gradients, which is not predicted."""
 
-DTYPES: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+DTYPES: Final = ("fp16", "bf16", "fp32")
 
 BATCH_KEYS: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -70,7 +71,7 @@ def words_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
     if exchanged not in (None, AUTO):
         if not isinstance(exchanged, str) or exchanged not in DTYPES:
             raise refused(path, "communication_data_type", exchanged)
-        words.append(f"reduce_dtype={DTYPES[exchanged]}")
+        words.append(f"reduce_dtype={DTYPE_WORDS[exchanged]}")
     return words
 
 

@@ -22,6 +22,7 @@ from lightning_predict.extensions.parallel.config_values import (
     whole_if_given,
 )
 from lightning_predict.extensions.parallel.deepspeed_config import words_of_deepspeed
+from lightning_predict.gpus.records import DTYPE_WORDS
 
 FSDP_SHARDING: Final[Mapping[str, str]] = {
     "FULL_SHARD": "fsdp",
@@ -42,7 +43,7 @@ FSDP_WITHOUT_EFFECT: Final = frozenset(
 )
 """Keys of `fsdp_config`, without the prefix `fsdp_`, that are read below or hardly affect predictions."""
 
-MIXED: Final = {"bf16": "bfloat16", "fp16": "float16"}
+MIXED: Final = ("bf16", "fp16")
 
 
 _USED: Final = frozenset(
@@ -83,9 +84,9 @@ def _of_accelerate(found: Mapping[str, Any], path: str) -> list[str]:
         if is_on(found.get(key)):
             raise refused(path, key, found[key])
     if kind == "FSDP":
-        return _of_fsdp(
-            options_table(found, "fsdp_config", path), path, mixed=MIXED.get(str(found.get("mixed_precision")))
-        )
+        precision = found.get("mixed_precision")
+        mixed = DTYPE_WORDS[precision] if precision in MIXED else None
+        return _of_fsdp(options_table(found, "fsdp_config", path), path, mixed=mixed)
     if kind == "DEEPSPEED":
         return _of_accelerates_deepspeed(options_table(found, "deepspeed_config", path), path)
     if kind not in ("NO", "MULTI_GPU"):
@@ -164,7 +165,7 @@ def _of_trainer(found: Mapping[str, Any], path: str) -> list[str]:
         if degrees:
             raise refused(path, "deepspeed", found["deepspeed"])
         return _merged(_of_deepspeed_file(str(found["deepspeed"]), path), batches)
-    mixed = next((MIXED[key] for key in MIXED if found.get(key) in (True, "auto", "full")), None)
+    mixed = next((DTYPE_WORDS[key] for key in MIXED if found.get(key) in (True, "auto", "full")), None)
     fsdp = found.get("fsdp")
     asked = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
     if not asked and not found.get("fsdp_config"):
