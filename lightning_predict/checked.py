@@ -701,16 +701,13 @@ class _Shown(reprlib.Repr):
         self.maxlong = self.maxother = 60
 
     def repr_str(self, x: str, level: int) -> str:
-        """Return the representation of the first 60 characters."""
         del level
         return repr(x[:60])
 
     def repr__LinedDict(self, x: _LinedDict, level: int) -> str:  # noqa: N802
-        """Return the representation of a plain dictionary."""
         return self.repr_dict(x, level)
 
     def repr__LinedList(self, x: _LinedList, level: int) -> str:  # noqa: N802
-        """Return the representation of a plain list."""
         return self.repr_list(x, level)
 
 

@@ -434,7 +434,6 @@ def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Int
 
 
 def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:
-    """Return the notes about the kinds of step, without duplicates."""
     notes: dict[str, None] = {}
     for single in singles:
         kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)

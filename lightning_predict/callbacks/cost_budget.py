@@ -739,7 +739,6 @@ class CostBudget(Callback):
         )
 
     def _act(self, trainer: Trainer, fit: _Fit, decision: Decision, *, can_save: bool) -> None:
-        """Carry out a decision."""
         # Ranks with different numbers of validation batches would deadlock.
         fit.validation_interval = decision.get("validation_interval") if decision.get("alike") else None
         if decision["action"] == "off":

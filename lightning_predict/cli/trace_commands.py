@@ -293,7 +293,6 @@ def _why_not_predictable(recorded: Trace) -> str | None:
 
 
 def _lines(recorded: Trace) -> Iterable[str]:
-    """Return a summary of a trace as lines of text."""
     found = _summary(recorded)
     phases = ", ".join(f"{count} {phase}" for phase, count in found["operations_by_phase"].items())
     compiled = ", compiled" if recorded.compiled else ""

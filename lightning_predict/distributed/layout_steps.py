@@ -179,16 +179,7 @@ class MultiGpuStep:
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> StepPrediction:
-        """Return the step on a layout.
-
-        Args:
-            layout: The GPUs.
-            step: The step on a single GPU.
-            row: Index of the GPU in `gpus`.
-            strategy: Parallel strategy.
-            interconnect: Known properties of the links.
-            overlap_costs: Costs of overlapping communication.
-        """
+        """Return the step on a layout."""
         if layout.count == 1:
             return step.accumulated(strategy.accumulate)
         check_communication(layout)

@@ -316,11 +316,6 @@ kernels, RDNA and RDNA 2 use Pascal, and RDNA 3 uses GeForce Ampere."""
 
 @lru_cache(maxsize=256)
 def generation_of(vendor: str, capability: tuple[int, int]) -> Generation:
-    """Return the generation of a GPU. NVIDIA's generations apply to a vendor without rows.
-
-    Args:
-        vendor: Name of the vendor.
-        capability: Compute capability.
-    """
+    """Return the generation of a GPU. NVIDIA's generations apply to a vendor without rows."""
     rows = GENERATIONS.get(vendor, GENERATIONS[NVIDIA])
     return rows[max(since for since in rows if since <= capability)]

@@ -100,7 +100,6 @@ def _compute_instance(profile: SliceProfile, name: str, share: float) -> SlicePr
 
 @cache
 def _profiles() -> Mapping[str, Mapping[str, SliceProfile]]:
-    """Read the MIG profiles of each GPU that has any."""
     document = read_toml(CATALOGUE_FOLDER / SLICES_FILE, CatalogueError)
     document.check_keys({"mig"})
     found: dict[str, dict[str, SliceProfile]] = {}

@@ -255,11 +255,7 @@ def layout_factors(
 
 
 def transposed_products(operations: Sequence[Operation]) -> frozenset[int]:
-    """Return the indices of matmuls whose second operand is transposed in memory.
-
-    Args:
-        operations: All operations of a trace, in order.
-    """
+    """Return the indices of matmuls whose second operand is transposed in memory."""
     if [index for index, operation in enumerate(operations) if SECOND_TRANSPOSED in operation.arguments]:
         return frozenset(
             index

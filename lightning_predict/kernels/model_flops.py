@@ -50,13 +50,7 @@ class StepWork:
 
 
 def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace) -> StepWork:
-    """Count the FLOPs and tokens of a step.
-
-    Args:
-        kinds: Work of each kind of step.
-        shares: Share of each kind among all steps.
-        trace: Recorded step.
-    """
+    """Count the FLOPs and tokens of a step."""
     by_dtype: defaultdict[str, float] = defaultdict(float)
     flops = 0.0
     for work, part in zip(kinds, shares, strict=True):

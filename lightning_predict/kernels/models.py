@@ -591,10 +591,6 @@ def _serving(
 def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array:
     """Compute the log utilisation, in [log(lowest), 0], by the same network for all GPUs.
 
-    Args:
-        network: Ensemble of networks.
-        features: Shape (gpus, problems, features).
-
     Returns:
         Mean over the ensemble, shape (gpus, problems).
     """

@@ -108,11 +108,7 @@ class CachingAllocator:
         self._last: dict[bool, MemoryBlock | None] = {True: None, False: None}
 
     def allocate(self, size: int) -> MemoryBlock:
-        """Allocate a block of at least `size` bytes.
-
-        Args:
-            size: Size in bytes, above 0.
-        """
+        """Allocate a block of at least `size` bytes."""
         size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         is_small = size <= SMALL_BYTES
         free = self._free[is_small]

@@ -127,13 +127,7 @@ def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
 def batch_bytes(
     operations: Sequence[Operation], parameters: Iterable[Parameter], buffers: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """Return the sizes of storages that the forward pass reads but no operation writes: the batch.
-
-    Args:
-        operations: Operations of a step.
-        parameters: Parameters of the model.
-        buffers: Storage ids of the model's buffers.
-    """
+    """Return the sizes of storages that the forward pass reads but no operation writes: the batch."""
     given = [
         life
         for life in _lives(operations)

@@ -175,7 +175,6 @@ class _ValidationRun:
 
     @property
     def every(self) -> list[float]:
-        """Seconds of each batch."""
         return [seconds for seconds, _ in self.batch_seconds]
 
     def plain(self, start: int = 0) -> list[float]:

@@ -263,7 +263,6 @@ def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
 
 
 def _or_many(count: int | None) -> float:
-    """Return the count; infinity if unknown."""
     return math.inf if count is None else count
 
 

@@ -225,7 +225,6 @@ class WatchedRun:
 
     @log_exceptions
     def _opens(self) -> None:
-        """Start the clocks and the budget."""
         usd, hours, price = self._terms
         self._ledger.open(forget=True)
         if usd is not None:

@@ -20,7 +20,7 @@ def model_card(prediction: Prediction, *, place: str | None = None, command: str
     """Return hardware, time, cost and emissions as Markdown with the fields of a model card.
 
     Args:
-        prediction: The run on its GPU.
+        prediction: Prediction of the run on one GPU.
         place: Place of the electricity grid.
         command: Command that repeats the prediction.
 

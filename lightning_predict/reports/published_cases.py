@@ -189,12 +189,6 @@ def nearest_cases(
     If the same kind of model has cases, only these are returned. Cases on the same GPU come first, then cases on a GPU
     of the same generation or in the same precision. Ties go to cases with the same mode (training or inference), then
     to sources on which no constant was chosen.
-
-    Args:
-        step: The step.
-        gpu: Catalogue name of the GPU.
-        cases: Cases to choose from.
-        number: Number of cases to return.
     """
     asked = gpu_of(gpu)
     precision = precision_on(step.precision, gpu)

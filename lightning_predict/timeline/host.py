@@ -365,7 +365,6 @@ def _replayed(trace: Trace) -> RecordedHost:
 
 
 def _span(operation: Operation) -> tuple[float, float]:
-    """Return the start and the end of an operation on the host."""
     start = operation.host_start_seconds or 0.0
     return start, start + (operation.host_seconds or 0.0)
 

@@ -418,7 +418,6 @@ class _Segment:
 
 
 def _segments(order: LaunchSchedule, walk: HostTimeline, durations: Array) -> list[_Segment]:
-    """Split the step at its waits."""
     found = []
     operation = kernel = 0
     for operations, kernels, moment in (*walk.waits, (len(walk.begins), len(walk.launched), None)):

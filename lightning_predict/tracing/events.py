@@ -206,7 +206,6 @@ def _split(rows: Checked) -> tuple[list[Call], list[DeviceWork]]:
 
 
 def _thread(row: Checked) -> Thread:
-    """Return the process and thread of an event."""
     thread = (row.value.get("pid"), row.value.get("tid"))
     if not all(map(is_label, thread)):
         raise row.error(f"has {shown(thread)} as its process and thread; expected numbers or strings.")
@@ -214,7 +213,6 @@ def _thread(row: Checked) -> Thread:
 
 
 def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
-    """Read name, start, duration and arguments of an event."""
     event = row.value
     name, start, duration, arguments = event.get("name"), event.get("ts"), event.get("dur", 0.0), event.get("args", {})
     usual = type(name) is str and type(start) in _NUMBERS and type(duration) in _NUMBERS and type(arguments) is dict
@@ -299,7 +297,6 @@ def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[Device
 
 
 def _whole_window(calls: list[Call], work: list[DeviceWork]) -> tuple[float, float]:
-    """Return start and end of all events in a file."""
     ends = [*(call.end for call in calls), *(item.start + item.duration for item in work)]
     return min(call.start for call in calls), math.nextafter(max(ends), math.inf)
 

@@ -368,7 +368,6 @@ def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
 
 
 def _device_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Return the file's rows for the machine's GPUs."""
     rows = profile.header.get("deviceProperties", profile.header.get("computeProperties"))
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

@@ -173,7 +173,6 @@ def _touched(operations: Iterable[Operation]) -> Iterator[int | None]:
 
 
 def _renumbered(operations: Iterable[Operation], names: Mapping[int, int]) -> Iterator[Operation]:
-    """Yield the operations with other storage ids."""
     known: dict[int, TensorInfo] = {}  # by identity: the recorder describes a tensor once, and hashing is slower
 
     def its(tensor: TensorInfo) -> TensorInfo:

@@ -156,7 +156,6 @@ def _merged(sizes: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ..
 
 
 def _order(strides: Sequence[int]) -> list[int]:
-    """List dimensions in order of decreasing stride."""
     return sorted(range(len(strides)), key=lambda place: -strides[place])
 
 

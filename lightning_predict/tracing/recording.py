@@ -270,7 +270,6 @@ def _backward_without_autocast() -> Iterator[None]:
 
 
 def _check_dtype(trace: Trace, wanted: Precision) -> None:
-    """Check that the parameters have the dtype of the precision."""
     others = sorted({one.dtype for one in trace.parameters if one.dtype.startswith(_FLOATING)} - {wanted.dtype})
     if others:
         raise CaptureError(

@@ -91,13 +91,7 @@ class BlockTimer:
         return self.is_running and self._steps == self._steps_wanted - 1
 
     def begins(self, now: float, *, steps: int, batches: int) -> None:
-        """Record that a block begins, with an idle device.
-
-        Args:
-            now: Seconds on a monotonic clock.
-            steps: Number of steps in the block.
-            batches: Batches per step.
-        """
+        """Record that a block begins, with an idle device."""
         self.is_running = True
         self._tries -= 1
         self._steps, self._steps_wanted, self._batches = 0, steps, batches

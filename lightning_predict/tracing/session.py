@@ -442,7 +442,6 @@ class CaptureSession:
 
 
 def _renamed(trace: Trace, names: Mapping[str, str | None]) -> Trace:
-    """Return the Trace with modules renamed."""
     if not names:
         return trace
     operations = (

@@ -178,7 +178,6 @@ class _Trial:
         return predictions.items_in_order[0]
 
     def advised(self, change: Change) -> EvaluatedChange:
-        """Evaluate one change on all layouts."""
         described = EvaluatedChange(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
         why_not = self._why_not(change, self._trace, self._layouts[0])
         if why_not is not None:

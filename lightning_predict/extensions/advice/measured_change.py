@@ -198,7 +198,6 @@ class _Side:
 
 
 def _device() -> torch.device:
-    """Return the GPU if available, otherwise the CPU."""
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -356,7 +355,6 @@ def _compiled(mode: str | None, side: _Side) -> Callable[[], object]:
 
 
 def _fused(side: _Side) -> Callable[[], object]:
-    """Switch each optimizer to its fused implementation."""
     for optimizer in side.optimizers:
         if any("fused" not in group for group in optimizer.param_groups):
             raise CaptureError(f"{type(optimizer).__name__} has no fused update")

@@ -180,7 +180,6 @@ class _Shardings:
 
     @property
     def fastest(self) -> ShardingPlan:
-        """The fastest plan over all layouts."""
         return min((plan for one in self.placements.values() for plan in one.plans), key=self.seconds)
 
     def as_dict(self) -> dict[str, object]:

@@ -221,7 +221,6 @@ def loads_of(
 def _operations(
     table: EmbeddingTable, kind: str, part: TablePart, optimizer: OptimizerState
 ) -> tuple[tuple[OperationShape, ...], tuple[OperationShape, ...]]:
-    """Return the operations of the forward and the backward pass."""
     forward = part.as_operation("embedding_bag", table.dtype)
     backward = part.as_operation("embedding_bag_backward", table.dtype)
     if not KINDS[kind].replicates:

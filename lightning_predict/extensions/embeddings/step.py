@@ -321,12 +321,7 @@ def in_gibibytes(size_bytes: float) -> str:
 
 
 def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
-    """Return the contents of a plan file: kind and GPU of each table, layout and optimizer.
-
-    Args:
-        plan: The plan.
-        optimizer: Optimizer of the tables, a key of `OPTIMIZERS`.
-    """
+    """Return the contents of a plan file: kind and GPU of each table, layout and optimizer."""
     return {
         "layout": plan.layout,
         "optimizer": optimizer,

@@ -208,12 +208,6 @@ class ShardedEmbeddings:
     def whole(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout, chosen: ChosenPlan) -> WholeStep:
         """Return the step on a layout under a plan, with a timeline of its parts.
 
-        Args:
-            shared: Predictor of the step, from the method `shared`.
-            step: The step on a single GPU.
-            layout: The GPUs, at least two.
-            chosen: The plan, for the recorded number of samples on each GPU.
-
         Raises:
             InvalidArgumentError: The step contains several batches.
         """
@@ -252,12 +246,7 @@ class ShardedEmbeddings:
         )
 
     def needed_bytes(self, trace: Trace, layout: Layout) -> float | None:
-        """Return the peak memory of the GPU that needs the most memory; None if the step's memory is unknown.
-
-        Args:
-            trace: The recorded step.
-            layout: The GPUs, at least two.
-        """
+        """Return the peak memory of the GPU that needs the most memory; None if the step's memory is unknown."""
         dense = without_tables(trace)
         alone = step_memory(dense)
         if alone is None:
@@ -347,7 +336,6 @@ class _Tables:
 
     @property
     def parameter_bytes(self) -> float:
-        """Recorded size of the tables in bytes."""
         return float(sum(map(parameter_bytes, self.parameters)))
 
     @cached_property
@@ -373,7 +361,6 @@ class _Tables:
 
     @cached_property
     def _gradients(self) -> frozenset[int]:
-        """Storage ids of the gradients of tables."""
         made = (one for one in self._trace.operations if one.name in TABLE_BACKWARDS)
         return frozenset(tensor.id for one in made for tensor in one.outputs if tensor.id is not None)
 

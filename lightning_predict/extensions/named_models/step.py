@@ -145,7 +145,6 @@ def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptio
 
 
 def _described(name: ModelName, built: NamedStep, options: StepOptions) -> str:
-    """Describe the step in a sentence."""
     total, trained = parameter_counts(built.model)
     share = "" if trained == total else f", {_short(trained)} trained"
     facts = [

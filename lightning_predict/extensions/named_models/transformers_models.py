@@ -88,7 +88,6 @@ def _config_of(content: Mapping[str, Any], transformers: Any, name: ModelName) -
 
 
 def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
-    """Return the class of the model."""
     named = (getattr(config, "architectures", None) or [""])[0]
     found = getattr(transformers, named, None) if named else None
     if found is None:

@@ -289,8 +289,6 @@ def _table(path: Path) -> dict[str, list[Any]]:
 
 
 class _Block(nn.Module):
-    """A residual block of two convolutions."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         parts = [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]

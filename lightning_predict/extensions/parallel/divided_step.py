@@ -58,9 +58,6 @@ class DividedStep:
     def split(self, blocks: bool) -> SplitModel:
         """Return the model of the trace.
 
-        Args:
-            blocks: Whether to find transformer blocks.
-
         Raises:
             InvalidArgumentError: Blocks are requested, but the model has no transformer blocks.
         """

@@ -332,7 +332,6 @@ _AGAIN: Final[Mapping[Recompute, str]] = {
 
 
 def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator[str]:
-    """Yield notes on assumptions, for the user."""
     if strategy.tensor > 1:
         rest = "shared as well" if strategy.sequence else "whole on each"
         yield (

@@ -175,7 +175,6 @@ FUSED_GRADIENT_BYTES: Final = _OF.count("FUSED_GRADIENT_BYTES", "bytes")
 
 
 def _logits(model: SplitModel, kept_storages: Sequence[_Kept]) -> int:
-    """Return the number of logits of a batch."""
     return max((one.tensor.elements for one in kept_storages if one.is_of_vocabulary(model)), default=0)
 
 

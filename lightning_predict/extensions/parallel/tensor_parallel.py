@@ -144,7 +144,6 @@ def positions_of(blocks: Sequence[TransformerBlock]) -> dict[str, int]:
 
 
 def _units(trace: Trace) -> dict[str, _Unit]:
-    """Return the forward operations of each numbered module."""
     units: dict[str, _Unit] = {}
     for operation in trace.operations:
         if operation.phase == "forward" and operation.module is not None:

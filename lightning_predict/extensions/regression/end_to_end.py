@@ -61,11 +61,7 @@ class Term:
         return " / ".join(parts)
 
     def values(self, columns: Mapping[Variable, Array]) -> Array:
-        """Return the value of the product for each run, shape (runs,).
-
-        Args:
-            columns: Values of each variable, shape (runs,).
-        """
+        """Return the value of the product for each run, shape (runs,)."""
         powers = (columns[name] ** float(power) for name, power in zip(self.variables, self.exponents, strict=True))
         values: Array = np.prod(np.stack(list(powers)), axis=0)
         return values
@@ -396,10 +392,6 @@ def fit_regression(
 def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS) -> tuple[float, ...]:
     """Return the cross-validation error (predicted / actual - 1) of each run, in order.
 
-    Args:
-        runs: Runs of one model.
-        options: How to create and select terms.
-
     Raises:
         InvalidArgumentError: There are too few runs.
         MissingDependencyError: scikit-learn or SciPy is not installed.
@@ -472,7 +464,6 @@ def _is_work_of_any_gpu(term: Term) -> bool:
 
 
 def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
-    """Return the unfitted estimator for these terms."""
     from lightning_predict.extensions.regression.stepwise import StepwiseRegression
 
     return StepwiseRegression(

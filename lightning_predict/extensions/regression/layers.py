@@ -93,11 +93,7 @@ class LayerRegression:
     lines: Mapping[str, Line]
 
     def predict(self, trace: Trace) -> NetworkEstimate:
-        """Predict the device time of a step as the sum of its layers.
-
-        Args:
-            trace: A step of any neural network. Its kernels are ignored.
-        """
+        """Predict the device time of a step as the sum of its layers, without the kernels of the trace."""
         seconds, known = 0.0, 0
         unknown: Counter[str] = Counter()
         beyond: dict[str, float] = {}

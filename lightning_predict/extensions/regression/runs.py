@@ -303,8 +303,6 @@ def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[
 
 
 def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
-    """Convert one row to a run."""
-
     def text(field: str) -> str | None:
         return _cell(row, field, columns, values).value or None
 

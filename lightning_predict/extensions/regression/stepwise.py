@@ -152,7 +152,6 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
 
 
 def _weights(given: Any, rows: int) -> Array:
-    """Return the weight of each row."""
     weights = np.ones(rows) if given is None else np.asarray(given, dtype=np.float64)
     weights = np.full(rows, float(weights)) if weights.ndim == 0 else weights
     if weights.shape != (rows,) or not np.isfinite(weights).all() or (weights < 0).any():

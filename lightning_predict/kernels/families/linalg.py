@@ -69,7 +69,6 @@ class _Waits:
 
 
 def _tall(c: Columns) -> tuple[Array, Array]:
-    """Return the longer side, then the shorter side."""
     return np.maximum(c["m"], c["n"]), np.minimum(c["m"], c["n"])
 
 
@@ -204,7 +203,6 @@ class _Matrices:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute."""
         return min(self.batch, self.rows, self.columns) < 1
 
     def problem(self, operation: str, *dims: float) -> OperationShape:

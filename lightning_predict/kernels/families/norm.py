@@ -121,12 +121,7 @@ UNMEASURED_IN_CUDNN: Final = MappingProxyType({"float16": 0.0})
 
 
 def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxyType({})) -> Callable[..., Array]:
-    """Make the latency function of a kernel that takes equal SM cycles for each element.
-
-    Args:
-        cycles: SM cycles per element.
-        other: SM cycles per element in some dtypes.
-    """
+    """Make the latency function of a kernel that takes equal SM cycles for each element."""
 
     def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
         elements = batch.columns["rows"] * batch.columns["cols"]
@@ -262,11 +257,7 @@ SOFTMAX_BACKWARD_FLOOR: Final = LatencyBound(latency=_softmax_backward_latency, 
 
 
 def _streamed(longest: float) -> Callable[[OperationShape], OperationShape | None]:
-    """Make the alternative of a norm or softmax that takes as long as a transfer if one block keeps a row.
-
-    Args:
-        longest: Maximum number of columns.
-    """
+    """Make the alternative of a norm or softmax that takes as long as a transfer if one block keeps a row."""
 
     def alternative(problem: OperationShape) -> OperationShape | None:
         rows, columns = problem.dims

@@ -37,7 +37,6 @@ _OF: Final = constants_of(__name__)
 
 
 def _pooled(c: Columns) -> Array:
-    """Return the number of output elements."""
     rows = np.maximum(np.floor((c["height"] - c["kernel_size"]) / c["stride"]) + 1, 1)
     columns = np.maximum(np.floor((c["width"] - c["kernel_size"]) / c["stride"]) + 1, 1)
     pooled: Array = c["batch"] * c["channels"] * rows * columns

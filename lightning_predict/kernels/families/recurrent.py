@@ -47,7 +47,6 @@ def _inputs(c: Columns) -> Array:
 
 
 def _outputs(c: Columns) -> Array:
-    """Return the number of output elements of all layers."""
     return c["batch"] * c["steps"] * c["layers"] * c["hidden"] * c["directions"]
 
 

@@ -140,7 +140,6 @@ def _attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
 
 
 def _heads(words: Words, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Return query, key and value."""
     counts = (words["heads"], words["kv_heads"], words["kv_heads"])
     return [
         made(device, dtype, words["batch"], heads, words["seq"], words["head_dim"]).requires_grad_() for heads in counts
@@ -458,16 +457,7 @@ def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrice
 def _calls(
     name: str, forward: Forward, wanted: tuple[str, ...], words: Words, dtype: torch.dtype, device: torch.device
 ) -> Calls:
-    """Return the calls of one operation.
-
-    Args:
-        name: Name of the operation.
-        forward: Function that computes the forward pass.
-        wanted: Names of the operands whose gradients are computed.
-        words: Shape parameters.
-        dtype: dtype of the operands.
-        device: Device of the operands.
-    """
+    """Return the calls of one operation."""
     matrices = _matrices(words, dtype, device)
     return forward_and_backward(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
 

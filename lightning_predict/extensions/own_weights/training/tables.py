@@ -229,13 +229,7 @@ def plain_dtype(text: str) -> str:
 
 
 def group_of(key: Key, table: Array, kind: TableKind) -> Group:
-    """Return rows as a group, averaged over rows of equal shape.
-
-    Args:
-        key: Key of the rows.
-        table: Shape parameters and seconds, shape (rows, words + 1).
-        kind: Format of the file, which names the shape parameters.
-    """
+    """Return rows as a group, averaged over rows of equal shape."""
     gpu, operation, dtype, source, build = key
     shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)  # (problems, words), (rows,)
     inverse = inverse.reshape(-1)
