@@ -19,7 +19,7 @@ from typing import Final, final
 
 from lightning_predict.reports.published_cases import SourceSplit
 
-FOLDERS: Final = ("validation", "measurements", "traces")
+FOLDERS: Final = ("validation", "measurements", "traces", "cases")
 """Folders of published measurements and recordings; the modules say where each comes from."""
 
 DEFAULT_STUDY: Final = Path(os.devnull)
@@ -37,7 +37,7 @@ class Run:
     Attributes:
         name: Name of the result.
         module: Module that Python runs.
-        words: What follows the module. `validation`, `measurements` and `traces` stand for these folders of data, and
+        words: What follows the module. `validation`, `measurements`, `traces` and `cases` stand for folders of data,
             `STEPS` for the folder of recorded steps, `STUDY` for an empty file of settings.
         split: Whether constants were chosen on the scored rows.
         fitted: Constants that were chosen on them.
@@ -180,6 +180,22 @@ RUNS: Final[Mapping[str, Run]] = {
         _part("ibm", "held out", "", *_CACHE),
         _part("kempner", "held out", "", *_CACHE),
         Run(
+            name="reported-cases",
+            module="benchmarks.accuracy.reported_cases",
+            words=("cases",),
+            split="fitted",
+            fitted="width of memory's intervals on two of the sources; no other number",
+            is_quick=False,
+        ),
+        Run(
+            name="qlora",
+            module="benchmarks.accuracy.qlora",
+            words=("validation",),
+            split="fitted",
+            fitted="three settings of their script; no number",
+            is_quick=False,
+        ),
+        Run(
             name="operator-weights",
             module="benchmarks.training",
             words=("evaluate", "measurements"),
@@ -211,7 +227,9 @@ RUNS: Final[Mapping[str, Run]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the commands whose data is there; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with validation, measurements and traces")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with validation, measurements, traces and cases"
+    )
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="(default: %(default)s)")
     parser.add_argument("--cache", type=Path, default=Path("recorded-steps"), help="recorded steps (%(default)s)")
     parser.add_argument("--only", default="", help="names, separated by commas (default: all that are quick)")
