@@ -617,7 +617,7 @@ class CostBudget(Callback):
         )
         try:
             in_hook(path, lambda: save_ledger(path, kept), seconds=wait_seconds(trainer, FILE_SECONDS))
-        except Exception as error:  # a ledger that cannot be written never turns the budget off
+        except Exception as error:  # a failed write never turns the budget off
             own_error(error)
             if "ledger" not in self._warned:
                 self._warned.add("ledger")

@@ -199,7 +199,7 @@ class FitRecording:
         """Stop and discard all recordings in progress."""
         recorders = (self._steps, self._validation)
         self._steps = self._validation = None
-        with ExitStack() as parts:  # each stops even if the other raises an error
+        with ExitStack() as parts:  # each recorder stops, even if the other raises an error
             for recorder in recorders:
                 if recorder is not None:
                     parts.callback(recorder.stop)

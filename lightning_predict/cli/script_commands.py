@@ -126,7 +126,7 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
     numbers = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores SIGHUP
     before = {number: signal.signal(number, forward) for number in heard}
-    process = subprocess.Popen(command, env=environment)  # before SIGINT is ignored: a child inherits that
+    process = subprocess.Popen(command, env=environment)  # before SIGINT is ignored, because a child inherits this
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     started.append(process)
     for number in early:

@@ -54,7 +54,7 @@ class DataSplit:
 DATA_SPLITS: Final[Mapping[DataStrategy, DataSplit]] = {
     "ddp": DataSplit(),
     "zero1": DataSplit(state=True),
-    # The search skips ZeRO 2: its communication takes as long as that of ZeRO 1, and FSDP saves more memory.
+    # The search skips ZeRO 2: it communicates as long as ZeRO 1, and FSDP saves more memory.
     "zero2": DataSplit(state=True, gradients=True, is_searched=False),
     "fsdp": DataSplit(state=True, gradients=True, parameters=True),
     "hybrid": DataSplit(state=True, gradients=True, parameters=True, inside_machines=True),

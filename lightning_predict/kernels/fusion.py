@@ -194,7 +194,7 @@ def _reduces_long_rows(operation: Operation) -> bool:
     if "batch_norm" in operation.name:
         return operation.arguments.get("training") is not False
     small = min((tensor.elements for tensor in operation.outputs[1:] or operation.outputs), default=1)
-    if operation.name.endswith("layer_norm_backward"):  # its other results are the gradients of the weights
+    if operation.name.endswith("layer_norm_backward"):  # its other results: gradients of weights
         return int(math.prod(operation.arguments.get("normalized_shape", (1,)))) > LONGEST_ROW_IN_A_KERNEL
     if operation.name.endswith("group_norm_backward"):
         return True
@@ -423,7 +423,7 @@ def _is_small_window(operation: Operation) -> bool:
     dilation = operation.arguments.get("dilation", 1)
     if operation.phase != "forward" or not isinstance(kernel, list | tuple):
         return False
-    if "max_pool3d" in operation.name:  # Inductor leaves it to PyTorch until torch 2.8
+    if "max_pool3d" in operation.name:  # until torch 2.8, Inductor leaves max_pool3d to PyTorch
         return False
     whole = all(each == 1 for each in (dilation if isinstance(dilation, list | tuple) else (dilation,)))
     return whole and math.prod(kernel) <= LARGEST_WINDOW

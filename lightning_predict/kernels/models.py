@@ -423,7 +423,7 @@ class UtilisationModels:
         larger = clamp_to_larger_shapes(family, batch, gpus, predicted, timed)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
         lesser = np.minimum(larger, longest)
-        # Rules for slow kernels (`floor`) can make an operation slower than the next larger one.
+        # Rules for slow kernels (`floor`) can make an operation slower than the next larger operation.
         floor = np.maximum(family.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
         seconds = np.maximum(self._clamp_to_weaker_gpu(family, batch, gpus, lesser), floor)
         steps = zip(NETWORK_BOUNDS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)

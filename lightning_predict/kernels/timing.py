@@ -437,10 +437,10 @@ SURROGATE: Final = TimeSource(
     name="proxy", supports=_has_surrogate, estimate=None, timed_by=lambda _problem, _models: "proxy"
 )
 
-# The order follows the strength of the evidence. A neural network of the operation was trained on the same kernel. A
-# formula of its family models the kernel if there were too few measurements for training. A sibling dtype has the same
-# kernel with other units, so it precedes a proxy, which is another kernel. The roofline is last because it supports
-# every problem. (Measured kernels of the trace itself precede all of these, in `measured_scaling.py`.)
+# Stronger evidence comes first. A neural network of the operation was trained on the same kernel. A formula of its
+# family models the kernel if there were too few measurements for training. A sibling dtype has the same kernel with
+# other units, and a proxy is another kernel. The roofline is last because it supports every problem. (Measured
+# kernels of the trace precede all sources, in `measured_scaling.py`.)
 SOURCES: Final = (
     TimeSource(name="network", supports=_has_network, estimate=_by_network, timed_by=_as_network_knows),
     TimeSource(

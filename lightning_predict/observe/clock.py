@@ -366,7 +366,7 @@ class RunClock:
         """Exclude a single interruption before the next batch, such as a prediction."""
         self._gap = None
         self.device.drain()
-        self._waits_to_skip = max(0, self.buffered - 1)  # the first batch after the interruption is one of these
+        self._waits_to_skip = max(0, self.buffered - 1)  # the first batch after the interruption is a buffered batch
 
     def step_is_measured(self, trace: Trace) -> None:
         """Set the device time of a batch from a recorded step, if the step was timed."""

@@ -204,7 +204,7 @@ def estimate_mean(
     if at:
         excess = statistics.fmean(kept[place] for place in at) - middle
         rate = _rate(at, len(kept), of=len(later), ahead=remaining)
-        if len(at) == 1 and excess > sum(usual):  # longer than all others together: it tells little about the rest
+        if len(at) == 1 and excess > sum(usual):  # longer than all others together: says little about the others
             rate = replace(rate, middle=0.0)
         middle, reached, least = (one + excess * rate.middle for one in (middle, reached, least))
         low, high = excess * (rate.middle - rate.low), excess * (rate.high - rate.middle)

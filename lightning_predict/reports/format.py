@@ -63,7 +63,7 @@ def is_terminal() -> bool:
     """Return whether standard output is an open terminal."""
     try:
         return sys.stdout is not None and sys.stdout.isatty()
-    except (AttributeError, ValueError):  # a replaced stream without the method, or a closed one
+    except (AttributeError, ValueError):  # a closed stream, or a replacement without the method
         return False
 
 

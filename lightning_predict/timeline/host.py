@@ -338,12 +338,12 @@ def _replayed(trace: Trace) -> RecordedHost:
             (_within(clock.at(one), start, end), _within(clock.at(two), start, end))
             for one, two in _launches(operation)
         ]
-        # The end marker of one module's call and the start marker of the next one lie in between.
+        # The end marker of a module's call and the start marker of the next call lie in between.
         events = 3 if place > 0 and operation.module != module else 1
         gap = max(start - now - events * PROFILER_EVENT_SECONDS, 0.0)
         python[index] = gap if gap >= PYTHON_SECONDS else 0.0
         overheads[index] = _overheads(gap - python[index], start, end, launches)
-        # A wait between two operations belongs to the first one. A wait after the last operation is caused by the
+        # A wait between two operations belongs to the first. A wait after the last operation is caused by the
         # recorder.
         until = _span(trace.operations[timed[place + 1]])[0] if place + 1 < len(timed) else ended
         first = bisect_left(synchronized, began)

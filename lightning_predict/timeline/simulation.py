@@ -477,8 +477,8 @@ class _Clocks:
         for stream in sorted(set(segment.streams.tolist()) - {COMPUTE_STREAM}):
             mine = segment.streams == stream
             durations = segment.durations[:, mine]
-            # Other streams read results of the compute stream, so they wait for those kernels that were issued there
-            # before.
+            # Kernels of other streams read results of the compute stream, so they wait for all earlier kernels of the
+            # compute stream.
             launched = np.maximum(self.host[:, None] + segment.launched[mine], done[:, issued[mine]])
             free = self.free.get(stream, np.zeros_like(self.host))
             starts[stream] = _placed(launched, durations, free)

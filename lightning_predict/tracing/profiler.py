@@ -182,7 +182,7 @@ class ProfilerRecorder:
             return
         self._has_begun = False
         displaced = self._is_displaced
-        with ExitStack() as parts:  # runs in reverse order; each runs even if others raise
+        with ExitStack() as parts:  # runs in reverse order; all parts run, even if some raise
             if not displaced:
                 parts.callback(_stop, running)
             if window is not None and displaced and torch._C._autograd._profiler_enabled():
@@ -340,7 +340,7 @@ def _peak_of(document: dict[str, Any]) -> int | None:
         for event in document["traceEvents"]
         if event.get("name") == "[memory]" and event["args"].get("Device Type") == _CUDA
     )
-    # A release reports the total after it, so the total before it was larger by the released size.
+    # A release reports the total after the release; the earlier total was larger by the released size.
     return max((int(total) + max(0, -int(size)) for total, size in totals), default=None)
 
 

@@ -186,7 +186,7 @@ class CaptureSession:
         """Stop recording. The method never raises, and repeated calls have no effect."""
         if not self._running:
             return
-        with ExitStack() as parts:  # runs in reverse order; each part runs even if another raises or is interrupted
+        with ExitStack() as parts:  # runs in reverse order; all parts run, even if some raise or are interrupted
             parts.callback(self._stopped)
             parts.callback(self._frames.close)
             for part in (self._optimizer_watch, self._module_watch):

@@ -637,7 +637,7 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Any], links: Links) -> Mapping[int, list[Transfer]]:
-    """Return the transfers by the position of the operation after which each may start; `after` is set later."""
+    """Return the transfers by the position of the operation after which they may start; sets no `after`."""
     by_mark: dict[int, list[Transfer]] = {}
     dense = links.collective("all_reduce", [bucket.size_bytes for bucket in full])
     for bucket, seconds in zip(full, dense, strict=True):

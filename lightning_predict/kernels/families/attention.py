@@ -307,7 +307,7 @@ register(
         surrogate=_without_a_mask,
         alternative=Alternative(problem=_as_a_server, bounds_networks=True),
     ),
-    # Eager: all scores are computed and written to memory, masked or not; they are kept for the backward pass.
+    # Eager: all scores are computed and written to memory, masked or not, and kept for the backward pass.
     OperationSpec(
         name="eager_attention",
         shape=_SHAPE,

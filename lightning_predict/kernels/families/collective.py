@@ -134,7 +134,7 @@ class CollectiveCurves:
         inside = np.minimum(wanted, counts[-1])
         seconds: Array = np.exp(_between_counts(counts, np.stack(scaled), inside))
         # Beyond the measured number of GPUs, bus bandwidth is taken as constant. 64 GB300 of a rack reach 655 GB/s in
-        # all_gather and 750 GB/s in all_reduce (XLA's table, 1 GiB); four of them reach 582 and 643 GB/s.
+        # all_gather and 750 GB/s in all_reduce (XLA's table, 1 GiB); 4 GB300 reach 582 and 643 GB/s.
         seconds *= np.where(wanted > inside, (1 - 1 / np.maximum(wanted, 2.0)) / (1 - 1 / np.maximum(inside, 2.0)), 1.0)
         return seconds
 

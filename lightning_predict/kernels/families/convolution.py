@@ -430,7 +430,7 @@ def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     dense = _by_products(work, gpu, memory, work.groups)
     grouped = _by_products(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
-    # In channels-last layout, PyTorch passes every depthwise convolution to cuDNN, which never uses a dense one for it.
+    # In channels-last layout, PyTorch passes every depthwise convolution to cuDNN, which has no dense fallback.
     is_fixed = work.is_depthwise & work.is_last & (work.dtype in SINGLE)
     fastest = np.where(is_fixed, own, np.minimum(own, dense))
     seconds = np.maximum(fastest, _least_in_groups_last(work, gpu)) + SHORTEST_SECONDS
@@ -809,7 +809,7 @@ def _convolution_problem(
     stride = _numbers(operation, "stride", dimensions, 1)
     padding = _numbers(operation, "padding", dimensions, 0)
     dilation = _numbers(operation, "dilation", dimensions, 1)
-    # Calls without an argument for groups (depthwise ones) have the number that the channels imply.
+    # For calls without the argument `groups` (depthwise), the channels determine the number of groups.
     groups = float(operation.arguments.get("groups", max(images.shape[1] // max(weight.shape[1], 1), 1)))
     batch, channels = float(images.shape[0]), float(weight.shape[1]) * groups
     if dimensions == 1:

@@ -34,8 +34,8 @@ def _host_copy_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 register(
     replace(by_bytes("transfer"), network_specs=(VECTOR,)),
-    # Bytes of a call whose translator failed. Its work is unknown: an addmm timed by its bytes was 42 times faster than
-    # a product of that size. Intervals of whole steps keep eight tenths of the logarithm.
+    # Bytes of a call whose translator failed. The spread is wide, because the work is unknown: an addmm timed by its
+    # bytes was 42 times faster than a matmul of equal size.
     replace(by_bytes(UNTRANSLATED), roofline_efficiency=RooflineEfficiency(spread=UNTRANSLATED_SPREAD)),
     OperationSpec(
         name="host_copy",

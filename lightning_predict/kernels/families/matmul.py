@@ -78,7 +78,7 @@ def matmul_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     shape = {"copies": copies, "rows": rows, "cols": cols, "depth": depth}
     named: dict[str, Array] = {name: log2(values)[None, :] for name, values in shape.items()}
     named["narrow"] = log2(np.minimum(rows, cols))[None, :]
-    # Few output tiles over a long depth are split along it; the ratio is the potential for such a split.
+    # Few output tiles over a long depth are split along the depth. The ratio is the potential for a split.
     named["depth_per_slot"] = log2(depth[None, :] * multiprocessors(gpus)) - log2(copies * rows * cols)[None, :]
     for name in ("rows", "cols", "depth"):
         named[f"{name}_alignment"] = alignment(shape[name])
@@ -323,7 +323,7 @@ def _grouped_product(operation: Operation, flags: Flags) -> tuple[OperationShape
             groups, m, k = left.shape
             dims = (groups, m, right.shape[1] / max(groups, 1), k)
         case 2, 2:
-            # The offsets come after the operands and their scales; there is one per group.
+            # The offsets, one per group, come after the operands and their scales.
             offsets = [one for one in operation.inputs[2:] if len(one.shape) == 1 and one.dtype == "int32"]
             groups = offsets[0].shape[0] if offsets else 1
             dims = (groups, left.shape[0], right.shape[1], left.shape[1] / max(groups, 1))

@@ -350,7 +350,7 @@ register(
         surrogate=None,
         latency_bound=SOFTMAX_BACKWARD_FLOOR,
     ),
-    # As long as the softmax, with the same traffic.
+    # log_softmax takes as long as softmax, with the same traffic.
     replace(by_element("log_softmax", 1, 1), surrogate=_times(1.0, "softmax"), latency_bound=SOFTMAX_FLOOR),
     replace(
         by_element("log_softmax_backward", 2, 1),

@@ -130,7 +130,7 @@ def _with_places(c: Columns) -> Array:
 register(
     _kind("avg_pool2d", _image, _pooled),
     _kind("max_pool2d", _image, _with_places),
-    # The same tensors reversed: the gradient and the indices are read, the image is written.
+    # The backward pass reads the gradient and the indices, and writes the image.
     _kind("avg_pool2d_backward", _pooled, _image, _visited(AVG_BACKWARD_CYCLES)),
     _kind("max_pool2d_backward", _with_places, _image, _visited(MAX_BACKWARD_CYCLES)),
 )

@@ -81,7 +81,7 @@ def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:
     step = (w["batch"], hidden, gates) if is_backward else (w["batch"], gates, hidden)
     name = "linear" if together == 1 else "bmm"
     parts.append(CountedShape(chain, OperationShape(name, dtype, (together, *step))))
-    # A wavefront takes one more step for each layer before the last.
+    # A wavefront takes an additional step per layer except the last.
     waits = chain + (w["layers"] - 1 if w["directions"] == 1 else 0)
     return (*parts, *_steps(w["batch"] * together, w["hidden"], gates, dtype, chain, waits, together))
 

@@ -54,7 +54,7 @@ register(
         translator=_select,
         latency_bound=LatencyBound(latency=_select_latency),
     ),
-    # Radix sort of 4-byte keys with 8-byte indices: four passes; each reads and writes three times the key size.
+    # Radix sort of 4-byte keys with 8-byte indices: four passes, which each read and write three times the key size.
     by_element("sort", 12, 12),
 )
 

@@ -32,7 +32,7 @@ from lightning_predict.uncertainty import SPARSE_SPREAD
 register(
     replace(
         by_bytes("sparse_product"),
-        # Rows are gathered, many of them repeatedly. Assumptions: no measurements of such products were available.
+        # Rows are gathered, often repeatedly. Both values are assumptions: no measurements were available.
         roofline_efficiency=RooflineEfficiency(utilisation=0.3, spread=SPARSE_SPREAD),
     )
 )
