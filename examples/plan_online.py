@@ -11,9 +11,9 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from lightning_predict.extensions.planning.exports import write_plan
 from lightning_predict.extensions.planning.files import read_problem, read_situation
 from lightning_predict.extensions.planning.gantt_chart import plan_table
+from lightning_predict.extensions.planning.plan_folder import write_plan
 from lightning_predict.extensions.planning.policies import cheapest_plan
 from lightning_predict.extensions.planning.problem import Plan
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_predict.extensions.planning.exports import write_plan
 from lightning_predict.extensions.planning.files import read_problem
 from lightning_predict.extensions.planning.gantt_chart import plan_table
+from lightning_predict.extensions.planning.plan_folder import write_plan
 from lightning_predict.extensions.planning.policies import cheapest_plan, policy
 from lightning_predict.extensions.planning.simulator import simulate
 

@@ -24,13 +24,14 @@ from rich.console import Console
 from benchmarks.planning.pictures import comparison_figure, comparison_table
 from benchmarks.planning.study import Comparison, Saving, random_problem
 from lightning_predict.errors import MissingDependencyError, PlanningFormatError
-from lightning_predict.extensions.planning.exports import plan_json, skypilot_tasks, slurm_scripts, write_plan
+from lightning_predict.extensions.planning.exports import plan_json, skypilot_tasks, slurm_scripts
 from lightning_predict.extensions.planning.gantt_chart import (
     chart_of,
     gantt_page,
     plan_table,
 )
 from lightning_predict.extensions.planning.milp import MilpPlanner
+from lightning_predict.extensions.planning.plan_folder import write_plan
 from lightning_predict.extensions.planning.problem import Plan, PlanningProblem, PlanState
 from lightning_predict.extensions.planning.simulator import simulate
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, job, on
@@ -328,7 +329,7 @@ def test_a_plan_that_would_lose_work_is_not_exported_and_says_what_is_missing(tm
     refused = write_plan(PLAN, TWO_JOBS, tmp_path)
     assert [words.partition(":")[2].partition(".")[0].strip() for words in refused] == [
         "a, b name no command that starts the training"
-    ] * 2
+    ] * 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gantt.html", "plan.json"]
 
 

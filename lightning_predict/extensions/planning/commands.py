@@ -43,9 +43,10 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     from rich.console import Console
 
     from lightning_predict.extensions.planning.expected_cost import missed_deadlines
-    from lightning_predict.extensions.planning.exports import plan_json, write_plan
+    from lightning_predict.extensions.planning.exports import plan_json
     from lightning_predict.extensions.planning.files import read_problem, read_progress_of, read_situation
     from lightning_predict.extensions.planning.gantt_chart import plan_table
+    from lightning_predict.extensions.planning.plan_folder import write_plan
     from lightning_predict.extensions.planning.policies import candidates, cheapest_plan
     from lightning_predict.extensions.planning.problem import Plan
 

@@ -1,10 +1,10 @@
-"""Export of a plan to a folder: JSON, a chart, SkyPilot tasks and Slurm scripts.
+"""Export of a plan: JSON, SkyPilot tasks and Slurm scripts. `plan_folder.py` writes all files to a folder.
 
 Running a plan must not lose work, even if the predicted times are wrong. Therefore no script ends a job or a machine at
 a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. Before it moves, it
 gets a stop signal and writes its checkpoint to a place that the next segment can read. Example::
 
-    write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/
+    files = skypilot_tasks(plan, problem)  # {"bert.yaml": ..., "schedule.txt": ...}
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Final
 from lightning_predict.checked import read_json
 from lightning_predict.errors import PlanningFormatError
 from lightning_predict.escaping import comment_line, one_line
-from lightning_predict.extensions.planning.gantt_chart import gantt_page
 from lightning_predict.extensions.planning.problem import (
     Configuration,
     Job,
@@ -38,36 +37,6 @@ from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, second
 
 SCHEDULE: Final = "schedule.txt"
 """Name of the file with the commands of a plan and their times."""
-
-
-def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanState | None = None) -> tuple[str, ...]:
-    """Write all files of a plan, and return messages about files that were not written.
-
-    Args:
-        plan: The plan.
-        problem: The planned problem.
-        folder: Output folder, created if needed.
-        since: State of the plan so far. Jobs that already run are not started again.
-    """
-    files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
-    refused: list[str] = []
-    for target, write in (("sky", skypilot_tasks), ("slurm", slurm_scripts)):
-        _remove_earlier(folder / target)
-        try:
-            files |= {f"{target}/{name}": text for name, text in write(plan, problem, since).items()}
-        except PlanningFormatError as error:
-            refused.append(str(error))
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    return tuple(refused)
-
-
-def _remove_earlier(folder: Path) -> None:
-    """Remove the files of an earlier plan, so that its tasks cannot be mistaken for the new ones. Keep other files."""
-    if (folder / SCHEDULE).is_file():
-        for path in (*folder.glob("*.yaml"), *folder.glob("*.sh"), folder / SCHEDULE):
-            path.unlink()
 
 
 def plan_json(plan: Plan) -> str:
@@ -135,8 +104,8 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
     """
     check_exportable(plan, problem, since, target="SkyPilot")
     begin = 0.0 if since is None else since.now_seconds
-    stays, stops = tuple(_stays(plan, problem, since)), tuple(_stops(plan, problem, since))
-    names = _file_names(plan, problem)
+    stays, stops = tuple(segments_to_start(plan, problem, since)), tuple(_stops(plan, problem, since))
+    names = file_names(plan, problem)
     machines = {machine.name: machine for machine in problem.machines}
     tasks: dict[str, str] = {}
     for _, segment, _, machine in stays:
@@ -166,8 +135,8 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
             run=_stoppable(job, pid_file=_pid_file(names[job.name])),
             accelerators=_accelerators(machine, segment.placement.configuration.num_gpus // machine.nodes),
             num_nodes=machine.nodes,
-            envs=_told(segment, _mounted(names[job.name]), names) if _is_bucket(job.checkpoint) else None,
-            comment=(_when(segment, machine),),
+            envs=segment_environment(segment, _mounted(names[job.name]), names) if _is_bucket(job.checkpoint) else None,
+            comment=(planned_time(segment, machine),),
         )
         rented = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
         line = f"{_once_given_back(segment, plan, since)}{rented} && sky exec --detach-run {cluster} {name}.yaml"
@@ -179,7 +148,7 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
         everywhere = f"--num-nodes {nodes} " if nodes > 1 else ""
         line = f"sky exec {everywhere}{_cluster(placement)} {shlex.quote(stop)} && touch {_marker(names[job.name])}"
         commands.append((at_seconds, 0, line))
-    return {**tasks, SCHEDULE: _schedule(commands, begin)}
+    return {**tasks, SCHEDULE: schedule_text(commands, begin)}
 
 
 def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> dict[str, str]:
@@ -202,8 +171,8 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
     hosts = _hosts(plan, problem)
     files: dict[str, str] = {}
     commands: list[tuple[float, int, str]] = []
-    names, stops = _file_names(plan, problem), tuple(_stops(plan, problem, since))
-    for name, segment, job, machine in _stays(plan, problem, since):
+    names, stops = file_names(plan, problem), tuple(_stops(plan, problem, since))
+    for name, segment, job, machine in segments_to_start(plan, problem, since):
         configuration = segment.placement.configuration
         late = job.time(configuration).high / job.seconds[configuration]
         limit = (segment.end_seconds - segment.start_seconds) * late + problem.restart_seconds
@@ -219,16 +188,14 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
         if job.checkpoint is not None:
             told = f"--signal=B:TERM@{TOLD_SECONDS}"
             directives += [f"--time={_slurm_time(limit + TOLD_SECONDS)}", told, "--requeue", "--open-mode=append"]
+        variables = {} if job.checkpoint is None else segment_environment(segment, job.checkpoint, names)
         lines = [
             "#!/bin/bash",
             *(f"#SBATCH {one_line(directive)}" for directive in directives),
-            comment_line(_when(segment, machine)),
+            comment_line(planned_time(segment, machine)),
             *([] if job.checkpoint else ["# No time limit, as it names no checkpoint: all that it did would be lost."]),
             "",
-            *(
-                f"export {variable}={shlex.quote(value)}"
-                for variable, value in ({} if job.checkpoint is None else _told(segment, job.checkpoint, names)).items()
-            ),
+            *(f"export {variable}={shlex.quote(value)}" for variable, value in variables.items()),
             _stoppable(job, requeues=job.checkpoint is not None),
         ]
         files[f"{name}.sh"] = "\n".join(lines)
@@ -239,7 +206,7 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
         running = f"squeue --noheader --states=RUNNING {which} | grep -q ."
         stop = f"scancel --batch --signal=USR1 --state=RUNNING {which}"
         commands.append((at_seconds, 0, f"{running} && {stop} && touch {_marker(names[job.name])}"))
-    return {**files, SCHEDULE: _schedule(commands, begin)}
+    return {**files, SCHEDULE: schedule_text(commands, begin)}
 
 
 IDLE_MINUTES: Final = 15
@@ -262,7 +229,7 @@ def check_exportable(plan: Plan, problem: PlanningProblem, since: PlanState | No
     Raises:
         PlanningFormatError: A job has no command, or a job that moves has no checkpoint (on clouds: in a bucket).
     """
-    silent = sorted({job.name for _, _, job, _ in _stays(plan, problem, since) if job.command is None})
+    silent = sorted({job.name for _, _, job, _ in segments_to_start(plan, problem, since) if job.command is None})
     if silent:
         raise PlanningFormatError(
             f"Nothing is written for {target}: {_listed(silent)} no command that starts the training. Add "
@@ -299,7 +266,7 @@ def _mounted(name: str) -> str:
     return f"/checkpoints/{name}"
 
 
-def _told(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[str, str]:
+def segment_environment(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of a segment: checkpoint folder, progress file and placement."""
     configuration = segment.placement.configuration
     place = Place(
@@ -341,7 +308,7 @@ def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False)
     return "\n".join(lines) + "\n"
 
 
-def _schedule(commands: Iterable[tuple[float, int, str]], begin_seconds: float) -> str:
+def schedule_text(commands: Iterable[tuple[float, int, str]], begin_seconds: float) -> str:
     """Return the commands with their times in hours from now.
 
     At equal times, stop commands come before start commands.
@@ -399,13 +366,13 @@ def _accelerators(machine: MachineType, num_gpus: int) -> str:
     return f"{sky_accelerator(machine.gpu, machine.provider or '')}:{num_gpus}"
 
 
-def _stays(
+def segments_to_start(
     plan: Plan, problem: PlanningProblem, since: PlanState | None
 ) -> Iterator[tuple[str, Segment, Job, MachineType]]:
     """Yield every segment to start, with its file name, job and machine type."""
     jobs = {job.name: job for job in problem.jobs}
     machines = {machine.name: machine for machine in problem.machines}
-    files = _file_names(plan, problem)
+    files = file_names(plan, problem)
     taken = {*files.values(), *map(_cluster, {segment.placement for segment in plan.segments})}
     stays: dict[str, int] = {}
     running = {} if since is None else since.running
@@ -433,7 +400,7 @@ def _stops(plan: Plan, problem: PlanningProblem, since: PlanState | None) -> Ite
                 yield since.now_seconds, jobs[name], placement
 
 
-def _file_names(plan: Plan, problem: PlanningProblem) -> dict[str, str]:
+def file_names(plan: Plan, problem: PlanningProblem) -> dict[str, str]:
     """Return a unique name of each job, safe as a file name and different from the names of machines."""
     names: dict[str, str] = {}
     machines = set(map(_cluster, {segment.placement for segment in plan.segments}))
@@ -453,7 +420,8 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "job"
 
 
-def _when(segment: Segment, machine: MachineType) -> str:
+def planned_time(segment: Segment, machine: MachineType) -> str:
+    """Return a comment with the planned time and place of a segment, on one line."""
     gpus = segment.placement.configuration.num_gpus
     start, end = seconds_to_hours(segment.start_seconds), seconds_to_hours(segment.end_seconds)
     place = f"{gpus} of {machine.num_gpus} GPUs of node {segment.placement.node}"

@@ -37,7 +37,7 @@ samples. Otherwise each GPU processes this number of samples, and the run needs 
 `runs: history` uses the runs that RuntimePredictor stored.
 
 To export a plan, each job needs a `command` that starts the training. A job that may move also needs `checkpoint`, a
-shared folder or a bucket. For Slurm, name your own machines: `hosts: [dgx1, dgx2]`.
+shared folder or a bucket. For Slurm, name your own machines: `hosts: [dgx1, dgx2]`. Kueue needs a container `image`.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ _JOB_OPTIONAL: Final = (
             "low_factor",
             "high_factor",
             "command",
+            "image",
             "checkpoint",
         }
     )
@@ -119,7 +120,7 @@ _JOB_OPTIONAL: Final = (
     | _RUN_KEYS
 )
 _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
-_CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint"})
+_CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint", "image"})
 
 
 def read_problem(path: Path) -> PlanningProblem:
@@ -432,6 +433,7 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
         spreads={} if is_said else {place: _relative_to_middle(time) for place, time in times.items()},
         command=row.optional("command", Checked.words, None),
         checkpoint=row.optional("checkpoint", Checked.words, None),
+        image=row.optional("image", Checked.words, None),
         notes=tuple(f"{row.member('name').words()}: {note}" for note in found.notes),
     )
 
@@ -506,7 +508,7 @@ def _csv_jobs(path: Path) -> list[Checked]:
         for key in ("deadline_hours", "release_hours", "tardiness_usd_per_hour"):
             if row.has(key):
                 own[key] = row.member(key).parsed().any_number()
-        for key in ("command", "checkpoint"):
+        for key in ("command", "checkpoint", "image"):
             if row.has(key):
                 own[key] = row.member(key).words()
         job = jobs.setdefault(own["name"], own | {"hours": {}})

@@ -91,6 +91,7 @@ class Job:
         command: Command that starts the training, for exported scripts. If None, no scripts are written.
         checkpoint: Shared folder or bucket for the job's checkpoint. The command writes it on SIGTERM and resumes from
             it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
+        image: Container image, for exports to Kueue and dstack; None if the file names none.
         notes: Notes about its times, for readers of the plan.
     """
 
@@ -104,6 +105,7 @@ class Job:
     spreads: Mapping[Configuration, Interval[float]] = field(default_factory=dict)
     command: str | None = None
     checkpoint: str | None = None
+    image: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
