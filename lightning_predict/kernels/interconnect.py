@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -38,10 +38,12 @@ from lightning_predict.gpus.layouts import NVLINK_DOMAINS, Layout, in_domains, l
 from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.gpus.slices import BETWEEN, is_slice
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.families.collective import CollectiveCurves, bundled_curves
 from lightning_predict.kernels.operations import COLLECTIVES, Array, shape_batch
 from lightning_predict.uncertainty import PCIE_SPREADS, UNFITTED_SPREAD, UNKNOWN_PCIE_SPREAD
 from lightning_predict.units import bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
+
+if TYPE_CHECKING:
+    from lightning_predict.kernels.families.collective import CollectiveCurves
 
 _OF: Final = constants_of(__name__)
 
@@ -295,6 +297,8 @@ def collective_seconds(
         inside = _inside(operation, messages, layout, interconnect)
     if layout.nodes == 1:
         return inside
+    from lightning_predict.kernels.families.collective import bundled_curves
+
     spread = math.exp(bundled_curves().half_width) * UNFITTED_SPREAD
     paths = [_path(operation, messages, layout, interconnect, groups_per_node, is_tree=False)]
     if operation == "all_reduce":
@@ -316,6 +320,8 @@ def collective_seconds(
 
 def _inside(operation: str, messages: Array, layout: Layout, interconnect: Interconnect) -> Interval[Array]:
     """Return the time of a collective among the GPUs of one machine."""
+    from lightning_predict.kernels.families.collective import bundled_curves
+
     curves = bundled_curves()
     own = np.maximum(messages, 1.0)
     batch = shape_batch(operation, "float16", num_gpus=layout.gpus_per_node, message_bytes=own)
