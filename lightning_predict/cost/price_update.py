@@ -3,8 +3,8 @@
 The catalogue is validated and then stored under the provider's name in the platform's data folder. Predictions can use
 the stored file like any price file. Example::
 
-    updated =
-    update_prices("https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/aws/vms.csv")
+    catalogs = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
+    updated = update_prices(f"{catalogs}/aws/vms.csv")
     updated.path                                # .../lightning-predict/prices/aws.csv
     lp.predict(trace, offers=with_listed(updated.file.offers))
 """
