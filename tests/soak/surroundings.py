@@ -505,19 +505,19 @@ def callbacks() -> list[Any]:
     return [RuntimePredictor(["T4", "8xL4"], print_table=False), CostBudget(usd=1e6, usd_per_hour=1)]
 
 
-def main() -> None:
+def main(faults: dict[str, Inject] = FAULTS) -> None:
     """Try every fault and print those that harm."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="faults whose name contains this")
-    chosen = [name for name in FAULTS if parser.parse_args().only in name]
+    chosen = [name for name in faults if parser.parse_args().only in name]
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     outcome(lambda _: None, callbacks)  # imports
     harmed = []
     for name in chosen:
-        plain, again = outcome(FAULTS[name], list), outcome(FAULTS[name], list)
+        plain, again = outcome(faults[name], list), outcome(faults[name], list)
         uncertain = set(differences(plain, again))  # of the fault itself
-        found = outcome(FAULTS[name], callbacks)
+        found = outcome(faults[name], callbacks)
         differs = [one for one in differences(plain, found) if one not in uncertain]
         harmed += [name] if differs else []
         print(
