@@ -23,14 +23,6 @@ from lightning_predict.reports.format import (
     is_terminal,
     width_at_hand,
 )
-from lightning_predict.reports.loggers import (
-    LoggedTable,
-    log_predictions,
-    log_table,
-    ranking_table,
-    that_decide,
-    write_json,
-)
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
 from lightning_predict.reports.table import print_table, print_text
@@ -84,6 +76,14 @@ def print_predictions(
 
 def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, output_options: OutputOptions) -> None:
     """Log predictions and their ranking at the current step, and write the JSON file if requested."""
+    if trainer.loggers:
+        _log(predictions, ranking, trainer, output_options)
+    write_file(predictions, trainer, output_options)
+
+
+def _log(predictions: Predictions, ranking: Ranking, trainer: Trainer, output_options: OutputOptions) -> None:
+    from lightning_predict.reports.loggers import log_predictions, log_table, ranking_table, that_decide
+
     step, loggers = trainer.global_step, trainer.loggers
     gpus = None if output_options.logs_in_full else that_decide(ranking, predictions)
 
@@ -93,7 +93,6 @@ def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, o
 
     for warning in logged(trainer, log):
         warn(warning)
-    write_file(predictions, trainer, output_options)
 
 
 def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:
@@ -117,6 +116,8 @@ def write_file(predictions: Predictions, trainer: Trainer, output_options: Outpu
     file = output_options.json_file
     if file is None:
         return
+    from lightning_predict.reports.loggers import write_json
+
     try:
         in_hook(file, lambda: write_json(predictions, file), seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
@@ -184,6 +185,10 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
     Returns:
         A sentence for every logger that failed.
     """
+    if not (trainer.is_global_zero and trainer.loggers):
+        return []
+    from lightning_predict.reports.loggers import LoggedTable, log_table
+
     table = LoggedTable(
         key=f"{group}/{event}",
         columns=("event", "step", "reason"),
@@ -191,8 +196,6 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
         markdown=f"**{event}** at step {trainer.global_step}: {markdown_text(reason)}",
     )
     step = trainer.global_step
-    if not trainer.is_global_zero:
-        return []
     return list(logged(trainer, lambda: log_table(trainer.loggers, table, step=step)))
 
 

@@ -49,7 +49,6 @@ from lightning_predict.files import FILE_SECONDS, PREDICTED_VARIABLE, PROGRESS_V
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.guard import log_exceptions, own_error
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.observe.clock import device_clock, run_clock_of
 from lightning_predict.observe.predicted_vs_actual import Outcome
 from lightning_predict.observe.rank_agreement import wait_seconds
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from lightning_predict.callbacks.progress import ProgressFile
     from lightning_predict.extensions.advice.advice_text import Advice
     from lightning_predict.gpus.own_rates import OwnRates
+    from lightning_predict.kernels.interconnect import Interconnect
     from lightning_predict.run.batch_size import BatchSizeOption
 
 
