@@ -35,8 +35,8 @@ def history(
 ) -> CommandAnswer:
     """Compare predicted and actual times of earlier runs, with the learned corrections; or delete runs.
 
-    A folder instead of the file (LIGHTNING_PREDICT_HISTORY=/shared/history) is shared by a team: each machine writes
-    its own file there, and all of them are read. A word directly after the command is the action.
+    A team can share its history in a folder (LIGHTNING_PREDICT_HISTORY=/shared/history). Each machine writes its own
+    file there, and every file is read. A word directly after the command is the action.
 
     Args:
         action: show the runs, or forget those selected by --gpu and --model (all if neither is given).

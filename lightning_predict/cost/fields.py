@@ -20,7 +20,7 @@ LOGGED_UNITS: Final[dict[str, Callable[[float], float]]] = {
     "_hours": seconds_to_hours,
     "_gib": bytes_to_gibibytes,
 }
-"""Unit conversion of a logged value, by the suffix of its logger key."""
+"""Unit conversion of a logged value, by a part of its logger key."""
 
 
 @final
@@ -40,7 +40,7 @@ class Field(Generic[Value]):
         breaks: Whether cells may be broken into several lines, after commas.
         in_json: Whether the value is part of JSON and pandas.
         on_machine: Whether the row of the machine in use shows the value.
-        log: Logger key; None if the value is not logged. The suffix of the key selects a unit (`LOGGED_UNITS`).
+        log: Logger key; None if the value is not logged. A part of the key selects a unit (`LOGGED_UNITS`).
     """
 
     name: str

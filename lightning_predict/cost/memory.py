@@ -81,16 +81,17 @@ DERIVED: Final = Interval(0.94, 1.0, 1.08)
 """Ratio of measured to simulated reserved memory, for steps without cuDNN convolutions (90 % interval)."""
 
 DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.91, 1.0, 1.14)
-"""Ratio of measured to simulated reserved memory, for convolutional networks (90 % interval). The runs are of ten
-timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
+"""Ratio of measured to simulated reserved memory, for convolutional networks (90 % interval). The interval is
+fitted to measured runs of ten timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
 
 CONVOLVED: Final = _OF.number("CONVOLVED", "share")
 
 TRIALS_SHARE: Final = _OF.number("TRIALS_SHARE", "share")
 
 ALLOCATED: Final = Interval(0.97, 1.0, 1.06)
-"""Ratio of measured to simulated peak of allocated memory, without convolutions (90 % interval). Both allocated
-intervals are fitted to our steps on an H200, Mistral-7B of foundation-model-stack and UPerNet of mmsegmentation.
+"""Ratio of measured to simulated peak of allocated memory, without convolutions (90 % interval). `ALLOCATED` and
+`ALLOCATED_WITH_CONVOLUTIONS` are fitted to three sources: our own steps on an H200, foundation-model-stack's
+Mistral-7B, and mmsegmentation's UPerNet.
 Figures of torchao, PEFT, SimuMax and KempnerForge were not used."""
 
 ALLOCATED_WITH_CONVOLUTIONS: Final = Interval(0.97, 1.0, 1.20)
@@ -98,10 +99,10 @@ ALLOCATED_WITH_CONVOLUTIONS: Final = Interval(0.97, 1.0, 1.20)
 includes workspaces of algorithms that cuDNN may pick, for example in trials."""
 
 MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)
-"""Interval of allocated memory whose peak was measured, as factors."""
+"""Interval around a peak of allocated memory that the trace measured, as factors."""
 
 MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
-"""Interval of reserved memory that was measured, as factors. Later steps may fragment memory differently."""
+"""Interval around reserved memory that the trace measured, as factors. Later steps may fragment memory differently."""
 
 MEASURED_ALLOCATED: Final = Interval(1.0, 1.03, 1.15)
 """Ratio of reserved to allocated memory, for steps in which only the allocated memory was measured."""

@@ -1,6 +1,7 @@
 """Exports the predicted timeline of a step as a Chrome trace, for Perfetto and chrome://tracing.
 
-The host and each stream have a row. Each kernel shows its operation, and how long the device waited for the launch.
+The host and each stream have a row. Each kernel shows its operation. Kernels of the compute stream also
+show how long the device waited for the launch.
 Example::
 
     with open("timeline.json", "w") as file:

@@ -1,9 +1,9 @@
 """Runs operations that need values of meta tensors, which have no values, under stated assumptions.
 
 A mask is true, or true in a given share of its elements. A check such as `isnan(...).any()` passes. A data-dependent
-size is its upper bound. A number is 1, unless the operations recorded before it determine the value:
-`torch.zeros(8).sum()` is 0. An unknown integer is rejected, because the integer may become a size. One note per kind of
-assumption names the places in the code. Example::
+size is its upper bound. A number that the code reads (`.item()`) is 1, unless the operations that produced its tensor
+determine the value: `torch.zeros(8).sum()` is 0. An unknown integer is rejected, because the integer may become a size.
+One note per kind of assumption names the places in the code. Example::
 
     assumed = AssumedValues(recorder.operations, storage_ids.number)
     assumed.output_of("aten::nonzero", torch.ops.aten.nonzero.default, (mask,), {})   # shape (mask.numel(), mask.dim())
@@ -61,7 +61,7 @@ _KEEPS: Final = frozenset(
     for name in "_to_copy clone repeat expand index gather index_select take flip roll max min mean cat stack abs "
     "masked_select copy_ constant_pad_nd tril triu".split()
 )
-"""Operations whose result contains only values of their inputs, so a uniform input gives a uniform result."""
+"""Operations that keep the value of a uniform input. Zeros of `tril` and `triu` are ignored, and so is padding."""
 
 _COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     f"aten::{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")

@@ -1,7 +1,7 @@
 """Reads the events of a Kineto (Chrome trace) JSON file: trees of host calls, and device work.
 
 Calls on one thread are nested by their times. Device work is linked to its launch by a correlation id. Without a
-requested step, the median step is used, because the first step is a warm-up and the last step is often truncated. Files
+requested step, the step of median length is used: warm-up steps are longer, and a truncated last step is shorter. Files
 of all torch releases since 1.8 can be read. Older files use other spellings of categories and keys. Example::
 
     >>> rows = [{"ph": "X", "cat": "cpu_op", "name": "aten::t", "pid": 1, "tid": 1, "ts": 0, "dur": 9, "args": {}},

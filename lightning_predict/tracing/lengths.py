@@ -1,7 +1,8 @@
 """`capture_lengths` records a step at a few representative sequence lengths. Predictions use their weighted mean.
 
-If each batch is padded to its longest sequence, batches differ in length. Each recorded length represents the batches
-with the nearest lengths. The longest length is always recorded, because it determines the required memory. Example::
+If each batch is padded to its longest sequence, batches differ in length. Each recorded length represents a group
+of similar lengths. With at least two recorded lengths, the longest length is
+recorded, because it determines the required memory. Example::
 
     trace = capture_lengths(lambda length: step_of(batch, length), lengths={64: 500, 128: 900, 512: 80})
     predict(trace, iterations=1480)  # the mean step, and the memory of the longest length
@@ -40,9 +41,9 @@ def capture_lengths(
         precision: As for `capture`.
 
     Raises:
-        InvalidArgumentError: There is no length, a length is below 1, a count is not positive, or an error of
-            `capture`.
-        CaptureError: An error of `capture`.
+        InvalidArgumentError: There is no length, a length is below 1, a count is not positive, or `capture`
+            raises this error.
+        CaptureError: `capture` raises this error.
     """
     if kinds < 1:
         raise InvalidArgumentError(f"kinds={kinds} is no number of lengths; expected 1 or more.")
@@ -66,8 +67,9 @@ def capture_lengths(
 def shares_of_lengths(lengths: Mapping[int, float] | Iterable[int], kinds: int) -> dict[int, float]:
     """Choose representative lengths, each with its share of the batches.
 
-    The longest length represents only itself. The others are grouped by length, with about the same number of batches
-    in each group. A group is represented by its mean length, rounded up.
+    The longest length represents only itself. The other lengths are grouped, with about the same number of batches in
+    each group. The mean length of a group, rounded up, represents the group. With `kinds=1`, the mean of all lengths
+    represents all batches.
 
     Args:
         lengths: Number of batches of each length, or a list of lengths.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
 """Verdict on a change: `faster` or `slower`; `noise` if the gain is within the uncertainty; `untested` if no
-measured pairs validate such gains; `no` if the change does not apply."""
+measured pair of steps, with and without such a change, validates the gain; `no` if the change does not apply."""
 
 
 @final

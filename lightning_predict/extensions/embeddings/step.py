@@ -1,10 +1,10 @@
 """One training step of sharded embedding tables: lookups and updates on each GPU, and communication between GPUs.
 
 The step waits for its slowest GPU twice: vectors are exchanged after the last lookup, and the step ends with the last
-update. Overlap and other layers are ignored here, so plans differ only by their sharding. The GPU that sends or
-receives most limits an all-to-all. If each GPU sends chunks of c bytes to every other GPU, the all-to-all takes as long
-as an even all-to-all with the message max(sum of the others' c, own c · (n - 1)), over all GPUs (Lin et al., HiPC
-2022). Example::
+update. Overlap and other layers are ignored here, so plans differ only by their sharding. An all-to-all takes as
+long as its busiest GPU needs. GPU i sends c_i bytes to each of the n - 1 others, and receives the sum of the others' c.
+The larger of the two amounts, on the busiest GPU, is the message of an even all-to-all that takes equally long (Lin et
+al., HiPC 2022). Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**6, dim=64, pooling=20) for _ in range(16)]

@@ -53,15 +53,16 @@ def parallel(
         gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB (default: 8x8xH100-SXM-80GB).
             With --machine, numbers of GPUs (default: those of one machine).
         machine: Cloud machine type with the GPUs, such as p5.48xlarge; its network and price are used.
-        global_batch: Samples of all GPUs between two optimizer updates. The recorded batch must be small enough to
-            divide it.
+        global_batch: Samples of all GPUs between two optimizer updates. The global batch must be a multiple of the
+            recorded batch.
         max_micro_batch: Maximum number of samples that a data-parallel group processes at once.
         fp8: Also consider float8 matmuls in the blocks, with this scaling. Float8 changes the computed results.
         iterations: Remaining steps, for the time and cost of the run. With --global-batch, these are steps of the
             global batch, otherwise recorded steps.
         budget: Dollars that the run may cost; needs --iterations.
-        mtbf_hours: Mean hours between failures of one GPU; 50700 were published for H100s. Shows the share of time that
-            failures and checkpoints leave, and adds their cost. With --spot, hours between interruptions.
+        mtbf_hours: Mean hours between two failures of one GPU; the published value for H100s is 50,700. Shows the share
+            of time that remains after failures and checkpoints, and adds their cost. With --spot, mean hours between
+            interruptions.
         checkpoint_gbps: Storage bandwidth for checkpoints of all GPUs together, in GB/s (default with --mtbf-hours:
             10).
         restart_minutes: Minutes from a failure until training continues (default with --mtbf-hours: 10).
@@ -76,8 +77,8 @@ def parallel(
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
         measured_tflops: Rates of large matrix products that your machine sustains: bf16=1103, or with several GPUs
-            B200:bf16=1103,H200:bf16=680. They correct the times of this GPU.
-        weights: Weights of the models: a folder, a file or an https:// address.
+            B200:bf16=1103,H200:bf16=680. The rates correct the times of the GPUs that they name.
+        weights: Weights of the networks that predict kernel times: a folder, a file or an https:// address.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -165,7 +166,7 @@ def curve(
             access (host), or without this access in a virtual machine or container (virtual).
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
-        weights: Weights of the models: a folder, a file or an https:// address.
+        weights: Weights of the networks that predict kernel times: a folder, a file or an https:// address.
         output: Also write an HTML report to this file.
     """
     from lightning_predict.errors import InvalidArgumentError

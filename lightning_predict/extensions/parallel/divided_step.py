@@ -42,10 +42,10 @@ class DividedStep:
     """Predictor of a recorded step whose work is divided among GPUs.
 
     Args:
-        shared: The step, simulated on a single GPU of each model.
+        shared: The step, simulated on a single GPU of each requested type.
 
     Attributes:
-        clock: Times operation shapes with the models and assumptions of the prediction.
+        clock: Predictor of operation times of any shape, with the kernel models of the prediction.
     """
 
     def __init__(self, shared: MultiGpuStep) -> None:
@@ -56,7 +56,7 @@ class DividedStep:
         self.clock = ShapeTimer(shared.gpus, shared.models)
 
     def split(self, blocks: bool) -> SplitModel:
-        """Return the model of the trace.
+        """Return the recorded neural network as blocks and other layers, which can be split over GPUs.
 
         Raises:
             InvalidArgumentError: Blocks are requested, but the model has no transformer blocks.
@@ -134,7 +134,7 @@ have the same stages."""
 
 
 def _of_stages(strategy: Strategy) -> Strategy:
-    """Return the strategy with default values of the options in `_NOT_OF_STAGES`, as a cache key."""
+    """Return a cache key of the stages: the strategy without the options that do not change stages."""
     if strategy.offload != "none":
         return strategy
     return replace(strategy, **_NOT_OF_STAGES, data="fsdp" if strategy.split.parameters else "ddp")

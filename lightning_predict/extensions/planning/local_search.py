@@ -45,7 +45,7 @@ class Stage:
 
     Attributes:
         configuration: Machine type and number of GPUs.
-        after: Name of the job whose end starts this stage; None for the first stage.
+        after: Name of the job whose end starts this stage. If None, the job starts as soon as a node is free.
     """
 
     configuration: Configuration
@@ -79,10 +79,11 @@ class Assignment:
         ended = {job.name for job in problem.jobs if job.release_seconds <= situation.now_seconds}
         ended -= situation.remaining.keys()
         jobs = {job.name: job for job in problem.jobs}
-        wanted = {
-            name: [stage.configuration for stage in stages if stage.after is None or stage.after in ended][-1]
-            for name, stages in self.stages.items()
-        }
+        wanted: dict[str, Configuration] = {}
+        for name, stages in self.stages.items():
+            begun = [stage.configuration for stage in stages if stage.after is None or stage.after in ended]
+            if begun:  # otherwise, the job waits for another job
+                wanted[name] = begun[-1]
         running = {
             name: placement
             for name, placement in situation.running.items()
@@ -158,6 +159,7 @@ def _changes(stages: Stages, plan: Plan, jobs: Mapping[str, Job], problem: Plann
                     yield {**stages, name: (*own[:place], changed, *own[place + 1 :])}
         for place in range(1, len(own)):
             yield {**stages, name: (*own[:place], *own[place + 1 :])}
+    yield from _waits(stages, plan)
     if problem.formulation.preempts and problem.formulation.migrates:
         yield from _moves(stages, plan, jobs)
     order = list(stages)
@@ -165,6 +167,17 @@ def _changes(stages: Stages, plan: Plan, jobs: Mapping[str, Job], problem: Plann
         for earlier in range(place):
             names = [*order[:earlier], name, *order[earlier:place], *order[place + 1 :]]
             yield {one: stages[one] for one in names}
+
+
+def _waits(stages: Stages, plan: Plan) -> Iterator[Stages]:
+    """Yield stages in which one job waits for the end of a job that runs when it starts, or no longer waits."""
+    spans = {outcome.job: (outcome.start_seconds, outcome.end_seconds) for outcome in plan.outcomes}
+    for name, (first, *later) in stages.items():
+        if first.after is not None:
+            yield {**stages, name: (replace(first, after=None), *later)}
+        for other, (start, end) in sorted(spans.items()):
+            if name in spans and other != name and start <= spans[name][0] < end:
+                yield {**stages, name: (replace(first, after=other), *later)}
 
 
 def _moves(stages: Stages, plan: Plan, jobs: Mapping[str, Job]) -> Iterator[Stages]:

@@ -32,7 +32,7 @@ def _share(c: Columns) -> Array:
 
 
 def _numbers(c: Columns) -> Array:
-    """Return the amount of data as real numbers, two per complex number. The data are read and written once."""
+    """Return how many real numbers the data consist of: two for each complex number. Data are read and written once."""
     numbers: Array = 2 * c["batch"] * c["length"] * _share(c)
     return numbers
 
@@ -46,7 +46,7 @@ register(
         flops=lambda c: 5 * c["batch"] * c["length"] * np.log2(c["length"]) * _share(c),
         reads=_numbers,
         writes=_numbers,
-        # Long transforms pass through memory two or more times. Assumptions: no measurements were available.
+        # Long transforms pass through memory two or more times. Both values are assumed, without measurements.
         roofline_efficiency=RooflineEfficiency(utilisation=0.5, spread=FOURIER_SPREAD),
     )
 )
@@ -54,7 +54,10 @@ register(
 
 @translates("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
 def _transform(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate into one transform per dimension. The last transform is the real one."""
+    """Translate into one transform per dimension.
+
+    With real input or output, half of the numbers are redundant in every dimension, so each transform counts half.
+    """
     data = operation.inputs[0]
     dimensions = operation.arguments.get("dim")
     if not isinstance(dimensions, (list, tuple)) or not data.shape:
