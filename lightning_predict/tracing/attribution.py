@@ -64,7 +64,6 @@ UNATTRIBUTED: Final = "unattributed"
 CUDA_GRAPH: Final = "cuda_graph"
 """Name of a CUDA graph launch. The calls of its kernels are unknown."""
 
-
 FUSED_PREFIX: Final = "triton_"
 _GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 

@@ -46,7 +46,6 @@ _WHOLE_CALLS: Final[Mapping[TorchFunction, str]] = {
 _HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
 _RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
-
 _SHOWN_INSIDE: Final = _RUN_AUTOGRAD | {_HOLDS_ATTENTION}
 
 

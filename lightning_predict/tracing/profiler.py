@@ -18,7 +18,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final, final
 from weakref import WeakSet
@@ -36,20 +36,29 @@ from lightning_predict.tracing.trace import Operation, Trace, read_trace_json
 WINDOW_MARK: Final = "ProfilerStep#0"
 """Marker that readers of profiles take for the extent of a step."""
 
-
 MAX_EVENTS: Final = 500_000
 """Maximum number of events of a recorded step. An event takes 3 to 4 KiB of memory while it is read."""
 
-
 _torchs: Final[Any] = torch.autograd.profiler
 """Module in which torch stores whether a profiler is running."""
-
 
 _STARTING: Final = threading.Lock()
 
 
 class _Ours(int):
     """Value equal to True that marks torch's "profiler is running" flag as set by this recorder."""
+
+
+@contextmanager
+def _quiet_kineto(level: str = "KINETO_LOG_LEVEL") -> Iterator[None]:
+    """Leave out Kineto's lines about starts and stops, above the level of errors; the first profile reads the level."""
+    if is_own := level not in os.environ:
+        os.environ[level] = "6"
+    try:
+        yield
+    finally:
+        if is_own:
+            del os.environ[level]
 
 
 def refuse_second_profiler() -> None:
@@ -138,7 +147,8 @@ class ProfilerRecorder:
         # Memory events provide the storage ids of tensors.
         self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
         try:
-            self._profile.start()
+            with nullcontext() if self._cuda else _quiet_kineto():
+                self._profile.start()
             _torchs._is_profiler_enabled = self._token
             self._has_begun = True
         finally:

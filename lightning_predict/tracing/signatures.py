@@ -53,7 +53,6 @@ SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = _parse(
 )
 """Overloads of each listed operation, as argument names in schema order."""
 
-
 _EXTENSIONS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     name: (tuple(words.split()),)
     for name, words in {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -209,3 +212,20 @@ def test_a_mark_that_a_stop_leaves_open_is_closed() -> None:
     recorder.stop()
     assert hooks_left() == 0
     assert "aten::addmm" in {o.name for o in recorder.trace().operations}
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_kineto_logs_nothing_without_cuda_unless_a_level_is_set(level: str | None) -> None:
+    """Kineto of torch 2.13 and 2.14 logs two lines a profile, above errors."""
+    code = (
+        "import os, torch\nfrom lightning_predict.tracing.profiler import ProfilerRecorder\n"
+        "recorder = ProfilerRecorder(cuda=False)\nrecorder.start()\ntorch.ones(3) + 1\nrecorder.stop()\n"
+        "print(os.environ.get('KINETO_LOG_LEVEL'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    given = {} if level is None else {"KINETO_LOG_LEVEL": level}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment | given, check=True
+    )
+    assert done.stdout.strip() == str(level)
+    assert ("profiler_start" in done.stderr) is (level == "0")

@@ -162,11 +162,7 @@ def _largest(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> Larges
 def _bisected(
     fits: Callable[[int], bool], spare_bytes: Callable[[int], float], tried: Sequence[int], layout: str
 ) -> int | None:
-    """Return the largest batch size that fits, within the precision; None if not even 1 sample fits.
-
-    Raises:
-        InvalidArgumentError: Memory does not grow with the batch.
-    """
+    """Return the largest batch size that fits, within the precision; None if not even 1 sample fits."""
     count = bisect_left(tried, True, key=lambda samples: not fits(samples))
     low = tried[count - 1] if count else tried[0]
     high = tried[count] if count < len(tried) else low
