@@ -272,8 +272,6 @@ WEIGHT_GRADIENT: Final = _OF.number("WEIGHT_GRADIENT", "factor")
 
 GROUPED_GRADIENT: Final = _OF.number("GROUPED_GRADIENT", "factor")
 
-GAP_GRADIENT: Final = _OF.number("GAP_GRADIENT", "factor")
-
 FEW_CHANNELS: Final = _OF.count("FEW_CHANNELS", "channels")
 LARGE_FILTER: Final = _OF.count("LARGE_FILTER", "elements")
 FIRST_LAYER: Final = _OF.number("FIRST_LAYER", "factor")
@@ -482,7 +480,6 @@ def _of_positions(work: ConvolutionWork) -> Array:
     """Return the time of an input gradient over its FLOPs' time, from the positions that the filter skips."""
     is_grouped = work.groups > 1
     all_positions = work.strides * np.where(is_grouped, GROUPED_GRADIENT, 1.0)
-    all_positions = all_positions * np.where(work.is_dilated, GAP_GRADIENT, 1.0)
     return np.where((work.strides > 1) & (work.is_dilated | is_grouped), all_positions, 1.0)
 
 
