@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -277,3 +278,24 @@ def test_accumulated_batches_wait_for_the_loader_each() -> None:
     told = lp.advise(replace(trained(256), loader_seconds=(0.25,)), ["L4"])["accumulation"].simulated_gain
     assert told is not None
     assert 1.0 < told < 1.02
+
+
+def test_the_gain_of_padding_is_shown_for_the_gpu_where_it_is_largest() -> None:
+    # A vocabulary of 50,257 halves the rate of a B200's products; an L40S does not notice it.
+    trace = lp.Trace.load("examples/gpt2.json.gz")
+    found = lp.advise(trace, ["L40S", "A100-SXM-80GB", "B200-SXM-180GB"])
+    padding = found["padding"]
+    assert list(padding.simulated_gains) == ["L40S", "A100-SXM-80GB", "B200-SXM-180GB"]
+    assert padding.simulated_gain == padding.simulated_gains["L40S"] < 1.05
+    assert padding.simulated_gains["B200-SXM-180GB"] > 1.2
+    assert re.search(r"padding 1\.0\d× \(1\.\d\d× on B200-SXM-180GB\)", " ".join(str(found).split()))  # noqa: RUF001
+    told = " ".join(found.text(verbose=True).split())
+    assert re.search(r"padding \(simulated 1\.0\d×, 1\.\d\d× on A100-SXM-80GB, 1\.\d\d× on B200", told)  # noqa: RUF001
+
+
+def test_changes_that_do_not_apply_are_behind_a_fold_of_the_report() -> None:
+    found = lp.advise(lp.Trace.load("examples/gpt2.json.gz"), ["L40S"])
+    shown, fold = found.to_html().split("<details>", 1)
+    assert "Not applicable" not in shown
+    assert "Not applicable" in fold.split("</details>")[0]
+    assert "Where it goes" in fold.split("</details>")[1]

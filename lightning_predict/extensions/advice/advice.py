@@ -21,7 +21,7 @@ from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.advice_text import Advice, Chain, ChangeVerdict, EvaluatedChange
+from lightning_predict.extensions.advice.advice_text import WORTH_IT, Advice, Chain, ChangeVerdict, EvaluatedChange
 from lightning_predict.extensions.advice.change import SIDE_EFFECTS, Change
 from lightning_predict.extensions.advice.gain_accuracy import MeasuredPairs, calibration_for, calibration_of_runs
 from lightning_predict.extensions.advice.gains import gain, predicted_with
@@ -40,9 +40,6 @@ from lightning_predict.tracing.data_flow import with_data_flow
 from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
-
-WORTH_IT: Final = 1.02
-"""Minimum gain of a recommended change."""
 
 HARM: Final = 0.98
 
@@ -191,6 +188,7 @@ class _Trial:
             for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
             if self._why_not(change, self._trace, one.layout) is None
         }
+        described = replace(described, simulated_gains={self._layouts[place].name: on[place] for place in on})
         evidence = self._evidence(change, 0)
         seconds = own.cycle_seconds
         if evidence is None:

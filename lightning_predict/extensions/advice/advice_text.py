@@ -6,7 +6,7 @@ import json
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.errors import MissingDependencyError
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
 """Verdict on a change: `faster` or `slower`; `noise` if the gain is within the uncertainty; `untested` if no
 measured pair of steps, with and without such a change, validates the gain; `no` if the change does not apply."""
+
+
+WORTH_IT: Final = 1.02
+"""Minimum gain of a recommended change."""
 
 
 @final
@@ -48,6 +52,7 @@ class EvaluatedChange:
         why_not: Reason why the change does not apply or has no gain; None if the change has a gain.
         evidence: Text that states the evidence for the gain and its accuracy; None without a gain.
         gains: Calibrated gain on each layout, by layout name.
+        simulated_gains: Simulated gain on each layout to which the change applies, by layout name.
     """
 
     name: str
@@ -64,6 +69,7 @@ class EvaluatedChange:
     why_not: str | None = None
     evidence: str | None = None
     gains: Mapping[str, Interval[float]]
+    simulated_gains: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values as JSON values."""
@@ -82,6 +88,7 @@ class EvaluatedChange:
             "why_not": self.why_not,
             "evidence": self.evidence,
             "gains": {name: _json_interval(each) for name, each in self.gains.items()},
+            "simulated_gains": dict(self.simulated_gains),
         }
 
 
@@ -145,11 +152,7 @@ class Advice(Mapping[str, EvaluatedChange]):
         return self.text()
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the advice as lines of at most 120 characters.
-
-        Args:
-            verbose: Whether to add all notes: the evidence for each gain, and why other changes do not apply.
-        """
+        """Return the advice as lines of at most 120 characters; `verbose` adds all evidence and reasons."""
         return "\n".join(advice_lines(self, verbose=verbose))
 
     def __repr__(self) -> str:
@@ -216,7 +219,11 @@ class Advice(Mapping[str, EvaluatedChange]):
             raise MissingDependencyError("to_pandas needs pandas: pip install pandas") from error
         rows = []
         for advised in self.changes:
-            row = {name: value for name, value in advised.as_dict().items() if name not in ("gain", "gains")}
+            row = {
+                name: value
+                for name, value in advised.as_dict().items()
+                if name not in ("gain", "gains", "simulated_gains")
+            }
             own = advised.gain
             ends = (math.nan,) * 3 if own is None else (own.low, own.middle, own.high)
             rows.append(row | dict(zip(("gain_low", "gain", "gain_high"), ends, strict=True)))
@@ -239,12 +246,7 @@ HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you 
 
 
 def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
-    """Yield the advice as lines: changes, the chain, rejected changes, time by module, and the GPU to rent.
-
-    Args:
-        advice: The advice.
-        verbose: Whether to add all notes, instead of the `MAX_NOTES` most important ones.
-    """
+    """Yield the advice as lines: changes, the chain, rejected changes (`verbose`: all), modules, the GPU to rent."""
     yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
     rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
     if advice.chain is not None and len(advice.chain.names) > 1:
@@ -353,7 +355,7 @@ def _notes(advice: Advice) -> Iterator[str]:
 
     alike = [one for one in named("faster") if one not in numbered(advice)]
     untested = [
-        one.name if one.simulated_gain is None else f"{one.name} {_times(one.simulated_gain)}"
+        one.name if one.simulated_gain is None else f"{one.name} {_times(one.simulated_gain)}{_elsewhere(one)}"
         for one in named("untested")
     ]
     notes = [
@@ -404,7 +406,15 @@ def _ends(one: EvaluatedChange) -> str:
 
 
 def _simulated(one: EvaluatedChange) -> str:
-    return "" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}"
+    on = "".join(f", {_times(value)} on {name}" for name, value in list(one.simulated_gains.items())[1:])
+    return "" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}{on}"
+
+
+def _elsewhere(one: EvaluatedChange) -> str:
+    """Return the largest simulated gain on another GPU, if it is clearly larger than the gain on the first."""
+    best = max(one.simulated_gains, key=lambda name: one.simulated_gains[name], default="")
+    gain = one.simulated_gains.get(best, 0.0)
+    return f" ({_times(gain)} on {best})" if gain >= WORTH_IT * (one.simulated_gain or 1.0) else ""
 
 
 def _rent(advice: Advice) -> Iterator[str]:
@@ -453,9 +463,12 @@ def advice_html(advice: Advice) -> str:
     )
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEAD)
     table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    sentences = "".join(f"<p>{escape(line)}</p>" for line in (*_full_notes(advice), *_rent(advice)))
+    notes, rent = (
+        "".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (_full_notes(advice), _rent(advice))
+    )
+    notes = f"<details><summary>Evidence, and changes that do not apply</summary>{notes}</details>"
     return (
         f"<section><h2>What to change first</h2><p>{escape(_heading(advice))}</p>"
-        f"{table if rows else f'<p>{NOTHING_GAINS}</p>'}{sentences}</section>"
+        f"{table if rows else f'<p>{NOTHING_GAINS}</p>'}{rent}{notes}</section>"
         f"<section><h2>Where it goes</h2>{advice.layers.to_html()}</section>"
     )
