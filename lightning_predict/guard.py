@@ -71,14 +71,47 @@ def log_exceptions(
         except BudgetExceededError:
             raise
         except CAUGHT as error:
-            own = own_error(error)
-            try:
-                self.give_up(own)
-            except CAUGHT as another:
-                own_error(another)
-                log_warning(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
+            _give_up(self, error)
 
     return guarded
+
+
+def log_exceptions_unless(
+    is_done: Callable[[Guarded], bool],
+) -> Callable[[Callable[Concatenate[Guarded, Parameters], None]], Callable[Concatenate[Guarded, Parameters], None]]:
+    """Return `log_exceptions` for a hook of every step, which is called only if `is_done` returns False.
+
+    Args:
+        is_done: Does what most steps need, as fast as possible, and touches no tensor.
+    """
+
+    def decorate(
+        hook: Callable[Concatenate[Guarded, Parameters], None],
+    ) -> Callable[Concatenate[Guarded, Parameters], None]:
+        whole = log_exceptions(hook)
+
+        @wraps(hook)
+        def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+            try:
+                if is_done(self):
+                    return
+            except CAUGHT as error:
+                _give_up(self, error)
+                return
+            whole(self, *args, **kwargs)
+
+        return guarded
+
+    return decorate
+
+
+def _give_up(callback: CanGiveUp, error: BaseException) -> None:
+    own = own_error(error)
+    try:
+        callback.give_up(own)
+    except CAUGHT as another:
+        own_error(another)
+        log_warning(f"{type(callback).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
 
 def fallback_on_error(

@@ -33,11 +33,11 @@ from lightning_predict.callbacks.arguments import (
 )
 from lightning_predict.callbacks.lightning_packages import (
     LIGHTNINGS_OWN,
-    Callback,
     end_of_fit,
     leave_validation,
     warn,
 )
+from lightning_predict.callbacks.observing import ObservingCallback
 from lightning_predict.callbacks.output import BUDGET_GROUP, log_event, log_values, print_sentence
 from lightning_predict.callbacks.trainer_state import (
     batches_of_fit,
@@ -55,7 +55,13 @@ from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
 from lightning_predict.files import FILE_SECONDS, STOPPED_VARIABLE, in_hook, mark
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.guard import fallback_on_error, log_exceptions, log_warning, own_error
+from lightning_predict.guard import (
+    fallback_on_error,
+    log_exceptions,
+    log_exceptions_unless,
+    log_warning,
+    own_error,
+)
 from lightning_predict.observe.budget import (
     CHECK_SECONDS,
     GO_ON,
@@ -71,8 +77,8 @@ from lightning_predict.observe.budget import (
     named_offer,
     price_of_run,
 )
-from lightning_predict.observe.clock import RunClock, ledger_clock, run_clock_of
-from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun, end_seconds, forecast_rest
+from lightning_predict.observe.clock import ledger_clock
+from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun, end_seconds
 from lightning_predict.observe.ledger_file import (
     LEDGER_SECONDS,
     LEDGER_STEM,
@@ -89,6 +95,7 @@ from lightning_predict.observe.rank_agreement import (
     rank_agreement,
     wait_seconds,
 )
+from lightning_predict.observe.run_observer import RunObserver, observer_of
 from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
 from lightning_predict.reports.format import usd_per_hour as in_words
@@ -164,13 +171,20 @@ class _Fit:
         place: Files of the run.
         stated_seconds: Used seconds in the last checkpoint of any kind.
         saved_seconds: Used seconds in the budget's own checkpoint; None before the checkpoint is written.
-        clock: Clock of the fit; None on ranks other than zero.
+        observer: Observer of the fit; None on ranks other than zero.
         watch: Limits to check; None on ranks other than zero.
         judge: Returns a verdict; None if there is nothing to check, and on ranks other than zero.
+        optimizer_steps_done: Returns the Trainer's number of optimizer steps.
+        quiet_batches: Number of batches before which no forecast is due.
+        quiet_until: Time of the observer before which no forecast is due.
+        next_check: Time of the ledger's clock before which no other check is due.
     """
 
-    def __init__(self, meetings: RankAgreement, folder: str) -> None:
+    def __init__(self, trainer: Trainer, meetings: RankAgreement, folder: str) -> None:
         self.meetings = meetings
+        self.optimizer_steps_done: Callable[[], int] = lambda: trainer.global_step
+        self.quiet_batches: float = 0
+        self.quiet_until = self.next_check = 0.0
         self.place = LedgerPlace.of(folder, LEDGER_STEM)
         self.stated_seconds = 0.0
         self.saved_seconds: float | None = None
@@ -180,12 +194,12 @@ class _Fit:
         self.overrun: str | None = None
         self.validation_interval: int | None = None
         self.validated_batches, self.kept_seconds = 0, 0.0
-        self.clock: RunClock | None = None
+        self.observer: RunObserver | None = None
         self.watch: BudgetWatch | None = None
         self.judge: Callable[[], BudgetVerdict] | None = None
 
 
-class CostBudget(Callback):
+class CostBudget(ObservingCallback):
     """Keep a run within a budget of dollars, hours or kilograms of CO2, or before a deadline.
 
     The used amounts are checked after every batch. A warning appears at 80 % of the budget. The run stops at 100 %
@@ -330,32 +344,21 @@ class CostBudget(Callback):
         mode = inactive_mode(trainer)
         if mode is None:
             agreement = rank_agreement(trainer)  # before any code that may fail on one rank only
-            self._fit = _Fit(agreement, os.fspath(trainer.default_root_dir))
+            self._fit = _Fit(trainer, agreement, os.fspath(trainer.default_root_dir))
         self._ledger.open(forget=self.scope == "run")
         if self._fit is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
             import_module("lightning_predict.timeline.step_prediction")  # for forecasts, so that no step waits
-            self._fit.clock = run_clock_of(trainer, device=trainer.strategy.root_device)
-
-    @property
-    def _clock(self) -> RunClock | None:
-        """Clock of the fit; None on ranks other than zero."""
-        return None if self._fit is None else self._fit.clock
-
-    @log_exceptions
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time the start of the validation loader's worker processes."""
-        if (clock := self._clock) is not None:
-            clock.on_sanity_check_start()
+            self._fit.observer = observer_of(trainer, device=trainer.strategy.root_device)
 
     @log_exceptions
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Start timing a validation batch."""
-        if (clock := self._clock) is not None:
-            clock.validation.on_batch_start()
+        if (observer := self._observer) is not None:
+            observer.validation.on_batch_start()
 
     @log_exceptions
     def on_validation_batch_end(
@@ -379,8 +382,8 @@ class CostBudget(Callback):
         if fit is None:
             return
         if trainer.sanity_checking:
-            if fit.clock is not None:
-                fit.clock.validation.on_batch_end()
+            if fit.observer is not None:
+                fit.observer.validation.on_batch_end()
             return
         fit.validated_batches += 1
         interval = 1 if isinstance(fit.meetings, SingleProcess) else fit.validation_interval
@@ -400,9 +403,9 @@ class CostBudget(Callback):
         fit = self._fit
         if fit is None:
             return
-        if fit.clock is not None:
+        if fit.observer is not None:
             is_manual = not pl_module.automatic_optimization
-            fit.clock.windows.start_training(optimizer_steps_done=trainer.global_step, is_manual=is_manual)
+            fit.observer.windows.start_training(optimizer_steps_done=trainer.global_step, is_manual=is_manual)
         fit.schedule = None if isinstance(fit.meetings, SingleProcess) else AgreementSchedule()
         batches = _validation_batches(trainer)
         decision = self._agree(
@@ -413,30 +416,12 @@ class CostBudget(Callback):
         self._act(trainer, fit, decision, can_save=False)
 
     @log_exceptions
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exclude the start of worker processes from the wait for a batch."""
-        if (clock := self._clock) is not None:
-            clock.on_epoch_start()
-
-    @log_exceptions
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time the gap between two epochs."""
-        if (clock := self._clock) is not None:
-            clock.on_epoch_end()
-
-    @log_exceptions
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Time the writing of checkpoints."""
-        if (clock := self._clock) is not None:
-            clock.checkpoint_is_collected(self)
-
-    @log_exceptions
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude validation from the wait for the loader, because it is timed separately."""
         if self._fit is not None:
             self._fit.validated_batches = 0
-        if (clock := self._clock) is not None:
-            clock.on_validation_start(is_check=trainer.sanity_checking)
+        if (observer := self._observer) is not None:
+            observer.on_validation_start(is_check=trainer.sanity_checking)
 
     @log_exceptions
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -444,18 +429,36 @@ class CostBudget(Callback):
         fit = self._fit
         if fit is None:
             return
-        overrun, fit.overrun = fit.overrun, None
+        overrun, fit.overrun, fit.quiet_batches = fit.overrun, None, 0  # the forecast of the end changes
         self._on_rank_zero(fit, False, lambda: self._validation_ends(trainer, fit))
         if overrun is not None and not fit.has_ended:
             self._end(trainer, fit, overrun, can_save=True)
 
-    @log_exceptions
+    def _is_start_done(self) -> bool:
+        """Time the start of a batch, unless another callback did."""
+        fit = self._fit
+        if fit is not None and fit.observer is not None and fit.observer.batch_start is None:
+            fit.observer.on_batch_start()
+        return True
+
+    @log_exceptions_unless(_is_start_done)
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Start timing the batch."""
-        if (clock := self._clock) is not None:
-            clock.on_batch_start()
 
-    @log_exceptions
+    def _is_end_done(self) -> bool:
+        """Time the end of a batch. Return whether no check is due."""
+        fit = self._fit
+        if fit is None or fit.has_ended:
+            return True
+        observer = fit.observer
+        if observer is None or fit.schedule is not None:
+            return False
+        if observer.batch_start is not None:
+            observer.on_batch_end(fit.optimizer_steps_done)
+        is_quiet = observer.windows.batches < fit.quiet_batches and observer.ended < fit.quiet_until
+        return is_quiet and self._ledger.clock() < fit.next_check
+
+    @log_exceptions_unless(_is_end_done)
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -503,7 +506,7 @@ class CostBudget(Callback):
             warn(f"CostBudget is off, and training continues without a budget: {failure}")
         else:
             fit.failure = fit.failure or failure
-            fit.watch = fit.clock = fit.judge = None
+            fit.watch = fit.observer = fit.judge = None
 
     def _close(self, trainer: Trainer, *, ended: bool) -> None:
         """End the fit and its ledger; report an error that was not shared with the other ranks."""
@@ -517,7 +520,7 @@ class CostBudget(Callback):
 
     def _on_rank_zero(self, fit: _Fit, is_due: bool, look: Callable[[], None]) -> None:
         """Run `look` on rank zero. If the ranks decide now, an error in `look` is shared with the other ranks."""
-        if fit.clock is None or fit.failure is not None:
+        if fit.observer is None or fit.failure is not None:
             return
         try:
             look()
@@ -625,32 +628,37 @@ class CostBudget(Callback):
 
     def _look(self, trainer: Trainer, fit: _Fit, *, is_due: bool) -> None:
         """Count a batch, and prepare the next check. If the ranks decide now, always prepare a check."""
-        watch, clock = fit.watch, fit.clock
-        if watch is None or clock is None:
+        watch, observer = fit.watch, fit.observer
+        if watch is None or observer is None:
             return
-        clock.on_batch_end(lambda: trainer.global_step)
+        observer.on_batch_end(fit.optimizer_steps_done)
         elapsed = self._ledger.elapsed_seconds
         self._keep_ledger(trainer, fit, elapsed)
         question = None
         if is_due or fit.schedule is None:
-            question = watch.due_check(clock.batches, clock.training_seconds, elapsed=elapsed)
+            question = watch.due_check(observer.batches, observer.training_seconds, elapsed=elapsed)
+            batches, seconds = watch.nothing_until(observer.batches)
+            fit.quiet_batches, fit.quiet_until = 0 if question else batches, observer.time_at(seconds)
+            fit.next_check = self._ledger.time_at(min(watch.next_seconds, fit.kept_seconds + LEDGER_SECONDS))
         if question is not None or is_due:
-            fit.judge = lambda: self._judge_now(trainer, watch, clock, question or "use")
+            fit.judge = lambda: self._judge_now(trainer, watch, observer, question or "use")
 
-    def _judge_now(self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: DueCheck) -> BudgetVerdict:
+    def _judge_now(
+        self, trainer: Trainer, watch: BudgetWatch, observer: RunObserver, question: DueCheck
+    ) -> BudgetVerdict:
         """Check the used amounts and, if requested, the forecast of the rest of the run."""
         rest: RestOfRun | None = None
 
-        def forecast(clock: RunClock) -> RestOfRun:
-            facts = forecast_inputs(
-                trainer, window_size=clock.windows.window_size, batches_per_epoch=clock.batches_per_epoch
+        def forecast(observer: RunObserver) -> RestOfRun:
+            inputs = forecast_inputs(
+                trainer, window_size=observer.windows.window_size, batches_per_epoch=observer.batches_per_epoch
             )
-            rest = forecast_rest(facts, clock)
+            rest = observer.rest(inputs)
             return rest if self.on_exceed == "stop" else replace(rest, end_seconds=0.0)
 
         if question != "use":
-            clock.buffered = prefetched_batches(trainer)
-            rest = forecast(clock)
+            observer.buffered = prefetched_batches(trainer)
+            rest = forecast(observer)
             if rest.forecast is None and question == "forecast" and not self._warned:
                 self._warned.add("length")
                 pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
@@ -661,7 +669,7 @@ class CostBudget(Callback):
         verdict = watch.check(
             question,
             rest,
-            without_stalls=lambda: forecast(clock.without_stalls()),
+            without_stalls=lambda: forecast(observer.without_stalls()),
             may_end_earlier=bool(trainer.early_stopping_callbacks),
         )
         if rest is not None or verdict.action == "stop":
@@ -670,15 +678,15 @@ class CostBudget(Callback):
 
     def _decide(self, trainer: Trainer, fit: _Fit) -> dict[str, Any]:
         """Check the budget, report the result, and decide for all ranks."""
-        clock, judge, fit.judge = fit.clock, fit.judge, None
-        if fit.watch is None or clock is None:
+        observer, judge, fit.judge = fit.observer, fit.judge, None
+        if fit.watch is None or observer is None:
             raise LightningPredictError("nothing was watched")
         verdict = GO_ON if judge is None else judge()
-        validation = clock.validation.times()
+        validation = observer.validation.times()
         batch_seconds = None if validation is None or validation.batch is None else validation.batch.middle
         decision: dict[str, Any] = {
             "action": "go on",
-            "batches": batches_between_checks(clock),
+            "batches": batches_between_checks(observer),
             "validation_interval": None if not batch_seconds else max(1, math.ceil(CHECK_SECONDS / batch_seconds)),
         }
         if verdict.action in ("warn", "stop"):
@@ -690,28 +698,30 @@ class CostBudget(Callback):
         if self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
             return decision | {"action": "off"}  # everything was reported already
-        lost = batches_without_step(trainer, clock.windows)
+        lost = batches_without_step(trainer, observer.windows)
         return decision | {"action": "stop", "reason": verdict.reason, "lost": lost}
 
     def _validation_batch_ends(self, trainer: Trainer, fit: _Fit) -> None:
-        if fit.clock is not None:
-            fit.clock.validation.on_batch_end()
+        if fit.observer is not None:
+            fit.observer.validation.on_batch_end()
         if fit.watch is not None:
             self._keep_ledger(trainer, fit, self._ledger.elapsed_seconds)
 
     def _validation_ends(self, trainer: Trainer, fit: _Fit) -> None:
         """Update the forecast of the final validation from the last validation."""
-        if fit.clock is None:
+        if fit.observer is None:
             return
-        fit.clock.on_validation_end()
+        fit.observer.on_validation_end()
         if fit.watch is not None and self.on_exceed == "stop":
             fit.watch.set_end_seconds(
-                end_seconds(_validation_batches(trainer) or 0, None, fit.clock.validation.times())
+                end_seconds(_validation_batches(trainer) or 0, None, fit.observer.validation.times())
             )
 
     def _judge_validation(self, trainer: Trainer, fit: _Fit) -> Decision:
         """Check the used amounts during a validation."""
-        validation, batches = None if fit.clock is None else fit.clock.validation.times(), _validation_batches(trainer)
+        batches, validation = _validation_batches(trainer), None
+        if fit.observer is not None:
+            validation = fit.observer.validation.times()
         rest = None
         if validation is not None and validation.batch is not None and batches is not None:
             rest = max(0, batches - fit.validated_batches) * (validation.batch.middle + validation.wait.middle)

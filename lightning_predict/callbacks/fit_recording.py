@@ -3,7 +3,7 @@
 `FitRecording` calls the two recorders, which do not depend on a Trainer, from a Trainer's hooks. Example::
 
     recording = FitRecording(trainer, pl_module, clock=device_clock(device))
-    recording.on_train_start(trainer, pl_module, warmup_steps=3, capture_steps=1, count=run_clock.windows)
+    recording.on_train_start(trainer, pl_module, warmup_steps=3, capture_steps=1, count=observer.windows)
     recording.on_batch_start(trainer, batch)
     # ... the batch is trained ...
     trace = recording.on_batch_end(batch)   # None before the last step was recorded
@@ -110,6 +110,24 @@ class FitRecording:
         if self._steps is not None:
             self._steps.checkpoint_is_collected()
 
+    @property
+    def is_active(self) -> bool:
+        """Whether further steps are timed, recorded or checked for new kinds."""
+        return self._steps is not None
+
+    def starts_known(self) -> bool:
+        """Begin a batch that is only compared with the recorded steps. Return whether this is such a batch."""
+        return self._steps is not None and self._steps.starts_known()
+
+    def ends_known(self) -> bool:
+        """End a batch. Return whether its step was like a recorded one, so that nothing is left to do."""
+        steps = self._steps
+        if steps is None or not steps.ends_known():
+            return False
+        if steps.is_finished:
+            self._steps = None
+        return True
+
     def on_batch_start(self, trainer: Trainer, batch: Any) -> bool:
         """Time or record the next batch.
 
@@ -117,9 +135,6 @@ class FitRecording:
             Whether the batch is recorded. A recorded batch takes longer than others.
         """
         if self._steps is None:
-            return False
-        if self._steps.skips_next:
-            self._steps.on_batch_start(full_windows_after=None, next_is_short=False)
             return False
         position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, window_size=self._steps.window_size)
         full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
@@ -136,8 +151,7 @@ class FitRecording:
         """End the batch. Return the trace when every kind of step is recorded, and again if a new kind occurs later."""
         if self._steps is None:
             return None
-        samples = None if self._steps.is_idle else samples_of(batch)
-        trace = self._steps.on_batch_end(samples=samples)
+        trace = self._steps.on_batch_end(samples=None if self._steps.is_idle else samples_of(batch))
         if trace is not None:
             self.window_size = self._steps.window_size
         if self._steps.is_finished:

@@ -5,7 +5,7 @@ The first prediction is based on only a few steps of this machine. When enough s
 of steps has doubled. If the new forecast leaves the interval that was printed before, or recommends another GPU, one
 line is printed and the prediction is logged again. Example::
 
-    updates = ForecastUpdates(request, run_clock_of(trainer, device_clock=clock))
+    updates = ForecastUpdates(request, observer_of(trainer, device=device))
     predictions = updates.predict(trainer, trace=trace, validation=None, window_size=WindowSize(), moment="batch end")
     # ... training goes on ...
     outcome = updates.compare_outcome(trainer)
@@ -24,7 +24,6 @@ from lightning_predict.callbacks.output import (
     print_on_rank_zero,
     print_sentence,
 )
-from lightning_predict.callbacks.progress_bar import left_in_words
 from lightning_predict.callbacks.rest_prediction import (
     PredictionRequest,
     RestPrediction,
@@ -36,12 +35,12 @@ from lightning_predict.callbacks.trainer_state import batches_of_fit, forecast_i
 from lightning_predict.files import FILE_SECONDS, history_path, in_hook
 from lightning_predict.guard import own_error
 from lightning_predict.interval import Interval
-from lightning_predict.observe.clock import RunClock
-from lightning_predict.observe.forecast import ForecastSchedule, TimedForecast, forecast_rest
+from lightning_predict.observe.forecast import ForecastSchedule, TimedForecast
 from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.predicted_vs_actual import Outcome, OutcomeTimer
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
+from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.reports.format import duration, duration_interval, width_at_hand
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import lines_of_run, rank
@@ -77,15 +76,14 @@ class ForecastUpdates:
     """
 
     def __init__(
-        self, request: PredictionRequest, run_clock: RunClock, output_options: OutputOptions | None = None
+        self, request: PredictionRequest, observer: RunObserver, output_options: OutputOptions | None = None
     ) -> None:
-        self.run_clock = run_clock
+        self.observer = observer
         self.output_options = output_options or OutputOptions()
         self._request = request
         self._outcome_timer: OutcomeTimer | None = None
         self._rest_prediction: RestPrediction | None = None
         self._last_printed_forecast: TimedForecast | None = None
-        self._latest_forecast: TimedForecast | None = None
         self._trace: Trace | None = None
         self._validation: Trace | None = None
         self._window_size = WindowSize()
@@ -107,20 +105,28 @@ class ForecastUpdates:
     @property
     def remaining(self) -> Interval[float] | None:
         """Remaining seconds of the run on this machine; None before a prediction, or if the run's end is unknown."""
-        left = None if self._latest_forecast is None else self._latest_forecast.left(self.run_clock.now())
-        return None if left is None else left.clamp_min(0.0)
+        return self.observer.remaining
 
     def left_in_words(self) -> str | None:
         """Format the remaining time and cost of the run on this machine; None if unknown."""
         answer = self._rest_prediction
         expected, at_most = (None, False) if answer is None else (answer.expected, answer.rest.counts.at_most)
         price = None if expected is None else expected.usd_per_hour
+        from lightning_predict.callbacks.progress_bar import left_in_words
+
         return left_in_words(self.remaining, usd_per_hour=price, at_most=at_most)
+
+    def nothing_until(self) -> tuple[float, float]:
+        """Return the number of batches and the observer's time before which no update is due."""
+        if self._schedule is None:
+            return 0, 0.0
+        batches, seconds = self._schedule.nothing_until(self.observer.batches)
+        return batches, self.observer.time_at(seconds)
 
     def is_due(self) -> bool:
         """Return whether the number of steps has doubled, so that an update is due."""
-        clock, moments = self.run_clock, self._schedule
-        return moments is not None and moments.is_due(clock.batches, clock.training_seconds)
+        observer, schedule = self.observer, self._schedule
+        return schedule is not None and schedule.is_due(observer.batches, observer.training_seconds)
 
     def predict(
         self,
@@ -142,7 +148,7 @@ class ForecastUpdates:
             moment: Current hook.
             is_first_reliable: Whether this is the first reliable prediction, from which the outcome is measured.
         """
-        self._started_at = self.run_clock.now()
+        self._started_at = self.observer.now()
         is_renewed = self._rest_prediction is not None
         self._trace, self._validation = trace or self._trace, validation or self._validation
         self._window_size = window_size or self._window_size
@@ -152,11 +158,11 @@ class ForecastUpdates:
             self._update_clock(trainer, trace)
         batches = trainer.fit_loop.total_batch_idx + 1
         if self._schedule is None:
-            whole, before = batches_of_fit(trainer), batches - self.run_clock.batches
+            whole, before = batches_of_fit(trainer), batches - self.observer.batches
             self._schedule = ForecastSchedule(
                 batches_per_window=self._trace.batches, batches=None if whole is None else whole - before
             )
-            self._schedule.is_due(self.run_clock.batches, self.run_clock.training_seconds)
+            self._schedule.is_due(self.observer.batches, self.observer.training_seconds)
             self._has_advised = self._schedule.has_started
         answer = predict_rest(
             trainer,
@@ -164,16 +170,16 @@ class ForecastUpdates:
             self._trace,
             validation=self._validation,
             window_size=self._window_size,
-            clock=self.run_clock,
+            observer=self.observer,
             moment=moment,
             is_renewed=is_renewed,
             is_rough=not self.advises,
         )
-        self._rest_prediction, self._last_printed_forecast = answer, TimedForecast(answer.rest, self.run_clock.now())
-        self._latest_forecast = self._last_printed_forecast
-        self.run_clock.exclude_interruption()
+        self._rest_prediction, self._last_printed_forecast = answer, TimedForecast(answer.rest, self.observer.now())
+        self.observer.latest = self._last_printed_forecast
+        self.observer.exclude_interruption()
         if answer.expected is not None and (self._outcome_timer is None or is_first_reliable):
-            self._outcome_timer = OutcomeTimer(answer.expected, clock=self.run_clock.now, batches_seen=batches)
+            self._outcome_timer = OutcomeTimer(answer.expected, clock=self.observer.now, batches_seen=batches)
         return answer.predictions
 
     def exclude_display_time(self) -> None:
@@ -190,15 +196,15 @@ class ForecastUpdates:
         before, said, trace = self._rest_prediction, self._last_printed_forecast, self._trace
         if before is None or said is None or trace is None:
             return None
-        facts = forecast_inputs(
+        inputs = forecast_inputs(
             trainer,
             window_size=self._window_size,
             moment=moment,
-            batches_per_epoch=before.batches_per_epoch or self.run_clock.batches_per_epoch,
+            batches_per_epoch=before.batches_per_epoch or self.observer.batches_per_epoch,
         )
-        rest = forecast_rest(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
-        now = self.run_clock.now()
-        self._latest_forecast = TimedForecast(rest, now)
+        rest = self.observer.rest(inputs, batches_per_window=trace.batches, samples=trace.samples)
+        now = self.observer.now()
+        self.observer.latest = TimedForecast(rest, now)
         if rest.counts.batches == 0 or not self.advises:
             return None
         is_first, self._has_advised = not self._has_advised, True
@@ -211,7 +217,7 @@ class ForecastUpdates:
         log_and_save(predictions, ranking, trainer, self.output_options)
         answer = self._rest_prediction or before
         if is_first:
-            when = f"RuntimePredictor, after {steps_done(trainer, self.run_clock):,} steps: "
+            when = f"RuntimePredictor, after {steps_done(trainer, self.observer):,} steps: "
             lines = lines_of_run(ranking, when=when, news=self._news(trainer, answer), width=width_at_hand())
             if self.output_options.with_table:
                 print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")
@@ -225,7 +231,7 @@ class ForecastUpdates:
 
     def _news(self, trainer: Trainer, answer: RestPrediction, instead_of_seconds: float | None = None) -> str:
         """Return a line with the new forecast and, for comparison, the previous forecast."""
-        steps = steps_done(trainer, self.run_clock)
+        steps = steps_done(trainer, self.observer)
         return f"RuntimePredictor: after {steps:,} steps, {_news(answer, instead_of_seconds)}."
 
     def compare_outcome(self, trainer: Trainer) -> Outcome | None:
@@ -267,11 +273,11 @@ class ForecastUpdates:
     def _update_clock(self, trainer: Trainer, trace: Trace) -> None:
         """Copy the recorded step's memory, prefetched batches and device time to the run's clock."""
         # A checkpoint has its full size only after all optimizers have stepped.
-        self.run_clock.memory = max(
+        self.observer.memory = max(
             (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
         )
-        self.run_clock.buffered = prefetched_batches(trainer)
-        self.run_clock.step_is_measured(trace)
+        self.observer.buffered = prefetched_batches(trainer)
+        self.observer.step_is_measured(trace)
 
 
 def cheapest_of(predictions: Predictions) -> str | None:

@@ -17,8 +17,8 @@ from lightning_predict.callbacks.trainer_state import batches_of_fit
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.guard import own_error
-from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.rank_agreement import wait_seconds
+from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.run.progress import FILE_VARIABLE, ProgressKeeper, place_in_use, write_progress
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ class ProgressFile:
             return None
         return cls(Path(name), ProgressKeeper(batches=batches_of_fit(trainer), place=place))
 
-    def on_batch_end(self, trainer: Trainer, clock: RunClock, *, has_ended: bool = False) -> None:
+    def on_batch_end(self, trainer: Trainer, observer: RunObserver, *, has_ended: bool = False) -> None:
         """Write the file if the last write was a minute ago."""
 
         def batch_seconds() -> float | None:
-            batch_times = clock.batch_times(batches_per_window=trainer.accumulate_grad_batches)
+            batch_times = observer.batch_times(batches_per_window=trainer.accumulate_grad_batches)
             return None if batch_times is None else batch_times.step_seconds
 
         progress = None

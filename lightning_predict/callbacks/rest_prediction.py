@@ -3,7 +3,7 @@
 Example::
 
     question = PredictionRequest(layouts=layouts_of(["T4", "L4"]))
-    answer = predict_rest(trainer, question, trace, validation=None, window_size=WindowSize(), clock=clock)
+    answer = predict_rest(trainer, question, trace, validation=None, window_size=WindowSize(), observer=observer)
     answer.predictions["T4"].total_seconds, answer.expected.total_seconds
 """
 
@@ -23,12 +23,12 @@ from lightning_predict.errors import LightningPredictError
 from lightning_predict.files import FILE_SECONDS, history_path, in_hook
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.guard import own_error
-from lightning_predict.observe.clock import RunClock
-from lightning_predict.observe.forecast import RestOfRun, forecast_rest, rough_note
+from lightning_predict.observe.forecast import RestOfRun, rough_note
 from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.predicted_vs_actual import Expected, expected_outcome, with_current_step_time
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
+from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, read_history
 from lightning_predict.run.workload import Workload
@@ -137,17 +137,17 @@ def predict_rest(
     *,
     validation: Trace | None,
     window_size: WindowSize,
-    clock: RunClock,
+    observer: RunObserver,
     moment: HookMoment = "batch end",
     is_renewed: bool = False,
     is_rough: bool = False,
 ) -> RestPrediction:
     """Predict the rest of a fit. `is_rough` means that a recommendation needs more steps."""
     given = _batches_per_epoch(trainer, question, trace)
-    facts = forecast_inputs(
-        trainer, window_size=window_size, moment=moment, batches_per_epoch=given or clock.batches_per_epoch
+    inputs = forecast_inputs(
+        trainer, window_size=window_size, moment=moment, batches_per_epoch=given or observer.batches_per_epoch
     )
-    rest = forecast_rest(facts, clock, batches_per_window=trace.batches, samples=trace.samples)
+    rest = observer.rest(inputs, batches_per_window=trace.batches, samples=trace.samples)
     work = rest.workload
     trace = with_current_step_time(trace, rest.batch_times).changed(lambda step: of_processes(step, trainer))
     assumptions = replace(
@@ -174,8 +174,8 @@ def predict_rest(
         ) from None
     predictions = replace(
         predictions,
-        notes=(*predictions.notes, *_notes(trainer, given, clock, work), *rough_note(rest, is_rough=is_rough)),
-        heading=_heading(predictions, steps_done(trainer, clock)),
+        notes=(*predictions.notes, *_notes(trainer, given, observer, work), *rough_note(rest, is_rough=is_rough)),
+        heading=_heading(predictions, steps_done(trainer, observer)),
         is_running=True,
     )
     return RestPrediction(
@@ -186,9 +186,9 @@ def predict_rest(
     )
 
 
-def steps_done(trainer: Trainer, clock: RunClock) -> int:
+def steps_done(trainer: Trainer, observer: RunObserver) -> int:
     """Return the number of finished steps. `global_step` counts the updates of each optimizer, so it is divided."""
-    return round(trainer.global_step / clock.windows.window_size.steps_per_window)
+    return round(trainer.global_step / observer.windows.window_size.steps_per_window)
 
 
 def _heading(predictions: Predictions, steps: int) -> str | None:
@@ -233,13 +233,13 @@ def _batches_per_epoch(trainer: Trainer, question: PredictionRequest, trace: Tra
     return math.ceil(question.samples_per_epoch * trace.batches / (trace.samples * trainer.world_size))
 
 
-def _notes(trainer: Trainer, given: int | None, clock: RunClock, work: Workload) -> tuple[str, ...]:
+def _notes(trainer: Trainer, given: int | None, observer: RunObserver, work: Workload) -> tuple[str, ...]:
     """Return notes about the basis of the total, and about costs that the total lacks."""
     notes = []
     if given is not None:
         notes.append(f"The loader has no length. Assumed: {given:,} batches per epoch, as given.")
-    elif math.isinf(trainer.num_training_batches) and clock.batches_per_epoch is not None:
-        seen = clock.batches_per_epoch
+    elif math.isinf(trainer.num_training_batches) and observer.batches_per_epoch is not None:
+        seen = observer.batches_per_epoch
         notes.append(f"The loader has no length. Assumed: {seen:,} batches per epoch, as in the last epoch.")
     if work.training_iterations is not None and work.checkpoints.total_seconds is None:
         notes.append("Total: checkpoints are not included, because their number or size is unknown.")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -34,10 +34,9 @@ from lightning_predict.callbacks.arguments import (
 )
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.forecast_updates import ForecastUpdates
-from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
-from lightning_predict.callbacks.memory_warnings import MemoryWarnings
+from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, rank_zero_info, warn
+from lightning_predict.callbacks.observing import ObservingCallback
 from lightning_predict.callbacks.output import OutputOptions, print_predictions
-from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
 from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_prediction, of_processes
 from lightning_predict.callbacks.trainer_state import callbacks_of, inactive_mode
 from lightning_predict.checked import shown
@@ -47,13 +46,15 @@ from lightning_predict.distributed.strategy import LightningStrategy, Strategy, 
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.files import FILE_SECONDS, PREDICTED_VARIABLE, PROGRESS_VARIABLE, in_hook, mark
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.guard import log_exceptions, own_error
+from lightning_predict.guard import log_exceptions, log_exceptions_unless, own_error
 from lightning_predict.interval import Interval
-from lightning_predict.observe.clock import device_clock, run_clock_of
+from lightning_predict.observe.clock import device_clock
 from lightning_predict.observe.predicted_vs_actual import Outcome
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
+from lightning_predict.observe.run_observer import observer_of
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
@@ -61,7 +62,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from lightning_predict.callbacks.advice_output import DataFlowRecorder
+    from lightning_predict.callbacks.memory_warnings import MemoryWarnings
     from lightning_predict.callbacks.progress import ProgressFile
+    from lightning_predict.callbacks.progress_bar import ShownInBar
     from lightning_predict.extensions.advice.advice_text import Advice
     from lightning_predict.gpus.own_rates import OwnRates
     from lightning_predict.kernels.interconnect import Interconnect
@@ -70,12 +73,23 @@ if TYPE_CHECKING:
 
 @final
 class _Fit:
-    """State of one fit, on rank zero. A part is None before it begins, after it ends, or if it was not requested."""
+    """State of one fit, on rank zero. A part is None before it begins, after it ends, or if it was not requested.
 
-    def __init__(self, updates: ForecastUpdates, recording: FitRecording) -> None:
+    Attributes:
+        optimizer_steps_done: Returns the Trainer's number of optimizer steps.
+        is_recorded: Whether no further step is recorded or compared with the recorded ones.
+        quiet_batches: Number of batches before which steps are only timed, and compared until `is_recorded`.
+        quiet_until: Time of the observer for which this holds.
+    """
+
+    def __init__(self, trainer: Trainer, updates: ForecastUpdates, recording: FitRecording) -> None:
         self.updates, self.recording = updates, recording
-        self.clock = updates.run_clock
-        self.memory_ahead = MemoryWarnings()
+        self.observer = updates.observer
+        self.optimizer_steps_done: Callable[[], int] = lambda: trainer.global_step
+        self.is_recorded = False
+        self.quiet_batches: float = 0
+        self.quiet_until = 0.0
+        self.memory_ahead: MemoryWarnings | None = None
         self.following: DataFlowRecorder | None = None
         self.in_bar: ShownInBar | None = None
         self.progress_file: ProgressFile | None = None
@@ -90,7 +104,7 @@ class _Fit:
 
 
 @fill_in_assumptions
-class RuntimePredictor(Callback):
+class RuntimePredictor(ObservingCallback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
     A step is everything between two optimizer updates: one batch, or several batches with gradient accumulation. If
@@ -285,15 +299,10 @@ class RuntimePredictor(Callback):
             device = trainer.strategy.root_device
             load_prediction()
             self._fit = _Fit(
-                ForecastUpdates(self._request, run_clock_of(trainer, device=device), self._output_options),
+                trainer,
+                ForecastUpdates(self._request, observer_of(trainer, device=device), self._output_options),
                 FitRecording(trainer, pl_module, clock=device_clock(device)),
             )
-
-    @log_exceptions
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time the start of the validation loader's worker processes."""
-        if self._fit is not None:
-            self._fit.clock.on_sanity_check_start()
 
     @log_exceptions
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -301,7 +310,7 @@ class RuntimePredictor(Callback):
         fit = self._fit
         if fit is None:
             return
-        windows = fit.clock.windows
+        windows = fit.observer.windows
         windows.start_training(optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization)
         if self.progress_file is not None or os.environ.get(PROGRESS_VARIABLE):
             from lightning_predict.callbacks.progress import ProgressFile
@@ -311,18 +320,8 @@ class RuntimePredictor(Callback):
             trainer, pl_module, warmup_steps=self.warmup_steps, capture_steps=self.capture_steps, count=windows
         )
 
-    @log_exceptions
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exclude the start of worker processes from the wait for a batch."""
+    def _pauses(self) -> None:
         if self._fit is not None:
-            self._fit.clock.on_epoch_start()
-            self._fit.recording.pause()
-
-    @log_exceptions
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exclude the end of an epoch from the wait for a batch."""
-        if self._fit is not None:
-            self._fit.clock.on_epoch_end()
             self._fit.recording.pause()
 
     @log_exceptions
@@ -330,29 +329,52 @@ class RuntimePredictor(Callback):
         """Exclude a checkpoint from the wait for a batch, and time its writing."""
         if self._fit is not None:
             self._fit.recording.checkpoint_is_collected()
-            self._fit.clock.checkpoint_is_collected(self)
+            self._fit.observer.on_checkpoint(self)
 
-    @log_exceptions
+    def _is_start_done(self) -> bool:
+        """Time the start of a batch. Return whether nothing else is to be done."""
+        fit = self._fit
+        if fit is None:
+            return True
+        fit.observer.on_batch_start()
+        if fit.quiet_batches == 0 or fit.observer.epochs_doubled:
+            return False
+        return fit.is_recorded or fit.recording.starts_known()
+
+    @log_exceptions_unless(_is_start_done)
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Time or record the next batch."""
         fit = self._fit
         if fit is None:
             return
-        if fit.clock.on_batch_start():
+        if fit.observer.epochs_doubled:
             self.predictions = fit.updates.renew(trainer, moment="batch start") or self.predictions
         is_recorded = fit.recording.on_batch_start(trainer, batch)
         if fit.following is not None and not is_recorded:
             fit.following.on_batch_start(batch)
         if is_recorded or fit.following is not None:
-            fit.clock.batch_is_recorded()
+            fit.observer.batch_is_recorded()
 
-    @log_exceptions
+    def _is_recorded(self) -> bool:
+        return self._fit is None or self._fit.is_recorded
+
+    @log_exceptions_unless(_is_recorded)
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Store which optimizers update parameters in the same step."""
         if self._fit is not None:
             self._fit.recording.optimizer_steps(optimizer)
 
-    @log_exceptions
+    def _is_end_done(self) -> bool:
+        """Time the end of a batch. Return whether nothing else is to be done."""
+        fit = self._fit
+        if fit is None:
+            return True
+        fit.observer.on_batch_end(fit.optimizer_steps_done)
+        if fit.observer.windows.batches >= fit.quiet_batches or fit.observer.ended >= fit.quiet_until:
+            return False
+        return fit.is_recorded or fit.recording.ends_known()
+
+    @log_exceptions_unless(_is_end_done)
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -360,9 +382,8 @@ class RuntimePredictor(Callback):
         fit = self._fit
         if fit is None:
             return
-        fit.clock.on_batch_end(lambda: trainer.global_step)
         if fit.progress_file is not None:
-            fit.progress_file.on_batch_end(trainer, fit.clock)
+            fit.progress_file.on_batch_end(trainer, fit.observer)
         if fit.updates.is_due():
             self.predictions = fit.updates.renew(trainer, moment="batch end") or self.predictions
         if fit.following is not None and fit.following.on_batch_end():
@@ -370,14 +391,16 @@ class RuntimePredictor(Callback):
         trace = fit.recording.on_batch_end(batch)
         if trace is not None:
             is_first = self.trace is None
-            fit.memory_ahead.batch_was_recorded(batch)
-            self._predict_recorded(trainer, pl_module, fit, trace)
+            self._predict_recorded(trainer, pl_module, fit, trace, batch)
             if self.meta_step is not None and is_first:
                 from lightning_predict.callbacks.batch_sizes import show_batch_sizes, try_batch_sizes
 
                 options = try_batch_sizes(self.meta_step, trace, self._request)
                 show_batch_sizes(options, trainer, with_table=self._output_options.with_table)
                 self.batch_sizes = options
+        fit.is_recorded = not fit.recording.is_active
+        is_busy = fit.following is not None or fit.progress_file is not None
+        fit.quiet_batches, fit.quiet_until = (0, 0.0) if is_busy else fit.updates.nothing_until()
 
     @log_exceptions
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -385,9 +408,9 @@ class RuntimePredictor(Callback):
         fit = self._fit
         if fit is None:
             return
-        fit.clock.on_validation_start(is_check=trainer.sanity_checking)
+        fit.observer.on_validation_start(is_check=trainer.sanity_checking)
         fit.recording.on_validation_start()
-        if self.trace is not None:  # its loaders may exist only now
+        if fit.memory_ahead is not None and self.trace is not None:  # its loaders may exist only now
             fit.memory_ahead.warn(trainer, self.trace)
 
     @log_exceptions
@@ -399,9 +422,9 @@ class RuntimePredictor(Callback):
         if fit is None:
             return
         is_recorded = fit.recording.on_validation_batch_start(trainer)
-        fit.clock.validation.on_batch_start()
+        fit.observer.validation.on_batch_start()
         if is_recorded:
-            fit.clock.validation.batch_is_recorded()
+            fit.observer.validation.batch_is_recorded()
 
     @log_exceptions
     def on_validation_batch_end(
@@ -415,7 +438,7 @@ class RuntimePredictor(Callback):
     ) -> None:
         """Stop recording a validation batch."""
         if self._fit is not None:
-            self._fit.clock.validation.on_batch_end()
+            self._fit.observer.validation.on_batch_end()
             self._fit.recording.on_validation_batch_end(batch)
 
     @log_exceptions
@@ -424,7 +447,7 @@ class RuntimePredictor(Callback):
         fit = self._fit
         if fit is None:
             return
-        fit.clock.on_validation_end()
+        fit.observer.on_validation_end()
         if fit.updates.has_predicted and fit.recording.validation_is_done:
             self._predict(trainer, pl_module, fit, "validation end")
 
@@ -448,7 +471,7 @@ class RuntimePredictor(Callback):
         if fit.following is not None:
             self._tell_advice(trainer, fit, fit.following)
         if fit.progress_file is not None:
-            fit.progress_file.on_batch_end(trainer, fit.clock, has_ended=True)
+            fit.progress_file.on_batch_end(trainer, fit.observer, has_ended=True)
         self.outcome = fit.updates.compare_outcome(trainer)
         self._deactivate()
 
@@ -468,8 +491,16 @@ class RuntimePredictor(Callback):
             self._deactivate()
         warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
 
-    def _predict_recorded(self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, trace: Trace) -> None:
+    def _predict_recorded(
+        self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, trace: Trace, batch: Any = None
+    ) -> None:
         """Store a recorded step, and predict from it."""
+        if gpu_in_use(trace) is not None:
+            from lightning_predict.callbacks.memory_warnings import MemoryWarnings
+
+            fit.memory_ahead = fit.memory_ahead or MemoryWarnings()
+            if batch is not None:
+                fit.memory_ahead.batch_was_recorded(batch)
         self.trace = trace.changed(lambda step: of_processes(step, trainer))
         self._save(trainer)
         self._predict(trainer, pl_module, fit, "batch end", trace=trace, window_size=fit.recording.window_size)
@@ -504,15 +535,17 @@ class RuntimePredictor(Callback):
         if self.asks_advice and self.advice is None and fit.following is None and self.trace is not None:
             from lightning_predict.callbacks.advice_output import DataFlowRecorder
 
-            following = DataFlowRecorder(trainer, pl_module, self.trace, fit.clock.windows)
+            following = DataFlowRecorder(trainer, pl_module, self.trace, fit.observer.windows)
             if following.is_useful(self.trace) and moment == "batch end":
                 fit.following = following
             else:
                 self._tell_advice(trainer, fit, following)
-        if self.trace is not None:
+        if fit.memory_ahead is not None and self.trace is not None:
             fit.memory_ahead.warn(trainer, self.trace, validation=validation)
-        if self.progress_bar and fit.in_bar is None:
-            fit.in_bar = show_in_bar(trainer, updates.left_in_words, clock=fit.clock.now)
+        if self.progress_bar and fit.in_bar is None and trainer.progress_bar_callback is not None:
+            from lightning_predict.callbacks.progress_bar import show_in_bar
+
+            fit.in_bar = show_in_bar(trainer, updates.left_in_words, clock=fit.observer.now)
         updates.exclude_display_time()
         if validation is not None or not trainer.enable_validation:
             fit.recording.forget_validation()

@@ -171,29 +171,29 @@ class RuntimePredictorCallback(TrainerCallback):
         run = self._run
         return {
             "reason": None if run is None else run.stopping_reason,
-            "batches": 1 if run is None else batches_between_checks(run.clock),
+            "batches": 1 if run is None else batches_between_checks(run.observer),
         }
 
     @log_exceptions
     def on_prediction_step(self, /, *_: Any, **kwargs: Any) -> None:
         """Time an evaluation batch. The Trainer reports only the end of a batch."""
         if self._run is not None:
-            self._run.clock.on_validation_start(is_check=False)
-            self._run.clock.validation.on_batch_end()
-            self._run.clock.validation.on_batch_start()
+            self._run.observer.on_validation_start(is_check=False)
+            self._run.observer.validation.on_batch_end()
+            self._run.observer.validation.on_batch_start()
 
     @log_exceptions
     def on_evaluate(self, /, *_: Any, **kwargs: Any) -> None:
         """Exclude the evaluation from the loader's waiting time."""
         self._evaluation = kwargs.get("eval_dataloader")  # absent before the first evaluation
         if self._run is not None:
-            self._run.clock.on_validation_end()
+            self._run.observer.on_validation_end()
 
     @log_exceptions
     def on_save(self, /, *_: Any, **kwargs: Any) -> None:
         """Exclude the checkpoint from the loader's waiting time."""
         if self._run is not None:
-            self._run.clock.exclude_interruption()
+            self._run.observer.exclude_interruption()
 
     @log_exceptions
     def on_train_end(

@@ -26,7 +26,6 @@ from lightning_predict.cost.offers import Offer, load_offers, offers_for
 from lightning_predict.errors import UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.interval import Interval
-from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
 from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
@@ -35,6 +34,8 @@ from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 if TYPE_CHECKING:
     import torch
+
+    from lightning_predict.observe.run_observer import RunObserver
 
 _OF: Final = constants_of(__name__)
 
@@ -146,11 +147,12 @@ REFRESH_SECONDS: Final = 60.0
 """Seconds between two forecasts during training."""
 
 
-def batches_between_checks(clock: RunClock) -> int:
+def batches_between_checks(observer: RunObserver) -> int:
     """Return the number of batches until the ranks decide again: as many as so far, but at most `CHECK_SECONDS`."""
-    if clock.batches == 0:
+    batches = observer.batches
+    if batches == 0:
         return 1
-    return max(1, min(clock.batches, math.ceil(CHECK_SECONDS * clock.batches / max(clock.training_seconds, 1e-9))))
+    return max(1, min(batches, math.ceil(CHECK_SECONDS * batches / max(observer.training_seconds, 1e-9))))
 
 
 CLEAR_EXCESS: Final = _OF.number("CLEAR_EXCESS", "factor")
@@ -169,13 +171,17 @@ class Ledger:
         self.seconds_before = 0.0
         self.usd_before = 0.0
         self.kg_co2_before = self.kg_co2_seconds_before = 0.0
-        self._clock = clock
+        self.clock = clock
         self._start: float | None = None
 
     @property
     def elapsed_seconds(self) -> float:
         """Seconds of the current fit; 0 outside a fit."""
-        return 0.0 if self._start is None else self._clock() - self._start
+        return 0.0 if self._start is None else self.clock() - self._start
+
+    def time_at(self, seconds: float) -> float:
+        """Return the time of the clock after this many seconds of the current fit."""
+        return (self.clock() if self._start is None else self._start) + seconds
 
     @property
     def seconds(self) -> float:
@@ -208,7 +214,7 @@ class Ledger:
         if forget:
             self.seconds_before = self.usd_before = self.kg_co2_before = self.kg_co2_seconds_before = 0.0
         self.usd_per_second = self.kg_co2_per_second = 0.0
-        self._start = self._clock()
+        self._start = self.clock()
 
     def close(self) -> None:
         """End the fit, if one is in progress."""
@@ -415,6 +421,17 @@ class BudgetWatch:
         if self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS:
             return "outlook"
         return "use" if elapsed >= self._narrow_seconds else None
+
+    def nothing_until(self, batches: int) -> tuple[float, float]:
+        """Return the number of batches and the seconds of training before which no forecast is due."""
+        next_batches, seconds = self._moments.nothing_until(batches)
+        return max(next_batches, self._warmup_steps), math.inf if batches < self._warmup_steps else seconds
+
+    @property
+    def next_seconds(self) -> float:
+        """Seconds of the fit before which no other check is due."""
+        refresh = math.inf if self.forecast is None else self._refreshed_seconds + REFRESH_SECONDS
+        return min(self._narrow_seconds, refresh)
 
     def metrics(self) -> dict[str, float]:
         """Return values for loggers by name: for each limit the used, allowed, left and forecast amounts."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.constants import constants_of
 from lightning_predict.interval import Interval
-from lightning_predict.observe.clock import NOTHING, BatchTimes, RunClock, ValidationTimes
 from lightning_predict.observe.remaining import (
     CheckpointSchedule,
     Position,
@@ -26,12 +25,15 @@ from lightning_predict.observe.remaining import (
     remaining,
     workload,
 )
+from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.reports.format import duration_interval, significant
 from lightning_predict.run.workload import Loader, Run, Workload, predict_run
 from lightning_predict.tracing.trace import Memory
 from lightning_predict.units import hours_to_seconds
 
 if TYPE_CHECKING:
+    from lightning_predict.observe.run_observer import BatchTimes, RunObserver
+    from lightning_predict.observe.validation_timer import ValidationTimes
     from lightning_predict.timeline.step_prediction import StepPrediction
 
 _OF: Final = constants_of(__name__)
@@ -141,7 +143,7 @@ class TimedForecast:
 
 
 def forecast_rest(
-    facts: ForecastInputs, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
+    facts: ForecastInputs, clock: RunObserver, *, batches_per_window: int | None = None, samples: int | None = None
 ) -> RestOfRun:
     """Compute the rest of a run, from its counts and the times on the machine in use so far.
 
@@ -230,6 +232,18 @@ class ForecastSchedule:
         self._enough = MIN_STEPS * batches_per_window
         self._half = math.inf if batches is None else SHARE_ENOUGH * batches
         self._next = 2
+
+    def nothing_until(self, batches: int) -> tuple[float, float]:
+        """Return the number of batches and the seconds of training before which no forecast is due.
+
+        Args:
+            batches: Number of finished batches.
+        """
+        if self.has_started:
+            return self._next, math.inf
+        is_enough = batches >= self._enough
+        steps = math.inf if is_enough else self._enough
+        return min(self._next, max(2, self._half), steps), MIN_SECONDS if is_enough else SECONDS_ENOUGH
 
     def is_due(self, batches: int, seconds: float) -> bool:
         """Return whether a forecast is due.

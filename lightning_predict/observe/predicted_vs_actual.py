@@ -16,8 +16,8 @@ from typing import Final, final
 
 from lightning_predict.constants import constants_of
 from lightning_predict.interval import Interval
-from lightning_predict.observe.clock import BatchTimes
 from lightning_predict.observe.forecast import RestOfRun
+from lightning_predict.observe.run_observer import BatchTimes
 from lightning_predict.reports.format import duration, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_fingerprint_of

@@ -405,6 +405,28 @@ class StepRecorder:
             else self._seen.window_size
         )
 
+    def starts_known(self) -> bool:
+        """Prepare for a batch whose step is only compared with the recorded kinds. Return whether this is such a batch.
+
+        Most steps until `WATCHED_BATCHES` are, if each step has one batch.
+        """
+        if not self.is_quiet:
+            return False
+        now = self._now
+        self._is_in_batch = True
+        if now.due or now.nodes:
+            now.due, now.nodes = set(), 0
+        now.compilations, self._nodes_at_start = self._compilations(), self._autograd_nodes()
+        self._timer.on_batch_start(0.0)
+        return True
+
+    def ends_known(self) -> bool:
+        """End a batch. Return whether its step was of a recorded kind with one batch, so that nothing is left to do."""
+        if not self._is_quiet or not self._is_known():
+            return False
+        self._is_in_batch = False
+        return True
+
     def on_batch_start(
         self, *, full_windows_after: int | None, next_is_short: bool, shapes: Callable[[], object] = _unknown
     ) -> None:
@@ -415,12 +437,10 @@ class StepRecorder:
             next_is_short: Whether the window that begins is the shorter window at the end of an epoch.
             shapes: Returns the shapes of the batch's tensors (None if unknown); called only if needed.
         """
+        if self.starts_known():
+            return
         self._drop_unended_batch()
         self._is_in_batch = True
-        if self.skips_next:
-            self._nodes_at_start, self._now = self._autograd_nodes(), _UnderWay(compilations=self._compilations())
-            self._timer.on_batch_start(0.0)
-            return
         if self.count.between_windows:
             self._window_starts(full_windows_after, is_short=next_is_short)
         now = self._read_clock()
@@ -452,7 +472,9 @@ class StepRecorder:
 
     def optimizer_steps(self, optimizer: object) -> None:
         """Record that an optimizer is to update parameters. Optimizers that the recorder does not know are ignored."""
-        self._now.due |= self._positions([optimizer])
+        for position, known in enumerate(self._optimizers):
+            if known is optimizer:
+                self._now.due.add(position)
 
     def on_batch_end(self, *, samples: int | None) -> Trace | None:
         """Process the end of a training batch.
@@ -463,9 +485,9 @@ class StepRecorder:
         Returns:
             The trace, when every kind of window is recorded, and again if a new kind occurs later; otherwise None.
         """
-        self._is_in_batch = False
-        if self._is_quiet and self._is_known():
+        if self.ends_known():
             return None
+        self._is_in_batch = False
         is_timed = self._now.action in ("time", "run")
         host_done = None if self._host_clock is None or not is_timed else self._host_clock()
         now = self._read_clock()
@@ -483,6 +505,8 @@ class StepRecorder:
         self._keep(window)
         trace = self._trace_if_due()
         self._is_quiet = self._is_settled and all(kind is None or kind.batches == 1 for kind in self._kinds_complete)
+        if self._is_quiet:
+            self._now = _UnderWay()
         return trace
 
     def _is_known(self) -> bool:
@@ -490,11 +514,11 @@ class StepRecorder:
         closed, nodes = self.count.closed, self._autograd_nodes() - self._nodes_at_start
         if closed is None or closed[0] != 1 or self._compilations() != self._now.compilations:
             return False
-        last, optimizers = self._seen.windows[-1], frozenset(self._now.due)
-        if last is None or last.nodes != nodes or last.optimizers != optimizers:
-            last = StepKind(batches=1, optimizers=optimizers, nodes=nodes)
-        if last not in self._kinds_complete:
-            return False
+        last, due = self._seen.windows[-1], self._now.due
+        if last is None or last.batches != 1 or last.nodes != nodes or last.optimizers != due:
+            last = StepKind(batches=1, optimizers=frozenset(due), nodes=nodes)
+            if last not in self._kinds_complete:
+                return False
         self._seen.windows.append(last)
         self._timer.pause()
         self._finishes()
@@ -531,8 +555,8 @@ class StepRecorder:
         return self.has_returned_trace and self._now.action == "skip"
 
     @property
-    def skips_next(self) -> bool:
-        """Whether the next window is skipped in any case, because all kinds are recorded and have one batch each."""
+    def is_quiet(self) -> bool:
+        """Whether the next step is only compared with the recorded kinds, which all have one batch."""
         return self._is_quiet and self.count.between_windows
 
     @property

@@ -353,9 +353,14 @@ def _validations_left(saving: CheckpointSchedule, position: Position, now: int, 
 
 @final
 class CheckpointTimer:
-    """Timer of checkpoint files, from the hook that collects a checkpoint's state to the next hook of any kind."""
+    """Timer of checkpoint files, from the hook that collects a checkpoint's state to the next hook of any kind.
+
+    Attributes:
+        is_pending: Whether a checkpoint's state was collected, and no hook was called since.
+    """
 
     def __init__(self) -> None:
+        self.is_pending = False
         self._start: float | None = None
         self._caller: object = None
         self._files = 0
@@ -367,11 +372,6 @@ class CheckpointTimer:
     def seconds(self) -> float | None:
         """Mean seconds per checkpoint file; None before a file was timed."""
         return self._seconds / self._files_timed if self._files_timed else None
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a checkpoint's state was collected, and no hook was called since."""
-        return self._start is not None
 
     def without_stalls(self) -> CheckpointTimer:
         """Return a copy without the slowest file."""
@@ -389,7 +389,7 @@ class CheckpointTimer:
                 first caller count.
         """
         if self._start is None:
-            self._start, self._caller = now, caller
+            self._start, self._caller, self.is_pending = now, caller, True
         if caller is self._caller:
             self._files += 1
 
@@ -405,4 +405,4 @@ class CheckpointTimer:
             self._seconds += seconds
             self._files_timed += self._files
             self._slowest = max(self._slowest, (seconds, self._files))
-            self._start, self._caller, self._files = None, None, 0
+            self._start, self._caller, self._files, self.is_pending = None, None, 0, False

@@ -90,6 +90,10 @@ STALL_VALUES: Final = _OF.count("STALL_VALUES", "values")
 STALL_SHARE: Final = _OF.number("STALL_SHARE", "share")
 
 
+NOTHING: Final = Interval(0.0, 0.0, 0.0)
+"""Seconds of something that does not happen."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:

@@ -11,7 +11,7 @@ Example::
     print(run.outcome.sentence)
 
 Each `step()` ends one step and begins the next. A trainer with validation, checkpoints or step hooks reports them to
-the `clock`, and replaces `facts`.
+the `observer`, and replaces `facts`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from lightning_predict.files import STOPPED_VARIABLE, mark
 from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
-from lightning_predict.observe.clock import RunClock, device_clock, host_clock, ledger_clock
+from lightning_predict.observe.clock import device_clock, host_clock, ledger_clock
 from lightning_predict.observe.forecast import (
     ForecastInputs,
     ForecastSchedule,
     RestOfRun,
     TimedForecast,
-    forecast_rest,
     rough_note,
 )
 from lightning_predict.observe.memory_risks import (
@@ -55,6 +54,7 @@ from lightning_predict.observe.predicted_vs_actual import (
 )
 from lightning_predict.observe.recorder import Session, StepRecorder
 from lightning_predict.observe.remaining import Position
+from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.format import duration_interval
 from lightning_predict.reports.ranking import lines_of_run
@@ -137,7 +137,7 @@ class WatchedRun:
     """Training loop that is watched; see `watch`.
 
     Attributes:
-        clock: Times of the loop so far. Report validation and checkpoints to the clock.
+        observer: Times of the loop so far. Report validation and checkpoints to the observer.
         predictions: Predictions; None before the first prediction.
         trace: Recorded step; None before a step is recorded.
         outcome: Comparison of predicted and actual time; None before the end of the loop.
@@ -182,7 +182,7 @@ class WatchedRun:
         self._total_steps, self._samples = total_steps, samples
         self._terms = (usd, hours, usd_per_hour)
         self._raises, self._print = raises, show
-        self.clock = RunClock(host_clock(), is_asynchronous=self._device.type != "cpu")
+        self.observer = RunObserver(host_clock(), is_asynchronous=self._device.type != "cpu")
         self.predictions: Predictions | None = None
         self.trace: Trace | None = None
         self.outcome: Outcome | None = None
@@ -208,12 +208,11 @@ class WatchedRun:
             host_clock=None if self._device.type == "cpu" else host_clock(),
             new_session=self._new_session,
             optimizers=self.optimizers,
-            count=self.clock.windows,
+            count=self.observer.windows,
         )
         self._schedule, self._has_advised = ForecastSchedule(batches=total_steps), False
         self._ledger = Ledger(ledger_clock())
         self._watch: BudgetWatch | None = None
-        self._latest_forecast: TimedForecast | None = None
         self._last_printed_forecast: TimedForecast | None = None
         self._is_in_step = self._is_off = False
         self._timer: OutcomeTimer | None = None
@@ -237,7 +236,7 @@ class WatchedRun:
         self._watch = (
             BudgetWatch(limits, self._ledger, moments=ForecastSchedule(batches=self._total_steps)) if limits else None
         )
-        self.clock.on_epoch_start()
+        self.observer.on_epoch_start()
 
     @log_exceptions
     def __exit__(
@@ -245,7 +244,7 @@ class WatchedRun:
     ) -> None:
         self.stop()
         if self._timer is not None and kind is None:
-            self.outcome = self._timer.compare(batches_seen=self.clock.batches)
+            self.outcome = self._timer.compare(batches_seen=self.observer.batches)
         if self.outcome is not None:
             self._show(f"{self.outcome.sentence}.")
 
@@ -274,8 +273,7 @@ class WatchedRun:
     @fallback_on_error(lambda: None, give_up)
     def remaining(self) -> Interval[float] | None:
         """Remaining seconds on the machine in use, with their 90 % interval; None if still unknown."""
-        left = None if self._latest_forecast is None else self._latest_forecast.left(self.clock.now())
-        return None if left is None else left.clamp_min(0.0)
+        return self.observer.remaining
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader, and time the waits for batches separately. A step may take several batches."""
@@ -306,14 +304,14 @@ class WatchedRun:
         if self._is_in_step or self._is_off:
             return
         self._is_in_step = True
-        self.clock.on_batch_start()
+        self.observer.on_batch_start()
         recorder = self._recorder
         if recorder is not None:
             left = None if self._total_steps is None else max(0, self._total_steps - self._steps - 1)
             with self._guarded():
                 recorder.on_batch_start(full_windows_after=left, next_is_short=False)
                 if recorder.is_recording:
-                    self.clock.batch_is_recorded()
+                    self.observer.batch_is_recorded()
 
     @log_exceptions
     def ends(self) -> None:
@@ -326,11 +324,11 @@ class WatchedRun:
             return
         self._is_in_step = False
         self._steps += 1
-        self.clock.on_batch_end(lambda: self._steps)
+        self.observer.on_batch_end(lambda: self._steps)
         with self._guarded():
             self._record()
         with self._guarded():
-            if self.trace is not None and self._schedule.is_due(self.clock.batches, self.clock.training_seconds):
+            if self.trace is not None and self._schedule.is_due(self.observer.batches, self.observer.training_seconds):
                 self._predict() if self._schedule.has_started else self._rest_now()
         self._check_budget()
 
@@ -343,9 +341,9 @@ class WatchedRun:
         if trace is None:
             return
         self.trace, self._recorder = replace(trace, world_size=self.world_size), None
-        self.clock.memory = trace.memory
-        self.clock.step_is_measured(trace)
-        self._schedule.is_due(self.clock.batches, self.clock.training_seconds)
+        self.observer.memory = trace.memory
+        self.observer.step_is_measured(trace)
+        self._schedule.is_due(self.observer.batches, self.observer.training_seconds)
         self._predict()
         self.worries = tuple(memory_risks(replace(self.trace, batches=self.batches_per_step), self.ahead()))
         for one in self.worries:
@@ -361,17 +359,17 @@ class WatchedRun:
             longest=None if length is None else longest_sequence(self._loader),
         )
 
-    def _rest_now(self, clock: RunClock | None = None) -> RestOfRun:
-        rest = forecast_rest(self.facts(self._steps), clock or self.clock, samples=self._samples)
-        if clock is None:
-            self._latest_forecast = TimedForecast(rest, self.clock.now())
+    def _rest_now(self, observer: RunObserver | None = None) -> RestOfRun:
+        rest = (observer or self.observer).rest(self.facts(self._steps), samples=self._samples)
+        if observer is None:
+            self.observer.latest = TimedForecast(rest, self.observer.now())
         return rest
 
     def _predict(self) -> None:
         """Predict the rest of the run. Show first the table, then the recommendation, and later each new forecast."""
         assert self.trace is not None
         is_rough = not self._schedule.has_started
-        rest, began = self._rest_now(), self.clock.now()
+        rest, began = self._rest_now(), self.observer.now()
         if self.predictions is not None and rest.counts.batches == 0:
             return
         if (
@@ -410,13 +408,13 @@ class WatchedRun:
             self._show("\n".join(lines or (f"{news}.",)))
             self._has_advised = True
         self.tell(self.predictions)
-        self._last_printed_forecast = TimedForecast(rest, self.clock.now())
+        self._last_printed_forecast = TimedForecast(rest, self.observer.now())
         expected = expected_outcome(self.trace, rest, self.predictions, num_gpus=1)
         if expected is not None and (self._timer is None or not is_rough):
-            self._timer = OutcomeTimer(expected, clock=self.clock.now, batches_seen=self.clock.batches)
+            self._timer = OutcomeTimer(expected, clock=self.observer.now, batches_seen=self.observer.batches)
         if self._timer is not None:
             self._timer.exclude_since(since=began)
-        self.clock.exclude_interruption()
+        self.observer.exclude_interruption()
 
     def _show(self, text: str) -> None:
         failure = None if self._print is None else print_text(lambda: text, self._print)
@@ -433,11 +431,11 @@ class WatchedRun:
         if watch is None or self.should_stop:
             return
         elapsed = self._ledger.elapsed_seconds
-        question = watch.due_check(self.clock.batches, self.clock.training_seconds, elapsed=elapsed)
+        question = watch.due_check(self.observer.batches, self.observer.training_seconds, elapsed=elapsed)
         if question is None:
             return
         rest = None if question == "use" else self._rest_now()
-        verdict = watch.check(question, rest, without_stalls=lambda: self._rest_now(self.clock.without_stalls()))
+        verdict = watch.check(question, rest, without_stalls=lambda: self._rest_now(self.observer.without_stalls()))
         if verdict.action == "warn":
             log_warning(f"watch: {verdict.reason}.")
         elif verdict.action == "stop":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ import pytest
 
 from lightning_predict.callbacks import forecast_updates
 from lightning_predict.callbacks.lightning_packages import PACKAGES
-from lightning_predict.observe.clock import NOTHING, RunClock, clock_of_fits
+from lightning_predict.observe.clock import clock_of_fits
+from lightning_predict.observe.run_observer import RunObserver
+from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Trace
@@ -81,6 +84,9 @@ class AtOnce:
         is_first, self.has_started = not self.has_started, True
         return is_first
 
+    def nothing_until(self, batches: int) -> tuple[float, float]:
+        return math.inf, math.inf
+
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
@@ -97,8 +103,8 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
     monkeypatch.setattr(forecast_updates, "ForecastSchedule", AtOnce)
     monkeypatch.setattr(forecast_updates.ForecastUpdates, "renew", lambda *args, **options: None)
-    monkeypatch.setattr("lightning_predict.observe.clock.FIRST_EPOCH_DISCOUNT", 0.0)  # waits are what they are
-    monkeypatch.setattr(RunClock, "pause", lambda *args, **options: NOTHING)  # hooks between epochs read it, too
+    monkeypatch.setattr("lightning_predict.observe.run_observer.FIRST_EPOCH_DISCOUNT", 0.0)  # waits are what they are
+    monkeypatch.setattr(RunObserver, "pause", lambda *args, **options: NOTHING)  # hooks between epochs read it, too
     with clock_of_fits(lambda: float(next(plain)), device=clock):
         yield seen
 

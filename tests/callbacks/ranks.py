@@ -102,8 +102,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "rank 0 cannot judge": Scenario(within, 0, FIT + "budget:check_forecast"),
     "rank 0 cannot judge the use": Scenario(within, 0, FIT + "budget:check_use"),
     "rank 0 cannot log": Scenario(within, 0, HOOKS + "cost_budget:log_budget"),
-    "rank 0 cannot begin": Scenario(within, 0, HOOKS + "cost_budget:run_clock_of"),
-    "rank 0 has no clock": Scenario(within, 0, FIT + "clock:RunClock.on_batch_start"),
+    "rank 0 cannot begin": Scenario(within, 0, HOOKS + "cost_budget:observer_of"),
+    "rank 0 has no clock": Scenario(within, 0, FIT + "run_observer:RunObserver.on_batch_start"),
     "rank 1 cannot open its ledger": Scenario(within, 1, FIT + "budget:Ledger.open"),
     "rank 1 cannot count": Scenario(
         within, 1, FIT + "rank_agreement:AgreementSchedule.on_batch_end", 4, timeout_seconds=SHORT_SECONDS

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 from transformers import TrainerCallback
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from lightning_predict.callbacks.observing import ObservingCallback
 from lightning_predict.integrations.transformers import RuntimePredictorCallback
 from tests.callbacks.small import Small
 from tests.soak.faults import ENTRANCES, entrances
@@ -42,7 +43,12 @@ def is_guarded(method: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [(RuntimePredictor, Callback), (CostBudget, Callback), (RuntimePredictorCallback, TrainerCallback)],
+    [
+        (RuntimePredictor, Callback),
+        (CostBudget, Callback),
+        (ObservingCallback, Callback),
+        (RuntimePredictorCallback, TrainerCallback),
+    ],
 )
 def test_every_method_that_a_trainer_may_call_is_guarded(ours: type[Any], theirs: type[Any]) -> None:
     callable_by_trainer = [name for name in dir(theirs) if not name.startswith("_")]

@@ -419,7 +419,7 @@ def test_the_first_table_is_right_while_the_host_runs_ahead(
     def followed(self: ForecastUpdates, trainer: Any, **options: Any) -> Any:
         found = predict(self, trainer, **options)
         assert self._rest_prediction is not None
-        forecasts.append((batches - self.run_clock.batches, self._rest_prediction.rest.forecast))
+        forecasts.append((batches - self.observer.batches, self._rest_prediction.rest.forecast))
         return found
 
     monkeypatch.setattr(ForecastUpdates, "predict", followed)

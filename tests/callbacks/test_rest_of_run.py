@@ -16,9 +16,10 @@ import torch
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.files import history_path
 from lightning_predict.interval import Interval
-from lightning_predict.observe.clock import RunClock, clock_of_fits
+from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.forecast import ForecastInputs, forecast_rest
 from lightning_predict.observe.remaining import Position
+from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.run.history import append_record, read_history
 from lightning_predict.testing import Clock
 from lightning_predict.tracing.session import recordings_on
@@ -265,7 +266,7 @@ def test_a_loader_without_a_length_goes_on_until_the_limit_that_there_is(
 
 def test_a_time_limit_is_how_long_a_loader_without_a_length_goes_on() -> None:
     time = Clock()
-    clock = RunClock(time)
+    clock = RunObserver(time)
     for _ in range(20):
         clock.on_batch_start()
         time.advance(1.0)

@@ -107,7 +107,7 @@ def test_nothing_of_ours_that_fails_reaches_the_loop(
     if place == "setup":
         monkeypatch.setattr("lightning_predict.integrations.fabric.watch", lambda **options: 1 / 0)
     else:
-        monkeypatch.setattr("lightning_predict.observe.clock.RunClock.on_batch_end", lambda *args: 1 / 0)
+        monkeypatch.setattr("lightning_predict.observe.run_observer.RunObserver.on_batch_end", lambda *args: 1 / 0)
     with_it = trained(None, predictor, 12)
     for one, other in zip(with_it[:2], trained(None, None, 12)[:2], strict=True):
         assert torch.equal(one, other)

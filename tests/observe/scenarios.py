@@ -1,6 +1,6 @@
 """Runs on a virtual clock: what they take is known to the second, so that what was believed of them can be scored.
 
-A `Scenario` says what each step, wait and validation batch takes; `told` tells a `RunClock` of it, hook by hook, and
+A `Scenario` says what each step, wait and validation batch takes; `told` tells a `RunObserver` of it, hook by hook, and
 asks at some moments what is left. Example::
 
     for score in scores(SCENARIOS["3x, 2x, 2x"]):

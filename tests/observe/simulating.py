@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 
 from lightning_predict.observe.budget import BudgetWatch, Ledger, hours_limit
-from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import ForecastInputs, ForecastSchedule, RestOfRun, forecast_rest
 from lightning_predict.observe.remaining import Position, Validation
+from lightning_predict.observe.run_observer import RunObserver
 from tests.observe.scenarios import Scenario, Score, moments, told
 
 
@@ -37,7 +37,7 @@ def facts_of(scenario: Scenario, batches: int) -> ForecastInputs:
 def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, RestOfRun]], float]:
     """Return what was believed after so many batches, with the time by then, and when the run ended."""
     now = 0.0
-    clock = RunClock(lambda: now)
+    clock = RunObserver(lambda: now)
     clock.buffered = scenario.buffered
     found: dict[int, tuple[float, RestOfRun]] = {}
 
@@ -71,7 +71,7 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
 
     def run(budget: float) -> tuple[float, int]:
         now, batches = 0.0, 0
-        clock, ledger = RunClock(lambda: now), Ledger(lambda: now)
+        clock, ledger = RunObserver(lambda: now), Ledger(lambda: now)
         ledger.open(forget=True)
         moments = ForecastSchedule(batches_per_window=scenario.accumulation, batches=scenario.steps)
         watch = BudgetWatch([hours_limit("hours", budget / 3600)], ledger, moments=moments, warmup_steps=3)

@@ -6,9 +6,10 @@ import pytest
 
 from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import BudgetVerdict, BudgetWatch, DueCheck, Ledger, hours_limit
-from lightning_predict.observe.clock import NOTHING, BatchTimes
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
 from lightning_predict.observe.remaining import RemainingCounts
+from lightning_predict.observe.run_observer import BatchTimes
+from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.run.workload import Workload
 from tests.observe.scenarios import SCENARIOS, family
 from tests.observe.simulating import stopped

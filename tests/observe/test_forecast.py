@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import STALL_SHARE, ForecastInputs, ForecastSchedule, RestOfRun, forecast_rest
 from lightning_predict.observe.remaining import Position, Validation
+from lightning_predict.observe.run_observer import RunObserver
 
 FACTS = ForecastInputs(
     position=Position(epoch=0, batches_done=20, batches_per_epoch=50, max_epochs=2, accumulation={0: 1}), workers=0
@@ -16,9 +16,9 @@ FACTS = ForecastInputs(
 """80 of 100 batches are left, 30 of them in this epoch."""
 
 
-def clock(*, step: float = 1.0, wait: float = 0.0, batches: int = 20, check: float | None = None) -> RunClock:
+def clock(*, step: float = 1.0, wait: float = 0.0, batches: int = 20, check: float | None = None) -> RunObserver:
     seconds = 0.0
-    made = RunClock(lambda: seconds)
+    made = RunObserver(lambda: seconds)
     if check is not None:
         made.on_validation_start(is_check=True)
         for _ in range(2):
@@ -41,7 +41,7 @@ def middle(rest: RestOfRun) -> float:
 
 
 def test_before_a_step_was_timed_there_are_counts_alone() -> None:
-    rest = forecast_rest(FACTS, RunClock())
+    rest = forecast_rest(FACTS, RunObserver())
     assert (rest.counts.batches, rest.forecast, rest.run) == (80, None, None)
     assert rest.workload.training_iterations == 80
 
@@ -112,7 +112,7 @@ def test_a_run_without_an_end_has_no_total() -> None:
 def test_the_small_last_batches_of_epochs_are_left_out_of_what_a_batch_takes_once() -> None:
     # Epochs of 3 batches of 2 s and one of half the samples, which takes 1 s: 7 s. Of 8 epochs, 4 are left.
     seconds = 0.0
-    run = RunClock(lambda: seconds)
+    run = RunObserver(lambda: seconds)
     for number in range(16):
         run.on_batch_start()
         seconds += 1.0 if number % 4 == 3 else 2.0

@@ -383,7 +383,7 @@ def test_the_clock_is_left_alone_between_two_traces() -> None:
 def test_once_complete_kinds_are_looked_for_again_only_where_another_turns_up(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
     assert [loop.batch(1.0, nodes=5) is not None for _ in range(3)] == [False, False, True]
-    assert loop.recorder.skips_next
+    assert loop.recorder.is_quiet
     searches: list[int] = []
 
     def noting(windows: Iterable[StepKind | None]) -> list[StepKind | None]:
@@ -400,13 +400,13 @@ def test_once_complete_kinds_are_looked_for_again_only_where_another_turns_up(mo
     assert len(searches) > 0
     (given,) = (trace for trace in traces if trace is not None)
     assert [step.share for step in given.other_steps] == [0.1]
-    assert loop.recorder.skips_next
+    assert loop.recorder.is_quiet
 
 
 def test_windows_of_several_batches_may_be_short_so_that_what_is_left_is_asked_for() -> None:
     loop = Loop(accumulates=2)
     assert [loop.batch(1.0) is not None for _ in range(6)] == [False] * 5 + [True]
-    assert not loop.recorder.skips_next
+    assert not loop.recorder.is_quiet
     assert loop.recorder.is_idle is False  # until the next window begins
     loop.batch(1.0)
     assert loop.recorder.is_idle

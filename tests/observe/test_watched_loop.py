@@ -165,8 +165,8 @@ def test_what_fails_in_predicting_does_not_reach_the_loop(
     "place",
     [
         "lightning_predict.observe.watched_loop.Ledger.open",
-        "lightning_predict.observe.watched_loop.RunClock.on_batch_start",
-        "lightning_predict.observe.watched_loop.RunClock.on_batch_end",
+        "lightning_predict.observe.watched_loop.RunObserver.on_batch_start",
+        "lightning_predict.observe.watched_loop.RunObserver.on_batch_end",
         "lightning_predict.observe.watched_loop.BudgetWatch.due_check",
         "lightning_predict.observe.watched_loop.StepRecorder.stop",
         "lightning_predict.observe.watched_loop.Ledger.close",

@@ -66,6 +66,7 @@ ENDS: Final = ("KeyboardInterrupt", "SystemExit")
 
 ENTRANCES: Final = (
     "guard.py log_exceptions.<locals>.guarded",
+    "guard.py log_exceptions_unless.<locals>.decorate.<locals>.guarded",
     "guard.py fallback_on_error.<locals>.decorate.<locals>.guarded",
     "tracing/hooks.py _unseen_by_the_step.<locals>.guarded",
     "tracing/hooks.py OptimizerWatch._outside.<locals>.watched",

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from lightning_predict.interval import Interval
-from lightning_predict.observe.clock import BatchTimes, RunClock, device_clock, run_clock_of
+from lightning_predict.observe.clock import device_clock
 from lightning_predict.observe.optimizer_steps import WindowSize
+from lightning_predict.observe.run_observer import BatchTimes, RunObserver, observer_of
 from lightning_predict.tracing.trace import Kernel, Operation, Trace
 
 
@@ -18,14 +19,15 @@ class Fit:
 
     def __init__(self, *, is_asynchronous: bool = False) -> None:
         self.seconds = 0.0
-        self.clock = RunClock(lambda: self.seconds, is_asynchronous=is_asynchronous)
+        self.clock = RunObserver(lambda: self.seconds, is_asynchronous=is_asynchronous)
 
     def passes(self, seconds: float) -> None:
         self.seconds += seconds
 
     def batch(self, seconds: float = 1.0, *, wait: float = 0.25, is_recorded: bool = False, steps: int = 0) -> bool:
         self.passes(wait)
-        is_new = self.clock.on_batch_start()
+        self.clock.on_batch_start()
+        is_new = self.clock.epochs_doubled
         if is_recorded:
             self.clock.batch_is_recorded()
         self.passes(seconds)
@@ -51,9 +53,9 @@ class Fit:
 
 
 def test_before_a_step_was_timed_nothing_is_known() -> None:
-    assert RunClock().batch_times(batches_per_window=1) is None
-    assert RunClock().validation.times() is None
-    assert RunClock().training_seconds == 0.0
+    assert RunObserver().batch_times(batches_per_window=1) is None
+    assert RunObserver().validation.times() is None
+    assert RunObserver().training_seconds == 0.0
 
 
 def test_steps_and_waits_are_timed_from_the_first_batch_on() -> None:
@@ -218,8 +220,8 @@ def test_an_epoch_costs_what_lies_between_beside_validation_checkpoints_and_the_
         fit.batch()
     fit.validate([2.0, 2.0], start=7.0)
     fit.clock.on_epoch_end()
-    fit.clock.checkpoint_is_collected(caller)
-    fit.clock.checkpoint_is_collected(object())  # The same file, told by another callback.
+    fit.clock.on_checkpoint(caller)
+    fit.clock.on_checkpoint(object())  # The same file, told by another callback.
     fit.passes(30.0)
     fit.clock.on_epoch_start()
     fit.passes(4.0)  # Workers start.
@@ -326,10 +328,10 @@ def test_callbacks_of_one_trainer_share_a_clock_until_a_fit_has_begun() -> None:
         pass
 
     trainer, device = Trainer(), torch.device("cpu")
-    clock = run_clock_of(trainer, device=device)
-    assert run_clock_of(trainer, device=device) is clock
+    clock = observer_of(trainer, device=device)
+    assert observer_of(trainer, device=device) is clock
     clock.on_batch_start()
-    assert run_clock_of(trainer, device=device) is not clock
+    assert observer_of(trainer, device=device) is not clock
 
 
 def test_the_clock_of_a_gpu_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,175 @@
+"""`ValidationTimer`: times the validation runs of a fit, and the sanity check separately."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import Final, final
+
+from lightning_predict.constants import constants_of
+from lightning_predict.interval import Interval
+from lightning_predict.observe.steady_state import NOTHING, STALLS, TimingSamples
+
+_OF: Final = constants_of(__name__)
+
+FIRST_EPOCH_COLD: Final = _OF.number("FIRST_EPOCH_COLD", "factor")
+
+UNSEEN_LONGER: Final = _OF.number("UNSEEN_LONGER", "factor")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationTimes:
+    """Times of a validation run on the machine in use, in seconds.
+
+    Attributes:
+        overhead: Time before the first batch and after the last batch: starting workers, computing metrics.
+        wait: Wait before each batch except the first.
+        batch: Time of a batch; None if no batch was timed.
+    """
+
+    overhead: Interval[float]
+    wait: Interval[float]
+    batch: Interval[float] | None
+
+
+@final
+class _ValidationRun:
+    """A validation run in progress.
+
+    Attributes:
+        before: Time at which the last training batch ended.
+        is_check: Whether the run is the sanity check.
+    """
+
+    def __init__(self, before: float, *, is_check: bool) -> None:
+        self.before, self.is_check = before, is_check
+        self.start_seconds: float | None = None
+        self.waited = 0.0
+        self.batch_start: float | None = None
+        self.last_end = before
+        self.is_recorded = False
+        self.batch_seconds: list[tuple[float, bool]] = []
+
+    @property
+    def every(self) -> list[float]:
+        return [seconds for seconds, _ in self.batch_seconds]
+
+    def plain(self, start: int = 0) -> list[float]:
+        """Return the seconds of batches that were not recorded, from batch `start` on."""
+        return [seconds for seconds, is_recorded in self.batch_seconds[start:] if not is_recorded]
+
+
+@final
+class ValidationTimer:
+    """Timer of the validation runs of a fit. The sanity check is timed separately.
+
+    Args:
+        clock: Returns seconds of a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._run: _ValidationRun | None = None
+        self._check: _ValidationRun | None = None
+        self._batches, self._waits, self._around = TimingSamples(), TimingSamples(), TimingSamples()
+        self._calm_batches = TimingSamples()
+        self._batches_per_run = 1
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a validation run is in progress."""
+        return self._run is not None
+
+    def starts(self, *, before: float, is_check: bool) -> None:
+        """Start a validation run. The last training batch ended at the time `before`."""
+        self._run = _ValidationRun(before, is_check=is_check)
+
+    def on_batch_start(self) -> None:
+        """Start timing a batch."""
+        run = self._run
+        if run is None or run.batch_start is not None:
+            return
+        run.batch_start = now = self._clock()
+        if run.start_seconds is None:
+            run.start_seconds = max(0.0, now - run.before)
+        else:
+            run.waited += now - run.last_end
+
+    def batch_is_recorded(self) -> None:
+        """Mark the current batch as recorded, because recording slows the batch."""
+        if self._run is not None:
+            self._run.is_recorded = True
+
+    def on_batch_end(self) -> None:
+        """Stop timing a batch."""
+        run = self._run
+        if run is None or run.batch_start is None:
+            return
+        run.last_end = self._clock()
+        run.batch_seconds.append((run.last_end - run.batch_start, run.is_recorded))
+        run.batch_start, run.is_recorded = None, False
+
+    def ends(self) -> float | None:
+        """End the validation run and return the time of its end; None if no run was in progress."""
+        run, self._run = self._run, None
+        if run is None:
+            return None
+        now = self._clock()
+        every = run.every
+        if run.is_check:
+            self._check = run
+        elif every:
+            plain = run.plain() or every
+            self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
+            # Use the mean over the run: in every run, the first batches are slow (cold) and the last batch is
+            # small.
+            self._batches.add(statistics.fmean(plain))
+            self._calm_batches.add(statistics.fmean(sorted(plain)[:-STALLS] or [min(plain)]))
+            self._batches_per_run = len(plain)
+            if len(every) > 1:
+                self._waits.add(run.waited / len(every))
+        return now
+
+    def without_stalls(self) -> ValidationTimer:
+        """Return a copy without the longest waits and batches, in each run and of all runs."""
+        calm = copy(self)
+        calm._batches = self._calm_batches.without_stalls() if self._batches.count > 1 else self._calm_batches
+        calm._waits, calm._around = self._waits.without_stalls(), self._around.without_stalls()
+        return calm
+
+    def times(
+        self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING, ahead: float = math.inf
+    ) -> ValidationTimes | None:
+        """Return the times of validation, from the runs so far or else from the sanity check; None without either.
+
+        Args:
+            batch_seconds: Seconds of a training batch. A longer batch of the sanity check was either cold or is really
+                slow, so the result is the geometric mean of both times.
+            made_in: Interval of the workers' seconds per validation batch, from the training workers. The sanity check
+                does not show this time: its few batches were loaded before they were requested.
+            ahead: Number of remaining validation runs.
+        """
+        around = self._around.estimate(ahead=ahead)
+        found = self._batches.estimate(of_each=self._batches_per_run, ahead=ahead)
+        if found is not None and around is not None:
+            waits = self._waits.estimate(ahead=ahead)
+            return ValidationTimes(
+                overhead=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean
+            )
+        check = self._check
+        if check is None or not check.batch_seconds:
+            return None
+        seconds = min(check.plain(1) or check.every)
+        least = seconds if batch_seconds is None else min(seconds, batch_seconds)
+        middle = math.sqrt(least * seconds)
+        waited = check.waited / (len(check.batch_seconds) - 1) if len(check.batch_seconds) > 1 else 0.0
+        start = check.start_seconds or 0.0
+        return ValidationTimes(
+            overhead=Interval(0.0, start, UNSEEN_LONGER * start),
+            wait=Interval(0.0, waited, UNSEEN_LONGER * waited).map(max, made_in.added(-middle)),
+            batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),
+        )
