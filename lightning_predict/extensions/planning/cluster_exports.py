@@ -1,7 +1,7 @@
-"""Export of a plan to dstack and to Kueue, which queue the jobs themselves: one file for each job, and the schedule.
+"""Export of a plan to dstack and to Kueue, which have their own queues: one file per job, and the schedule.
 
-dstack rents the machines; Kueue admits jobs to a Kubernetes cluster that has them. Neither carries out the moves of a
-plan, so a plan that moves a job is refused. Example::
+dstack rents machines. Kueue admits jobs to an existing Kubernetes cluster. Neither dstack nor Kueue can move a job, so
+a plan that moves a job is refused. Example::
 
     files = dstack_tasks(plan, problem)      # {"bert.dstack.yml": ..., "schedule.txt": ...}
 """
@@ -92,8 +92,8 @@ def dstack_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None =
 def kueue_jobs(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> dict[str, str]:
     """Return a suspended Kubernetes job for each job to start, by file name, and `schedule.txt` with commands.
 
-    Kueue starts a suspended job when its local queue has the GPUs. On a cloud's machine, the job selects its instance
-    type.
+    Kueue starts a suspended job when its local queue has the GPUs. On a cloud's machine, the job selects the instance
+    type of the plan.
 
     Args:
         plan: The plan.
@@ -188,10 +188,10 @@ def _environment(segment: Segment, job: Job, names: Mapping[str, str]) -> dict[s
 
 
 def _dstack_gpu(machine: MachineType) -> dict[str, Any]:
-    """Return dstack's name and least memory of a GPU: `A100`, `72GB..`. Form factors share a name in dstack."""
+    """Return dstack's name and minimum memory of a GPU: `A100`, `72GB..`. Form factors share a name in dstack."""
     try:
         known = find_gpu(machine.gpu)
-    except UnknownGpuError:  # a name of the user's own file
+    except UnknownGpuError:  # the GPU is defined in the user's `gpus_file`
         return {"name": machine.gpu}
     name = re.split(r"-(?:SXM\d?|PCIe|NVL)\b|-\d+GB", known.name)[0].replace("-", "").replace("Quadro", "")
     return {"name": name, "memory": f"{round(0.9 * bytes_to_gibibytes(known.memory_bytes))}GB.."}

@@ -30,15 +30,15 @@ FILE_WIDTH: Final = 120
 def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state: Path | None = None) -> CommandAnswer:
     """Plan the jobs of a team on machines to rent: lowest cost within deadlines and a budget.
 
-    The file lists machines, limits and jobs. The time of a job is given directly or predicted from a recorded step.
-    Needs the extra `planning`.
+    The file lists machines, limits and jobs. The time of a job is stated in the file, or predicted from a recorded
+    step. The command needs the extra `planning`.
 
     Args:
         jobs: A YAML file of machines, limits and jobs.
         output: Folder to write the plan, its chart, SkyPilot tasks and Slurm scripts to.
         method: Planner: milp, or a queue rule such as fifo or edf.
-        state: Progress of a running plan, to plan the rest again: a YAML file, or a folder with progress files of
-            RuntimePredictor.
+        state: Progress of a running plan, whose remaining work is planned again: a YAML file, or a folder with progress
+            files of RuntimePredictor.
     """
     from rich.console import Console
 
@@ -75,7 +75,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
 
     return CommandAnswer(
         data=lambda: json.loads(plan_json(planned(Console(quiet=True)))) | {"notes": notes},
-        show=lambda: _ignored(planned(_terminal())),  # it prints while it runs
+        show=lambda: _ignored(planned(_terminal())),  # the command prints while the planner runs
     )
 
 
@@ -88,14 +88,14 @@ def simulate(
 ) -> CommandAnswer:
     """Simulate a plan with actual times that differ from the predicted times.
 
-    Needs the extra `planning`.
+    The command needs the extra `planning`.
 
     Args:
         jobs: The YAML file of machines, limits and jobs that the plan was made from.
         replay: The plan.json that `plan --output` wrote for these jobs.
         off: Ratio of actual to predicted time, for all jobs; several values separated by commas (default: typical
             prediction errors).
-        again: Number of times to plan again, at equal intervals, as `plan --state` would.
+        again: Number of times to plan the remaining work again, at equal intervals, as `plan --state` would.
     """
     if replay is None:
         raise InvalidArgumentError(
@@ -163,7 +163,7 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[], 
 
 
 def _terminal() -> Console:
-    """Return a console for standard output. If that is not a terminal, it is wide enough for the tables."""
+    """Return a console for standard output, at least `FILE_WIDTH` wide if the output is not a terminal."""
     from rich.console import Console
 
     console = Console()

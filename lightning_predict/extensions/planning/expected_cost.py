@@ -39,7 +39,7 @@ DRAWS: Final = 200
 """Number of draws. The standard error of a probability of 90 % is then 2 %."""
 
 SAME_MOMENT_SECONDS: Final = 1e-3
-"""Times that are this close count as the same event of the plan."""
+"""Times that differ by at most this many seconds count as the same event of the plan."""
 
 Draws = npt.NDArray[np.float64]
 """One value per draw."""
@@ -48,8 +48,8 @@ Draws = npt.NDArray[np.float64]
 def time_draws(problem: PlanningProblem, since: PlanState | None) -> Mapping[str, Mapping[Configuration, Draws]]:
     """Draw the ratio of actual to predicted time, by job and configuration.
 
-    The logarithm of a ratio is normal on either side of the prediction, with the ends of the interval at 5 and 95 %. Of
-    its variance, the share `ELSEWHERE` is common to all GPUs of a job. A job has its own seed, so its draws do not
+    The logarithm of a ratio is normal on either side of the prediction, with the ends of the interval at 5 and 95 %.
+    The share `ELSEWHERE` of the variance is common to all GPUs of a job. A job has its own seed, so its draws do not
     depend on other jobs. On GPUs on which the job's progress was measured, the ratio is 1.
 
     Args:
@@ -85,11 +85,11 @@ def _job_draws(job: Job, gpus: Mapping[str, str], since: PlanState | None, count
 def plan_outlook(
     plan: Plan, problem: PlanningProblem, draws: Mapping[str, Mapping[Configuration, Draws]]
 ) -> PlanOutlook:
-    """Carry a plan out with every draw of the times.
+    """Return the expected costs of a plan and the probability of each deadline, over all draws of the times.
 
     Args:
         plan: The plan.
-        problem: Its problem.
+        problem: The planned problem.
         draws: Ratios of actual to predicted time, from `time_draws`.
     """
     machines = {machine.name: machine for machine in problem.machines}
@@ -116,7 +116,7 @@ def plan_outlook(
 
 
 def missed_deadlines(plan: Plan, problem: PlanningProblem) -> tuple[str, ...]:
-    """Say which deadlines are kept with less than the problem's probability."""
+    """Return a message for each deadline that is met with less than the required probability."""
     chances = {} if plan.outlook is None else plan.outlook.in_time
     return tuple(
         f"{name} meets its deadline with a probability of {share(chance)}, below the {share(problem.probability)} "
@@ -128,7 +128,7 @@ def missed_deadlines(plan: Plan, problem: PlanningProblem) -> tuple[str, ...]:
 
 @final
 class _Rentals:
-    """Rented machines of a plan: when each of their GPUs becomes free, as planned and in every draw."""
+    """Times at which each GPU of the rented machines becomes free, as planned and in every draw."""
 
     def __init__(self, plan: Plan, machines: Mapping[str, MachineType]) -> None:
         self._machines = machines
@@ -157,11 +157,11 @@ class _Rentals:
         self._starts[rental] = np.minimum(self._starts.get(rental, math.inf), start)
 
     def usd(self) -> float:
-        """Return the expected price of all rentals, each from its first start to its last end."""
+        """Return the expected price of all rentals, each from the first start to the last end of a job."""
         total = 0.0
         for rentals in self._rentals.values():
             for rental in rentals:
-                if rental not in self._starts:  # no job ran on it before it was returned
+                if rental not in self._starts:  # no job ran on this machine
                     total += rental.usd
                     continue
                 price = self._machines[rental.machine].usd_per_hour
@@ -180,7 +180,7 @@ class _Rentals:
         return next(rental for rental in reversed(rentals) if rental.start_seconds <= begun)
 
     def _of(self, rental: Rental) -> list[tuple[float, Draws | float]]:
-        """Return the times at which the GPUs of a rental become free; at first, the end of the node's previous one."""
+        """Return when the GPUs of a rental become free; initially the end of the node's previous rental."""
         if rental not in self._gpus:
             rentals = self._rentals[rental.node]
             earlier = rentals[: rentals.index(rental)]

@@ -1,8 +1,8 @@
 """Export of a plan: JSON, SkyPilot tasks and Slurm scripts. `plan_folder.py` writes all files to a folder.
 
 Running a plan must not lose work, even if the predicted times are wrong. Therefore no script ends a job or a machine at
-a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. Before it moves, it
-gets a stop signal and writes its checkpoint to a place that the next segment can read. Example::
+a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. Before the
+job moves, it gets a stop signal and writes its checkpoint to a place that the next segment can read. Example::
 
     files = skypilot_tasks(plan, problem)  # {"bert.yaml": ..., "schedule.txt": ...}
 """
@@ -214,7 +214,7 @@ IDLE_MINUTES: Final = 15
 arrives within this time."""
 
 TOLD_SECONDS: Final = 300
-"""Seconds before its time limit at which a job gets a signal. A large model's checkpoint takes a minute or two."""
+"""Seconds before its time limit at which a job gets a signal. A large checkpoint takes a minute or two to write."""
 
 
 def check_exportable(plan: Plan, problem: PlanningProblem, since: PlanState | None = None, *, target: str) -> None:
@@ -317,17 +317,17 @@ def schedule_text(commands: Iterable[tuple[float, int, str]], begin_seconds: flo
 
 
 def _cluster(placement: Placement) -> str:
-    """Return the name of a rented machine. It is the same in every plan, so that a new plan finds running machines."""
+    """Return the name of a rented machine. All plans use the same name, so that a new plan finds running machines."""
     return f"node-{placement.node}-{_safe(placement.configuration.machine)}"
 
 
 def _marker(name: str) -> str:
-    """Return the name of the file that marks a job as stopped and to be started again. It is next to the schedule."""
+    """Return the name of the file next to the schedule that marks a job as stopped and ready to start again."""
     return f"{name}.stopped"
 
 
 def _once_stopped(segment: Segment, stops: Iterable[tuple[float, Job, Placement]], names: Mapping[str, str]) -> str:
-    """Return the shell condition to start a later segment: the job was stopped, and has not ended or been paused."""
+    """Return the shell condition to start a later segment: the job was stopped before its end, and is not paused."""
     stopped = any(job.name == segment.job and at_seconds <= segment.start_seconds for at_seconds, job, _ in stops)
     marker = _marker(names[segment.job])
     return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
@@ -379,7 +379,7 @@ def segments_to_start(
     for segment in plan.segments:
         begins = since is not None and segment.start_seconds == since.now_seconds
         if begins and running.get(segment.job) == segment.placement:
-            continue  # it already runs there
+            continue  # the job already runs there
         number = stays[segment.job] = stays.get(segment.job, 0) + 1
         name = files[segment.job] if number == 1 else _unused(f"{files[segment.job]}-{number}", taken)
         taken.add(name)

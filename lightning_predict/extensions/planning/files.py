@@ -4,7 +4,7 @@ Example of `jobs.yaml`. Times in the file are in hours and are converted to seco
 
     nodes: 2
     budget_usd: 60
-    restart_seconds: 60                   # time that a job loses when it moves (this is the default)
+    restart_seconds: 60                   # time that a job loses when it moves (default: 60)
     machines:
       - g4dn.xlarge                       # a machine of the package's price list; or your own:
       - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
@@ -162,7 +162,7 @@ def read_problem(path: Path) -> PlanningProblem:
 
 
 def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
-    """Read how far the jobs of a running plan have come, from a file.
+    """Read the progress of a running plan's jobs from a state file.
 
     Jobs that are not listed have not started. Example of `state.yaml`::
 
@@ -174,8 +174,8 @@ def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
           unet: {done: 1}                                         # finished
 
     `measured_hours` is the total time of the job on the machine where it ran last, estimated from its progress. The
-    job's times on other machines are then corrected with it. `beside_hours` is the time outside the training steps,
-    equal on all machines: waits for data, validation and checkpoints.
+    job's times on other machines are then corrected with `measured_hours`. `beside_hours` is the time outside the
+    training steps, equal on all machines: waits for data, validation and checkpoints.
 
     Args:
         path: The YAML file.
@@ -227,10 +227,10 @@ PROGRESS_IS_OLD_SECONDS: Final = 900.0
 
 
 def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> PlanState:
-    """Read how far the jobs of a running plan have come, from their progress files (`run/progress.py`) in a folder.
+    """Read the progress of a running plan's jobs from their progress files (`run/progress.py`) in a folder.
 
     The plan began when its first job began. A job without a file has not started. Jobs of other plans are ignored. If a
-    job has two files, the newer one is used. The spent money is estimated from the times in these files. It lacks the
+    job has two files, the newer file is used. The spent money is estimated from the times in these files, and excludes
     machines that a job has left.
 
     Args:
@@ -386,7 +386,7 @@ def _spot_machine(row: Checked) -> MachineType:
 def _multi_machine_type(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
     """Combine several machines of one type into a new type, for a single job.
 
-    The base type is from the file or an offer.
+    The base type is defined in the file or in the price list.
     """
     name, count = row.member("machine").words(), row.member("together").integer(minimum=2)
     one = next((machine for machine in known if machine.name == name and machine.base_type is None), None)
@@ -441,7 +441,7 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
 def _relative_to_middle(time: Interval[float]) -> Interval[float]:
     """Divide a time and its ends by its middle.
 
-    Division gives exactly 1 for equal numbers; a product with 1 / middle may not.
+    Division gives exactly 1 for equal numbers; multiplication by 1 / middle may not.
     """
     return time.map(lambda value: value / time.middle)
 

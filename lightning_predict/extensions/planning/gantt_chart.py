@@ -42,7 +42,7 @@ COLORS: Final = (
 @final
 @dataclass(frozen=True, slots=True)
 class JobBar:
-    """Segment of a job on adjacent GPUs of a node, as the chart row of the first GPU and the number of GPUs."""
+    """Bar of the chart: a segment of a job on adjacent GPUs of a node."""
 
     segment: Segment
     first_row: int
@@ -58,7 +58,7 @@ class Lane:
     Attributes:
         node: Number of the node.
         label: Text with the node's number and its machine types over time.
-        first_row: Index of its first row.
+        first_row: Index of the lane's first row.
         rows: Number of rows: the GPUs of the largest of these machine types.
     """
 
@@ -75,7 +75,7 @@ class Chart:
 
     Attributes:
         lanes: One lane per node that is ever rented, from the top.
-        bars: One bar per segment; two or more if a job's GPUs are not adjacent.
+        bars: One bar per segment; several bars if the job's GPUs are not adjacent.
         end_seconds: End of the plan.
     """
 

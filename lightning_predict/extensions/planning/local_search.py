@@ -1,6 +1,6 @@
 """Improves a finished plan job by job: another machine, another number of GPUs, an earlier start, or one more move.
 
-A policy decides at every event with the jobs that it knows, and looks ahead to the next events only. The search changes
+At every event, a policy knows only the submitted jobs, and looks ahead only to the next events. The search changes
 one job of the whole plan, simulates the plan again, and keeps the change if the expected cost falls. The search ends
 when no change helps, or after a number of simulations that depends only on the number of jobs. Example::
 
@@ -32,7 +32,7 @@ JOBS_TO_SIMULATE: Final = 4000
 """Effort of a search: number of jobs in all simulations together. A plan of 10 jobs is simulated up to 400 times."""
 
 LEAST_GAIN: Final = 1e-6
-"""Relative gain from which a plan counts as cheaper."""
+"""Minimum relative saving with which a plan counts as cheaper."""
 
 ONE_DECISION_SECONDS: Final = 1e9
 """Time between decisions, if only the submission or the end of a job can change a decision."""
@@ -75,7 +75,7 @@ class Assignment:
         return "MILP, improved job by job"
 
     def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
-        """Keep running jobs except those that enter another stage, and start waiting jobs while a node is free."""
+        """Move jobs that enter another stage, keep other running jobs, and start waiting jobs while a node is free."""
         ended = {job.name for job in problem.jobs if job.release_seconds <= situation.now_seconds}
         ended -= situation.remaining.keys()
         jobs = {job.name: job for job in problem.jobs}
@@ -97,7 +97,7 @@ class Assignment:
             shares_gpus=self.shares_gpus,
             method=self.name,
         )
-        # A job that found no room for its next stage waits: it goes on as soon as there is room.
+        # A job without a free node for its next stage waits until a node is free.
 
 
 def improved_plan(

@@ -14,16 +14,16 @@ machine that a job uses), and currently rented nodes n. Variables::
     u_nq ∈ {0, 1, …}    number of jobs of size q that start on a kept node
     z_vf ∈ {0, 1, …}    number of new nodes of machine type v with filling f
 
-This differs from the published models. They have variables for each node (w_n, y_vn, x_jvgn), and a job that keeps its
-configuration does not count as moving. Free nodes are interchangeable, so any plan could be written in many ways, and a
-solver would have to reject each of them. Therefore free nodes are counted by their filling here. For an 8-GPU machine,
-a filling is one of the 22 ways to write 8 as a sum of sizes. A node with running jobs has its own variables, because a
-job that leaves the node loses a restart.
+This differs from the published models. The published models have variables for each node (w_n, y_vn, x_jvgn), and a job
+that keeps its configuration does not count as moving. Free nodes are interchangeable, so any plan could be written in
+many ways, and a solver would have to reject each of them. Therefore free nodes are counted by their filling here. For
+an 8-GPU machine, a filling is a partition of 8 into sizes (22 partitions). A node with running jobs has its own
+variables, because a job that leaves the node loses a restart.
 
 Tardiness needs no variables, because x_jk and s_j determine it (`objective.py`).
 
 The planner always returns a decision. If the time limit ends the search, this is the best decision found so far, with
-its gap. If none was found, running jobs stay, and waiting jobs start in queue order. Example::
+its gap. Without any decision, running jobs stay, and waiting jobs start in queue order. Example::
 
     decision = MilpPlanner(time_limit_seconds=10.0).decide(problem, situation)
     decision.objective_usd, decision.gap
@@ -198,7 +198,8 @@ def slots(options: Options, variables: Variables) -> LinearConstraint:
 def nodes(options: Options, variables: Variables) -> LinearConstraint:
     """Limit the number of rented machines: Σ_n y_n + Σ_vf z_vf ≤ N, and per type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v.
 
-    A type that stands for several machines counts as that many, in N and in the quota of the single machine's type.
+    A type that combines several machines counts as several machines, in N and in the quota of the single machine's
+    type.
     """
     machines = [
         *enumerate((machine for _, machine in variables.kept), start=variables.first_kept),
@@ -398,7 +399,7 @@ def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]
 def _queued(problem: PlanningProblem, situation: PlanState) -> dict[str, Placement]:
     """Keep running jobs, and start the others in queue order.
 
-    With a budget, start none, since a queue cannot keep it.
+    With a budget, start no waiting job, because a queue rule cannot keep a budget.
     """
     if problem.limits.budget_usd is not None:
         return dict(situation.running)

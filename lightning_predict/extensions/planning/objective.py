@@ -12,17 +12,17 @@ configuration `(v, g)`, price `c_v` of a machine with `G_v` GPUs, deadline `d`, 
     restarts (ours)    t includes m more restarts of duration r, if the job moves or is paused
 
 The model follows Jahani et al., "Optimizing on-demand GPUs in the Cloud for Deep Learning Applications Training" (ICCCS
-2019). They count machines until the next event, and waiting until the end of the period `H`.
+2019). Their model counts the price of machines until the next event, and waiting until the end of the period `H`.
 
-Lines with (ours) are our additions. The horizon `h` is three mean gaps between events so far, or two restarts if these
-take longer, but at most `H`. Without the two additional cost terms of machines, waiting would look free, and slow
-configurations of cheap machines would look cheap. A paused job needs a restart, so waiting costs one restart. If
+Lines with (ours) are our additions. The horizon `h` is three mean gaps between events so far, or two restarts if two
+restarts take longer, but at most `H`. Without the two additional cost terms of machines, waiting would look free, and
+slow configurations of cheap machines would look cheap. A paused job needs a restart, so waiting costs one restart. If
 running and waiting cost the same, running is preferred, because waiting costs 0.1 % more.
 
-`t_worst` is the time on the cheapest configuration: the slowest one that no other beats in both time and price. The
-slowest of all configurations is often so slow that it would dominate all other costs. The cheapest price and `t_worst`
-may belong to different configurations. Therefore, waiting costs at least the price and tardiness of the best single
-configuration. Otherwise a job might wait forever. Example::
+`t_worst` is the time on the cheapest configuration: the slowest configuration that no other configuration beats in both
+time and price. The slowest of all configurations is often so slow that it would dominate all other costs. The cheapest
+price and `t_worst` may belong to different configurations. Therefore, waiting costs at least the price and tardiness of
+the best single configuration. Otherwise a job might wait forever. Example::
 
     options = options_of(problem, PlanState(now_seconds=0.0, remaining={"resnet": 1.0}))
     options.cost_usd  # (jobs, configurations) in US dollars; infinite if a job cannot run
@@ -69,8 +69,8 @@ HORIZON_RESTARTS: Final = _OF.number("HORIZON_RESTARTS", "restarts")
 def horizon_seconds(problem: PlanningProblem, situation: PlanState) -> float:
     """Return the horizon over which the cost of a rented machine is counted.
 
-    It is `HORIZON_GAPS` gaps between events or `HORIZON_RESTARTS` restarts, whichever is longer, but at most the
-    period.
+    The horizon is `HORIZON_GAPS` gaps between events or `HORIZON_RESTARTS` restarts, whichever is longer, but at most
+    the period.
     """
     if problem.horizon_seconds is not None:
         return problem.horizon_seconds
@@ -138,8 +138,8 @@ def late_factors(job: Job, problem: PlanningProblem, situation: PlanState) -> Ma
 def behind_share(job: Job, problem: PlanningProblem, situation: PlanState) -> float:
     """Return the share of the work that counts as done only if the predicted time is right.
 
-    If the job is slower, this work is missing. Without this share, a plan that moves a job late in its run would treat
-    the time until the move as certain.
+    If the job is slower than predicted, this work is still to be done. Without this share, a plan that moves a job late
+    in its run would treat the time until the move as certain.
     """
     share_done = situation.unproven.get(job.name, 0.0)
     if not share_done:
@@ -187,12 +187,12 @@ def tardiness_usd(job: Job, end_seconds: float) -> float:
 
 
 def machine_share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
-    """Return the share of a machine that a job on this configuration uses, so that other jobs cannot."""
+    """Return the share of a machine that a job on this configuration occupies."""
     return configuration.num_gpus / machine.num_gpus if formulation.shares_gpus else 1.0
 
 
 def cheapest_usd(job: Job, problem: PlanningProblem) -> float:
-    """Return the cost of a job's cheapest whole run, if it has its machine alone."""
+    """Return the cost of a job's cheapest whole run, with no other job on the machine."""
     rates = {machine.name: machine.usd_per_hour * interruption_factor(machine, problem) for machine in problem.machines}
     return min(rental_usd(seconds=seconds, usd_per_hour=rates[item.machine]) for item, seconds in job.seconds.items())
 

@@ -1,9 +1,10 @@
 """Planning policies by name, and the recommended plan: the cheapest after simulating each policy to the end.
 
-A decision looks ahead only to the next events, and the best freedom and horizon depend on the jobs. With a busy queue,
-plans gain from shared machines and from moving jobs. A few long runs are cheaper without sharing or with a long
-horizon, because a shared machine is paid until its last job ends. All jobs are known, so each policy can be simulated
-quickly and compared. Among plans of almost equal cost, the one with the fewest moves is chosen. Example::
+A decision looks ahead only to the next events. The best freedom (sharing, pausing, moving) and horizon depend on the
+jobs. With a busy queue, plans gain from shared machines and from moving jobs. A few long runs are cheaper without
+sharing or with a long horizon, because a shared machine is paid until its last job ends. All jobs are known, so each
+policy can be simulated quickly and compared. Among plans of almost equal cost, the one with the fewest moves is chosen.
+Example::
 
     policy("milp").decide(problem, situation)
     plan = cheapest_plan(problem)
@@ -59,7 +60,7 @@ WORTH_A_MOVE: Final = _OF.number("WORTH_A_MOVE", "share")
 
 
 PREDICTED_TIMES: Final = 0.5
-"""Probability that asks for no more than the predicted times."""
+"""Probability at which a deadline is checked against the predicted times themselves."""
 
 SAME_PROBABILITY: Final = 1 / DRAWS
 """Probabilities within one draw count as equal."""
@@ -71,14 +72,14 @@ HARD_DEADLINES: Final = 1000.0
 @final
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
-    """Planning method to try: a policy, its freedom, its horizon, and the weight of tardiness.
+    """Planning method to try: a policy with its settings.
 
     Attributes:
         policy: The policy.
-        formulation: Its freedom.
-        horizon_seconds: Its horizon. If None, it is derived from the events.
+        formulation: What the policy may do with jobs.
+        horizon_seconds: Horizon of the policy. If None, the horizon is derived from the events.
         tardiness: Factor on the problem's weight of tardiness.
-        probability: Probability with which its decisions keep deadlines, if that is more than the problem's.
+        probability: Required probability of each deadline, if higher than the problem's probability.
     """
 
     policy: AbstractPolicy
@@ -182,7 +183,7 @@ def cheapest_plan(
     if policy(method) in QUEUE_RULES:
         return best
     starts = [best]
-    if len(best.segments) > len(best.outcomes):  # one without moves may be improved further
+    if len(best.segments) > len(best.outcomes):  # a plan without moves may be improved further
         still = [plan for plan in plans if len(plan.segments) == len(plan.outcomes)]
         starts += [least(still, _usd)] if still else []
     for start in starts:
@@ -213,9 +214,9 @@ def _usd(plan: Plan) -> float:
 
 
 def _safest(plans: Sequence[Plan], probability: float) -> list[Plan]:
-    """Return the plans that keep all deadlines with the probability, or else those that miss it by the least.
+    """Return the plans that meet all deadlines with the probability; if none does, the plans that come closest.
 
-    At a probability of 0.5, which is the predicted times, tardiness only costs money.
+    A probability of 0.5 uses the predicted times, so tardiness only costs money.
     """
     if probability <= PREDICTED_TIMES:
         return list(plans)

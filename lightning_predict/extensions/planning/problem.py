@@ -32,10 +32,10 @@ class MachineType:
 
     Attributes:
         name: Name of the type, unique in a problem.
-        gpu: Name of the GPU in it.
+        gpu: Name of the machine's GPU.
         num_gpus: Number of GPUs per machine.
         usd_per_hour: Price of the whole machine, busy or not.
-        provider: Cloud provider, as SkyPilot spells it; None if it does not matter.
+        provider: Cloud provider, as SkyPilot spells it; None for any provider.
         instance: The provider's name of the instance type, if it differs from `name`.
         interruptions_per_hour: Mean rate at which a spot machine is interrupted, an assumption of the user; None for
             other machines.
@@ -66,7 +66,7 @@ class MachineType:
 class Configuration(NamedTuple):
     """Number of GPUs of one machine type that a job uses.
 
-    It is a named tuple, because it is a frequent dictionary key.
+    The class is a named tuple, because configurations are frequent dictionary keys.
     """
 
     machine: str
@@ -86,13 +86,13 @@ class Job:
         release_seconds: Time at which the job is submitted. Earlier decisions do not know the job.
         low_factor: Lower end of the interval of its times, relative to the predicted times.
         high_factor: Upper end of the interval of its times, relative to the predicted times.
-        spreads: Interval of the relative times by configuration, if it varies. It takes precedence over `low_factor`
-            and `high_factor`.
+        spreads: Interval of the relative times by configuration, if the intervals differ. `spreads` takes precedence
+            over `low_factor` and `high_factor`.
         command: Command that starts the training, for exported scripts. If None, no scripts are written.
-        checkpoint: Shared folder or bucket for the job's checkpoint. The command writes it on SIGTERM and resumes from
-            it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
+        checkpoint: Shared folder or bucket for the job's checkpoint. The command writes the checkpoint on SIGTERM and
+            resumes from it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
         image: Container image, for exports to Kueue and dstack; None if the file names none.
-        notes: Notes about its times, for readers of the plan.
+        notes: Notes about the job's times, for readers of the plan.
     """
 
     name: str
@@ -178,14 +178,15 @@ class PlanningProblem:
         period_seconds: Maximum time between two decisions (H).
         tardiness_factor: Weight of tardiness relative to the cost of machines (ρ).
         postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
-        restart_seconds: Time that a job loses when it moves or resumes. In this time, a checkpoint is written and read,
-            and a process starts.
+        restart_seconds: Time that a job loses when it moves or resumes. The time includes writing and reading a
+            checkpoint and starting a process.
         checkpoint_seconds: Time between two checkpoints of a job. If a spot machine is interrupted, the work since the
             last checkpoint is lost. None is allowed only without spot machines.
         horizon_seconds: Time over which a decision counts the cost of a rented machine. If None, it is derived from the
             events so far (see `objective.py`).
         probability: Required probability of meeting deadlines, according to the intervals of the jobs' times. A running
-            job moves to another GPU only if that pays off with this probability. 0.5 uses the predicted times.
+            job moves to another GPU only if the move pays off with this probability. A value of 0.5 uses the predicted
+            times.
     """
 
     jobs: tuple[Job, ...]
@@ -221,7 +222,7 @@ class PlanState:
     """State of a plan at one moment: jobs, machines and money spent.
 
     Attributes:
-        now_seconds: Time of this moment.
+        now_seconds: Time of the state.
         remaining: Remaining share of the work of each submitted, unfinished job; above 0 and at most 1.
         running: Placements of running jobs.
         started: Last configuration of each job that has started, running or not.
@@ -229,8 +230,8 @@ class PlanState:
         measured: Time of the whole run according to the job's own progress, by job and configuration.
         overhead_seconds: Part of the measured time that is outside the steps, by job: waits for data, validation,
             checkpoints.
-        unproven: In a plan that looks ahead, the share of the work that counts as done only by the prediction, by job.
-            This work may take longer.
+        unproven: Share of the work that is done at this moment only if the predicted times are right, by job. Only
+            simulated future states have such work.
         spent_usd: Money spent on machines so far.
         mean_gap_seconds: Mean time between two decisions so far, at most the period; None before the second decision.
     """
@@ -300,7 +301,7 @@ class Rental:
         machine: Type of the machine.
         start_seconds: Start of the rental.
         end_seconds: End of the rental.
-        usd: Price of that time.
+        usd: Price of the rental.
     """
 
     node: int
@@ -371,11 +372,11 @@ class Plan:
         policy: Name of the policy.
         segments: Segments of jobs, sorted by start and job.
         rentals: Rentals of machines, sorted by start and node.
-        outcomes: One per job, sorted by name.
+        outcomes: One outcome per job, sorted by name.
         decisions: Number of decisions.
         longest_decision_seconds: Duration of the slowest decision.
         largest_gap: Largest gap among decisions with a bound; None if no decision has one.
-        outlook: Expected cost and probability of each deadline; None if they were not computed.
+        outlook: Expected cost and probability of each deadline; None if not computed.
     """
 
     policy: str
@@ -409,7 +410,7 @@ class Plan:
 
 
 class AbstractPolicy(Protocol):
-    """Decision method: the planner, or a rule to compare the planner with."""
+    """Decision method: the planner or a queue rule."""
 
     @property
     def name(self) -> str:

@@ -1,6 +1,6 @@
 """Queue rules (scheduling baselines): first in first out, earliest deadline first, priority.
 
-They are compared with the planner, and replace it if it finds no decision in time. Example::
+The rules are baselines for the planner, and the fallback if the planner finds no decision in time. Example::
 
     decision = FIFO.decide(problem, situation)
 """
@@ -32,9 +32,9 @@ from lightning_predict.ties import clearly_less, ordered
 class QueueRule:
     """Rule that starts waiting jobs in a fixed order and never moves a running job.
 
-    Each job gets its own machine. Its type is chosen by the predicted times: the cheapest type that meets the deadline,
-    otherwise the fastest. So a rule uses the same times and prices as the planner. A rule does not share GPUs, preempt
-    jobs or consider all jobs together, and it cannot keep a budget.
+    Each job gets its own machine. The machine type is chosen by the predicted times: the cheapest type that meets the
+    deadline, otherwise the fastest. So a rule uses the same times and prices as the planner. A rule does not share
+    GPUs, preempt jobs or consider all jobs together, and it cannot keep a budget.
 
     Attributes:
         name: Name in tables.
@@ -87,7 +87,7 @@ BASELINES: Final = (FIFO, EARLIEST_DEADLINE_FIRST, PRIORITY)
 """Queue rules to compare the planner with."""
 
 SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", shares_gpus=True) for rule in BASELINES)
-"""The same rules with shared machines."""
+"""Queue rules with shared machines to compare the planner with."""
 
 QUEUE_RULES: Final = (*BASELINES, *SHARING_BASELINES)
 
@@ -144,7 +144,7 @@ class _Nodes:
             self._occupy(placement.node, placement.configuration)
 
     def take(self, configuration: Configuration) -> int | None:
-        """Return a node for this configuration: the fullest one with enough free GPUs, or a new one; else None."""
+        """Return a node for this configuration: the fullest node with enough free GPUs, or a new node; else None."""
         open_nodes = [
             node
             for node, machine in self._type.items()

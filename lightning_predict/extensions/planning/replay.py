@@ -1,9 +1,9 @@
 """Replays a plan with actual times that differ from the predicted times, as its exported scripts would run.
 
-The rules are those of the scripts in `exports.py`. A segment starts at its planned time, or later: once its job has
-stopped at its previous place, and its GPUs are free. A job that gets a stop signal writes its checkpoint. A job that
-has already ended is not started again. A machine is kept until it was idle for `IDLE_MINUTES`. Nothing ends at a
-predicted time, so wrong predictions lose no work, but cost time, money and deadlines. The replay can plan again from
+The rules are those of the scripts in `exports.py`. A segment starts at its planned time, or later, when its job has
+stopped at the previous place and the segment's GPUs are free. A job that gets a stop signal writes its checkpoint. A
+job that has already ended is not started again. A machine is kept until it was idle for `IDLE_MINUTES`. Nothing ends at
+a predicted time, so wrong predictions lose no work, but cost time, money and deadlines. The replay can plan again from
 the state at given times, as `plan --state` does. Example::
 
     late = replay(plan.segments, problem, slowed(problem, {"resnet": 1.3, "bert": 0.9}))  # actual over predicted
@@ -38,8 +38,8 @@ from lightning_predict.units import SECONDS_PER_MINUTE
 
 PREDICTION_DEVIATIONS: Final[Mapping[str, float]] = {"gpu": 0.052, "model": 0.111, "rest": 0.242}
 """Standard deviations of log(measured / predicted) of published whole steps: by GPU, by neural network, and residual
-(`python -m benchmarks.accuracy FOLDER --of steps`, November 2026). The studies assume these. Later fits found smaller
-values, but these stay fixed so that published figures can be reproduced."""
+(`python -m benchmarks.accuracy FOLDER --of steps`, November 2026). Later fits found smaller values. The values are
+fixed, so that published figures of the planning studies can be reproduced."""
 
 
 def likely_factors() -> tuple[float, float, float]:
@@ -56,7 +56,7 @@ class ReplayedJob:
 
     Attributes:
         job: Name of the job.
-        end_seconds: Actual time of its end.
+        end_seconds: Actual end of the job.
         deadline_seconds: Deadline.
         lost_seconds: Work that was lost and had to be done again.
         moves: Number of moves from one place to another.
@@ -70,7 +70,7 @@ class ReplayedJob:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether it met its deadline."""
+        """Whether the job met its deadline."""
         return self.end_seconds <= self.deadline_seconds
 
 
@@ -129,13 +129,13 @@ def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeco
 
 
 def evenly(segments: Sequence[Segment], times: int) -> tuple[float, ...]:
-    """Return `times` equally spaced times between a plan's start and end, without these two."""
+    """Return `times` equally spaced times between a plan's start and end, both excluded."""
     end = max(segment.end_seconds for segment in segments)
     return tuple(end * number / (times + 1) for number in range(1, times + 1))
 
 
 class Replanner(Protocol):
-    """Function that plans again during a replay: `cheapest_plan`, or another one with this signature."""
+    """Function that plans again during a replay: `cheapest_plan`, or another function with this signature."""
 
     def __call__(self, problem: PlanningProblem, *, since: PlanState) -> Plan:
         """Plan the rest of the jobs from this state."""
@@ -148,7 +148,7 @@ def replay(
     *,
     again: Mapping[float, Replanner] = MappingProxyType({}),
 ) -> PlanReplay:
-    """Replay a plan with jobs that take longer or shorter than predicted.
+    """Replay a plan with jobs that take more or less time than predicted.
 
     Args:
         segments: The segments of a plan that starts from the beginning, not from a running state.
@@ -191,7 +191,7 @@ class _Run:
         self.moves: dict[str, int] = {}
         self.lost: dict[str, float] = {}
         self.started: dict[str, Configuration] = {}
-        self.running: dict[str, Placement] = {}  # when planning again
+        self.running: dict[str, Placement] = {}  # filled only if the plan is made again
         self.restarting: dict[str, float] = {}
         self.measured: dict[str, dict[Configuration, float]] = {}
         # By node and machine type: times when each GPU becomes free, and time spans in which the machine was used.
@@ -290,7 +290,7 @@ class _Run:
 
     def _stop(self, job: Job, now_seconds: float) -> None:
         """Stop a job that continues elsewhere or later."""
-        if job.checkpoint is None:  # it loses all its work; exported plans never stop such a job
+        if job.checkpoint is None:  # the job loses all its work; exported plans never stop a job without a checkpoint
             whole = self.actual_seconds[job.name][self.started[job.name]]
             self.lost[job.name] = self.lost.get(job.name, 0.0) + (1.0 - self.left[job.name]) * whole
             self.left[job.name] = 1.0

@@ -1,15 +1,15 @@
 """Simulates a plan event by event: jobs arrive, run and end, and a policy makes a new decision at every event.
 
 An event is the submission of a job, the end of a job, or a period without either. Between events, every running job
-works at its own speed. A machine is paid from the decision that rents it to the one that returns it, whether it is busy
-or idle. Example::
+works at its own speed. A machine is paid from the decision that rents the machine to the decision that returns it,
+busy or idle. Example::
 
     plan = simulate(problem, MilpPlanner())
     plan.machine_usd, plan.tardiness_usd
 
-If `actual_seconds` is given, jobs take these times instead of the predicted times. The policy uses the prediction of a
-job until the job has worked for a minute, and then a time derived from the job's progress. The resulting plan is the
-actual outcome. Without `actual_seconds`, it is the expected outcome.
+If `actual_seconds` is given, jobs take these times instead of the predicted times. The policy uses the predicted time
+of a job in the first minute of its work, and then a time derived from the job's progress. The resulting plan is the
+actual outcome. Without `actual_seconds`, the plan is the expected outcome.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def simulate(
         policy: The policy that decides.
         actual_seconds: Actual times of the jobs. If None, the predicted times are used.
         since: Progress of the jobs. If None, the plan starts at the beginning. Jobs that were submitted before and are
-            not in its `remaining` have ended. The resulting plan contains only later times.
+            not in `since.remaining` have ended. The resulting plan contains only later times.
         interruptions: Random seed for the times at which spot machines are interrupted. If None, the expected slowdown
             is used instead.
 
@@ -96,7 +96,7 @@ def simulate(
 class _Work:
     """A running job.
 
-    From `start_seconds` on, it works off the share `remaining`; the whole run would take `seconds`.
+    At `start_seconds`, the share `remaining` of the work is left. The whole run would take `seconds`.
     """
 
     placement: Placement
@@ -154,7 +154,7 @@ class _Simulation:
     def _seconds(self, job: Job, configuration: Configuration) -> float:
         """Return the actual time of the job's whole run on this configuration.
 
-        It excludes interruptions if these are simulated.
+        If interruptions are simulated, the time excludes them.
         """
         known = self.since or PlanState(now_seconds=0.0, remaining={})
         real = job if self.actual_seconds is None else replace(job, seconds=self.actual_seconds[job.name])
@@ -275,7 +275,7 @@ class _Simulation:
                     self._start(name, wanted, lost_seconds=lost)
 
     def _unproven(self) -> Mapping[str, float]:
-        """Return the share of each job's work that counts as done only by the prediction; none with actual times."""
+        """Return the share of each job's work that counts as done only by the prediction; empty with actual times."""
         if self.actual_seconds is not None:
             return {}
         begun = {} if self.since is None else self.since.remaining

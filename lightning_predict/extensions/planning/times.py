@@ -114,7 +114,7 @@ def times_of_runs(
     contain no information about them.
 
     Args:
-        path: Past runs, as for `regress`; `history` for those stored by RuntimePredictor.
+        path: Past runs, as for `regress`; `history` for the runs that RuntimePredictor stored.
         iterations: Remaining training steps of `batch_size` samples.
         machines: Machine types, each with a GPU of the catalogue.
         batch_size: Samples of a step on one GPU.
@@ -191,7 +191,7 @@ def _replicas(strategy: Strategy, layout: Layout) -> int | None:
 
 
 def _counts(most: int) -> list[int]:
-    """List the powers of two up to a machine's number of GPUs, and that number itself."""
+    """List the powers of two up to a machine's number of GPUs, and the machine's number of GPUs."""
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
 
 
@@ -203,7 +203,7 @@ def _batch_notes(
     *,
     keep_batch: bool,
 ) -> tuple[str, ...]:
-    """Return notes about the samples of a step on several GPUs."""
+    """Return notes about the samples per step on several GPUs."""
     most = max((replicas[one] for one in times), default=1.0)
     if keep_batch:
         gone = [f"{one.num_gpus} GPUs of {one.machine}" for one in sorted(replicas) if one not in times]
