@@ -24,6 +24,7 @@ from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction,
 from lightning_predict.cost.priced_gpus import ALL, PricedGpus, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions import extension
 from lightning_predict.files import history_path
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus.layouts import Layout
@@ -36,6 +37,7 @@ from lightning_predict.run.workload import Loader, Workload, predict_run
 from lightning_predict.step_predictor import StepPredictor, layout_in_use
 from lightning_predict.ties import ordered
 from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.tracing.precision import emulates_bfloat16, in_float16
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.weights.source import AnyWeights
@@ -205,6 +207,7 @@ def predict_workload(
     *,
     validation: Trace | None = None,
     forecast: Interval[float] | None = None,
+    adapts_precision: bool = True,
 ) -> Predictions:
     """Predict the rest of a run: `predict` with validation and other facts that a Trainer knows.
 
@@ -216,6 +219,7 @@ def predict_workload(
         validation: Recorded validation batch; None uses the forward pass of the training step.
         forecast: Remaining seconds on the machine in use, from the progress of the run; None derives the time from the
             trace.
+        adapts_precision: Predict a step under autocast in bfloat16 in float16 on GPUs that emulate bfloat16.
     """
     group = layouts.group if isinstance(layouts, PricedGpus) else None
     origin = gpu_in_use(trace)
@@ -225,6 +229,14 @@ def predict_workload(
     gpus = [layout.gpu for layout in layouts]
     step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)
+    if adapts_precision:
+        emulating = [
+            layout
+            for layout, one in zip(layouts, predictions, strict=True)
+            if layout != step.in_use and emulates_bfloat16(layout.gpu) and (group is None or one.fits is not False)
+        ]
+        instead = _in_float16(trace, emulating, workload, assumptions, validation)
+        predictions = tuple(instead.get(one.gpu, one) for one in predictions)
     if group is not None:
         predictions = tuple(ordered(predictions, _cost_of_steps))
     notes: list[str] = list(step.notes)
@@ -240,6 +252,24 @@ def predict_workload(
         made_on=today().isoformat(),
         group=group,
     )
+
+
+def _in_float16(
+    trace: Trace, layouts: Sequence[Layout], workload: Workload, assumptions: Assumptions, validation: Trace | None
+) -> dict[str, Prediction]:
+    """Predict a step under autocast in bfloat16 as under autocast in float16; empty for other steps or no layout."""
+    if not layouts or trace.flags.autocast_dtype != "bfloat16":
+        return {}
+    if gpu_in_use(trace) is None:
+        changed = trace.changed(in_float16)
+    else:
+        carry = extension("carry_measurements")
+        changed = trace.changed(lambda kind: carry(kind, in_float16, assumptions.weights))
+    validating = None if validation is None else validation.changed(in_float16)
+    gpus = [layout.gpu for layout in layouts]
+    step = StepPredictor(changed, gpus, assumptions, workload, validation=validating)
+    found = [step.predict_layout(step.with_offered_network(layout)) for layout in layouts]
+    return {one.gpu: replace(one, step=replace(one.step, precision="16-mixed")) for one in found}
 
 
 def _cost_of_steps(one: Prediction) -> float:

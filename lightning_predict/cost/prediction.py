@@ -158,6 +158,9 @@ class Values:
         "Seconds of a step as predicted without measurements; None except on the GPU in use.",
         "s",
     )
+    precision = Field[str | None](
+        "step.precision", "Precision of the step, if the GPU emulates the recorded one; None otherwise."
+    )
     iterations = Field[int | None]("run.iterations", "Remaining training steps.")
     cycle_seconds = Field[float](
         "run.cycle_seconds",

@@ -35,6 +35,7 @@ REGISTERED: Final[Mapping[str, str]] = {
     "with_skew": "embeddings.tables",
     # suggested changes to a training run
     "advice_for": "advice.advice",
+    "carry_measurements": "advice.measured",
     "batch_size_lines": "advice.what_if",
     "batch_sizes_that_fit": "advice.what_if",
     "layer_table": "advice.layers",

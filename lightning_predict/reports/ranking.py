@@ -413,7 +413,8 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
         return f"Stay on {in_use.label}: no GPU is cheaper ({own}).{doubt}"
     price = best.prediction.usd_per_hour
     kind = _KIND_WORDS.get(kind_of_provider(best.prediction.price.provider or "") or "")
-    parts = (best.prediction.offer, kind, _stale(best, ranking), _whole_machine(best.prediction))
+    precision = "" if best.prediction.precision is None else f"in {best.prediction.precision}"
+    parts = (precision, best.prediction.offer, kind, _stale(best, ranking), _whole_machine(best.prediction))
     which, offer, among = "" if price is None else usd_per_hour(price), ", ".join(filter(None, parts)), _among(ranking)
     if ranking.group is None:
         which, offer = ", ".join(filter(None, (which, offer))), ""

@@ -377,6 +377,16 @@ def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
         yield f"Prices older than {OLD_DAYS} days: {listed(old)}. Check them before you rent."
 
 
+def precision_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Yield a note on GPUs that are predicted in another precision than the recorded one."""
+    names_of_precision: dict[str, list[str]] = {}
+    for one in predictions.values():
+        if one.precision is not None:
+            names_of_precision.setdefault(one.precision, []).append(one.gpu)
+    for precision, names in names_of_precision.items():
+        yield f"{listed(names)}: predicted in {precision}, the precision to use there, because bfloat16 is emulated."
+
+
 def whole_machine_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note on GPUs that are rented only in larger machines; their cost is the price of the whole machine."""
     for one in predictions.values():
@@ -670,6 +680,8 @@ def _name_cell(predictions: AbstractPredictions, line: TableLine) -> str:
     if isinstance(line, MachineInUse):
         return name_in_use(line.name, predictions)
     text = name_in_use(line.gpu, predictions) if line.gpu == predictions.used_gpu else line.gpu
+    if line.step.precision is not None:
+        text = f"{text} ({line.step.precision})"
     return f"{text} {EXTRAPOLATION_MARK}" if is_mostly_extrapolated(line) else text
 
 
@@ -956,6 +968,7 @@ def table_notes(
     ranked = (
         *large_note(predictions),
         *tight_note(predictions),
+        *precision_note(predictions),
         *decisive,
         *time_limit_note(predictions),
         *whole_machine_note(predictions),

@@ -81,6 +81,7 @@ class StepPrediction:
         extrapolated_share: Share of the device time from networks without measurements of this GPU.
         measured_seconds: Measured step time on the GPU in use; None on other GPUs.
         unmeasured_seconds: Step time on the GPU in use, predicted without any measurement; None on other GPUs.
+        precision: Precision of the step, if it differs from the recorded one; None otherwise.
     """
 
     gpu: str
@@ -97,6 +98,7 @@ class StepPrediction:
     extrapolated_share: float = 0.0
     measured_seconds: float | None = None
     unmeasured_seconds: float | None = None
+    precision: str | None = None
 
     @property
     def seconds(self) -> float:

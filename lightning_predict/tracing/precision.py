@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.signatures import ATTENTION, FUSED_RMS_NORM, RECURRENT, RMS_NORM
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
@@ -142,6 +143,28 @@ def is_cast_by_autocast(operation: Operation) -> bool:
         return False
     names = LOWER if operation.phase == "forward" else LOWER_BACKWARD
     return operation.name in names or any(word in operation.name for word in _WORDS)
+
+
+def in_float16(trace: Trace) -> Trace:
+    """Return a step under autocast in bfloat16 as it would be under autocast in float16.
+
+    The scaler of the loss, which skips few steps, is left out.
+    """
+
+    def changed(tensor: TensorInfo) -> TensorInfo:
+        return replace(tensor, dtype="float16") if tensor.dtype == "bfloat16" else tensor
+
+    operations = tuple(
+        replace(one, inputs=tuple(map(changed, one.inputs)), outputs=tuple(map(changed, one.outputs)))
+        for one in trace.operations
+    )
+    return replace(trace, operations=operations, flags=replace(trace.flags, autocast_dtype="float16"))
+
+
+def emulates_bfloat16(gpu: Gpu) -> bool:
+    """Return whether a GPU emulates bfloat16 more slowly than it computes float16: before Ampere, as on a T4."""
+    emulates = "bfloat16" in gpu.emulated_dtypes or gpu.peak("bfloat16") is None
+    return emulates and (gpu.peak("float16") or 0.0) > (gpu.peak("bfloat16") or 0.0)
 
 
 def in_precision(trace: Trace, dtype: str) -> Trace:

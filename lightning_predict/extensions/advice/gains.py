@@ -47,7 +47,9 @@ def predicted_with(
         trace = _shared_otherwise(trace, strategy, assumptions)
     if iterations is not None and samples and trace.samples and trace.samples != samples:
         iterations = max(round(iterations * samples / trace.samples), 1)
-    return trace, predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
+    return trace, predict_workload(
+        trace, layouts, remaining_steps(trace, iterations), assumptions, adapts_precision=False
+    )
 
 
 def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) -> Trace:

@@ -16,7 +16,7 @@ from typing import Final
 
 from lightning_predict.extensions.advice.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.precision import in_precision, is_cast_by_autocast
+from lightning_predict.tracing.precision import emulates_bfloat16, in_float16, in_precision, is_cast_by_autocast
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 _WORDS: Final[Mapping[str, str]] = {"bfloat16": "bf16", "float16": "16"}
@@ -67,13 +67,26 @@ def _is_lowered(trace: Trace) -> str | None:
     return None if dtype == "float32" else f"most of the model is in {dtype} already"
 
 
+def _in_autocast(trace: Trace, dtype: str) -> Trace:
+    """Return a step under autocast: in float16 also from a step under autocast in bfloat16."""
+    if dtype == "float16" and trace.flags.autocast_dtype == "bfloat16":
+        return in_float16(trace)
+    return in_precision(trace, dtype)
+
+
 def _why_not(dtype: str, trace: Trace, gpu: Gpu | None) -> str | None:
+    if dtype == "float16" and trace.flags.autocast_dtype == "bfloat16" and gpu is not None and emulates_bfloat16(gpu):
+        return None
     lowered = _is_lowered(trace)
     if lowered is None and trace.compiled:
         return "the step was recorded compiled, which hides what autocast would cast; record it without torch.compile"
     if lowered is None and gpu is not None and gpu.peak(dtype) is None:
         return f"{gpu.name} has no {dtype}"
     return lowered
+
+
+def _why_no_half(dtype: str, trace: Trace, gpu: Gpu | None) -> str | None:
+    return _is_lowered(trace) or _why_not(dtype, trace, gpu)
 
 
 def _why_no_tf32(trace: Trace, gpu: Gpu | None) -> str | None:
@@ -90,7 +103,7 @@ def _autocast(dtype: str) -> Change:
         name=f"{_WORDS[dtype]}-mixed",
         words=f'Trainer(precision="{_WORDS[dtype]}-mixed")',
         note="numerics: check the loss" + (", a scaler skips steps" if dtype == "float16" else ""),
-        apply=of_steps(partial(in_precision, dtype=dtype)),
+        apply=of_steps(partial(_in_autocast, dtype=dtype)),
         why_not=partial(_why_not, dtype),
         side_effects=frozenset({"numerics"}),
         slot="precision",
@@ -104,7 +117,7 @@ def _half(dtype: str) -> Change:
         words=f'Trainer(precision="{_WORDS[dtype]}-true")',
         note="digits: parameters and updates lose them for good",
         apply=of_steps(partial(in_half, dtype=dtype)),
-        why_not=partial(_why_not, dtype),
+        why_not=partial(_why_no_half, dtype),
         side_effects=frozenset({"numerics", "digits"}),
         slot="precision",
         kind="half",
