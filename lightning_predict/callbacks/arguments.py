@@ -8,11 +8,14 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from os import PathLike
 from pathlib import Path
 
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.checked import positive_number, shown
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError, WeightsNotFoundError
 from lightning_predict.units import seconds_to_hours
 from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_source
@@ -48,16 +51,36 @@ def check_name(name: str, text: object, example: str) -> None:
         raise InvalidArgumentError(f"{name}={shown(text)} is not a name; expected a string, for example {example!r}.")
 
 
-def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) -> None:
-    """Reject an epoch length below 1, and two lengths at the same time."""
-    for name, length in (("batches_per_epoch", batches_per_epoch), ("samples_per_epoch", samples_per_epoch)):
-        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-            raise InvalidArgumentError(f"{name}={length!r} is not a length; expected a whole number of at least 1.")
-    if batches_per_epoch is not None and samples_per_epoch is not None:
+def check_epoch(batches_per_epoch: int | None) -> None:
+    """Reject an epoch length below 1."""
+    length = batches_per_epoch
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise InvalidArgumentError(
-            f"batches_per_epoch={batches_per_epoch} and samples_per_epoch={samples_per_epoch} both set the length "
-            "of an epoch; give one of them."
+            f"batches_per_epoch={length!r} is not a length; expected a whole number of at least 1."
         )
+
+
+def checked_assumptions(assumptions: Assumptions | None) -> Assumptions:
+    """Return the assumptions, or the defaults. Reject a missing file or folder of weights, and fields that have no use.
+
+    Raises:
+        InvalidArgumentError: `assumptions` is of another type, or has a strategy or a history.
+        WeightsNotFoundError: The weights do not exist.
+    """
+    found = Assumptions() if assumptions is None else assumptions
+    if not isinstance(found, Assumptions):
+        raise InvalidArgumentError(
+            f"assumptions={shown(found)} is not an Assumptions; expected, for example, "
+            "lightning_predict.assumptions.Assumptions(host='fast')."
+        )
+    if found.strategy != Strategy() or found.history:
+        raise InvalidArgumentError(
+            "RuntimePredictor ignores strategy and history of its assumptions; give strategy=..., and leave out the "
+            "history, which comes from earlier runs."
+        )
+    if found.cores_per_node is not None:
+        check_steps("cores_per_node", found.cores_per_node)
+    return replace(found, weights=check_weights(found.weights))
 
 
 def check_weights(weights: AnyWeights) -> WeightsSource:

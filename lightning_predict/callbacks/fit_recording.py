@@ -81,7 +81,7 @@ class FitRecording:
         pl_module: LightningModule,
         *,
         warmup_steps: int,
-        capture_steps: int,
+        capture_steps: int = 1,
         count: StepCounter,
     ) -> None:
         """Create the step recorder.

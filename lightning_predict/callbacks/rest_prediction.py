@@ -99,7 +99,6 @@ class PredictionRequest:
         layouts: GPUs and layouts to predict.
         assumptions: Assumptions of the user. Strategy and history are added for each prediction.
         batches_per_epoch: Number of batches per epoch, for a loader without a length; None if not given.
-        samples_per_epoch: Number of samples per epoch over all processes; None if not given.
         uses_history: Whether to use earlier runs of the same model.
         strategy: How several GPUs share the work; None for the Trainer's strategy.
     """
@@ -107,7 +106,6 @@ class PredictionRequest:
     layouts: tuple[Layout, ...]
     assumptions: Assumptions = field(default_factory=Assumptions)
     batches_per_epoch: int | None = None
-    samples_per_epoch: int | None = None
     uses_history: bool = True
     strategy: Strategy | None = None
 
@@ -143,7 +141,7 @@ def predict_rest(
     is_rough: bool = False,
 ) -> RestPrediction:
     """Predict the rest of a fit. `is_rough` means that a recommendation needs more steps."""
-    given = _batches_per_epoch(trainer, question, trace)
+    given = _batches_per_epoch(trainer, question)
     inputs = forecast_inputs(
         trainer, window_size=window_size, moment=moment, batches_per_epoch=given or observer.batches_per_epoch
     )
@@ -224,13 +222,9 @@ def earlier_runs(
     return tuple(one for one in records if one.layout != used)
 
 
-def _batches_per_epoch(trainer: Trainer, question: PredictionRequest, trace: Trace) -> int | None:
+def _batches_per_epoch(trainer: Trainer, question: PredictionRequest) -> int | None:
     """Return the user's number of batches per epoch, if the loader has no length."""
-    if not math.isinf(trainer.num_training_batches):
-        return None
-    if question.batches_per_epoch is not None or question.samples_per_epoch is None or trace.samples is None:
-        return question.batches_per_epoch
-    return math.ceil(question.samples_per_epoch * trace.batches / (trace.samples * trainer.world_size))
+    return question.batches_per_epoch if math.isinf(trainer.num_training_batches) else None
 
 
 def _notes(trainer: Trainer, given: int | None, observer: RunObserver, work: Workload) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -23,13 +24,13 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from lightning_predict.assumptions import Assumptions, fill_in_assumptions
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.callbacks.arguments import (
     MetaStep,
     check_epoch,
     check_file,
     check_steps,
-    check_weights,
+    checked_assumptions,
     hours_of,
 )
 from lightning_predict.callbacks.fit_recording import FitRecording
@@ -40,7 +41,7 @@ from lightning_predict.callbacks.output import OutputOptions, print_predictions
 from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_prediction, of_processes
 from lightning_predict.callbacks.trainer_state import callbacks_of, inactive_mode
 from lightning_predict.checked import shown
-from lightning_predict.cost.prediction import Charges, UserPrice
+from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
@@ -56,7 +57,6 @@ from lightning_predict.observe.run_observer import observer_of
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.weights.source import AnyWeights
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from lightning_predict.callbacks.progress import ProgressFile
     from lightning_predict.callbacks.progress_bar import ShownInBar
     from lightning_predict.extensions.advice.advice_text import Advice
-    from lightning_predict.gpus.own_rates import OwnRates
-    from lightning_predict.kernels.interconnect import Interconnect
     from lightning_predict.run.batch_size import BatchSizeOption
 
 
@@ -103,7 +101,6 @@ class _Fit:
         self.recording.stop()
 
 
-@fill_in_assumptions
 class RuntimePredictor(ObservingCallback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
@@ -117,28 +114,20 @@ class RuntimePredictor(ObservingCallback):
             the best of these GPUs. Otherwise names of GPUs: catalogue names, torch's names or names of cloud providers.
         warmup_steps: Number of steps to time before a step is recorded. The callback increases the number if step times
             are not steady, and decreases the number for a short run or for the warm-up of a CostBudget.
-        capture_steps: Number of consecutive steps to record. The step of median duration is used.
-        weights: See `Assumptions`.
-        method: See `Assumptions`.
-        usd_per_hour: See `Assumptions`.
+        assumptions: Other assumptions, such as `Assumptions(weights="folder", host="fast")`. None uses the defaults.
+        usd_per_hour: Your own price of one GPU, for all GPUs or by name. None uses that of `assumptions`, or offers.
         print_table: Whether to print the table of predictions, and the ranking below it.
-        verbose: Whether to print also methods, sources of prices and every note.
-        log_all: Whether to log every quantity (intervals, memory) of every GPU. By default, only step, total and cost
-            are logged. With more than three GPUs, only the GPU in use, the cheapest, the fastest, and the best GPU
-            within the deadline are logged.
+        verbose: Whether to print also methods, sources of prices and every note, and to log every quantity (intervals,
+            memory) of every GPU. By default, only step, total and cost are logged. If there are more than three GPUs,
+            only these are logged: the one in use, the cheapest, the fastest, and the best within the deadline.
         json_file: File for all predictions as JSON (`.json`), rewritten with each prediction; None writes no file.
         deadline_hours: Maximum hours (or a timedelta) for the rest of the run. The ranking names the cheapest GPU
             within this time.
         batches_per_epoch: Number of batches per epoch on one process, if the loader has no length.
-        samples_per_epoch: Number of samples per epoch over all processes, if the loader has no length.
         learn_from_history: Whether to correct predictions by earlier runs of the same model on the same GPU, and to
             store this run (in the file `LIGHTNING_PREDICT_HISTORY`, or in the platform's data folder).
         strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None uses the Trainer's
             strategy.
-        interconnect: See `Assumptions`.
-        cores_per_node: See `Assumptions`.
-        release: See `Assumptions`.
-        host: See `Assumptions`.
         meta_step: Function that makes a training step on the meta device from a batch size (see
             `callbacks/batch_sizes.py`). The callback then finds the largest batch size that fits on each GPU. None
             skips this.
@@ -149,14 +138,11 @@ class RuntimePredictor(ObservingCallback):
             and to log the gains. Advice takes a few seconds. On a GPU, another step is recorded with its data flow.
         progress_bar: Whether to show the remaining time and cost of the whole run in the Trainer's progress bar. Logged
             values are not affected.
-        progress_file: File for the progress and speed of the run (`.json`), updated every minute, which
-            `lightning-predict plan --state` reads. None uses the file in the environment variable
-            `LIGHTNING_PREDICT_PROGRESS`, which the scripts of an exported plan set. Without this variable, no file is
-            written.
-        charges: See `Assumptions`.
-        measured: See `Assumptions`.
 
     Attributes:
+        progress_file: File for the progress and speed of the run (`.json`), updated every minute, which
+            `lightning-predict plan --state` reads. Set it before the fit. If None, the environment variable
+            `LIGHTNING_PREDICT_PROGRESS` names the file, which the scripts of an exported plan set.
         advice: Advice for the recorded step, as from `lp.advise`; None before the capture, or if not requested.
         predictions: Predictions; None before the capture.
         trace: Recorded step, with other kinds of steps in `other_steps`; None before the capture.
@@ -192,81 +178,56 @@ class RuntimePredictor(ObservingCallback):
         gpus: str | Sequence[str] = ALL,
         *,
         warmup_steps: int = 3,
-        capture_steps: int = 1,
-        weights: AnyWeights = None,
-        method: str = "auto",
+        assumptions: Assumptions | None = None,
         usd_per_hour: UserPrice = None,
         print_table: bool = True,
         verbose: bool = False,
-        log_all: bool = False,
         json_file: str | PathLike[str] | None = None,
         deadline_hours: float | Decimal | Fraction | timedelta | None = None,
         batches_per_epoch: int | None = None,
-        samples_per_epoch: int | None = None,
         learn_from_history: bool = True,
         strategy: str | Strategy | LightningStrategy | None = None,
-        interconnect: Interconnect | None = None,
-        cores_per_node: int | None = None,
-        release: str | None = None,
-        host: str | float | None = None,
         meta_step: MetaStep | None = None,
         save_trace: str | PathLike[str] | None = None,
         gpus_file: str | PathLike[str] | None = None,
         advice: bool = False,
         progress_bar: bool = True,
-        progress_file: str | PathLike[str] | None = None,
-        charges: Charges | None = None,
-        measured: OwnRates | None = None,
     ) -> None:
         if gpus_file is not None:
             from lightning_predict.gpus.user_gpus import add_gpus
 
             add_gpus(gpus_file)
         check_steps("warmup_steps", warmup_steps)
-        check_steps("capture_steps", capture_steps)
-        if cores_per_node is not None:
-            check_steps("cores_per_node", cores_per_node)
-        check_epoch(batches_per_epoch, samples_per_epoch)
-        source = check_weights(weights)
+        check_epoch(batches_per_epoch)
+        assumptions = checked_assumptions(assumptions)
         check_file("save_trace", save_trace, example="step.json.gz")
         check_file("json_file", json_file, endings=(".json",), example="predictions.json")
-        check_file("progress_file", progress_file, endings=(".json",), example="progress.json")
         if meta_step is not None and not callable(meta_step):
             raise InvalidArgumentError(
                 f"meta_step={shown(meta_step)} is not a function; expected one that makes a step from a batch size."
             )
         if isinstance(usd_per_hour, Mapping):
             usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
+        if usd_per_hour is None:
+            usd_per_hour = assumptions.usd_per_hour
         layouts = layouts_to_predict(gpus, usd_per_hour=usd_per_hour)
         self.gpus = gpus if isinstance(gpus, str) else tuple(layout.name for layout in layouts)
         self.warmup_steps = warmup_steps
-        self.capture_steps = capture_steps
         self.usd_per_hour = usd_per_hour
         self._output_options = OutputOptions(
             with_table=print_table,
             verbose=verbose,
             deadline_hours=None if deadline_hours is None else hours_of("deadline_hours", deadline_hours),
-            logs_in_full=log_all,
+            logs_in_full=verbose,
             json_file=None if json_file is None else fspath(json_file),
         )
         self.meta_step = meta_step
+        self.progress_file: str | None = None
         self.save_trace = None if save_trace is None else fspath(save_trace)
-        self.progress_file = None if progress_file is None else fspath(progress_file)
         self._request = PredictionRequest(
             layouts=layouts,
-            assumptions=Assumptions(
-                method=method,
-                weights=source,
-                usd_per_hour=usd_per_hour,
-                interconnect=interconnect,
-                cores_per_node=cores_per_node,
-                release=release,
-                host=host,
-                charges=charges,
-                measured=measured,
-            ),
+            assumptions=replace(assumptions, usd_per_hour=usd_per_hour),
             batches_per_epoch=batches_per_epoch,
-            samples_per_epoch=samples_per_epoch,
             uses_history=learn_from_history,
             strategy=None if strategy is None else parse_strategy(strategy),
         )
@@ -316,9 +277,7 @@ class RuntimePredictor(ObservingCallback):
             from lightning_predict.callbacks.progress import ProgressFile
 
             fit.progress_file = ProgressFile.wanted(self.progress_file, trainer)
-        fit.recording.on_train_start(
-            trainer, pl_module, warmup_steps=self.warmup_steps, capture_steps=self.capture_steps, count=windows
-        )
+        fit.recording.on_train_start(trainer, pl_module, warmup_steps=self.warmup_steps, count=windows)
 
     def _pauses(self) -> None:
         if self._fit is not None:
@@ -465,8 +424,8 @@ class RuntimePredictor(ObservingCallback):
             batches, windows = unfinished
             warn(
                 f"RuntimePredictor recorded nothing: training ended after {batches} batches ({windows} steps). "
-                f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
-                f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set lower values."
+                f"warmup_steps={self.warmup_steps} needs {self.warmup_steps + 1} uninterrupted steps. Train longer, "
+                "or set a lower value."
             )
         if fit.following is not None:
             self._tell_advice(trainer, fit, fit.following)

@@ -105,10 +105,11 @@ def callbacks(folder: Path, case: Case) -> list[Any]:
     """Return both callbacks with every file that they can write."""
     if not case.has_ours:
         return []
-    files = {"json_file": "predictions.json", "save_trace": "trace.json", "progress_file": "progress.json"}
+    files = {"json_file": "predictions.json", "save_trace": "trace.json"}
     predictor = RuntimePredictor(
         ["T4", "8xT4"], print_table=False, **{name: folder / file for name, file in files.items()}
     )
+    predictor.progress_file = str(folder / "progress.json")
     return [predictor, CostBudget(hours=case.hours)]
 
 

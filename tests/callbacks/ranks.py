@@ -73,7 +73,9 @@ def within() -> list[Any]:
 def keeps_progress() -> list[Any]:
     """A file of progress beside a budget that is never used up."""
     file = Path(tempfile.mkdtemp()) / "progress.json"
-    return [RuntimePredictor(["T4"], print_table=False, progress_file=file), CostBudget(hours=1000)]
+    predictor = RuntimePredictor(["T4"], print_table=False)
+    predictor.progress_file = str(file)
+    return [predictor, CostBudget(hours=1000)]
 
 
 def over() -> list[Any]:

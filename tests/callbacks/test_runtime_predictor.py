@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 from importlib import import_module
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
+from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.ranking import rank, ranking_lines
 from lightning_predict.tracing.trace import Trace
 from tests.callbacks.conftest import Call
@@ -82,12 +86,6 @@ def test_the_short_window_at_the_end_of_an_epoch_is_passed_over(
     assert call.workload.training_iterations == 1
 
 
-def test_the_recorded_step_of_middle_length_counts(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    fit(lightning, tmp_path, RuntimePredictor(GPUS, warmup_steps=2, capture_steps=3))
-    (call,) = calls
-    assert call.workload.training_iterations == 8 - 5
-
-
 def test_two_optimizers_in_manual_optimization(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     trainer = fit(small, tmp_path, RuntimePredictor(GPUS), model=small.gan(), max_epochs=-1, max_steps=16)
     assert trainer.global_step == 16  # 8 batches
@@ -138,7 +136,7 @@ def test_metrics_go_to_every_logger_at_the_step_of_the_capture(small: Small, tmp
 
 def test_all_quantities_are_logged_where_they_are_asked_for(lightning: Small, tmp_path: Path) -> None:
     logger = lightning.lightning.loggers.CSVLogger(tmp_path)
-    fit(lightning, tmp_path, RuntimePredictor(GPUS, log_all=True), logger=logger)
+    fit(lightning, tmp_path, RuntimePredictor(GPUS, verbose=True), logger=logger)
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         (row,) = [row for row in csv.DictReader(file) if row["predict/T4/iteration_ms"]]
     assert float(row["predict/L4/iteration_ms_low"]) <= float(row["predict/L4/iteration_ms"])
@@ -255,7 +253,7 @@ def test_a_run_of_one_batch_is_too_short(small: Small, tmp_path: Path) -> None:
     predictor = RuntimePredictor(GPUS)
     with pytest.warns(
         LightningPredictWarning,
-        match=r"recorded nothing: training ended after 1 batches \(1 steps\)\. warmup_steps=3 and capture_steps=1",
+        match=r"recorded nothing: training ended after 1 batches \(1 steps\)\. warmup_steps=3 needs 4 uninterrupted",
     ):
         fit(small, tmp_path, predictor, batches=1)
     assert predictor.predictions is None
@@ -306,9 +304,17 @@ def test_the_learning_rate_finder_is_not_predicted(lightning: Small, tmp_path: P
         ({"gpus": []}, InvalidArgumentError, "gpus is empty"),
         ({"gpus": ["T5"]}, UnknownGpuError, "'T5' is not a GPU of the catalogue"),
         ({"warmup_steps": 0}, InvalidArgumentError, "warmup_steps=0 is not a number of steps; expected a whole number"),
-        ({"capture_steps": -1}, InvalidArgumentError, "capture_steps=-1 is not a number of steps"),
-        ({"weights": "nowhere/at/all"}, WeightsNotFoundError, "weights='nowhere/at/all' does not exist"),
-        ({"method": "guess"}, InvalidArgumentError, "'guess'"),
+        ({"assumptions": "fast"}, InvalidArgumentError, "assumptions='fast' is not an Assumptions"),
+        (
+            {"assumptions": Assumptions(weights="nowhere/at/all")},
+            WeightsNotFoundError,
+            "weights='nowhere/at/all' does not exist",
+        ),
+        (
+            {"assumptions": Assumptions(strategy=Strategy(data="fsdp"))},
+            InvalidArgumentError,
+            "ignores strategy and history of its assumptions; give strategy=",
+        ),
         ({"usd_per_hour": 0.0}, InvalidArgumentError, "usd_per_hour=0.0 is not a price"),
         ({"usd_per_hour": {"T5": 1.0}}, UnknownGpuError, "'T5' is not a GPU"),
         ({"save_trace": "step.txt"}, InvalidArgumentError, r"save_trace='step.txt' does not end in .json or .json.gz"),
@@ -431,3 +437,21 @@ def test_a_recorded_step_that_cannot_be_written_is_one_warning(lightning: Small,
     assert len([one for one in warned if issubclass(one.category, LightningPredictWarning)]) == 1
     assert predictor.predictions is not None
     assert predictor.trace is not None
+
+
+def test_it_takes_at_most_sixteen_arguments_and_other_assumptions_reach_the_prediction(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(inspect.signature(RuntimePredictor).parameters) <= 16
+    with pytest.raises(TypeError, match="capture_steps"):
+        RuntimePredictor(GPUS, capture_steps=2)  # type: ignore[call-arg]
+    seen: list[Assumptions] = []
+
+    def noting(trace: Any, layouts: Any, workload: Any, assumptions: Assumptions, **options: Any) -> Any:
+        seen.append(assumptions)
+        return predict_workload(trace, layouts, workload, assumptions, **options)
+
+    monkeypatch.setattr("lightning_predict.prediction.predict_workload", noting)
+    given = Assumptions(host="slow", cores_per_node=8, usd_per_hour={"T4": 0.5})
+    fit(lightning, tmp_path, RuntimePredictor(["T4"], assumptions=given, learn_from_history=False))
+    assert [(one.host, one.cores_per_node, one.usd_per_hour) for one in seen[:1]] == [("slow", 8, {"T4": 0.5})]

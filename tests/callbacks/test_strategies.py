@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import PACKAGES
 from lightning_predict.callbacks.rest_prediction import strategy_of_trainer
@@ -78,7 +79,7 @@ def test_the_callback_takes_layouts_and_a_strategy_and_refuses_what_cannot_be() 
     with pytest.raises(InvalidArgumentError, match="strategy='gossip' is not known"):
         RuntimePredictor(["T4"], strategy="gossip")
     with pytest.raises(InvalidArgumentError, match="cores_per_node=0"):
-        RuntimePredictor(["T4"], cores_per_node=0)
+        RuntimePredictor(["T4"], assumptions=Assumptions(cores_per_node=0))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

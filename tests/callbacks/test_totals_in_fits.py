@@ -306,14 +306,11 @@ def test_loaders_that_resume() -> None:
     assert not resumes_data(trainer)
 
 
-@pytest.mark.parametrize(("named", "batches"), [({"batches_per_epoch": 9}, 9), ({"samples_per_epoch": 33}, 9)])
-def test_a_named_length_gives_a_total(
-    small: Small, tmp_path: Path, calls: list[Call], named: dict[str, Any], batches: int
-) -> None:
-    predictor = RuntimePredictor(["T4"], warmup_steps=2, **named)
+def test_a_named_length_gives_a_total(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    predictor = RuntimePredictor(["T4"], warmup_steps=2, batches_per_epoch=9)
     trainer = fit(small, tmp_path, small.stream(9), predictor=predictor, max_epochs=2)
-    assert trainer.global_step == 2 * batches
-    assert calls[0].workload.training_iterations == 2 * batches - 3
+    assert trainer.global_step == 2 * 9
+    assert calls[0].workload.training_iterations == 2 * 9 - 3
     assert "Assumed: 9 batches per epoch, as given" in str(predictor.predictions)
 
 
@@ -342,8 +339,7 @@ def test_an_unknown_length_says_what_steps_and_an_epoch_take(lightning: Small, t
     ("arguments", "words"),
     [
         ({"batches_per_epoch": 0}, "batches_per_epoch=0 is not a length; expected a whole number of at least 1"),
-        ({"samples_per_epoch": 1.5}, "samples_per_epoch=1.5 is not a length"),
-        ({"batches_per_epoch": 2, "samples_per_epoch": 8}, "both set the length of an epoch; give one of them"),
+        ({"batches_per_epoch": 1.5}, "batches_per_epoch=1.5 is not a length"),
         ({"deadline_hours": -1.0}, "deadline_hours=-1.0 is not a limit"),
     ],
 )

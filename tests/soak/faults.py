@@ -114,9 +114,10 @@ def in_trainer(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object
     callbacks: list[Any] = []
     if is_watched:
         callbacks = [
-            RuntimePredictor(["T4", "8xL4"], print_table=False, warmup_steps=1, progress_file=folder / "progress.json"),
+            RuntimePredictor(["T4", "8xL4"], print_table=False, warmup_steps=1),
             CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
         ]
+        callbacks[0].progress_file = str(folder / "progress.json")
     trainer = small.trainer(
         folder,
         max_epochs=2,
@@ -143,9 +144,10 @@ def on_device(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object]
     if is_watched:
         with clock_of_fits(fake.host_clock, device=fake.device_clock):
             callbacks += [
-                RuntimePredictor(["T4"], warmup_steps=1, advice=True, progress_file=folder / "progress.json"),
+                RuntimePredictor(["T4"], warmup_steps=1, advice=True),
                 CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
             ]
+            callbacks[1].progress_file = str(folder / "progress.json")
 
     def train() -> None:
         strategy = small.lightning.strategies.SingleDeviceStrategy
