@@ -89,10 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = [f"{100 * error:+.1f}" for error in errors[-1]]
         weights = "float16" if row["quantization"] == "none" else row["quantization"]
         table.add_row(row["model"], weights, row["attention"], *cells[:3], "yes" if holds else "no", cells[3])
-    table.add_section()
-    medians = [f"{100 * statistics.median(abs(one[index]) for one in errors):.1f}" for index in range(4)]
-    table.add_row("median |error|", "", "", *medians[:3], f"{inside} of {len(rows)}", medians[3])
     console.print(table)
+    summary = report_table("LoRA and QLoRA on a T4, medians", ("figure",), ("n", *headings))
+    medians = [f"{100 * statistics.median(abs(one[index]) for one in errors):.1f}" for index in range(4)]
+    summary.add_row("median |error|", str(len(rows)), *medians[:3], str(inside), medians[3])
+    console.print(summary)
     if options.result is not None:
         write_result(console.result(RUNS["qlora"]), options.result)
     return 0
