@@ -30,7 +30,16 @@ from lightning_predict.tracing.graph_release import HeldNodes, drain
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.micro_batches import RecordedMicroBatch, laid_out
-from lightning_predict.tracing.modes import OperationMode, Schema, TorchFunction, WholeCallMode, leave_modes, schema_of
+from lightning_predict.tracing.modes import (
+    OperationMode,
+    Schema,
+    TorchFunction,
+    WholeCallMode,
+    close_constructors,
+    leave_modes,
+    open_constructors,
+    schema_of,
+)
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
     IMAGES_POSITION,
@@ -211,6 +220,7 @@ class DispatchRecorder:
             self._guarded(self._note_freed, sweep=True)
         self.optimizers.open()
         self.modules.open()
+        open_constructors(self)
         self._modes = (OperationMode(self), WholeCallMode(self))
         self._modes[0].__enter__()  # type: ignore[no-untyped-call]
         self._modes[1].__enter__()  # type: ignore[no-untyped-call]
@@ -224,6 +234,7 @@ class DispatchRecorder:
             parts.callback(self._guarded, self._note_alive)
             parts.callback(self.modules.close)
             parts.callback(self.optimizers.close)
+            parts.callback(close_constructors, self)
             if self._modes is not None:
                 parts.callback(leave_modes, *self._modes)
         self._modes = None

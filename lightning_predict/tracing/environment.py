@@ -384,21 +384,22 @@ def autograd_nodes() -> int:
     return 0 if count is None else int(count())
 
 
-def makes_own_tensors() -> bool:
-    """Return whether a tensor subclass outside torch is created with torch's own constructor.
+def own_tensor_kinds() -> list[type]:
+    """Return the tensor subclasses outside torch that torch's own constructor creates.
 
     Without `__new__`, or with a `__new__` that calls `super().__new__(cls, data)`, `class Labelled(torch.Tensor)`
     cannot be created while a dispatch mode is active: "Creating a new Tensor subclass Labelled but the raw Tensor
     object is already associated to a python object". Subclasses created by `as_subclass` or `_make_subclass` work.
     """
+    found: list[type] = []
     pending: list[type] = list(torch.Tensor.__subclasses__())
     while pending:
         kind = pending.pop()
         pending.extend(kind.__subclasses__())
         is_foreign = kind.__module__.split(".")[0] != "torch"
         if is_foreign and _is_made_by_torch(kind) and not _is_abstract(kind):
-            return True
-    return False
+            found.append(kind)
+    return found
 
 
 def _is_abstract(kind: type) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Protocol, final
@@ -26,6 +26,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_predict.guard import CAUGHT, own_error
+from lightning_predict.tracing.environment import own_tensor_kinds
 from lightning_predict.tracing.meta_device import CONVOLUTIONS, with_cuda_strides
 from lightning_predict.tracing.pauses import PauseTimer
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
@@ -411,6 +412,44 @@ def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -
                 del _DISPATCHERS[key]
                 if getattr(holder, name) is dispatcher:
                     setattr(holder, name, dispatcher.original)
+
+
+_CONSTRUCTORS: Final[dict[type, Any]] = {}
+"""Tensor subclasses with a replaced constructor, and their own one; None if they inherit it."""
+_CONSTRUCTORS_USED: Final[list[object]] = []
+"""Recorders that are open, in any thread; the first replaces the constructors and the last restores them."""
+
+
+def open_constructors(user: object) -> None:
+    """Let torch's constructor create tensor subclasses while a dispatch mode is active."""
+    with _DISPATCHERS_LOCK:
+        _CONSTRUCTORS_USED.append(user)
+        for kind in own_tensor_kinds() if len(_CONSTRUCTORS_USED) == 1 else ():
+            own = kind.__dict__.get("__new__")
+            with suppress(TypeError, AttributeError):
+                kind.__new__ = staticmethod(_outside_modes(kind.__new__))  # type: ignore[method-assign]
+                _CONSTRUCTORS[kind] = own
+
+
+def close_constructors(user: object) -> None:
+    """Restore the constructors when no recorder needs them; calling it again has no effect."""
+    with _DISPATCHERS_LOCK:
+        if user in _CONSTRUCTORS_USED:
+            _CONSTRUCTORS_USED.remove(user)
+        while _CONSTRUCTORS and not _CONSTRUCTORS_USED:
+            kind, own = _CONSTRUCTORS.popitem()
+            if own is None:
+                del kind.__new__
+            else:
+                kind.__new__ = own  # type: ignore[method-assign]
+
+
+def _outside_modes(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        with _python_dispatch._disable_current_modes():
+            return plain(cls, *args, **kwargs)
+
+    return new
 
 
 def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:

@@ -96,7 +96,7 @@ class CaptureSession:
         step: Callable[[], object] | None = None,
         profiler_errors: Sequence[Exception] = (),
         records_data_flow: bool = False,
-        creates_subclasses: bool | None = None,
+        creates_subclasses: bool = False,
         resident: Sequence[nn.Module | torch.Tensor] = (),
     ) -> None:
         self._resident = tuple(resident)
@@ -285,12 +285,7 @@ class CaptureSession:
     def _recorders(self) -> Sequence[Callable[[], DispatchRecorder | ProfilerRecorder]]:
         """Recorders to try, best first."""
         is_cuda = self._device.type == "cuda"
-        creates = self._creates_subclasses
-        needs_profiler = (
-            self._compiled
-            or environment.has_fast_evaluation(self._model)
-            or (environment.makes_own_tensors() if creates is None else creates)
-        )
+        needs_profiler = self._compiled or environment.has_fast_evaluation(self._model) or self._creates_subclasses
         if self._records_data_flow:
             return [partial(DispatchRecorder, self._model)]
         dispatch = [] if needs_profiler and self._device.type != "meta" else [partial(DispatchRecorder, self._model)]
