@@ -213,6 +213,7 @@ RUNS: Final[Mapping[str, Run]] = {
         Run(name="rest-of-run", module="benchmarks.accuracy.rest_of_run", split="held out"),
         Run(name="planning", module="benchmarks.planning", words=("STUDY",), split="held out", is_quick=False),
         Run(name="optimum", module="benchmarks.planning.optimum", split="held out", is_quick=False),
+        Run(name="promises", module="benchmarks.planning.promises", split="held out", is_quick=False),
         *(
             Run(name=f"speed-{name}", module=f"benchmarks.speed.{name}_speed", split="held out", is_quick=False)
             for name in ("prediction", "recording", "planning")

@@ -40,7 +40,7 @@ ONE_DECISION_SECONDS: Final = 1e9
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class JobStage:
     """Part of a job's run on one configuration.
 
     Attributes:
@@ -52,13 +52,13 @@ class Stage:
     after: str | None = None
 
 
-Stages = Mapping[str, tuple[Stage, ...]]
+JobStages = Mapping[str, tuple[JobStage, ...]]
 """Stages of each job by name, in the order in which waiting jobs start."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class FixedSchedule:
     """Policy that runs each job in given stages, and starts waiting jobs in a given order.
 
     Attributes:
@@ -66,7 +66,7 @@ class Assignment:
         shares_gpus: Whether jobs may share a machine.
     """
 
-    stages: Stages
+    stages: JobStages
     shares_gpus: bool
 
     @property
@@ -131,10 +131,10 @@ def improved_plan(
     return found
 
 
-def _stages(plan: Plan) -> Stages | None:
+def _stages(plan: Plan) -> JobStages | None:
     """Return the stages of a plan; None if a job pauses, or moves at a moment at which no other job ends."""
     ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
-    stages: dict[str, tuple[Stage, ...]] = {}
+    stages: dict[str, tuple[JobStage, ...]] = {}
     last: dict[str, Segment] = {}
     for segment in plan.segments:
         name, start = segment.job, segment.start_seconds
@@ -144,12 +144,12 @@ def _stages(plan: Plan) -> Stages | None:
             after = next(before, None)
             if after is None or start - last[name].end_seconds > SAME_MOMENT_SECONDS:
                 return None
-        stages[name] = (*stages.get(name, ()), Stage(configuration=segment.placement.configuration, after=after))
+        stages[name] = (*stages.get(name, ()), JobStage(configuration=segment.placement.configuration, after=after))
         last[name] = segment
     return stages
 
 
-def _changes(stages: Stages, plan: Plan, jobs: Mapping[str, Job], problem: PlanningProblem) -> Iterator[Stages]:
+def _changes(stages: JobStages, plan: Plan, jobs: Mapping[str, Job], problem: PlanningProblem) -> Iterator[JobStages]:
     """Yield stages that differ from those of a plan in one job: a configuration, a move, or the place in the queue."""
     for name, own in stages.items():
         for place, stage in enumerate(own):
@@ -169,7 +169,7 @@ def _changes(stages: Stages, plan: Plan, jobs: Mapping[str, Job], problem: Plann
             yield {one: stages[one] for one in names}
 
 
-def _waits(stages: Stages, plan: Plan) -> Iterator[Stages]:
+def _waits(stages: JobStages, plan: Plan) -> Iterator[JobStages]:
     """Yield stages in which one job waits for the end of a job that runs when it starts, or no longer waits."""
     spans = {outcome.job: (outcome.start_seconds, outcome.end_seconds) for outcome in plan.outcomes}
     for name, (first, *later) in stages.items():
@@ -180,7 +180,7 @@ def _waits(stages: Stages, plan: Plan) -> Iterator[Stages]:
                 yield {**stages, name: (replace(first, after=other), *later)}
 
 
-def _moves(stages: Stages, plan: Plan, jobs: Mapping[str, Job]) -> Iterator[Stages]:
+def _moves(stages: JobStages, plan: Plan, jobs: Mapping[str, Job]) -> Iterator[JobStages]:
     """Yield stages in which one job has one more move, at the end of a job during its last stage."""
     last = {segment.job: segment for segment in plan.segments}
     for name, own in stages.items():
@@ -190,14 +190,14 @@ def _moves(stages: Stages, plan: Plan, jobs: Mapping[str, Job]) -> Iterator[Stag
             if last[name].start_seconds < outcome.end_seconds < last[name].end_seconds:
                 for configuration in sorted(jobs[name].seconds):
                     if configuration != own[-1].configuration:
-                        yield {**stages, name: (*own, Stage(configuration=configuration, after=outcome.job))}
+                        yield {**stages, name: (*own, JobStage(configuration=configuration, after=outcome.job))}
 
 
 def _simulated(
-    stages: Stages, problem: PlanningProblem, since: PlanState | None, outlook: Callable[[Plan], PlanOutlook]
+    stages: JobStages, problem: PlanningProblem, since: PlanState | None, outlook: Callable[[Plan], PlanOutlook]
 ) -> Plan | None:
     """Return the plan with its outlook; None if a quota excludes a configuration, or the budget is exceeded."""
-    policy = Assignment(stages=stages, shares_gpus=problem.formulation.shares_gpus)
+    policy = FixedSchedule(stages=stages, shares_gpus=problem.formulation.shares_gpus)
     try:
         plan = simulate(replace(problem, period_seconds=ONE_DECISION_SECONDS), policy, since=since)
     except InfeasiblePlanError:

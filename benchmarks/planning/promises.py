@@ -1,0 +1,147 @@
+"""Check the promises of plans on random problems with uncertain times: expected cost, and probability of deadlines.
+
+Each plan is evaluated with times that were not drawn for planning. Example::
+
+    python -m benchmarks.planning.promises --problems 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, final
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.planning.optimum import RULE_NAMES
+from benchmarks.planning.study import random_problem
+from benchmarks.result_files import ResultConsole, write_run
+from benchmarks.training.report import report_table
+from lightning_predict.extensions.planning.expected_cost import Draws, plan_outlook, time_draws
+from lightning_predict.extensions.planning.policies import cheapest_plan
+from lightning_predict.extensions.planning.problem import Configuration, Limits, PlanningProblem
+
+JOBS: Final = (2, 3, 4, 5, 6, 8)
+"""Numbers of jobs of the problems, in turn."""
+
+ERROR: Final = 0.3
+"""Half width of the 90 % interval of each job's times, as a share of the predicted time."""
+
+PROBABILITY: Final = 0.9
+"""Requested probability of each deadline."""
+
+FRESH: Final = " (fresh draws)"
+
+WIDTH: Final = 120
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Results of one problem, with fresh draws.
+
+    Attributes:
+        plan_usd: Expected cost of the plan.
+        rule_usd: Expected cost of each queue rule, by name.
+        in_time: Probability of each deadline.
+        asked: The plan's own probability of each deadline.
+    """
+
+    plan_usd: float
+    rule_usd: Mapping[str, float]
+    in_time: Mapping[str, float]
+    asked: Mapping[str, float]
+
+    @property
+    def kept(self) -> tuple[float, ...]:
+        """Probability, with fresh draws, of the deadlines that the plan promises."""
+        return tuple(chance for name, chance in self.in_time.items() if self.asked[name] >= PROBABILITY)
+
+
+def problem_of(seed: int) -> PlanningProblem:
+    """Return a random problem with uncertain times."""
+    jobs = JOBS[seed % len(JOBS)]
+    whole = random_problem(nodes=1, mean_gap_seconds=2000, seed=1000 + seed, error=ERROR, setting="clouds")
+    return replace(whole, jobs=whole.jobs[:jobs], limits=Limits(nodes=1 + seed % 3), probability=PROBABILITY)
+
+
+def fresh_draws(problem: PlanningProblem) -> dict[str, Mapping[Configuration, Draws]]:
+    """Return draws of other random numbers than those of the planner, whose seed is the name of the job."""
+    renamed = replace(problem, jobs=tuple(replace(job, name=job.name + FRESH) for job in problem.jobs))
+    return {name.removesuffix(FRESH): own for name, own in time_draws(renamed, None).items()}
+
+
+def promise_of(problem: PlanningProblem) -> Promise:
+    """Plan a problem, and evaluate the plan and the queue rules with fresh draws."""
+    draws, plan = fresh_draws(problem), cheapest_plan(problem)
+    after = plan_outlook(plan, problem, draws)
+    rules = {name: plan_outlook(cheapest_plan(problem, method=name), problem, draws).usd for name in RULE_NAMES}
+    return Promise(
+        plan_usd=after.usd,
+        rule_usd=rules,
+        in_time=after.in_time,
+        asked={} if plan.outlook is None else plan.outlook.in_time,
+    )
+
+
+def report(found: Sequence[Promise]) -> Table:
+    """Return the table of expected costs relative to each rule, and of kept deadlines."""
+    table = report_table(
+        "Plans at 90 %, evaluated with fresh draws",
+        ("compared with",),
+        ("n", "dearer by over 1 %", "mean saving %", "least saving %"),
+    )
+    for name in RULE_NAMES:
+        ratios = [one.plan_usd / one.rule_usd[name] for one in found]
+        table.add_row(
+            name,
+            str(len(ratios)),
+            str(sum(ratio > 1.01 for ratio in ratios)),
+            f"{100 * (1 - statistics.mean(ratios)):.1f}",
+            f"{100 * (1 - max(ratios)):+.1f}",
+        )
+    return table
+
+
+def deadlines(found: Sequence[Promise]) -> Table:
+    """Return the table of deadlines."""
+    kept = [chance for one in found for chance in one.kept]
+    every = sum(len(one.in_time) for one in found)
+    table = report_table(
+        "Deadlines that plans promise with 90 %", ("deadlines",), ("n", "mean chance %", "least %", "below 85 %")
+    )
+    table.add_row(
+        f"promised, of {every}",
+        str(len(kept)),
+        f"{100 * statistics.mean(kept):.1f}",
+        f"{100 * min(kept):.1f}",
+        str(sum(chance < 0.85 for chance in kept)),
+    )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.planning.promises", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--problems", type=int, default=100, help="number of problems (default: %(default)s)")
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
+    options = parser.parse_args(arguments)
+    console = ResultConsole(width=WIDTH)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        found = [promise_of(problem_of(seed)) for seed in progress.track(range(options.problems))]
+    console.print(report(found))
+    console.print(deadlines(found))
+    write_run(console, "promises", options.result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
