@@ -443,22 +443,22 @@ def ends_of_later(one: Interval[_Array], other: Interval[_Array]) -> tuple[_Arra
     if both.any():
         middle = np.maximum(*(part.middle for part in parts))
         beyond = np.maximum(*(part.high**2 / part.middle for part in parts))
-        low[both] = _by_which(parts, OUTSIDE, low[both], middle)
-        high[both] = _by_which(parts, 1 - OUTSIDE, high[both], beyond)
+        low[both] = _quantile_of_maximum(parts, OUTSIDE, low[both], middle)
+        high[both] = _quantile_of_maximum(parts, 1 - OUTSIDE, high[both], beyond)
     return low, high
 
 
-def _by_which(parts: Sequence[Interval[_Array]], share: float, least: _Array, most: _Array) -> _Array:
+def _quantile_of_maximum(parts: Sequence[Interval[_Array]], share: float, least: _Array, most: _Array) -> _Array:
     """Find by bisection the time before which all parts end with the given probability."""
     for _ in range(HALVINGS):
         between = np.sqrt(least * most)
-        is_early = np.prod([_share_before(part, between) for part in parts], axis=0) < share
+        is_early = np.prod([_probability_before(part, between) for part in parts], axis=0) < share
         least, most = np.where(is_early, between, least), np.where(is_early, most, between)
     found: _Array = np.sqrt(least * most)
     return found
 
 
-def _share_before(part: Interval[_Array], time: _Array) -> _Array:
+def _probability_before(part: Interval[_Array], time: _Array) -> _Array:
     """Return the probability that a part ends before a time."""
     away = np.log(time / part.middle)
     half = np.where(away < 0, np.log(part.middle / part.low), np.log(part.high / part.middle))

@@ -101,11 +101,13 @@ def torch_version_factors(
     if factor == 1:
         return np.ones((1, 1))
     has_wide_loads = (release_of(software) or _CURRENT) >= FIRST_WIDE_LOADS
-    gains = [[_gains(problem, gpu, has_wide_loads=has_wide_loads) for problem in problems] for gpu in gpus]
+    gains = [
+        [_improves_with_libraries(problem, gpu, has_wide_loads=has_wide_loads) for problem in problems] for gpu in gpus
+    ]
     return np.where(np.array(gains, dtype=np.bool_), factor, 1.0)
 
 
-def _gains(problem: OperationShape, gpu: Gpu, *, has_wide_loads: bool) -> bool:
+def _improves_with_libraries(problem: OperationShape, gpu: Gpu, *, has_wide_loads: bool) -> bool:
     """Return whether newer libraries are faster: norms, and matmuls except float32 or float64 without tensor cores."""
     if operation_spec(problem.operation).units != "tensor":
         is_narrow = problem.dtype in ("float16", "bfloat16") and not has_wide_loads
@@ -224,7 +226,7 @@ def _factor(gpu: Gpu, generation: int, *, backward: bool, keys: float) -> float:
 _ALWAYS: Final = frozenset({"aten::linear", "aten::mkldnn_linear"})
 """Calls whose weight has the shape (columns, rows), so that it is read transposed."""
 
-_TURN_MATRICES: Final = frozenset({"aten::t", "aten::t_", "aten::mT", "aten::mH", "aten::adjoint", "aten::numpy_T"})
+_TRANSPOSES: Final = frozenset({"aten::t", "aten::t_", "aten::mT", "aten::mH", "aten::adjoint", "aten::numpy_T"})
 
 _Key = tuple[int | None, tuple[int, ...]]
 
@@ -272,7 +274,7 @@ def transposed_products(operations: Sequence[Operation]) -> frozenset[int]:
             if turned.get(_key(operation.inputs[place])):
                 found.add(index)
         elif operation.name in FREE_OPERATIONS and operation.inputs and len(operation.outputs) == 1:
-            turned[_key(operation.outputs[0])] = _is_turned(operation, turned)
+            turned[_key(operation.outputs[0])] = _is_transposed(operation, turned)
     return frozenset(found)
 
 
@@ -280,23 +282,23 @@ def _key(tensor: TensorInfo) -> _Key:
     return tensor.id, tensor.shape
 
 
-def _is_turned(view: Operation, turned: dict[_Key, bool]) -> bool:
+def _is_transposed(view: Operation, turned: dict[_Key, bool]) -> bool:
     """Return whether the matrices in the result of a view are in column-major order."""
     before, after = view.inputs[0], view.outputs[0]
     if after.id is None or after.id != before.id:
         return False
     was_turned = turned.get(_key(before), False)
-    if _turns(view):
+    if _transposes(view):
         # A square matrix has the same shape if transposed. Assume that forward passes transpose row-major matrices.
         is_square = before.shape == after.shape
         return view.phase == "forward" if is_square else not was_turned
     return was_turned and before.shape[-2:] == after.shape[-2:]
 
 
-def _turns(view: Operation) -> bool:
+def _transposes(view: Operation) -> bool:
     """Return whether a view swaps the last two dimensions and nothing else."""
     dimensions = len(view.inputs[0].shape)
-    if view.name in _TURN_MATRICES:
+    if view.name in _TRANSPOSES:
         return dimensions > 1
     last = {dimensions - 1, dimensions - 2}
     if view.name == "aten::transpose":

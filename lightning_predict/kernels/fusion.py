@@ -89,7 +89,7 @@ def fused(trace: Trace) -> Trace:
         )
     operations = tuple(map(_padded, trace.operations))
     is_last = _prefers_channels_last(operations)
-    operations = _without_biases(tuple(_halves(_strided_rows(operations) if is_last else operations)), trace)
+    operations = _without_biases(tuple(_split_norms(_strided_rows(operations) if is_last else operations)), trace)
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
     last_read = {tensor.id: index for index, operation in enumerate(trace.operations) for tensor in operation.inputs}
     replaced: dict[int, Operation | None] = {}
@@ -105,7 +105,9 @@ def fused(trace: Trace) -> Trace:
         replaced[index] if index in replaced else _around_kernels(operation, inside, masks)
         for index, operation in enumerate(trace.operations)
     )
-    operations = tuple(_entered(_apart(operation for operation in kept if operation is not None)))
+    operations = tuple(
+        _with_compiled_calls(_split_concatenations(operation for operation in kept if operation is not None))
+    )
     kernels = sum(operation.name == FUSED for operation in operations)
     note = f"As torch.compile would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))
@@ -144,7 +146,7 @@ def _padded(operation: Operation) -> Operation:
     return replace(operation, inputs=tuple(map(padded, operation.inputs)))
 
 
-def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
+def _with_compiled_calls(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Insert the host's call of compiled code before the forward pass and before the backward pass."""
     entered: set[str] = set()
     for operation in operations:
@@ -161,7 +163,7 @@ def _is_joined_apart(operation: Operation) -> bool:
     return operation.name == "aten::cat" and len(operation.inputs) > MAX_JOINED
 
 
-def _apart(operations: Iterable[Operation]) -> Iterator[Operation]:
+def _split_concatenations(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Split a concatenation of many tensors into one copy kernel per tensor."""
     for operation in operations:
         if _is_joined_apart(operation) and operation.phase in ("forward", "backward"):
@@ -170,7 +172,7 @@ def _apart(operations: Iterable[Operation]) -> Iterator[Operation]:
             yield operation
 
 
-def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
+def _split_norms(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Split each norm over long rows into two operations: statistics and normalisation."""
     for operation in operations:
         large = _NORMS.get(operation.name)
@@ -358,19 +360,19 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
         joins = _is_pointwise(operation, trace)
         last = trace.operations[group[-1]] if group else operation
         follows = last.phase == operation.phase and not _ends_kernel(last) and "pool" not in operation.name
-        if group and not (joins and follows and _shares(operation, read, written)):
-            if _gains(group, trace):
+        if group and not (joins and follows and _reads_from_group(operation, read, written)):
+            if _is_worth_fusing(group, trace):
                 yield group
             group, read, written = [], {}, set()
         if joins:
             group.append(index)
             read |= {tensor.id: tensor.elements for tensor in operation.inputs if tensor.id not in written}
             written |= {tensor.id for tensor in operation.outputs}
-    if _gains(group, trace):
+    if _is_worth_fusing(group, trace):
         yield group
 
 
-def _shares(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
+def _reads_from_group(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
     """Return whether an operation reads a result or the largest input of the group, which is then loaded once."""
     largest = max(read.values(), default=0)
     return any(
@@ -378,7 +380,7 @@ def _shares(operation: Operation, read: Mapping[int | None, int], written: Set[i
     )
 
 
-def _gains(group: Sequence[int], trace: Trace) -> bool:
+def _is_worth_fusing(group: Sequence[int], trace: Trace) -> bool:
     """Return whether fusion is faster than eager mode: several operations, or one with several or slow kernels."""
     if len(group) != 1:
         return bool(group)

@@ -369,7 +369,9 @@ class UtilisationModels:
             return found
         factor = np.ones(found.seconds.shape)
         tellers = {
-            row: teller for row, gpu in enumerate(gpus) if (teller := self._teller(gpu, batch.dtype)) is not None
+            row: teller
+            for row, gpu in enumerate(gpus)
+            if (teller := self._slowdown_source(gpu, batch.dtype)) is not None
         }
         for dtype in OTHER_HALF:
             rows = [row for row, (_, told_in) in tellers.items() if told_in == dtype]
@@ -380,7 +382,7 @@ class UtilisationModels:
                 factor[rows] = np.exp(trusted(said, CARRIED_SCATTER))
         return replace(found, interval=found.interval.scaled(factor))
 
-    def _teller(self, gpu: Gpu, dtype: str) -> tuple[Gpu, str] | None:
+    def _slowdown_source(self, gpu: Gpu, dtype: str) -> tuple[Gpu, str] | None:
         """Return a measured GPU and 16-bit dtype whose slowdown applies to this GPU and dtype; else None."""
         if self.has_own_weights(gpu.name, "linear", dtype) or not _has_both_halves(gpu):
             return None

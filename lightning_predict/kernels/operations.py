@@ -114,11 +114,11 @@ def _by_data_sheet(gpu: Gpu) -> Gpu:
     return gpu
 
 
-def _without_doubt(_gpu: Gpu, _dtype: str) -> float:
+def _no_uncertainty(_gpu: Gpu, _dtype: str) -> float:
     return 0.0
 
 
-def _no_doubt_above(batch: ShapeBatch) -> Array:
+def _no_upper_factor(batch: ShapeBatch) -> Array:
     return np.ones(len(batch))
 
 
@@ -148,9 +148,9 @@ class NetworkSpec:
     growing: tuple[str, ...] = ()
     floor: Callable[[ShapeBatch, Sequence[Gpu]], Array] | None = None
     built_for: Callable[[ShapeBatch], ShapeBatch] = _as_it_is
-    upper_interval_factor: Callable[[ShapeBatch], Array] = _no_doubt_above
+    upper_interval_factor: Callable[[ShapeBatch], Array] = _no_upper_factor
     unmeasured: Callable[[Gpu], Gpu] = _by_data_sheet
-    log_uncertainty: Callable[[Gpu, str], float] = _without_doubt
+    log_uncertainty: Callable[[Gpu, str], float] = _no_uncertainty
 
     def least_seconds(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return the seconds of `floor`, shape (gpus, problems)."""

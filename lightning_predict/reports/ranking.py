@@ -339,7 +339,8 @@ def advice(ranking: Ranking) -> Iterable[str]:
             yield from _sooner(cheapest, ranking)
     elif ranking.fastest is not None:
         names = alternatives_text(ranking.fastest.gpu, ranking.as_fast or ranking.perhaps_fastest)
-        yield f"Fastest: {time_and_cost_text(ranking.fastest, ranking)} on {names}.{_beside(ranking.fastest, ranking)}"
+        compared = _compared_to_machine(ranking.fastest, ranking)
+        yield f"Fastest: {time_and_cost_text(ranking.fastest, ranking)} on {names}.{compared}"
     if ranking.limit is not None and ranking.fastest is not None:
         yield _help(ranking.fastest.prediction, ranking.limit)
     yield from _in_time(ranking)
@@ -421,7 +422,7 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
     first = ""
     if ranking.perhaps_cheapest:
         which, first = f"first: {which}", "probably "
-    beside = f"{_beside(best, ranking)} Offer: {offer}." if offer else _beside(best, ranking)
+    beside = f"{_compared_to_machine(best, ranking)} Offer: {offer}." if offer else _compared_to_machine(best, ranking)
     if in_use is not None and not _is_worth_renting(best, in_use):
         found = f"{first}cheapest{among}".capitalize().replace("gpus", "GPUs")
         return f"{found}: {with_article(names)} ({which}; {amount}).{beside} It saves no time."
@@ -478,7 +479,7 @@ def with_article(name: str) -> str:
     return f"{'an' if name[0] in ('AEFHILMNORSX' if letters is not None else 'AEIO') else 'a'} {name}"
 
 
-def _beside(candidate: RankedGpu, ranking: Ranking) -> str:
+def _compared_to_machine(candidate: RankedGpu, ranking: Ranking) -> str:
     """Compare a GPU with the machine in use: text after a space, empty if there is nothing to compare."""
     in_use = ranking.in_use
     if in_use is None or in_use.name == candidate.gpu or in_use.seconds <= 0 or candidate.seconds <= 0:

@@ -109,7 +109,7 @@ def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: H
         target: Assumptions about the host of the predicted GPUs.
     """
     if not trace.has_measured_kernels:
-        return _of_shapes(trace, timed, origin, target)
+        return _calibrate_without_kernels(trace, timed, origin, target)
     is_recorded = has_recorded_launches(trace)
     slower = STACKS_SPREAD if trace.has_python_stacks else PROFILED_SPREAD
     host = measured_host(slower=slower) if is_recorded else HostModel()
@@ -117,7 +117,7 @@ def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: H
     if origin is None or not trace.measured_steps:
         own = replace(host, factor=target.measured_factor) if is_recorded else target.default_model
         return StepCalibration(host=own, gap_seconds=gap, is_host_assumed=not is_recorded)
-    return _held_against(trace, timed, host, gap, target.measured_factor)
+    return _calibrate_with_kernels(trace, timed, host, gap, target.measured_factor)
 
 
 def with_host_work(work: Sequence[HostOperation], seconds: float) -> tuple[HostOperation, ...]:
@@ -128,7 +128,7 @@ def with_host_work(work: Sequence[HostOperation], seconds: float) -> tuple[HostO
     return replace(first, python_seconds=first.python_seconds + seconds), *others
 
 
-def _of_shapes(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
+def _calibrate_without_kernels(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
     """Calibrate the host with its measured time, for a trace without recorded kernels.
 
     Waits in the middle of such a step are unknown.
@@ -179,7 +179,9 @@ class RecordedSimulation:
         return float(self.simulate(own=own, steps=1).host_ends[0])
 
 
-def _held_against(trace: Trace, timed: WorkTimes, host: HostModel, gap: float, factor: float) -> StepCalibration:
+def _calibrate_with_kernels(
+    trace: Trace, timed: WorkTimes, host: HostModel, gap: float, factor: float
+) -> StepCalibration:
     replay = RecordedSimulation(trace, timed, host, gap)
     read = _unprofiled(trace, replay)
     own, added = (1.0, 0.0) if read is None else read

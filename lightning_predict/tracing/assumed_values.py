@@ -127,7 +127,7 @@ class AssumedValues:
     def notes(self) -> tuple[str, ...]:
         """One note per kind of assumption, with the first places."""
         return tuple(
-            f"Meta tensors have no values; assumed: {self._told(assumption)} ({_list(list(places))})."
+            f"Meta tensors have no values; assumed: {self._with_mask_share(assumption)} ({_list(list(places))})."
             for assumption, places in self._places.items()
         )
 
@@ -146,7 +146,7 @@ class AssumedValues:
         except _UnknownError as error:
             raise LookupError(name) from error
 
-    def _told(self, assumption: str) -> str:
+    def _with_mask_share(self, assumption: str) -> str:
         """Name the share of true elements if it is not 1."""
         is_of_masks = assumption in (_MASKS, _SIZES) and self._share < 1
         return f"masks are true in {self._share:.3g} of their elements" if is_of_masks else assumption
@@ -291,7 +291,7 @@ class AssumedValues:
     def _known(self, tensor: torch.Tensor) -> _Known:
         """Return the facts about a tensor that follow from the recorded operations."""
         info = TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), self._number(tensor))
-        return self._read(info, len(self._operations), _DEEPEST)
+        return self._facts_of(info, len(self._operations), _DEEPEST)
 
     def _writer(self, number: int | None, before: int) -> int | None:
         """Return the index of the last operation that wrote a storage; None for an input of the step."""
@@ -304,7 +304,7 @@ class AssumedValues:
                 return index
         return None
 
-    def _read(self, tensor: TensorInfo, before: int, depth: int) -> _Known:
+    def _facts_of(self, tensor: TensorInfo, before: int, depth: int) -> _Known:
         count = math.prod(tensor.shape)
         if not depth:
             return _Known(None, count, count)
@@ -325,7 +325,7 @@ class AssumedValues:
         base = name.removesuffix("_")
 
         def read(position: int) -> _Known:
-            return self._read(inputs[position], index, depth)
+            return self._facts_of(inputs[position], index, depth)
 
         if name in _WRITES_PART:
             before, added = read(0), math.prod(inputs[1].shape) if len(inputs) > 1 else out
@@ -347,12 +347,12 @@ class AssumedValues:
             whole = read(0)
             return _Known(None if whole.value is None else float(not whole.value), out, out, whole.is_mask)
         if base in _COMPARISONS or base in _ARITHMETIC:
-            return self._combined(operation, [read(position) for position in range(len(inputs))], out)
+            return self._arithmetic_result(operation, [read(position) for position in range(len(inputs))], out)
         if name in _KEEPS and inputs:
-            return _kept(name, operation, read, out)
+            return _selected(name, operation, read, out)
         return _Known(None, out, out)
 
-    def _combined(self, operation: Operation, parts: list[_Known], out: int) -> _Known:
+    def _arithmetic_result(self, operation: Operation, parts: list[_Known], out: int) -> _Known:
         base = operation.name.removesuffix("_")
         other = operation.arguments.get("other")
         if base == "aten::eq" and len(parts) == 2 and operation.inputs[0] == operation.inputs[1]:
@@ -397,7 +397,7 @@ def _sum(whole: _Known, tensor: TensorInfo, out: int, share: float) -> _Known:
     return _Known(None if value is None else value * terms, out, out, whole.is_mask)
 
 
-def _kept(name: str, operation: Operation, read: Callable[[int], _Known], out: int) -> _Known:
+def _selected(name: str, operation: Operation, read: Callable[[int], _Known], out: int) -> _Known:
     """Return the facts about a copy, or about a selection of elements."""
     if name == "aten::copy_":
         return read(1) if len(operation.inputs) > 1 else _Known(None, out, out)

@@ -41,7 +41,7 @@ def with_data_flow(trace: Trace, followed: Trace) -> Trace:
             "capture the same step: the same model, batch and precision."
         )
     operations = tuple(
-        _married(one, followed.operations[matched[place]]) if place in matched else one
+        _with_tensors(one, followed.operations[matched[place]]) if place in matched else one
         for place, one in enumerate(trace.operations)
     )
     return replace(
@@ -73,7 +73,7 @@ def _key(operation: Operation) -> tuple[object, ...]:
     return operation.name, tuple(tensor.shape for tensor in operation.inputs if tensor.shape)
 
 
-def _married(recorded: Operation, followed: Operation) -> Operation:
+def _with_tensors(recorded: Operation, followed: Operation) -> Operation:
     device = next((tensor.device for tensor in recorded.inputs if tensor.device), "cuda")
 
     def there(operation: Operation) -> Operation:

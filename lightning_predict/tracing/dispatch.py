@@ -230,7 +230,7 @@ class DispatchRecorder:
         """Stop recording, and remove all modes and hooks. Calling it again has no effect."""
         with ExitStack() as parts:  # each callback runs even if others raise
             parts.callback(self.pauses.close, after=len(self.operations))
-            parts.callback(self._take_failures)
+            parts.callback(self._store_hook_failures)
             parts.callback(self._guarded, self._note_alive)
             parts.callback(self.modules.close)
             parts.callback(self.optimizers.close)
@@ -253,7 +253,7 @@ class DispatchRecorder:
             self._recorded_parts.append(part)
         self._begins = None
 
-    def _take_failures(self) -> None:
+    def _store_hook_failures(self) -> None:
         """Store the failures of hooks, which make the recording incomplete."""
         for watch in (self.modules, self.optimizers):
             if watch.failure is not None:
@@ -396,9 +396,9 @@ class DispatchRecorder:
     def record_skipped(self, schema: Schema) -> None:
         """Store that an operation ran that cannot be described."""
         if self.failure is None:
-            self._guarded(self._pass_over, schema.name)
+            self._guarded(self._record_skipped, schema.name)
 
-    def _pass_over(self, name: str) -> None:
+    def _record_skipped(self, name: str) -> None:
         self._passed_over[name] += 1
 
     def record_whole_call(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -523,10 +523,10 @@ class DispatchRecorder:
     ) -> Operation | None:
         if self._written_in_burst and self._burst is None:
             self._end_burst()
-        self._look_for_freed(in_backward=in_backward)
+        self._find_freed(in_backward=in_backward)
         inputs, written = self._described(tensors), self._described(outputs)
         if inputs is None or written is None:
-            self._pass_over(name)
+            self._record_skipped(name)
             return None
         grad_enabled = torch.is_grad_enabled()
         in_module = self.modules.inside
@@ -557,7 +557,7 @@ class DispatchRecorder:
         self.operations.append(operation)
         return operation
 
-    def _look_for_freed(self, *, in_backward: bool) -> None:
+    def _find_freed(self, *, in_backward: bool) -> None:
         """Find storages that were freed. Call this before the next operation is added."""
         count = len(self.operations)
         turns = in_backward is not self._was_in_backward  # functions have returned, which frees their local variables
@@ -654,7 +654,7 @@ class DispatchRecorder:
             )
             if self._written_in_burst:
                 self._end_burst()
-            self._look_for_freed(in_backward=True)
+            self._find_freed(in_backward=True)
             self._burst_at = len(self.operations)
             self.operations.append(backward)
         self._burst = region

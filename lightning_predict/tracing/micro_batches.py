@@ -146,14 +146,14 @@ def _added(
     kept = without_update(operations, like=first)
     its = [number for number in dict.fromkeys(_touched(kept)) if number is not None and number in own]
     outlasting = [number for number in its if number in part.alive]
-    behind = _collected(first, operations, held) if outlasting else frozenset()
+    behind = _surviving(first, operations, held) if outlasting else frozenset()
     freed = [number for number in outlasting if number not in behind]
     if freed:
         kept = (*kept[:-1], replace(kept[-1], freed=(*kept[-1].freed, *freed)))
     return _Added(kept, tuple(its), tuple(number for number in outlasting if number in behind))
 
 
-def _collected(first: Sequence[Operation], other: Sequence[Operation], held: Collection[int]) -> frozenset[int | None]:
+def _surviving(first: Sequence[Operation], other: Sequence[Operation], held: Collection[int]) -> frozenset[int | None]:
     """Find storages that survive their micro-batch, because the corresponding storages of the first micro-batch do."""
     return frozenset(
         its.id

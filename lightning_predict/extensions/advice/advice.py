@@ -111,7 +111,7 @@ def advice_for(
     first = everywhere[0]
     measured = measured_gains(assumptions.history, first.name, trace)
     assumptions = replace(assumptions, history=())  # both sides of a gain must be predicted in the same way
-    trial = _Trial(trace, everywhere, iterations, assumptions, measured)
+    trial = _Evaluation(trace, everywhere, iterations, assumptions, measured)
     advised = [trial.advised(change) for change in CHANGES.values()]
     chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
     after = None if chain is None else trial.changed[chain.names]
@@ -142,7 +142,7 @@ def _gain_told(advised: EvaluatedChange) -> float:
 
 
 @final
-class _Trial:
+class _Evaluation:
     """Evaluates changes of one recorded step."""
 
     def __init__(
@@ -176,7 +176,7 @@ class _Trial:
 
     def advised(self, change: Change) -> EvaluatedChange:
         described = EvaluatedChange(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
-        why_not = self._why_not(change, self._trace, self._layouts[0])
+        why_not = self._inapplicable_reason(change, self._trace, self._layouts[0])
         if why_not is not None:
             return replace(described, why_not=why_not)
         after = self.predicted((change.name,))
@@ -186,7 +186,7 @@ class _Trial:
         on = {
             place: gain(one, other)
             for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
-            if self._why_not(change, self._trace, one.layout) is None
+            if self._inapplicable_reason(change, self._trace, one.layout) is None
         }
         described = replace(described, simulated_gains={self._layouts[place].name: on[place] for place in on})
         evidence = self._evidence(change, 0)
@@ -237,7 +237,7 @@ class _Trial:
             change = CHANGES[advised.name]
             if not change.side_effects <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
                 continue
-            if names and self._why_not(change, self.changed[names], self._layouts[0]) is not None:
+            if names and self._inapplicable_reason(change, self.changed[names], self._layouts[0]) is not None:
                 continue
             trial = tuple(name for name in CHANGES if name in (*names, advised.name))
             more = gain(self._first(self.predicted(names)), self._first(self.predicted(trial)))
@@ -248,10 +248,10 @@ class _Trial:
             return None
         predictions = self.predicted(names)
         gains = {
-            layout.name: self._told(order, place)
+            layout.name: self._chain_gain(order, place)
             for place, layout in enumerate(self._layouts)
             if all(
-                self._why_not(CHANGES[name], self._trace, layout) is None
+                self._inapplicable_reason(CHANGES[name], self._trace, layout) is None
                 and self._evidence(CHANGES[name], place) is not None
                 for name in names
             )
@@ -265,10 +265,10 @@ class _Trial:
             predictions=predictions,
         )
 
-    def _why_not(self, change: Change, trace: Trace, layout: Layout) -> str | None:
+    def _inapplicable_reason(self, change: Change, trace: Trace, layout: Layout) -> str | None:
         return change.why_not_on(trace, layout, self._assumptions.strategy)
 
-    def _told(self, order: tuple[str, ...], place: int) -> Interval[float]:
+    def _chain_gain(self, order: tuple[str, ...], place: int) -> Interval[float]:
         """Return the gain of a chain: the product of the gains that each change adds.
 
         Each factor is calibrated by the evidence for its change. Errors of the factors are assumed to be independent.

@@ -167,7 +167,7 @@ def _bisected(
     low = tried[count - 1] if count else tried[0]
     high = tried[count] if count < len(tried) else low
     while fits(high):
-        low, high = high, 2 * high if high == low else max(_reached(low, high, spare_bytes), high + 1)
+        low, high = high, 2 * high if high == low else max(_extrapolated(low, high, spare_bytes), high + 1)
         if high > LARGEST:
             raise InvalidArgumentError(
                 f"{low:,} samples would fit {layout}, which is implausible: the recording does not show which "
@@ -178,12 +178,12 @@ def _bisected(
             return None
         low, high = max(low // 2, 1), low
     while high - low > max(1, low // FINENESS):
-        middle = _between(low, high, spare_bytes)
+        middle = _interpolated(low, high, spare_bytes)
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
-def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
+def _extrapolated(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
     """Extrapolate linearly to a batch size that does not fit: with a margin, and at most 64 times `high`."""
     left, right = spare_bytes(low), spare_bytes(high)
     if right >= left or high <= low:
@@ -192,7 +192,7 @@ def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
     return min(math.ceil(reached * (1 + 1 / FINENESS)), FINENESS * high)
 
 
-def _between(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
+def _interpolated(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
     """Interpolate linearly to the batch size without free memory, but keep a distance from both ends."""
     left, right = spare_bytes(low), spare_bytes(high)
     share = 0.5 if left <= 0 or right >= 0 else min(max(left / (left - right), 1 / 8), 7 / 8)

@@ -118,18 +118,18 @@ def try_change(
         raise InvalidArgumentError(f"steps={steps} is too few to take turns; expected {TURNS} or more.")
     change_named(name)
     makes_it = "change" in inspect.signature(make_step).parameters
-    if not makes_it and name not in _WAYS:
+    if not makes_it and name not in _APPLIERS:
         raise InvalidArgumentError(
             f"change={name!r} cannot be made to a step from outside; give the function a parameter `change`, and make "
-            f"it there. Without one can be tried: {', '.join(_WAYS)}."
+            f"it there. Without one can be tried: {', '.join(_APPLIERS)}."
         )
     factor = 2 if name == "batch_size" else 1
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         if makes_it:
-            before, after = (_Side(make_step(batch_size, change=change)) for change in (None, name))
+            before, after = (_RunnableStep(make_step(batch_size, change=change)) for change in (None, name))
         else:
-            before, after = _Side(make_step(batch_size)), _Side(make_step(factor * batch_size))
-            after.step = _WAYS[name](after)
+            before, after = _RunnableStep(make_step(batch_size)), _RunnableStep(make_step(factor * batch_size))
+            after.step = _APPLIERS[name](after)
         for side in (before, after):
             for _ in range(warmup_steps):
                 _run(side.step)
@@ -161,7 +161,7 @@ def _run(step: Callable[[], object]) -> None:
         ) from error
 
 
-def _timed(side: _Side, steps: int, clock: Callable[[], float]) -> float:
+def _timed(side: _RunnableStep, steps: int, clock: Callable[[], float]) -> float:
     """Return the seconds per step, including the time until the device has finished."""
     side.wait()
     begin = clock()
@@ -172,7 +172,7 @@ def _timed(side: _Side, steps: int, clock: Callable[[], float]) -> float:
 
 
 @final
-class _Side:
+class _RunnableStep:
     """A step with its modules and optimizers, on a real device."""
 
     def __init__(self, step: Callable[[], object]) -> None:
@@ -286,7 +286,7 @@ def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) ->
 # --- Functions that apply changes
 
 
-def _autocast(dtype: str, side: _Side) -> Callable[[], object]:
+def _autocast(dtype: str, side: _RunnableStep) -> Callable[[], object]:
     import torch
 
     step = side.step
@@ -298,7 +298,7 @@ def _autocast(dtype: str, side: _Side) -> Callable[[], object]:
     return run
 
 
-def _in_dtype(dtype: str, side: _Side) -> Callable[[], object]:
+def _in_dtype(dtype: str, side: _RunnableStep) -> Callable[[], object]:
     """Convert the model and its floating-point inputs to a dtype."""
     import torch
 
@@ -317,7 +317,7 @@ def _in_dtype(dtype: str, side: _Side) -> Callable[[], object]:
     return side.step
 
 
-def _tf32(side: _Side) -> Callable[[], object]:
+def _tf32(side: _RunnableStep) -> Callable[[], object]:
     step = side.step
 
     def run() -> object:
@@ -339,7 +339,7 @@ def _matmul_precision(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _channels_last(side: _Side) -> Callable[[], object]:
+def _channels_last(side: _RunnableStep) -> Callable[[], object]:
     """Convert the filters to channels last. The first convolution of a step then converts the images."""
     import torch
 
@@ -348,13 +348,13 @@ def _channels_last(side: _Side) -> Callable[[], object]:
     return side.step
 
 
-def _compiled(mode: str | None, side: _Side) -> Callable[[], object]:
+def _compiled(mode: str | None, side: _RunnableStep) -> Callable[[], object]:
     for module in side.modules:
         module.compile(mode=mode)
     return side.step
 
 
-def _fused(side: _Side) -> Callable[[], object]:
+def _fused(side: _RunnableStep) -> Callable[[], object]:
     for optimizer in side.optimizers:
         if any("fused" not in group for group in optimizer.param_groups):
             raise CaptureError(f"{type(optimizer).__name__} has no fused update")
@@ -366,16 +366,16 @@ def _fused(side: _Side) -> Callable[[], object]:
     return side.step
 
 
-def _as_it_is(side: _Side) -> Callable[[], object]:
+def _as_it_is(side: _RunnableStep) -> Callable[[], object]:
     return side.step
 
 
-def _forget_state(side: _Side) -> None:
+def _forget_state(side: _RunnableStep) -> None:
     for optimizer in side.optimizers:
         optimizer.state.clear()
 
 
-_WAYS: Final[Mapping[str, Callable[[_Side], Callable[[], object]]]] = {
+_APPLIERS: Final[Mapping[str, Callable[[_RunnableStep], Callable[[], object]]]] = {
     "bf16-mixed": partial(_autocast, "bfloat16"),
     "16-mixed": partial(_autocast, "float16"),
     "bf16-true": partial(_in_dtype, "bfloat16"),

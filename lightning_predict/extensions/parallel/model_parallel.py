@@ -157,7 +157,7 @@ def model_stages(
     stream = max((block.stream_bytes for block in model.blocks), default=0.0)
     found = []
     for stage in range(strategy.pipeline):
-        own, passes = (_of(work, owners, members) for members in ({stage, None}, {stage}))
+        own, passes = (_operations_of_stages(work, owners, members) for members in ({stage, None}, {stage}))
         is_first, is_last = stage == 0, stage == strategy.pipeline - 1
         found.append(
             Stage(
@@ -221,7 +221,7 @@ def _weight_shares(trace: Trace, timed: WorkTimes, model: SplitModel) -> Array:
     return np.divide(weights, passes, out=np.zeros_like(passes), where=passes > 0)
 
 
-def _of(
+def _operations_of_stages(
     work: Sequence[HostOperation], owners: Sequence[int | None], members: Collection[int | None]
 ) -> tuple[HostOperation, ...]:
     """Return the operations whose stage is in `members`."""

@@ -657,13 +657,13 @@ def part_of(
     if problem.operation == "bmm" and experts_module(operation.module) is not None:
         return _of_experts(problem, _is_gradient(problem, operation, model, block), block, cut)
     if problem.operation == "bmm":
-        return _divided(problem, {"b": cut.micro_batches * (1 if block is None else cut.tensor)})
+        return _divide(problem, {"b": cut.micro_batches * (1 if block is None else cut.tensor)})
     if problem.operation in FUSED_ATTENTION:
-        return _divided(problem, {"batch": cut.micro_batches, "heads": cut.tensor, "kv_heads": cut.tensor})
+        return _divide(problem, {"batch": cut.micro_batches, "heads": cut.tensor, "kv_heads": cut.tensor})
     if problem.operation == "embedding":
-        return _divided(problem, {"rows": cut.rows})
+        return _divide(problem, {"rows": cut.rows})
     if "batch" in operation_spec(problem.operation).shape:
-        return _divided(problem, {"batch": cut.micro_batches})
+        return _divide(problem, {"batch": cut.micro_batches})
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
     if not tensors:
         return problem
@@ -686,7 +686,7 @@ def _linear(
         split = next((word for word, size in sides.items() if size == model.vocabulary), None)
     else:
         split = max(sides, key=lambda word: sides[word] * (sides[word] != block.hidden))
-    return _divided(problem, divisors if split is None else divisors | {split: cut.tensor})
+    return _divide(problem, divisors if split is None else divisors | {split: cut.tensor})
 
 
 def _of_experts(
@@ -696,7 +696,7 @@ def _of_experts(
     sizes = problem.shape
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
     inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
-    shared = _divided(problem, {"b": cut.expert, rows: cut.rows, inner: cut.tensor})
+    shared = _divide(problem, {"b": cut.expert, rows: cut.rows, inner: cut.tensor})
     return replace(shared, dims=tuple((shared.shape | {rows: shared.shape[rows] * cut.expert}).values()))
 
 
@@ -729,7 +729,7 @@ def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
     return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
 
 
-def _divided(problem: OperationShape, divisors: dict[str, int]) -> OperationShape:
+def _divide(problem: OperationShape, divisors: dict[str, int]) -> OperationShape:
     words = operation_spec(problem.operation).shape
     dims = (math.ceil(size / divisors.get(word, 1)) for word, size in zip(words, problem.dims, strict=True))
     return replace(problem, dims=tuple(float(size) for size in dims))

@@ -439,7 +439,9 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
         coefficients=estimator.coef_[kept] / scales[kept],
         ranges={
             name: (float(values.min()), float(values.max()))
-            for name, values in values_of([run.setting for run in chosen], (*known, *_balance(known))).items()
+            for name, values in values_of(
+                [run.setting for run in chosen], (*known, *_rate_ratio_variable(known))
+            ).items()
         },
         mean_error=float(np.abs(estimator.predict(matrix / scales) / target - 1).mean()),
         left_out_error=None,
@@ -452,7 +454,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
     )
 
 
-def _balance(known: Sequence[Variable]) -> tuple[Variable, ...]:
+def _rate_ratio_variable(known: Sequence[Variable]) -> tuple[Variable, ...]:
     """Return the variable `flops_per_byte` if both rates of the GPUs are known."""
     return ("flops_per_byte",) if set(_RATES) <= set(known) else ()
 

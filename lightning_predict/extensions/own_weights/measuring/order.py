@@ -99,7 +99,7 @@ def problems_by_worth(
         if name not in WORTH:
             order += _of_family(known[name], operations, dtypes, shapes, is_possible)
     rest = USUAL_PROBLEMS if problems is None else problems
-    order += _in_turns(
+    order += _round_robin(
         (operation, dtype, passes_of(operation), shapes.of(operation, rest))
         for operation in operations
         for dtype in dtypes_of(operation, dtypes)
@@ -198,7 +198,7 @@ def _of_family(
     count = math.ceil(2 * needed / sum(len(learned) for *_, learned in pairs))  # some are held out, some not possible
     order = []
     fitted = 0
-    for one in _in_turns(
+    for one in _round_robin(
         (operation, dtype, learned, shapes.of(operation, count)) for operation, dtype, learned in pairs
     ):
         if fitted >= needed:
@@ -221,7 +221,7 @@ def _is_fitted(one: MeasuringProblem) -> bool:
 def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[MeasuringProblem]:
     """Return shapes for every call that has no trainable network."""
     return list(
-        _in_turns(
+        _round_robin(
             (operation, dtype, passes, shapes.of(operation, FACTOR_PROBLEMS))
             for operation in operations
             for dtype in dtypes_of(operation, dtypes)
@@ -230,7 +230,7 @@ def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shap
     )
 
 
-def _in_turns(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[MeasuringProblem]:
+def _round_robin(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[MeasuringProblem]:
     """Yield the first shape of each part, then the second shape of each part, and so on."""
     rows = [
         [MeasuringProblem(operation, dtype, words, passes) for words in shapes]

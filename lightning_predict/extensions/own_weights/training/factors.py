@@ -60,12 +60,12 @@ def measured_factors(
         if is_enough_for_a_factor(group, seed=seed):
             used = group.take(~split_rows(group.batch.columns, seed=seed).held_out)
             residuals = log_residuals(used, gpu, models)
-            if _recurs(residuals, used):
+            if _holds_in_cross_validation(residuals, used):
                 found[f"{group.batch.operation}/{group.batch.dtype}"] = factor_of(residuals, used)
     return found
 
 
-def _recurs(residuals: Array, group: Group) -> bool:
+def _holds_in_cross_validation(residuals: Array, group: Group) -> bool:
     """Return whether a factor from all other rows lowers the mean error of a row by `MIN_GAIN` (cross-validation)."""
     rows = np.arange(len(residuals))
     errors = [
