@@ -1,6 +1,6 @@
 """Predict the time and cost of a training run on GPUs that you could rent.
 
-The public API is imported lazily; torch is not loaded before `capture` is called:
+The public names are imported on first use, so torch is not loaded before a step is recorded. The names are:
 
 * `capture(step)` runs a training step and returns its `Trace`; `Trace.save` and `Trace.load` write and read a file.
 * `import_trace(path)` reads a `torch.profiler` profile as a Trace.

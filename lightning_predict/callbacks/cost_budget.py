@@ -1,8 +1,8 @@
 """`CostBudget`: callback that stops a run that will exceed its budget, before it has cost much.
 
 The first steps are timed. If the forecast from these steps exceeds the budget, the run stops with a checkpoint. Later,
-the used amounts are checked, also across resumes. The final checkpoint stores the used amounts and the reason for the
-stop. Example::
+the dollars, hours and CO2 that the run has used are compared with the budget; a resumed run continues the earlier
+totals. The final checkpoint stores the used amounts and the reason for the stop. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import CostBudget

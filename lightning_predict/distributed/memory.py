@@ -1,8 +1,9 @@
 """Predicts the memory of each GPU in distributed training (DDP, ZeRO, FSDP), before and after sharding.
 
-Persistent memory follows from the parameters. Replicas also shard tensors that only the optimizer step uses, such as
-float32 copies of the parameters (`memory_on`). If the model is split over GPUs, the extension `StageMemory` predicts
-the memory of each stage. Example::
+Persistent memory follows from the parameters. ZeRO and FSDP divide optimizer states, gradients and parameters among
+ranks. Replicas also shard tensors that only the optimizer step uses, such as float32 copies of the parameters
+(`memory_on`). If the model is split over GPUs, the extension `StageMemory` predicts the memory of each stage, also with
+activation checkpointing. Example::
 
     held_memory(40e9, trace, Strategy()).peak_bytes
     shared_memory_bytes(40e9, trace, layout_of("8xH100-SXM-80GB"), Strategy(data="fsdp"))

@@ -8,9 +8,10 @@ The folder `catalogue/` has one file per architecture, `<architecture>.toml`:
 * `[gpu.<name>]`: one table per GPU, with the unit in each key (`boost_clock_mhz`, `l2_mib`).
 * `[sources.<id>]`: title, URL and date of a source that only this file cites. Rows cite the ids.
 
-`sources.toml` in the same folder has sources that several files cite. To add a vendor, add a file there, and its
-generations to `records.py`. A row cites at least two sources that agree, or states `single_source = true`.
-`figure_sources` cites a source of single figures. Error messages name the row. Example::
+`sources.toml` in the same folder has sources that several files cite. To add a vendor, add a TOML file to `catalogue/`,
+and add the vendor's GPU generations to `records.py`. A row cites at least two sources that agree (`single_source =
+false`), or states `single_source = true`. `figure_sources` maps the key of a figure to the ids of the sources of only
+that figure. Error messages name the row. Example::
 
     >>> [gpu.memory_bytes / 2**30 for gpu in load_catalogue() if gpu.name == "T4"]
     [16.0]
@@ -70,10 +71,10 @@ PEER_ACCESS: Final = "peer_access"
 """Key whose value is false if the driver blocks peer access between two such cards in one machine; true by default."""
 
 INLINE_ECC: Final = "inline_ecc"
-"""Key for boards that ship with inline ECC, which stores error-correction codes in the GDDR memory itself:
-data-centre boards before GDDR7. GeForce boards have no ECC, and workstation boards ship with ECC disabled. With
-GDDR7, ECC takes no memory: nvidia-smi shows 97,887 MiB on an RTX PRO 6000 Server Edition (ECC on) and on a
-Workstation Edition (ECC off)."""
+"""Key for boards that ship with inline ECC enabled: data-centre boards with GDDR memory before GDDR7. Inline ECC
+stores its codes in the GDDR memory, so less memory is left. GeForce boards have no ECC, and workstation boards ship
+with ECC disabled. With GDDR7, ECC takes no memory: nvidia-smi shows 97,887 MiB on an RTX PRO 6000 Server Edition
+(ECC on) and on a Workstation Edition (ECC off)."""
 
 COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
 
@@ -101,7 +102,7 @@ CITABLE: Final[Mapping[str, str]] = (
     | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access", INLINE_ECC: "has_inline_ecc"}
     | {MEASURED: "measured_flops_per_second", SUSTAINED: "sustained_flops_per_second"}
 )
-"""Keys that may cite their own sources, with their key in `Gpu.sources`."""
+"""TOML keys whose figure may have its own sources, mapped to the key of these sources in `Gpu.sources`."""
 
 REQUIRED_KEYS: Final = frozenset(
     {*FIGURES, *COUNTS, "compute_capability", "float32_tflops", "memory_kind", "reported_names", "single_source"}

@@ -25,10 +25,11 @@ from lightning_predict.gpus.records import DTYPE_WORDS, Gpu
 from lightning_predict.units import flops_to_teraflops, teraflops_to_flops
 
 OwnRates = Mapping[str, float | Mapping[str, float]]
-"""FLOP/s by dtype, or such mappings by GPU name."""
+"""Mapping of dtype to FLOP/s, or mapping of GPU name to such a mapping."""
 
 ABOVE_PEAK: Final = 1.1
-"""Maximum ratio of a measured rate to the peak. Some boards boost a few percent above their data sheet."""
+"""Maximum ratio of a measured rate to the peak of the GPU at its own clock. Some boards boost a few percent above the
+data sheet."""
 
 NAMES: Final = 4
 """Maximum number of names in an error message."""
@@ -74,7 +75,8 @@ def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layou
         measured: FLOP/s by dtype if all layouts have the same GPU, otherwise such mappings by GPU name.
 
     Raises:
-        InvalidArgumentError: Several GPUs need names, a dtype is unknown, or the GPU cannot reach a rate.
+        InvalidArgumentError: The layouts have several GPUs, but a rate does not name its GPU; a dtype is unknown; or a
+            rate is outside the GPU's possible range.
         UnknownGpuError: The catalogue does not have a named GPU.
     """
     by_name: dict[str, Mapping[str, float]] = {}

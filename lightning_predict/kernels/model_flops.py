@@ -68,7 +68,7 @@ def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace)
 
 
 def _counted(work: WorkTimes) -> Counter[tuple[OperationShape, str]]:
-    """Count equal products of each phase."""
+    """Count the operations in `PRODUCTS` by problem and phase, so that each distinct problem is computed once."""
     return Counter(
         (problem, phase)
         for item, phase in zip(work.items, work.phases, strict=True)
@@ -83,7 +83,7 @@ def _flops(problem: OperationShape) -> float:
 
 
 def _tokens(trace: Trace) -> int | None:
-    """Return the size of the largest batch of index sequences that an embedding looks up; None without an embedding."""
+    """Return the tokens of a step: the largest number of indices that an embedding looks up; None without embedding."""
     found = [
         operation.inputs[1].elements
         for operation in trace.operations

@@ -10,9 +10,9 @@ a good estimate for the calls in the tables of `memory_bound.py`. For other call
 only the tensors are known. The interval of such a call extends far upwards, and a note names the call and its share of
 the time (`unknown_operation_notes`).
 
-An exception in a translator is a bug of this package. Such an exception does not stop a prediction: the call counts as
-`untranslated`, with its bytes and a very wide interval, and its work item contains the error, which is reported
-(`translation_notes`). Example::
+An exception in a translator is a bug of this package. Such an exception does not stop a prediction. The call becomes
+`untranslated`: its time is predicted from its bytes, with a very wide interval. `translation_notes` reports the error,
+which is kept in the call's `WorkItem`. Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")
@@ -94,7 +94,7 @@ def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
 
 
 def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False) -> str:
-    """Return the compute dtype of a whole call.
+    """Return the compute dtype of a call that is one operation, although autocast may change the dtype inside.
 
     Args:
         inside: The call's argument `compute_dtype`, which is the dtype that autocast used inside the call; None without
@@ -309,7 +309,7 @@ def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasure
         unmeasured: Share of each item's time that does not come from measured kernels, shape (gpus, items).
 
     Returns:
-        One sentence, with the range of the shares over all GPUs; empty if every operation is known.
+        One note, with the range of the shares over all GPUs; empty if no unknown operation takes a relevant share.
     """
     total = seconds.sum(axis=1)
     spent: dict[str, Array] = {}

@@ -37,8 +37,9 @@ class DevicePace:
     """Cycles of the host, without cycles in which the host runs ahead of the device.
 
     The backlog models the launch queue: each cycle adds the device time of a batch, and subtracts the time that passed.
-    The host runs ahead as long as the backlog reaches new maxima. A backlog larger than any launch queue means that the
-    device is faster than measured; all later cycles count then.
+    The host runs ahead as long as the backlog reaches new maxima. The real queue cannot hold more than `LAUNCH_QUEUE`
+    launches. If the modelled backlog is larger, the measured device time was too long; from then on, the model is
+    dropped and every cycle counts.
 
     Attributes:
         seconds: Device time of a batch, measured between two waits for the device; None if unknown.

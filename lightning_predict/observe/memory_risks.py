@@ -8,7 +8,7 @@ is then scaled in proportion. Example::
     for risk in memory_risks(trace, MemoryFacts(state_bytes=3 << 30)):
         print(risk.sentence)  # "The first update of another optimizer ..."
     missing_state_bytes(optimizer)     # of an Adam before its first update: 8 bytes a parameter
-    longest_sequence(loader)           # if a dataset or a sampler has `lengths`, or a column `length`
+    longest_sequence(loader)  # None, unless the dataset or the sampler has `lengths`, or the dataset a column `length`
 """
 
 from __future__ import annotations

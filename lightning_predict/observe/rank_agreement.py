@@ -1,9 +1,10 @@
 """`RankAgreement`: joint decisions of all ranks (processes) of a fit, through a key-value store, with a timeout.
 
-All ranks count batches in the same way, and decide at agreed batches. Each rank reports whether it failed. Rank zero
-decides, and every rank reads its decision or the error. The values are in the key-value store of the process group, so
-they do not interfere with the collectives of the training. A compare-and-set on the store ensures that only the first
-proposal (decision or error) takes effect. Waiting for a missing rank ends with a timeout.
+All ranks count batches in the same way, so every rank knows at which batches a joint decision is due. Each rank reports
+whether it failed. Rank zero decides, and every rank reads its decision or the error. The values are in the key-value
+store of the process group, so they do not interfere with the collectives of the training. A compare-and-set on the
+store ensures that only the first proposal (decision or error) takes effect. Waiting for a missing rank ends with a
+timeout.
 
 Example::
 

@@ -5,8 +5,9 @@ predicted separately. Totals use the mean over kinds, weighted by their frequenc
 
 The same-GPU check predicts the step on the GPU in use as if this GPU were unmeasured, and compares the prediction with
 the measured step. The difference shows users how accurate predictions are for their model. Part of the error depends on
-the model and not on the GPU (kernels without a table, work outside the trace). Predictions for other GPUs are corrected
-by this part, which was estimated on held-out data. Example::
+the model and not on the GPU: kernels for which there is no measured table, and work that the trace does not contain.
+Predictions for other GPUs are corrected by this part only. Its share of the error (`CORRECTION_EXPONENT`) was estimated
+on held-out data. Example::
 
     kinds, weights = weighted_kinds(trace)
     mean_step([critic_on_t4, both_on_t4], weights).seconds     # 4/5 of the first and 1/5 of the second

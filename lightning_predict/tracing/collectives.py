@@ -74,7 +74,7 @@ def left_out_collectives(trace: Trace) -> Trace:
     """Remove collectives from a recording that does not state the number of processes, and add a note.
 
     Without the number of processes, the time of a collective cannot be scaled, because it depends on the other GPUs and
-    their links. Collectives without kernels (of a single process) are kept.
+    their links. A collective of a single process has no kernels, and is kept.
     """
     alone = _alone(trace)
     lost = len(trace.kernels) - len(alone.kernels)

@@ -85,7 +85,7 @@ def laid_out(
     Args:
         operations: Recorded operations.
         parts: Recorded micro-batches.
-        shown_by: For each micro-batch, the index of the recorded micro-batch that represents it.
+        shown_by: For each micro-batch, the number (among all micro-batches) of the recorded one that represents it.
         lasting: Storages that do not belong to a micro-batch (parameters).
         held: Storages that survive the recorded operations.
     """

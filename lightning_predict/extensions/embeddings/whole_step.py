@@ -1,10 +1,11 @@
 """Whole training step of a recommendation model: sharded embedding tables, and dense layers replicated on each GPU.
 
-Each GPU sends the indices of its samples to the GPUs that hold the rows, which look them up. While the vectors are sent
-back, each GPU computes the dense layers that do not need vectors (the bottom perceptron of DLRM). In the backward pass,
-the gradients of the vectors are sent while the same layers run backward and their dense gradients are all-reduced. Then
-one kernel launch updates the tables, and the optimizer updates the dense layers. TorchRec's sharded modules use this
-order for a single step. (TorchRec's pipelines distribute the indices of the next batch during a step.)
+Each GPU sends the indices of its samples to the GPUs that hold the rows. These GPUs look up the rows. While the vectors
+are sent back, each GPU computes the dense layers that do not need vectors (the bottom perceptron of DLRM). In the
+backward pass, the gradients of the vectors are sent, while the layers that do not need vectors run backward and their
+gradients are all-reduced. Then one kernel launch updates the tables, and the optimizer updates the dense layers.
+TorchRec's sharded modules use this order for a single step. (TorchRec's pipelines distribute the indices of the next
+batch during a step.)
 
 Computation and communication are two queues (`distributed/overlap.py`); the step time is the critical path through
 both. `placement.py` places the tables and predicts their time. The dense layers are simulated from the recorded step,

@@ -54,8 +54,8 @@ QUEUED_SECONDS: Final = 1.5
 """Seconds of queued GPU work during which the depth of the launch queue is measured."""
 
 LONG_PRODUCT_SECONDS: Final = 0.008
-"""Minimum duration of a matmul in the queue. A blocked launch waits for one kernel to end, so a short kernel would
-hide the wait."""
+"""Minimum duration of a matmul in the queue. When the queue is full, a launch takes as long as one kernel.
+Only a long kernel makes the wait visible."""
 
 FIRST_SIDE: Final = 4096
 LARGEST_SIDE: Final = 16384

@@ -1,4 +1,4 @@
-"""`best_layouts`: searches layouts for the fastest parallel strategies, micro-batches and recomputation of a step.
+"""`best_layouts` finds the fastest parallel strategy, micro-batches and recomputation of a step for given layouts.
 
 Only strategies that fit in memory are returned. If the step has embedding bags, the search includes sharded tables
 (`embedding=auto`). Example::
@@ -38,7 +38,7 @@ from lightning_predict.units import hours_to_seconds
 from lightning_predict.weights.source import AnyWeights
 
 SPARE = 4
-"""With a budget, the search looks for this many times more results, because the budget may exclude some of them."""
+"""Ratio of searched to requested results with a budget, because the budget may exclude some results."""
 
 
 @final

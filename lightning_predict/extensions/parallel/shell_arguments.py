@@ -13,7 +13,9 @@ from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
 
+# `TP=8`, `export NAME="a b"  # comment`
 _ASSIGNED: Final = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;()]*)\s*(?:#.*)?;?\s*$", re.MULTILINE)
+# `$TP`, `${TP}`, `${TP:-8}`
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _COMMENT: Final = re.compile(r"(^|\s)#.*")
 
@@ -21,7 +23,7 @@ LAUNCHER: Final = frozenset(
     "nproc_per_node nnodes node_rank master_addr master_port rdzv_id rdzv_backend rdzv_endpoint nproc-per-node "
     "master-addr master-port node-rank max_restarts".split()
 )
-"""Arguments of torchrun, which launches the script."""
+"""Arguments of torchrun, which launches the training and does not belong to its own arguments."""
 
 
 def arguments_of_script(text: str, path: str) -> str:
@@ -34,6 +36,7 @@ def arguments_of_script(text: str, path: str) -> str:
     plain = _COMMENT.sub(r"\1", text.replace("\\\n", " "))
     words = [word for line in plain.splitlines() for word in line.replace("(", " ").replace(")", " ").split()]
     found: list[str] = []
+    # A word after an argument is its value, unless the argument already has one by `=`.
     for word in (one.strip("\"';") for one in words):
         is_value = bool(found) and found[-1].startswith("--") and "=" not in found[-1]
         if word.startswith("--") or (is_value and not word.startswith("-")):

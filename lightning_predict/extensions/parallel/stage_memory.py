@@ -2,9 +2,9 @@
 
 Persistent memory is the largest stage's parameters, gradients and optimizer state. Activations are the tensors of the
 stage that the backward pass reads, times the number of micro-batches in flight (`pipeline_parallel.in_flight`). Tensor
-parallelism divides parameters and activations by the number of GPUs that share them. Recomputed activations are not
-kept: full recomputation keeps only a block's input, and selective recomputation keeps all tensors outside attention.
-Example::
+parallelism divides parameters and activations by the number of GPUs that share them. Activation checkpointing
+(recomputation) keeps fewer activations: full recomputation keeps only a block's input, and selective recomputation
+keeps all tensors outside attention. Example::
 
     held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # `distributed/memory.py` calls `StageMemory.held`
 """

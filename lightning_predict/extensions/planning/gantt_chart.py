@@ -12,17 +12,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from rich.table import Table
 
 from lightning_predict.escaping import html_text as escape
 from lightning_predict.extensions.planning.problem import JobOutcome, MachineType, Placement, Plan, Segment
 from lightning_predict.units import seconds_to_hours
-
-if TYPE_CHECKING:
-    pass
-
 
 COLORS: Final = (
     "#4878a8",
