@@ -65,7 +65,7 @@ class Case:
 
 
 CASES: Final = {
-    f"{'fsdp' if sharded else 'ddp'} {name}": make(sharded)
+    f"{'fsdp' if sharded else 'ddp'} {name}": make(sharded)  # type: ignore[no-untyped-call]
     for sharded in (False, True)
     for name, make in {
         "plain": lambda sharded: Case(sharded, has_ours=False),
@@ -105,9 +105,11 @@ def callbacks(folder: Path, case: Case) -> list[Any]:
     """Return both callbacks with every file that they can write."""
     if not case.has_ours:
         return []
-    files = {"json_file": "predictions.json", "save_trace": "trace.json"}
     predictor = RuntimePredictor(
-        ["T4", "8xT4"], print_table=False, **{name: folder / file for name, file in files.items()}
+        ["T4", "8xT4"],
+        print_table=False,
+        json_file=folder / "predictions.json",
+        save_trace=folder / "trace.json",
     )
     predictor.progress_file = str(folder / "progress.json")
     return [predictor, CostBudget(hours=case.hours)]

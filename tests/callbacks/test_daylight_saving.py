@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -27,8 +28,8 @@ def _berlin() -> Iterator[None]:
     time.tzset()
 
 
-def at(moment: str) -> mock._patch_dict | mock._patch[type[datetime]]:
-    """Return a patch that lets the package believe in a moment, given in UTC."""
+def at(moment: str) -> tuple[Any, Any]:
+    """Return two patches that let the package believe in a moment, given in UTC."""
     instant = datetime.fromisoformat(moment).replace(tzinfo=timezone.utc)
 
     class Frozen(datetime):
@@ -36,7 +37,7 @@ def at(moment: str) -> mock._patch_dict | mock._patch[type[datetime]]:
         def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
             return instant.astimezone(tz) if tz is not None else instant.astimezone().replace(tzinfo=None)  # type: ignore[arg-type]
 
-    return mock.patch.multiple(arguments, datetime=Frozen), mock.patch.multiple(budget, datetime=Frozen)  # type: ignore[return-value]
+    return mock.patch.multiple(arguments, datetime=Frozen), mock.patch.multiple(budget, datetime=Frozen)
 
 
 DEADLINES = {

@@ -29,7 +29,7 @@ class Rounded(torch.autograd.Function):
         return (values * 16).round() / 16
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
@@ -45,7 +45,7 @@ def prepared() -> nn.Module:
     network = nn.Sequential(
         quantization.QuantStub(), nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, 2), quantization.DeQuantStub()
     )
-    network.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
+    network.qconfig = quantization.get_default_qat_qconfig("fbgemm")
     return quantization.prepare_qat(network.train())  # type: ignore[no-any-return]
 
 

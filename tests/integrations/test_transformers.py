@@ -237,7 +237,8 @@ FUNCTIONS_OF_OURS = (
 def test_an_error_of_ours_in_any_hook_leaves_training_as_it_is(
     tmp_path: Path, function: str, recwarn: pytest.WarningsRecorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"steps": 24, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 7}
+    options: dict[str, Any] = {"steps": 24, "eval_strategy": "steps", "eval_steps": 5}
+    options |= {"save_strategy": "steps", "save_steps": 7}
     plain = trained(tmp_path / "plain", **options)
     predictor = RuntimePredictorCallback(gpus=["T4"], hours=1000)
     with mock.patch(f"lightning_predict.{function}", side_effect=OSError(28, "No space left on device")) as patched:
@@ -269,7 +270,8 @@ def test_a_loop_of_accelerate_trains_as_without_a_watch(tmp_path: Path) -> None:
         torch.manual_seed(0)
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
-        loader = torch.utils.data.DataLoader(torch.randn(160, 8), batch_size=4)
+        rows: Any = torch.randn(160, 8)
+        loader: Any = torch.utils.data.DataLoader(rows, batch_size=4)
         model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
         for batch in loader if run is None else run.batches(loader):
             with accelerator.accumulate(model):

@@ -101,7 +101,8 @@ def train(name: str, folder: Path, rank: int) -> dict[str, Any]:
             trainer.train()
         except Exception as error:
             ended = type(error).__name__
-    parameters = torch.nn.utils.parameters_to_vector(trainer.model.parameters())
+    model: Any = trainer.model
+    parameters = torch.nn.utils.parameters_to_vector(model.parameters())
     return {
         "steps": trainer.state.global_step,
         "weights": float(parameters.double().sum()),

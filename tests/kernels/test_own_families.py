@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.kernels.models import BundledModels, UtilisationModels
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import predict_operation_times
@@ -19,7 +18,7 @@ def models(trained: tuple[tuple[str, str], ...]) -> tuple[BundledModels, Bundled
     """Models without and with the H200's own network, at a utilisation of a tenth."""
     shipped = constant_weights("matmul_half", utilisation=0.5, interval=0.2)
     own = with_own(shipped, CARDS[0].name, "convolution_tensor", utilisation=0.1, trained=trained)
-    before, after = (BundledModels(UtilisationModels(weights), bundled_curves()) for weights in (shipped, own))
+    before, after = (BundledModels(UtilisationModels(weights)) for weights in (shipped, own))
     return before, after
 
 

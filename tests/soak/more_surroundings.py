@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest import mock
 
 import numpy as np
@@ -40,6 +40,12 @@ from tests.soak import surroundings
 from tests.soak.surroundings import LIGHTNING, Fault, Inject, swapped
 
 FAULTS: Final[dict[str, Inject]] = {}
+
+
+def after(action: Callable[[], object]) -> contextlib.ExitStack:
+    """Do something that stays for the rest of the process, and return an empty context."""
+    action()
+    return contextlib.ExitStack()
 
 
 def around(name: str, make: Callable[[], Any]) -> None:
@@ -127,10 +133,10 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD, si
 # Settings of torch, numpy and Python.
 
 around("numpy raises on every error", lambda: np.errstate(all="raise"))
-around("gc is disabled", lambda: contextlib.ExitStack() if gc.disable() is None else None)
-around("everything is frozen in gc", lambda: contextlib.ExitStack() if gc.freeze() is None else None)
+around("gc is disabled", partial(after, gc.disable))
+around("everything is frozen in gc", partial(after, gc.freeze))
 around("a legacy numpy seed", lambda: contextlib.ExitStack() if np.random.seed(3) is None else None)
-around("decimal commas", partial(swapped, locale.setlocale, lambda _: None, locale.LC_ALL))
+around("decimal commas", partial(swapped, cast("Any", locale.setlocale), lambda _: None, locale.LC_ALL))
 around(
     "lower matmul precision",
     partial(swapped, torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
@@ -153,7 +159,7 @@ around("a module without a file", partial(mock.patch.dict, sys.modules, {"__main
 around("sys.stdout without a file number", partial(mock.patch, "sys.stdout", mock.Mock(spec=["write", "flush"])))
 around("sys.stdout of ASCII", lambda: mock.patch("sys.stdout", open(os.devnull, "w", encoding="ascii")))  # noqa: SIM115
 around("int has a large limit", partial(swapped, sys.get_int_max_str_digits, sys.set_int_max_str_digits, 0))
-around("an audit hook", lambda: contextlib.ExitStack() if sys.addaudithook(lambda *_: None) is None else None)
+around("an audit hook", partial(after, partial(sys.addaudithook, lambda *_: None)))
 around("a small stack of threads", partial(swapped, threading.stack_size, threading.stack_size, 2**18))
 for function in ("log", "exp", "ceil", "hypot", "fsum", "inf"):
     around(f"math.{function} is broken", partial(mock.patch, f"math.{function}", mock.Mock(side_effect=OverflowError)))
@@ -179,7 +185,7 @@ def logger(method: str) -> Inject:
     """Return a fault: a logger one of whose methods raises."""
 
     def inject(run: Fault) -> None:
-        class Raises(LIGHTNING.loggers.logger.DummyLogger):  # type: ignore[name-defined,misc]
+        class Raises(LIGHTNING.loggers.logger.DummyLogger):  # type: ignore[misc]
             pass
 
         def broken(*_: Any, **__: Any) -> None:
@@ -352,7 +358,7 @@ FAULTS["a data set that is longer than it says"] = loads(lambda: DataLoader(Wron
 FAULTS["a data set that is shorter than it says"] = loads(lambda: DataLoader(WrongLength(999), batch_size=BATCH_SIZE))
 FAULTS["a length that changes"] = loads(lambda: DataLoader(WrongLength(lambda: next(LENGTHS)), batch_size=BATCH_SIZE))
 FAULTS["a length that raises"] = loads(lambda: DataLoader(WrongLength(broken_length), batch_size=BATCH_SIZE))
-FAULTS["a last batch of one row"] = loads(lambda: DataLoader(Rows(12).data[:45], batch_size=BATCH_SIZE))
+FAULTS["a last batch of one row"] = loads(lambda: DataLoader(cast("Any", Rows(12).data[:45]), batch_size=BATCH_SIZE))
 FAULTS["no automatic batches"] = loads(lambda: DataLoader(Rows(12), batch_size=None))
 FAULTS["a sampler with weights"] = loads(
     lambda: DataLoader(Rows(12), batch_size=BATCH_SIZE, sampler=WeightedRandomSampler([1.0] * 48, 48))
@@ -416,12 +422,13 @@ def in_thread(work: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def forked() -> None:
-    """Fork a process that ends at once."""
+def forked() -> int:
+    """Fork a process that ends at once; return the process number."""
     number = os.fork()
     if number == 0:
         os._exit(0)
     os.waitpid(number, 0)
+    return number
 
 
 for option in (
