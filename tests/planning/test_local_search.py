@@ -11,7 +11,15 @@ from lightning_predict.extensions.planning.expected_cost import plan_outlook, ti
 from lightning_predict.extensions.planning.files import read_problem
 from lightning_predict.extensions.planning.local_search import improved_plan
 from lightning_predict.extensions.planning.policies import cheapest_plan, policy
-from lightning_predict.extensions.planning.problem import Formulation, Limits, MachineType, Plan, PlanningProblem
+from lightning_predict.extensions.planning.problem import (
+    Formulation,
+    Limits,
+    MachineType,
+    Placement,
+    Plan,
+    PlanningProblem,
+    PlanState,
+)
 from lightning_predict.extensions.planning.simulator import simulate
 from tests.planning.example import HOUR, crowd, on
 
@@ -66,6 +74,30 @@ def test_a_wrong_machine_is_corrected() -> None:
     better = improved(mixed, simulate(mixed, policy("fifo")))
     assert better is not None
     assert better.total_usd == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "formulation",
+    [Formulation(preempts=False, migrates=False), Formulation(migrates=False), Formulation(preempts=False)],
+)
+@pytest.mark.parametrize("running", [True, False])
+def test_a_started_job_moves_only_if_the_formulation_lets_it(formulation: Formulation, running: bool) -> None:
+    """A dear machine was chosen; all that is left would cost a tenth elsewhere."""
+    dear = MachineType(name="dear", gpu="A10", num_gpus=1, usd_per_hour=10.0)
+    cheap = MachineType(name="cheap", gpu="L4", num_gpus=1, usd_per_hour=1.0)
+    own = replace(crowd(2, 1, seed=0).jobs[0], name="a", seconds={on("dear", 1): 9 * HOUR, on("cheap", 1): 9 * HOUR})
+    own = replace(own, deadline_seconds=99 * HOUR, low_factor=1.0, high_factor=1.0, spreads={}, release_seconds=0.0)
+    problem = PlanningProblem(jobs=(own,), machines=(dear, cheap), limits=Limits(nodes=1), formulation=formulation)
+    place = Placement(node=0, configuration=on("dear", 1))
+    since = PlanState(
+        now_seconds=HOUR,
+        remaining={"a": 0.9},
+        running={"a": place} if running else {},
+        started={"a": place.configuration},
+    )
+    plan = cheapest_plan(problem, since=since)
+    moved = {segment.placement.configuration.machine for segment in plan.segments} == {"cheap"}
+    assert moved == formulation.migrates
 
 
 def test_no_deadline_gets_less_likely() -> None:

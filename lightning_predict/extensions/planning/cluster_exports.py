@@ -24,6 +24,7 @@ from lightning_predict.extensions.planning.exports import (
     schedule_text,
     segment_environment,
     segments_to_start,
+    segments_to_stop,
 )
 from lightning_predict.extensions.planning.problem import Job, MachineType, Plan, PlanningProblem, PlanState, Segment
 from lightning_predict.gpus import gpu as find_gpu
@@ -105,7 +106,7 @@ def kueue_jobs(plan: Plan, problem: PlanningProblem, since: PlanState | None = N
     """
     _check_no_moves(plan, problem, since, target="Kueue")
     starts = list(segments_to_start(plan, problem, since))
-    without = sorted({job.name for _, _, job, machine in starts if job.image is None})
+    without = sorted({job.name for _, _, job, _ in starts if job.image is None})
     if without:
         raise PlanningFormatError(
             f"Nothing is written for Kueue: no container image for {', '.join(without)}. Add image: to each in the "
@@ -157,10 +158,7 @@ def _kueue_job(name: str, segment: Segment, job: Job, machine: MachineType, name
 
 
 def _check_no_moves(plan: Plan, problem: PlanningProblem, since: PlanState | None, *, target: str) -> None:
-    moving = sorted({one.job for one in plan.segments if sum(one.job == other.job for other in plan.segments) > 1})
-    if since is not None:
-        first = {segment.job: segment.placement for segment in reversed(plan.segments)}
-        moving += sorted(name for name, place in since.running.items() if first.get(name, place) != place)
+    moving = sorted({job.name for _, job, _ in segments_to_stop(plan, problem, since)})
     if moving:
         raise PlanningFormatError(
             f"Nothing is written for {target}: it starts a job once, and in this plan {', '.join(moving)} would move. "

@@ -104,7 +104,7 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
     """
     check_exportable(plan, problem, since, target="SkyPilot")
     begin = 0.0 if since is None else since.now_seconds
-    stays, stops = tuple(segments_to_start(plan, problem, since)), tuple(_stops(plan, problem, since))
+    stays, stops = tuple(segments_to_start(plan, problem, since)), tuple(segments_to_stop(plan, problem, since))
     names = file_names(plan, problem)
     machines = {machine.name: machine for machine in problem.machines}
     tasks: dict[str, str] = {}
@@ -171,7 +171,7 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
     hosts = _hosts(plan, problem)
     files: dict[str, str] = {}
     commands: list[tuple[float, int, str]] = []
-    names, stops = file_names(plan, problem), tuple(_stops(plan, problem, since))
+    names, stops = file_names(plan, problem), tuple(segments_to_stop(plan, problem, since))
     for name, segment, job, machine in segments_to_start(plan, problem, since):
         configuration = segment.placement.configuration
         late = job.time(configuration).high / job.seconds[configuration]
@@ -236,7 +236,7 @@ def check_exportable(plan: Plan, problem: PlanningProblem, since: PlanState | No
             "command: to each in the file of jobs."
         )
     is_kept = _is_bucket if target == "SkyPilot" else _is_path
-    lost = sorted({job.name for _, job, _ in _stops(plan, problem, since) if not is_kept(job.checkpoint)})
+    lost = sorted({job.name for _, job, _ in segments_to_stop(plan, problem, since) if not is_kept(job.checkpoint)})
     if lost:
         what = "bucket for its checkpoint" if target == "SkyPilot" else "folder for its checkpoint that machines share"
         example = "s3://our-bucket/runs" if target == "SkyPilot" else "/shared/runs"
@@ -386,8 +386,10 @@ def segments_to_start(
         yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]
 
 
-def _stops(plan: Plan, problem: PlanningProblem, since: PlanState | None) -> Iterator[tuple[float, Job, Placement]]:
-    """Yield the times at which jobs stop before their end, because they move or wait."""
+def segments_to_stop(
+    plan: Plan, problem: PlanningProblem, since: PlanState | None
+) -> Iterator[tuple[float, Job, Placement]]:
+    """Yield each segment that stops before the end of its job, because the job moves or waits: time, job, placement."""
     jobs = {job.name: job for job in problem.jobs}
     ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
     for segment in plan.segments:

@@ -27,12 +27,10 @@ from lightning_predict.extensions.planning.problem import (
 )
 from lightning_predict.extensions.planning.queues import serve_queue
 from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.ties import clearly_less
 
 JOBS_TO_SIMULATE: Final = 4000
 """Effort of a search: number of jobs in all simulations together. A plan of 10 jobs is simulated up to 400 times."""
-
-LEAST_GAIN: Final = 1e-6
-"""Minimum relative saving with which a plan counts as cheaper."""
 
 ONE_DECISION_SECONDS: Final = 1e9
 """Time between decisions, if only the submission or the end of a job can change a decision."""
@@ -75,7 +73,10 @@ class FixedSchedule:
         return "MILP, improved job by job"
 
     def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
-        """Move jobs that enter another stage, keep other running jobs, and start waiting jobs while a node is free."""
+        """Move jobs that enter another stage, keep other running jobs, and start waiting jobs while a node is free.
+
+        A moving job may find no free node and wait, so jobs move only if the formulation allows both.
+        """
         ended = {job.name for job in problem.jobs if job.release_seconds <= situation.now_seconds}
         ended -= situation.remaining.keys()
         jobs = {job.name: job for job in problem.jobs}
@@ -87,7 +88,8 @@ class FixedSchedule:
         running = {
             name: placement
             for name, placement in situation.running.items()
-            if wanted.get(name, placement.configuration) == placement.configuration or not jobs[name].can_move
+            if wanted.get(name, placement.configuration) == placement.configuration
+            or not (jobs[name].can_move and _may_move(problem))
         }
         return serve_queue(
             [jobs[name] for name in sorted(wanted, key=lambda name: name not in situation.running)],
@@ -97,7 +99,11 @@ class FixedSchedule:
             shares_gpus=self.shares_gpus,
             method=self.name,
         )
-        # A job without a free node for its next stage waits until a node is free.
+
+
+def _may_move(problem: PlanningProblem) -> bool:
+    """Return whether the formulation allows a job to move, and to wait on the way."""
+    return problem.formulation.preempts and problem.formulation.migrates
 
 
 def improved_plan(
@@ -160,7 +166,7 @@ def _changes(stages: JobStages, plan: Plan, jobs: Mapping[str, Job], problem: Pl
         for place in range(1, len(own)):
             yield {**stages, name: (*own[:place], *own[place + 1 :])}
     yield from _waits(stages, plan)
-    if problem.formulation.preempts and problem.formulation.migrates:
+    if _may_move(problem):
         yield from _moves(stages, plan, jobs)
     order = list(stages)
     for place, name in enumerate(order):
@@ -209,8 +215,8 @@ def _simulated(
 
 
 def _is_cheaper(plan: Plan, other: Plan, problem: PlanningProblem) -> bool:
-    """Return whether the expected cost is lower, and no deadline's probability is missed by more."""
+    """Return whether the expected cost is clearly lower, and no deadline's probability is missed by more."""
     if plan.outlook is None or other.outlook is None:
         return False
     missing = plan.outlook.shortfall(problem.probability), other.outlook.shortfall(problem.probability)
-    return missing[0] <= missing[1] and plan.outlook.usd < other.outlook.usd * (1 - LEAST_GAIN)
+    return missing[0] <= missing[1] and bool(clearly_less(plan.outlook.usd, other.outlook.usd))

@@ -103,6 +103,8 @@ def serve_queue(
 ) -> RunningJobs:
     """Keep running jobs, and start each waiting job on the first of its configurations that has a free node.
 
+    Without migration, a job that ran before continues on its last configuration.
+
     Args:
         queue: Waiting jobs, in order. Jobs that are not submitted or have ended are skipped.
         configurations: Configurations of a job, the best first.
@@ -114,8 +116,10 @@ def serve_queue(
     started = time.perf_counter()
     placements = dict(situation.running)
     nodes = _Nodes(problem, placements, shares_gpus=shares_gpus)
+    fixed = {} if problem.formulation.migrates else situation.started
     for job in queue:
-        for configuration in configurations(job) if job.name in situation.remaining else ():
+        wanted = configurations(job) if job.name in situation.remaining else ()
+        for configuration in (fixed[job.name],) if wanted and job.name in fixed else wanted:
             node = nodes.take(configuration)
             if node is not None:
                 placements[job.name] = Placement(node=node, configuration=configuration)
