@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.planning.study import random_problem
+from lightning_predict.cost.offers import load_offers
 from lightning_predict.extensions.planning.problem import (
     Configuration,
     Formulation,
@@ -99,3 +103,32 @@ def assert_allowed(problem: PlanningProblem, placements: Mapping[str, Placement]
         assert list(types.values()).count(machine) <= quota
     if not problem.formulation.shares_gpus:
         assert set(jobs_on.values()) <= {1}
+
+
+def cloud_machines() -> tuple[MachineType, ...]:
+    """Machines of several clouds at the newest price of each, and the first of them as a spot machine."""
+    newest = {offer.instance: offer for offer in sorted(load_offers(), key=lambda offer: offer.date)}
+    machines = tuple(
+        MachineType(
+            name=name,
+            gpu=newest[name].gpu,
+            num_gpus=newest[name].num_gpus,
+            usd_per_hour=newest[name].usd_per_hour,
+            provider=newest[name].provider,
+        )
+        for name in ("g5.12xlarge", "NC4as T4 v3", "gpu_1x_a100_sxm4", "a2-highgpu-1g", "1x H100 SXM")
+    )
+    return *machines, replace(machines[0], name="spot", instance=machines[0].name, interruptions_per_hour=0.05)
+
+
+def read_by(python: str, code: str, files: Mapping[str, str], folder: Path) -> list[str]:
+    """Write files to a folder, and return the lines that code in another Python prints about those in YAML."""
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    paths = [str(folder / name) for name in sorted(files) if name.endswith((".yaml", ".yml"))]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HOME": str(folder)}
+    ran = subprocess.run([python, "-c", code, *paths], capture_output=True, text=True, check=False, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert len(lines) == len(paths)
+    return lines

@@ -7,7 +7,6 @@ LIGHTNING_PREDICT_ENGINES=engines/bin/python pytest tests/planning/test_cluster_
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import PlanningFormatError
 from lightning_predict.extensions.planning.cluster_exports import dstack_tasks, kueue_jobs
 from lightning_predict.extensions.planning.plan_folder import write_plan
 from lightning_predict.extensions.planning.problem import Limits, MachineType, PlanningProblem
 from lightning_predict.extensions.planning.queues import SHARING_BASELINES
 from lightning_predict.extensions.planning.simulator import simulate
-from tests.planning.example import TWO_JOBS, job, on
+from tests.planning.example import TWO_JOBS, cloud_machines, job, on, read_by
 from tests.planning.test_outputs import MOVED, PLAN, with_command
 
 LOAD = """
@@ -42,22 +40,7 @@ for path in sys.argv[1:]:
 
 
 def rented() -> PlanningProblem:
-    newest = {offer.instance: offer for offer in sorted(load_offers(), key=lambda offer: offer.date)}
-    machines = tuple(
-        MachineType(
-            name=name,
-            gpu=newest[name].gpu,
-            num_gpus=newest[name].num_gpus,
-            usd_per_hour=newest[name].usd_per_hour,
-            provider=newest[name].provider,
-        )
-        for name in ("g5.12xlarge", "NC4as T4 v3", "gpu_1x_a100_sxm4", "a2-highgpu-1g", "1x H100 SXM")
-    )
-    machines = (
-        *machines,
-        replace(machines[0], name="spot", instance=machines[0].name, interruptions_per_hour=0.05),
-        MachineType(name="box", gpu="RTX-4090", num_gpus=2, usd_per_hour=1.0),
-    )
+    machines = (*cloud_machines(), MachineType(name="box", gpu="RTX-4090", num_gpus=2, usd_per_hour=1.0))
     jobs = tuple(job(f"Run {one.name}!", hours={on(one.name, 1): 1.0}, deadline=9.0) for one in machines)
     command = "python train.py --name 'a: b'"
     jobs = tuple(
@@ -72,20 +55,9 @@ def test_the_engines_read_every_file(tmp_path: Path) -> None:
     problem = rented()
     plan = simulate(problem, SHARING_BASELINES[0])
     files = dstack_tasks(plan, problem) | kueue_jobs(plan, problem)
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    paths = [str(path) for path in sorted(tmp_path.glob("*.yml"))]
-    assert len(paths) == 2 * len(problem.jobs)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    ran = subprocess.run(
-        [os.environ["LIGHTNING_PREDICT_ENGINES"], "-c", LOAD, *paths],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment | {"HOME": str(tmp_path)},
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "run-gpu-1x-a100-sxm4 ['A100'] 1" in ran.stdout
+    lines = read_by(os.environ["LIGHTNING_PREDICT_ENGINES"], LOAD, files, tmp_path)
+    assert len(lines) == 2 * len(problem.jobs)
+    assert "run-gpu-1x-a100-sxm4 ['A100'] 1" in lines
 
 
 def test_a_task_asks_for_the_gpus_and_the_price_of_its_machine() -> None:

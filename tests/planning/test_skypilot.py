@@ -7,19 +7,17 @@ LIGHTNING_PREDICT_SKYPILOT=sky/bin/python pytest tests/planning/test_skypilot.py
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lightning_predict.cost.offers import load_offers
 from lightning_predict.extensions.planning.exports import skypilot_tasks
-from lightning_predict.extensions.planning.problem import Limits, MachineType, Placement
+from lightning_predict.extensions.planning.problem import Limits, Placement
 from lightning_predict.extensions.planning.queues import SHARING_BASELINES
 from lightning_predict.extensions.planning.simulator import simulate
 from lightning_predict.reports.sky import machine_to_rent, sky_task
-from tests.planning.example import HOUR, TWO_JOBS, job, on
+from tests.planning.example import HOUR, TWO_JOBS, cloud_machines, job, on, read_by
 from tests.planning.test_simulator import Script
 
 LOAD = """
@@ -38,19 +36,7 @@ for path in sys.argv[1:]:
 
 @pytest.mark.skipif("LIGHTNING_PREDICT_SKYPILOT" not in os.environ, reason="needs a Python that has SkyPilot")
 def test_skypilot_reads_every_task(tmp_path: Path) -> None:
-    newest = {offer.instance: offer for offer in sorted(load_offers(), key=lambda offer: offer.date)}
-    machines = tuple(
-        MachineType(
-            name=name,
-            gpu=newest[name].gpu,
-            num_gpus=newest[name].num_gpus,
-            usd_per_hour=newest[name].usd_per_hour,
-            provider=newest[name].provider,
-        )
-        for name in ("g5.12xlarge", "NC4as T4 v3", "gpu_1x_a100_sxm4", "a2-highgpu-1g", "1x H100 SXM")
-    )
-    spot = replace(machines[0], name="spot", instance=machines[0].name, interruptions_per_hour=0.05)
-    machines = (*machines, spot)
+    machines = cloud_machines()
     jobs = tuple(job(machine.name, hours={on(machine.name, 1): 1.0}, deadline=9.0) for machine in machines)
     jobs = tuple(replace(one, command="python train.py", checkpoint="s3://our-bucket/runs") for one in jobs)
     problem = replace(TWO_JOBS, jobs=jobs, machines=machines, limits=Limits(nodes=len(machines)))
@@ -66,19 +52,7 @@ def test_skypilot_reads_every_task(tmp_path: Path) -> None:
         f"moved-{name}": text for name, text in skypilot_tasks(simulate(other, Script(tuple(moves), [])), other).items()
     }
     assert sum("file_mounts" in text for text in files.values()) >= len(machines) + 2
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    paths = [str(path) for path in sorted(tmp_path.glob("*.yaml"))]
-    assert len(paths) == 2 * len(machines) + 1 + 4
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    ran = subprocess.run(
-        [os.environ["LIGHTNING_PREDICT_SKYPILOT"], "-c", LOAD, *paths],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment | {"HOME": str(tmp_path)},
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.splitlines()) == len(paths)
-    assert "AWS g5.12xlarge {'A10G': 4} False" in ran.stdout
-    assert "AWS g5.12xlarge {'A10G': 4} True" in ran.stdout
+    lines = read_by(os.environ["LIGHTNING_PREDICT_SKYPILOT"], LOAD, files, tmp_path)
+    assert len(lines) == 2 * len(machines) + 1 + 4
+    for is_spot in (False, True):
+        assert any(f"AWS g5.12xlarge {{'A10G': 4}} {is_spot}" in line for line in lines)
