@@ -30,7 +30,7 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import operation_spec
 from lightning_predict.kernels.timing import explain, predict_operation_times
 from lightning_predict.reports.ranking import rank
-from lightning_predict.reports.table import folded_gpus
+from lightning_predict.reports.table_rows import folded_gpus
 from lightning_predict.run.workload import Workload
 from lightning_predict.step_predictor import StepPredictor
 from tests.kept import example, numbers

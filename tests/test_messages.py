@@ -25,7 +25,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import Limit, check_forecast, check_use
 from lightning_predict.reports.format import usd
 from lightning_predict.reports.ranking import lines_of_run
-from lightning_predict.reports.table import MAX_NOTES
+from lightning_predict.reports.table_notes import MAX_NOTES
 
 ROOT: Final = Path(__file__).parent.parent
 PACKAGE: Final = ROOT / "lightning_predict"

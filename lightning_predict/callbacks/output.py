@@ -21,11 +21,11 @@ from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     encoding_at_hand,
     is_terminal,
+    print_text,
     width_at_hand,
 )
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
-from lightning_predict.reports.table import print_table, print_text
 from lightning_predict.timeout import run_unless_hanging
 
 if TYPE_CHECKING:
@@ -206,6 +206,8 @@ def table_text(predictions: Predictions, *, verbose: bool = False, reason: str |
     method takes texts.
     """
     from rich.console import Console
+
+    from lightning_predict.reports.table import print_table
 
     console = Console(file=_LikeStandardOutput())
     if not (console.is_terminal or console.is_jupyter):

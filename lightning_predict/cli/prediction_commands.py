@@ -158,7 +158,7 @@ def predict(
     from lightning_predict.kernels.interconnect import interconnect_of
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank
-    from lightning_predict.reports.table import column_names
+    from lightning_predict.reports.table_columns import column_names
     from lightning_predict.run.history import read_history
     from lightning_predict.weights.source import weights_source
 
@@ -378,7 +378,7 @@ class Findings:
 
     def energy_notes(self) -> tuple[str, ...]:
         """Return notes about the assumptions behind the energy columns."""
-        from lightning_predict.reports.table import energy_note
+        from lightning_predict.reports.table_notes import energy_note
 
         if "kilowatt_hours" not in self.columns:
             return ()

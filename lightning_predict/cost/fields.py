@@ -1,6 +1,6 @@
 """`Field`: a value of a prediction, defined once for attributes, JSON, tables and loggers.
 
-`cost/prediction.py` lists all fields. `reports/table.py` formats the column of a field by its unit. Example::
+`cost/prediction.py` lists all fields. `reports/table_columns.py` formats the column of a field by its unit. Example::
 
     class Values:
         usd_per_hour = Field[float | None]("price.usd_per_hour", "Price of all machines.", "$/h", title="$/h")

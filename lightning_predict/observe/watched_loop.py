@@ -56,9 +56,8 @@ from lightning_predict.observe.recorder import Session, StepRecorder
 from lightning_predict.observe.remaining import Position
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.prediction import predict_workload
-from lightning_predict.reports.format import duration_interval
+from lightning_predict.reports.format import duration_interval, print_text
 from lightning_predict.reports.ranking import lines_of_run
-from lightning_predict.reports.table import print_text
 from lightning_predict.run.history import read_history
 from lightning_predict.units import seconds_to_hours
 

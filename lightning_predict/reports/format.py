@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from lightning_predict.escaping import terminal_text
 from lightning_predict.interval import Interval
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_milliseconds
 
@@ -175,3 +176,35 @@ def known_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tupl
     """Drop columns in which every cell is empty; replace other empty cells with a dash."""
     known = [number for number in range(len(headers)) if any(row[number] for row in rows)]
     return [headers[number] for number in known], [[row[number] or "-" for number in known] for row in rows]
+
+
+_ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+", "±": "~", "−": "-", "×": "x"})  # noqa: RUF001
+"""ASCII replacements of one character each, so that columns stay aligned."""
+
+
+def ascii_text(text: str) -> str:
+    """Return the text with ASCII instead of the symbols of tables, of the same width."""
+    return text.translate(_ASCII)
+
+
+def print_text(text: Callable[[], str], write: Callable[[str], object] = print) -> str | None:
+    """Print a text; replace characters that standard output does not support.
+
+    Args:
+        text: Function that returns the text. Its errors are returned, too.
+        write: Prints the text.
+
+    Returns:
+        The error message if printing failed, for example because the pipe is closed; None on success.
+    """
+    try:
+        encoding = encoding_at_hand()
+        safe = terminal_text(text())
+        characters = safe if encoding.lower().startswith("utf") else ascii_text(safe)
+        write(characters.encode(encoding, "replace").decode(encoding))
+    except Exception as error:
+        from lightning_predict.guard import own_error
+
+        own_error(error)
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -38,7 +38,9 @@ from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_o
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text
-from lightning_predict.reports.table import Grid, columns_of, energy_note, grid, table_notes
+from lightning_predict.reports.table import Grid, grid
+from lightning_predict.reports.table_columns import columns_of
+from lightning_predict.reports.table_notes import energy_note, table_notes
 from lightning_predict.units import bytes_to_gibibytes, hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 
 STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="utf-8")

@@ -19,7 +19,6 @@ from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse,
 from lightning_predict.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.reports.ranking import Ranking, advice, rank, shortlist
-from lightning_predict.reports.table import plain_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +95,7 @@ class Predictions(AbstractPredictions):
         return len(self.items_in_order)
 
     def __str__(self) -> str:
-        return plain_table(self)
+        return self.text()
 
     def __repr__(self) -> str:
         return str(self)
@@ -111,6 +110,8 @@ class Predictions(AbstractPredictions):
         Raises:
             InvalidArgumentError: `columns` contains an unknown name.
         """
+        from lightning_predict.reports.table import plain_table
+
         return plain_table(self, verbose=verbose, columns=columns)
 
     def _repr_html_(self) -> str:

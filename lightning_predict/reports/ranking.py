@@ -36,7 +36,7 @@ from lightning_predict.reports.format import (
     usd_of_steps,
     usd_per_hour,
 )
-from lightning_predict.reports.table import STEPS_SHOWN, bound_by, name_in_use
+from lightning_predict.reports.table_rows import STEPS_SHOWN, bound_by, name_in_use
 from lightning_predict.ties import TIE, clearly_less, least, ordered
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 

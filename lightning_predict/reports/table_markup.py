@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 from lightning_predict.cost.prediction import AbstractPredictions
 from lightning_predict.escaping import html_text as escape
 from lightning_predict.escaping import markdown_text
-from lightning_predict.reports.table import grid, table_notes
+from lightning_predict.reports.table import grid
+from lightning_predict.reports.table_notes import table_notes
 
 
 def markdown_table(

@@ -19,27 +19,24 @@ from lightning_predict.gpus.user_gpus import read_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.note import Note, details
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.table import (
+from lightning_predict.reports.table import grid, plain_table, print_table
+from lightning_predict.reports.table_markup import markdown_table
+from lightning_predict.reports.table_notes import (
     bound_notes,
     end_notes,
     epoch_note,
     extrapolation_note,
-    folded_gpus,
-    grid,
     in_use_note,
     indirect_note,
-    is_bound_by_links,
     large_note,
     links_note,
     loader_note,
     old_price_note,
-    plain_table,
-    print_table,
     replicas_note,
     total_notes,
     uncertain_bottleneck_note,
 )
-from lightning_predict.reports.table_markup import markdown_table
+from lightning_predict.reports.table_rows import folded_gpus, is_bound_by_links
 from lightning_predict.testing import changed, example_machine
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, MINIMAL, T4, TEN

@@ -17,7 +17,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, listed, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
-from lightning_predict.reports.table import MAX_NOTES
+from lightning_predict.reports.table_notes import MAX_NOTES
 from lightning_predict.ties import ordered
 
 if TYPE_CHECKING:

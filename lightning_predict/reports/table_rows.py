@@ -1,0 +1,133 @@
+"""Rows of a table of predictions: which GPUs are shown, for which period, and what limits each of them.
+
+Example::
+
+    [row.price.usd_per_hour for row in lines_of(result, fold=True)]   # the machine in use comes first
+    shown_period(result).title                                        # "total", "rest of the run" or "1,000 steps"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
+from lightning_predict.interval import Interval
+from lightning_predict.reports.format import duration
+from lightning_predict.ties import clearly_less
+from lightning_predict.units import seconds_to_hours
+
+STEPS_SHOWN: Final = 1000
+"""If the length of the run is unknown, times and costs are shown for this number of steps."""
+
+SHARE_TO_MENTION: Final = 0.01
+"""Parts of a total are mentioned from this share."""
+
+LARGE_PART: Final = 0.1
+"""Parts of a total other than training steps, and waits for the loader, are shown without `verbose` from this share."""
+
+TableLine = Prediction | MachineInUse
+"""What a table row describes."""
+
+
+def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[TableLine, ...]:
+    """Return the rows: first the machine in use, then the other GPUs in the requested order.
+
+    GPUs without enough memory come last.
+
+    Args:
+        predictions: The predictions.
+        fold: Omit GPUs that a cheaper, equally fast GPU represents; see `folded_gpus`.
+    """
+    own = predictions.get(predictions.used_gpu or "")
+    left_out = folded_gpus(predictions) if fold else ()
+    others = (one for one in predictions.values() if one is not own and one.gpu not in left_out)
+    first: list[TableLine] = [one for one in (predictions.machine, own) if one is not None]
+    return (*first, *sorted(others, key=lambda one: one.fits is False))
+
+
+def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
+    """Find GPUs that take as long as a cheaper GPU because the loader or the host is the bottleneck.
+
+    Returns:
+        The cheaper GPU that represents each of these GPUs, by GPU name. Their rows would differ only in price and name.
+    """
+    span = shown_period(predictions)
+    alike: dict[tuple[str, str, str | None], list[Prediction]] = {}
+    for one in predictions.values():
+        seconds = span.seconds(one)
+        if one.gpu == predictions.used_gpu or seconds is None or one.usd_per_hour is None:
+            continue  # a GPU without a price may be cheaper
+        if bound_by(one) in ("loader", "host"):
+            alike.setdefault((bound_by(one), duration(seconds.middle), one.memory_fit), []).append(one)
+    standing: dict[str, Prediction] = {}
+    for group in alike.values():
+        cheapest = min(group, key=lambda one: one.usd_per_hour or 0.0)
+        standing.update({one.gpu: cheapest for one in group if one is not cheapest})
+    return standing
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShownPeriod:
+    """Period of the shown times and costs: the run, or `STEPS_SHOWN` steps if the length of the run is unknown.
+
+    Attributes:
+        title: Title of the time column.
+        times: Number of steps; None for the whole run.
+    """
+
+    title: str
+    times: int | None = None
+
+    def seconds(self, line: TableLine) -> Interval[float] | None:
+        """Return the time of the period in one row, with its interval; None if unknown."""
+        if self.times is None:
+            return line.total
+        return line.cycle.scaled(self.times)
+
+    def cost_usd(self, line: TableLine) -> float | None:
+        """Return the cost of the period in one row; None if unknown."""
+        price, seconds = line.price, self.seconds(line)
+        if self.times is None:
+            return price.cost_usd
+        return (
+            None
+            if seconds is None or price.usd_per_hour is None
+            else (seconds_to_hours(seconds.middle) * price.usd_per_hour)
+        )
+
+
+def shown_period(predictions: AbstractPredictions) -> ShownPeriod:
+    """Choose the period for which times and costs are shown."""
+    if predictions and all(one.total_seconds is None for one in predictions.values()):
+        return ShownPeriod(f"{STEPS_SHOWN:,} steps", STEPS_SHOWN)
+    return ShownPeriod("rest of the run" if predictions.is_running else "total")
+
+
+def name_in_use(name: str, predictions: AbstractPredictions) -> str:
+    """Return the name of the machine in use: `this L4`, or `L4 (recorded)` if only a recording of the run exists."""
+    return f"this {name}" if predictions.is_running else f"{name} (recorded)"
+
+
+def bound_by(prediction: Prediction) -> str:
+    """Return the bottleneck of a step, with a question mark if it is uncertain."""
+    if is_bound_by_loader(prediction):
+        return "loader"
+    verdict = prediction.verdict
+    if verdict is not None and verdict.bound_by in ("links", "bubble"):
+        return verdict.bound_by
+    if is_bound_by_links(prediction):
+        return "links"
+    bound = "host" if clearly_less(prediction.device_seconds, prediction.host_seconds) else "device"
+    return f"{bound}?" if verdict is not None and verdict.is_doubtful else bound
+
+
+def is_bound_by_loader(prediction: Prediction) -> bool:
+    """Return whether the loader takes longer to load the batches of a step than the step takes."""
+    return clearly_less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_reliable
+
+
+def is_bound_by_links(prediction: Prediction) -> bool:
+    """Return whether waiting for other GPUs takes half of a step or more."""
+    return prediction.added_seconds >= prediction.iteration_seconds / 2
