@@ -22,7 +22,7 @@ PACKAGE = "lightning_predict."
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 EXAMPLES = CONTRIBUTING.parent / "examples"
 
-MODULES_OF_A_TRACE = 58
+MODULES_OF_A_TRACE = 59
 MODULES_OF_A_TRAINER = 98
 """Modules of the package in which a function runs, counted by running; lower these when one is no longer met."""
 
