@@ -20,7 +20,7 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, UserPrice, check_price
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.recorded_on import check_release
+from lightning_predict.tracing.torch_releases import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
 
 if TYPE_CHECKING:

@@ -38,14 +38,8 @@ from lightning_predict.run.workload import (
     workload_with_shared_cores,
 )
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.recorded_on import (
-    check_predictable,
-    code_path_notes,
-    for_torch_release,
-    gpu_in_use,
-    release_of,
-    unknown_gpu_note,
-)
+from lightning_predict.tracing.recorded_on import check_predictable, code_path_notes, gpu_in_use, unknown_gpu_note
+from lightning_predict.tracing.torch_releases import for_torch_release, release_of
 from lightning_predict.tracing.trace import Trace, measured_seconds, weighted_kinds
 
 if TYPE_CHECKING:

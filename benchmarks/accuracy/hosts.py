@@ -34,7 +34,7 @@ from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.step_prediction import predict_steps
-from lightning_predict.tracing.recorded_on import for_torch_release
+from lightning_predict.tracing.torch_releases import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.uncertainty import FASTEST_HOST, SLOWEST_HOST
 

@@ -37,7 +37,7 @@ from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.recorded_on import for_torch_release
+from lightning_predict.tracing.torch_releases import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import gigabytes_to_bytes, milliseconds_to_seconds
 

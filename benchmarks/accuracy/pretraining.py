@@ -32,7 +32,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
-from lightning_predict.tracing.recorded_on import for_torch_release
+from lightning_predict.tracing.torch_releases import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes, milliseconds_to_seconds
 

@@ -41,7 +41,7 @@ from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription, describe
 from lightning_predict.timeline.step_prediction import predict_steps
-from lightning_predict.tracing.recorded_on import for_torch_release
+from lightning_predict.tracing.torch_releases import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds
 

@@ -54,7 +54,7 @@ from lightning_predict.kernels.roofline import transposed_ratio
 from lightning_predict.kernels.timing import KernelModels, computes_in_float32, predict_operation_times
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.tracing.operand_strides import SECOND_FACTOR_POSITION, SECOND_TRANSPOSED
-from lightning_predict.tracing.recorded_on import release_of
+from lightning_predict.tracing.torch_releases import release_of
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)

@@ -40,7 +40,7 @@ from lightning_predict.kernels.operations import (
     translator_of,
 )
 from lightning_predict.ties import ordered
-from lightning_predict.tracing.recorded_on import MULTI_TENSOR, updates_one_by_one
+from lightning_predict.tracing.torch_releases import MULTI_TENSOR, updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"

@@ -25,7 +25,7 @@ from lightning_predict.memory.simulation import (
     simulated,
     tensor_levels,
 )
-from lightning_predict.tracing.recorded_on import release_of
+from lightning_predict.tracing.torch_releases import release_of
 from lightning_predict.tracing.trace import Trace
 
 

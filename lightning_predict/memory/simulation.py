@@ -23,7 +23,7 @@ from typing import Final, final
 from lightning_predict.memory.allocator import AllocationError, CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, batch_bytes, written_storages
-from lightning_predict.tracing.recorded_on import MULTI_TENSOR, frees_gradients, updates_one_by_one
+from lightning_predict.tracing.torch_releases import MULTI_TENSOR, frees_gradients, updates_one_by_one
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 STEPS: Final = 3

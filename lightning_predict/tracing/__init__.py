@@ -7,7 +7,8 @@ Without torch:
   `events.py` nests their calls, `attribution.py` selects the operations, `calls.py` reads tensors and arguments.
 * Rules that all recorders share: `signatures.py` (argument names, and calls that are recorded as one operation) and
   `phases.py` (forward, backward, optimizer, other).
-* `recorded_on.py`: where a step was recorded (GPU, torch release, code path), with notes for the user.
+* `recorded_on.py`: where a step was recorded (GPU, code path), with notes for the user.
+* `torch_releases.py`: what torch does by default on CUDA, by release.
 * `operand_strides.py`: memory layout of images, matmul factors and element-wise operands.
 
 With torch, to record a step:

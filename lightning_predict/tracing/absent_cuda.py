@@ -2,7 +2,7 @@
 
 Without CUDA, torch turns `torch.autocast("cuda")` and `GradScaler` off. For meta tensors, torch refuses fused and
 capturable optimizers. Optimizers and clipping process meta tensors separately, but CUDA tensors together (foreach; see
-`recorded_on.py`). `as_on_absent_cuda` makes torch treat meta tensors like CUDA tensors while a step is recorded.
+`torch_releases.py`). `as_on_absent_cuda` makes torch treat meta tensors like CUDA tensors while a step is recorded.
 Example::
 
     with as_on_absent_cuda() as found:

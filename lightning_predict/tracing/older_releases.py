@@ -1,9 +1,10 @@
-"""Converts profiles of older torch releases to current names and arguments.
+"""Converts profiles of older torch releases to current names and arguments, and current steps to releases before 2.0.
 
 * torch 1.8 and 1.9 name the backward pass of a convolution after its library, and list the image before the gradient.
 * Before torch 2.1, profiles lack strides and paddings of convolutions. Strides and paddings are derived from the sizes
   of image, filter and result. The result is the gradient in the backward pass, or else the input of a following
   operation.
+* Before torch 2.0, `torch.optim` updated tensors one by one, and `zero_grad` filled gradients with zeros.
 
     >>> solved_geometry(image=224, taps=7, result=112)  # ResNet's first convolution: stride 2, padding 3
     (2, 3)
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_predict.tracing.trace import Operation, TensorInfo
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 CONVOLUTION: Final = "aten::convolution"
 CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
@@ -128,3 +129,74 @@ def solved_geometry(*, image: int, taps: int, result: int) -> tuple[int, int] | 
             if (image + 2 * padding - taps) // stride + 1 == result:
                 return stride, padding
     return None
+
+
+# --- A step as torch before 2.0 runs it
+
+_FILLS: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
+
+_TOGETHER: Final = "aten::_foreach_"
+
+_LISTS: Final = {"addcmul_": 3, "addcdiv_": 3, "lerp_": 2, "copy_": 2}
+"""Number of tensor lists that multi-tensor operations read. Other operations read 2 with a second list, else 1."""
+
+
+def updated_one_by_one(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Yield the operations. A multi-tensor operation of the optimizer becomes one operation per tensor."""
+    for operation in operations:
+        if operation.phase != "optimizer" or not operation.name.startswith(_TOGETHER):
+            yield operation
+            continue
+        name = operation.name.removeprefix(_TOGETHER)
+        has_other = "alpha" in operation.arguments or name in ("mul_", "div_", "mul", "div", "sub", "maximum_")
+        has_number = bool({"scalar", "scalars"} & operation.arguments.keys())
+        lists = _LISTS.get(name.removesuffix("_") + "_", 2 if has_other and not has_number else 1)
+        count, rest = divmod(len(operation.inputs), lists)
+        if rest or operation.inputs[0].device == "cpu":  # the counters of steps, and the number added to each
+            count = len(operation.inputs) - 1
+        for index in range(count):
+            inputs = operation.inputs[index::count][:lists]
+            outputs = operation.outputs[index::count] if operation.outputs else inputs[:1]
+            yield replace(operation, name=f"aten::{name}", inputs=inputs, outputs=outputs)
+
+
+def with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
+    """Set gradients to zero before the step, and accumulate into them in the backward pass.
+
+    A step that already sets gradients to zero stays unchanged, because this is the behaviour of its own loop. A step
+    without a backward pass stays unchanged, too.
+    """
+    operations = trace.operations
+    is_filled = any(one.name in _FILLS and one.phase == "other" for one in operations)
+    backward = [index for index, one in enumerate(operations) if one.phase == "backward"]
+    if is_filled or not backward:
+        return operations
+    gradients = [
+        TensorInfo(one.shape, one.dtype, device=_device_of(operations)) for one in trace.parameters if one.requires_grad
+    ]
+    zeros = tuple(Operation(name="aten::zero_", phase="other", inputs=(each,), outputs=(each,)) for each in gradients)
+    added = tuple(
+        Operation(name="aten::add_", phase="backward", inputs=(each, each), outputs=(each,)) for each in gradients
+    )
+    # Additions are spread over the backward pass, last parameter first. At its end, they would hide host waits.
+    last = backward[-1] + 1
+    return (*zeros, *_spread(operations, backward, added[::-1]), *operations[last:])
+
+
+def _spread(
+    operations: Sequence[Operation], backward: Sequence[int], added: Sequence[Operation]
+) -> Iterator[Operation]:
+    """Yield the operations up to the end of the backward pass, with the added operations spread evenly over it."""
+    taken, passed = 0, 0
+    is_backward = frozenset(backward)
+    for index, operation in enumerate(operations[: backward[-1] + 1]):
+        yield operation
+        if index in is_backward:
+            passed += 1
+            due = len(added) * passed // len(backward)
+            yield from added[taken:due]
+            taken = due
+
+
+def _device_of(operations: Sequence[Operation]) -> str | None:
+    return next((tensor.device for one in operations for tensor in one.inputs if tensor.device != "cpu"), None)

@@ -1,12 +1,8 @@
-"""Where a trace was recorded (GPU, torch release, code path), and what follows from this for predictions.
+"""Where a trace was recorded (GPU, code path), and what follows from this for predictions.
 
 **GPU.** Measured kernels are scaled from one GPU to another. If the recording GPU is unknown, measured kernels cannot
 be used, and operations are predicted from their shapes, with a note. A trace without a known GPU and without shapes
 cannot be predicted.
-
-**Release.** Before torch 2.0, `zero_grad` filled gradients with zeros one by one, and `torch.optim` updated tensors one
-by one. Since torch 2.0, `zero_grad` frees gradients, and `torch.optim` updates all tensors together.
-`for_torch_release` converts a step of a current release to such an earlier release.
 
 **Code path.** A step may be compiled or eager, and use different memory formats and algorithms. Predictions assume the
 code path of the trace. `code_path_notes` reports differences. Example::
@@ -25,20 +21,19 @@ code path of the trace. `code_path_notes` reports differences. Example::
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.checked import shown
-from lightning_predict.errors import InvalidArgumentError, TraceError, UnknownGpuError
+from lightning_predict.errors import TraceError, UnknownGpuError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.lookup import is_other_vendor
 from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.note import Note
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.tracing.torch_releases import release_of
+from lightning_predict.tracing.trace import Operation, Trace
 
 # --- The GPU
 
@@ -139,162 +134,6 @@ def _named(trace: Trace) -> str:
     except UnknownGpuError as error:
         return f"Recorded on an unknown GPU: {error}"
     return f"Recorded on {trace.gpu_reported_name}."
-
-
-# --- Defaults of torch on CUDA, by release
-#
-# zero_grad       frees gradients since 2.0, else fills them with zeros  torch/optim/optimizer.py: zero_grad
-# torch.optim     foreach since 2.0, else one by one                     torch/optim/optimizer.py:
-#                 fused only on request                                  _default_to_fused_or_foreach
-# clipping        foreach since 2.0, else one by one                     torch/nn/utils/clip_grad.py
-# GradScaler      on since 1.6                                           torch/amp/grad_scaler.py: __init__
-# convolutions    output channels last if images or weight are           aten/src/ATen/native/ConvUtils.h:
-#                                                                        cudnn_conv_suggest_memory_format
-#
-# `absent_cuda.py` and `meta_device.py` apply the defaults of the current release to meta tensors. The functions below
-# return the defaults of the trace's release, and the step's own choices (`Flags.foreach`, `Flags.set_to_none`).
-
-FOREACH_SINCE: Final = (2, 0)
-"""First release whose `zero_grad` frees gradients, and whose optimizers update all tensors together on CUDA."""
-
-MULTI_TENSOR: Final = ("aten::_foreach_", "aten::_fused_")
-"""Prefixes of operations that update several tensors together."""
-
-_FILLS: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
-
-
-def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the torch release from the versions of a trace; None if unknown.
-
-    Args:
-        software: Versions, as in `Trace.software`.
-    """
-    version = re.match(r"(\d+)\.(\d+)", software.get("torch", ""))
-    return None if version is None else (int(version[1]), int(version[2]))
-
-
-_RELEASE: Final = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)?(\+\S+)?")
-"""Pattern of a release as in `torch.__version__`, or of a prefix of such a release."""
-
-
-def check_release(release: str | None) -> None:
-    """Check that a text is a torch release.
-
-    Raises:
-        InvalidArgumentError: The text is not a torch release.
-    """
-    if release is not None and (not isinstance(release, str) or _RELEASE.fullmatch(release) is None):
-        raise InvalidArgumentError(
-            f"release={shown(release)} is not a release of torch; give one as text, for example '1.13' or '2.6.0', "
-            "or None for the release of the trace."
-        )
-
-
-def updates_one_by_one(trace: Trace) -> bool:
-    """Return whether the optimizer launches kernels per tensor on CUDA: by the step's choice, or before torch 2.0."""
-    return _is_before_foreach(trace) if trace.flags.foreach is None else not trace.flags.foreach
-
-
-def frees_gradients(trace: Trace) -> bool:
-    """Return whether `zero_grad` frees gradients: by the step's choice, or since torch 2.0."""
-    return not _is_before_foreach(trace) if trace.flags.set_to_none is None else trace.flags.set_to_none
-
-
-def _is_before_foreach(trace: Trace) -> bool:
-    """Return whether the optimizer launches kernels for each tensor, as before torch 2.0."""
-    release = release_of(trace.software)
-    return release is not None and release < FOREACH_SINCE
-
-
-def for_torch_release(trace: Trace, release: str | None) -> Trace:
-    """Return a step as another torch release would run it. A step with measured kernels only gets a note.
-
-    Args:
-        trace: Recorded step.
-        release: torch release; None keeps the trace's release.
-    """
-    if release is None:
-        return trace
-    asked, recorded = release_of({"torch": release}), release_of(trace.software)
-    if trace.has_measured_kernels:
-        own = trace.software.get("torch", "another release")
-        unused = f"release={release!r} is not used: the kernels of this step were measured, under torch {own}."
-        return replace(trace, notes=(*trace.notes, unused))
-    under = replace(trace, software={**trace.software, "torch": release})
-    if asked is None:
-        return under
-    if asked >= FOREACH_SINCE or (recorded is not None and recorded < FOREACH_SINCE):
-        return under
-    if trace.flags.foreach is None:
-        under = replace(under, operations=tuple(_one_by_one(trace.operations)))
-    return under if frees_gradients(under) else replace(under, operations=_with_kept_gradients(under))
-
-
-_TOGETHER: Final = "aten::_foreach_"
-
-_LISTS: Final = {"addcmul_": 3, "addcdiv_": 3, "lerp_": 2, "copy_": 2}
-"""Number of tensor lists that multi-tensor operations read. Other operations read 2 with a second list, else 1."""
-
-
-def _one_by_one(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Yield the operations. A multi-tensor operation of the optimizer becomes one operation per tensor."""
-    for operation in operations:
-        if operation.phase != "optimizer" or not operation.name.startswith(_TOGETHER):
-            yield operation
-            continue
-        name = operation.name.removeprefix(_TOGETHER)
-        has_other = "alpha" in operation.arguments or name in ("mul_", "div_", "mul", "div", "sub", "maximum_")
-        has_number = bool({"scalar", "scalars"} & operation.arguments.keys())
-        lists = _LISTS.get(name.removesuffix("_") + "_", 2 if has_other and not has_number else 1)
-        count, rest = divmod(len(operation.inputs), lists)
-        if rest or operation.inputs[0].device == "cpu":  # the counters of steps, and the number added to each
-            count = len(operation.inputs) - 1
-        for index in range(count):
-            inputs = operation.inputs[index::count][:lists]
-            outputs = operation.outputs[index::count] if operation.outputs else inputs[:1]
-            yield replace(operation, name=f"aten::{name}", inputs=inputs, outputs=outputs)
-
-
-def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
-    """Set gradients to zero before the step, and accumulate into them in the backward pass.
-
-    A step that already sets gradients to zero stays unchanged, because this is the behaviour of its own loop. A step
-    without a backward pass stays unchanged, too.
-    """
-    operations = trace.operations
-    is_filled = any(one.name in _FILLS and one.phase == "other" for one in operations)
-    backward = [index for index, one in enumerate(operations) if one.phase == "backward"]
-    if is_filled or not backward:
-        return operations
-    gradients = [
-        TensorInfo(one.shape, one.dtype, device=_device_of(operations)) for one in trace.parameters if one.requires_grad
-    ]
-    zeros = tuple(Operation(name="aten::zero_", phase="other", inputs=(each,), outputs=(each,)) for each in gradients)
-    added = tuple(
-        Operation(name="aten::add_", phase="backward", inputs=(each, each), outputs=(each,)) for each in gradients
-    )
-    # Additions are spread over the backward pass, last parameter first. At its end, they would hide host waits.
-    last = backward[-1] + 1
-    return (*zeros, *_spread(operations, backward, added[::-1]), *operations[last:])
-
-
-def _spread(
-    operations: Sequence[Operation], backward: Sequence[int], added: Sequence[Operation]
-) -> Iterator[Operation]:
-    """Yield the operations up to the end of the backward pass, with the added operations spread evenly over it."""
-    taken, passed = 0, 0
-    is_backward = frozenset(backward)
-    for index, operation in enumerate(operations[: backward[-1] + 1]):
-        yield operation
-        if index in is_backward:
-            passed += 1
-            due = len(added) * passed // len(backward)
-            yield from added[taken:due]
-            taken = due
-
-
-def _device_of(operations: Sequence[Operation]) -> str | None:
-    return next((tensor.device for one in operations for tensor in one.inputs if tensor.device != "cpu"), None)
 
 
 # --- The code path

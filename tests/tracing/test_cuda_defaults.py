@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.tracing.recorded_on import for_torch_release
+from lightning_predict.tracing.torch_releases import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import GIBIBYTE
 

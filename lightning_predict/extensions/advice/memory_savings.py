@@ -25,7 +25,7 @@ from lightning_predict.memory.libraries import context_bytes
 from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
 from lightning_predict.run.batch_size import samples_per_batch
-from lightning_predict.tracing.recorded_on import release_of
+from lightning_predict.tracing.torch_releases import release_of
 from lightning_predict.tracing.trace import Trace
 
 MIN_SAVING: Final = 0.02
