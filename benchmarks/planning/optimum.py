@@ -1,7 +1,8 @@
 """Compare plans with the optimum of CP-SAT (OR-tools) on random problems: the difference, and the lower bound.
 
 The jobs have exact times and no checkpoint, so no plan moves a job. CP-SAT knows all jobs in advance. The planner and
-the queue rules decide when a job is submitted. Needs `pip install ortools`. Example::
+the queue rules decide when a job is submitted, so they cannot hold a job back for a later one. In a second set of the
+same jobs, all are submitted at the start, and both know the same. Needs `pip install ortools`. Example::
 
     python -m benchmarks.planning.optimum --problems 50 --seconds 20
 """
@@ -26,11 +27,14 @@ from benchmarks.planning.study import random_problem
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
 from lightning_predict.extensions.planning.policies import POLICIES, cheapest_plan
-from lightning_predict.extensions.planning.problem import Configuration, Limits, PlanningProblem
+from lightning_predict.extensions.planning.problem import Configuration, Job, Limits, PlanningProblem
 from lightning_predict.extensions.planning.queues import QUEUE_RULES
 
 JOBS: Final = (2, 3, 4, 5, 6, 8, 12, 20)
 """Numbers of jobs of the problems, in turn."""
+
+MOST_AT_ONCE: Final = 6
+"""Most jobs of a problem whose jobs are all submitted at the start."""
 
 USD_UNITS: Final = 10_000_000
 """CP-SAT counts in integers: ten-millionths of a dollar."""
@@ -49,6 +53,7 @@ class Comparison:
 
     Attributes:
         jobs: Number of jobs.
+        is_at_once: Whether all jobs are submitted at the start.
         plan_usd: Cost of the recommended plan.
         rule_usd: Cost of the cheapest queue rule.
         found_usd: Cost of the best plan that either found.
@@ -57,6 +62,7 @@ class Comparison:
     """
 
     jobs: int
+    is_at_once: bool
     plan_usd: float
     rule_usd: float
     found_usd: float
@@ -77,6 +83,16 @@ def problems(number: int) -> Iterator[PlanningProblem]:
         whole = random_problem(nodes=max(nodes, -(-jobs // 10)), mean_gap_seconds=2000, seed=seed, setting="clouds")
         kept = tuple(replace(job, checkpoint=None) for job in whole.jobs[:jobs])
         yield replace(whole, jobs=kept, limits=Limits(nodes=nodes))
+
+
+def at_once(problem: PlanningProblem) -> PlanningProblem:
+    """Return the problem with all jobs submitted at the start, each with the same time until its deadline."""
+    jobs = (replace(job, release_seconds=0.0, deadline_seconds=_time_left(job)) for job in problem.jobs)
+    return replace(problem, jobs=tuple(jobs))
+
+
+def _time_left(job: Job) -> float:
+    return job.deadline_seconds - job.release_seconds
 
 
 def optimum(problem: PlanningProblem, *, seconds: float) -> tuple[float, float]:
@@ -182,6 +198,7 @@ def compared(problem: PlanningProblem, *, seconds: float) -> Comparison:
     found, proven = optimum(problem, seconds=seconds)
     return Comparison(
         jobs=len(problem.jobs),
+        is_at_once=all(job.release_seconds == 0 for job in problem.jobs),
         plan_usd=plan.total_usd,
         rule_usd=min(rule.total_usd for rule in rules),
         found_usd=min(found, plan.total_usd),
@@ -197,9 +214,11 @@ def report(found: Sequence[Comparison]) -> Table:
         ("problems",),
         ("n", "proven", "median %", "mean %", "worst %", "above the bound, mean %", "best rule, mean %", "seconds"),
     )
-    groups = [(f"{jobs} jobs", [one for one in found if one.jobs == jobs]) for jobs in JOBS]
-    proven = [one for one in found if one.is_proven]
-    for name, rows in (*groups, ("proven", proven), ("all", list(found))):
+    later, start = ([one for one in found if one.is_at_once is known] for known in (False, True))
+    groups = [(f"{jobs} jobs", [one for one in later if one.jobs == jobs]) for jobs in JOBS]
+    for name, rows in (("later", later), ("at once", start)):
+        groups += [(f"{name}, proven", [one for one in rows if one.is_proven]), (f"{name}, all", rows)]
+    for name, rows in groups:
         if rows:
             above = [100 * (one.plan_usd / one.found_usd - 1) for one in rows]
             table.add_row(
@@ -226,7 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = ResultConsole(width=WIDTH)
     found = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for problem in progress.track(list(problems(options.problems))):
+        later = list(problems(options.problems))
+        start = [at_once(problem) for problem in later if len(problem.jobs) <= MOST_AT_ONCE]
+        for problem in progress.track([*later, *start]):
             found.append(compared(problem, seconds=options.seconds))  # noqa: PERF401 - one progress step each
     console.print(report(found))
     write_run(console, "optimum", options.result)
