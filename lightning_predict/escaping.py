@@ -41,9 +41,14 @@ def terminal_text(text: str) -> str:
     return _NO_TERMINAL.sub(lambda match: match[1] or _visible(match), text)
 
 
+def visible_text(text: str) -> str:
+    """Replace control characters by visible codes, apart from tab and newline."""
+    return _NO_TEXT.sub(_visible, text)
+
+
 def html_text(text: str) -> str:
     """Escape text for an HTML element or attribute."""
-    return html.escape(_NO_TEXT.sub(_visible, text))
+    return html.escape(visible_text(text))
 
 
 def markdown_text(text: str) -> str:

@@ -1,7 +1,8 @@
 """The report as one self-contained HTML file: works offline, supports light and dark mode, phones, and printing.
 
-All text is escaped. One script sorts, filters and rescales the table; the page's address stores the user's selection.
-The content security policy identifies the script by its hash. It allows no other script and no external content.
+`report.html.j2` is the page, whose texts are all escaped. One script sorts, filters and rescales the table; the page's
+address stores the user's selection. The content security policy identifies the script by its hash. It allows no other
+script and no external content.
 
 Example::
 
@@ -13,13 +14,17 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.cost.prediction import MachineInUse, Prediction
-from lightning_predict.escaping import html_text as escape
+from lightning_predict.escaping import html_text, visible_text
 from lightning_predict.reports.charts import (
     HEIGHT,
     Axis,
@@ -39,7 +44,7 @@ from lightning_predict.reports.format import duration, milliseconds, share, usd,
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text
 from lightning_predict.reports.table import Grid, grid
-from lightning_predict.reports.table_columns import columns_of
+from lightning_predict.reports.table_columns import Column, columns_of
 from lightning_predict.reports.table_notes import energy_note, table_notes
 from lightning_predict.units import bytes_to_gibibytes, hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 
@@ -47,12 +52,7 @@ STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="utf-8"
 SCRIPT: Final = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
 """JavaScript that sorts and filters the table. The page is complete without JavaScript."""
 
-
-TITLE = "What this training run takes on other GPUs"
-_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-_POLICY = (
-    f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; form-action 'none'; base-uri 'none'"
-)
+TITLE: Final = "What this training run takes on other GPUs"
 
 
 def html_report(
@@ -76,32 +76,43 @@ def html_report(
         made_on: Date on the page; None for today.
         sections: Further sections after the table and the charts, as HTML. Text in these sections must be escaped.
     """
-    made_on = made_on or datetime.date.today()
     shown = grid(predictions, columns=columns)
     notes = (energy_note(predictions),) if "kilowatt_hours" in columns else ()
-    body = "".join(
-        (
-            f'<header><h1>{escape(title)}</h1><p class="sub">{escape(_subtitle(predictions, made_on))}</p></header>',
-            _cards(ranking),
-            _advice(ranking),
-            _table(predictions, ranking, shown),
-            _charts(predictions, ranking),
-            sections,
-            _cost_curves(predictions),
-            _critical_path(predictions),
-            _methods(predictions),
-            _prices(predictions, load_offers() if offers is None else offers),
-            _notes((*table_notes(predictions, shown, verbose=True), *notes)),
-            "<footer>Made by lightning-predict. All times are predictions; intervals are at 90 %.</footer>",
-        )
+    return _page().render(
+        title=title,
+        subtitle=_subtitle(predictions, made_on or datetime.date.today()),
+        style=Markup(STYLE),
+        script=Markup(SCRIPT),
+        script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
+        cards=tuple(_cards(ranking)),
+        advice=(*advice(ranking), *remarks(ranking)),
+        steps=_adjustable_steps(predictions),
+        columns=[{"kind": _kind_of(column), "header_lines": column.header.split("\n")} for column in shown.columns],
+        rows=tuple(_rows(predictions, ranking, shown)),
+        drawings=_drawings(predictions, ranking),
+        sections=Markup(sections),
+        curves=tuple(_curves(predictions)),
+        critical_path=_critical_path(predictions),
+        methods=_methods(predictions),
+        prices=_prices(predictions, load_offers() if offers is None else offers),
+        notes=(*table_notes(predictions, shown, verbose=True), *notes),
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>{body}</main>"
-        f"<script>{SCRIPT}</script></body></html>\n"
-    )
+
+
+@cache
+def _page() -> Template:
+    return Environment(
+        autoescape=True,
+        finalize=_without_controls,
+        loader=FileSystemLoader(Path(__file__).parent),
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    ).get_template("report.html.j2")
+
+
+def _without_controls(value: Any) -> Any:
+    return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _subtitle(predictions: Predictions, made_on: datetime.date) -> str:
@@ -113,36 +124,97 @@ def _subtitle(predictions: Predictions, made_on: datetime.date) -> str:
     return f"{heading}. {made_on.day} {made_on:%B %Y}."
 
 
-def _advice(ranking: Ranking) -> str:
-    words = "".join(f"<p>{escape(text)}</p>" for text in (*advice(ranking), *remarks(ranking)))
-    return f'<section class="advice">{words}</section>' if words else ""
-
-
-def _cards(ranking: Ranking) -> str:
-    cards = [_card("Cheapest", ranking.cheapest, ranking, "no price known")]
-    cards.append(_card("Fastest", ranking.fastest, ranking, "the run does not fit on any of these GPUs"))
+def _cards(ranking: Ranking) -> Iterable[Mapping[str, Any]]:
+    yield _card("Cheapest", ranking.cheapest, ranking, "no price known")
+    yield _card("Fastest", ranking.fastest, ranking, "the run does not fit on any of these GPUs")
     if ranking.deadline_hours is not None:
-        name = f"Best within {duration(hours_to_seconds(ranking.deadline_hours))}"
+        heading = f"Best within {duration(hours_to_seconds(ranking.deadline_hours))}"
         reason = "the length of the run is unknown" if ranking.per_iteration else "no GPU is fast enough"
-        cards.append(_card(name, ranking.within_deadline, ranking, reason))
-    return f'<div class="cards">{"".join(cards)}</div>'
+        yield _card(heading, ranking.within_deadline, ranking, reason)
 
 
-def _card(name: str, candidate: RankedGpu | None, ranking: Ranking, otherwise: str) -> str:
+def _card(heading: str, candidate: RankedGpu | None, ranking: Ranking, reason: str) -> Mapping[str, Any]:
     if candidate is None:
-        return f'<div class="card none"><h2>{escape(name)}</h2><p class="gpu dim">None: {escape(otherwise)}</p></div>'
-    offer = candidate.prediction.offer or "no price known"
-    memory = memory_of(candidate) or "unknown"
-    interval = f"90 % interval: {duration(candidate.time.low)} to {duration(candidate.time.high)}"
-    return (
-        f'<div class="card"><h2>{escape(name)}</h2><p class="gpu">{escape(candidate.gpu)}</p>'
-        f'<p class="what">{escape(time_and_cost_text(candidate, ranking))}</p>'
-        f'<p class="dim">{escape(interval)}</p><p class="dim">Memory: {escape(memory)}</p>'
-        f'<p class="dim">{escape(offer)}</p></div>'
-    )
+        return {"heading": heading, "gpu": None, "reason": reason}
+    return {
+        "heading": heading,
+        "gpu": candidate.gpu,
+        "time_and_cost": time_and_cost_text(candidate, ranking),
+        "details": (
+            f"90 % interval: {duration(candidate.time.low)} to {duration(candidate.time.high)}",
+            f"Memory: {memory_of(candidate) or 'unknown'}",
+            candidate.prediction.offer or "no price known",
+        ),
+    }
 
 
-def _charts(predictions: Predictions, ranking: Ranking) -> str:
+def _adjustable_steps(predictions: Predictions) -> int:
+    """Return the number of steps that the slider scales; 0 if the length of the run is unknown or fixed."""
+    if any(one.is_cut_off for one in predictions.values()):
+        return 0
+    return next((one.iterations for one in predictions.values() if one.iterations is not None), 0)
+
+
+def _rows(predictions: Predictions, ranking: Ranking, shown: Grid) -> Iterable[Mapping[str, Any]]:
+    for line, (name, *texts) in zip(shown.lines, shown.rows, strict=True):
+        is_used = isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
+        yield {
+            "kind": "used" if is_used else ("unfit" if isinstance(line, Prediction) and line.fits is False else ""),
+            "data": _data(line),
+            "name": name,
+            "badges": () if isinstance(line, MachineInUse) else tuple(_badges(line, ranking)),
+            "cells": [
+                {
+                    "kind": _kind_of(column, text),
+                    "label": column.title,
+                    "text": text.replace(" %", "\N{NO-BREAK SPACE}%"),
+                }
+                for column, text in zip(shown.columns[1:], texts, strict=True)
+            ],
+        }
+
+
+def _kind_of(column: Column, text: str = "") -> str:
+    """Return the style of a cell."""
+    kinds = ("right" if column.justify == "right" else "", "bad" if text.startswith(("too large", "tight")) else "")
+    return " ".join(kind for kind in kinds if kind)
+
+
+def _data(line: Prediction | MachineInUse) -> Mapping[str, str]:
+    """Return the numbers of a row for the script that recomputes time and cost."""
+    total = None if line.total is None else line.total.middle
+    price, cost = line.price.usd_per_hour, line.price.cost_usd
+    fixed = None if None in (total, price, cost) else cost - seconds_to_hours(total) * price  # type: ignore[operator,arg-type]
+    values: dict[str, str | float | None] = {
+        "total": total,
+        "step": line.cycle.middle,
+        "price": price,
+        "fixed": fixed,
+        "provider": line.price.provider,
+    }
+    if isinstance(line, Prediction):
+        values |= {
+            "memory": round(bytes_to_gibibytes(line.layout.gpu.memory_bytes)),
+            "fits": int(line.fits is not False),
+        }
+    return {
+        name: value if isinstance(value, str) else f"{value:.9g}" for name, value in values.items() if value is not None
+    }
+
+
+def _badges(prediction: Prediction, ranking: Ranking) -> Iterable[Mapping[str, str]]:
+    if prediction.fits is False:
+        yield {"kind": "unfit", "text": "does not fit"}
+        return
+    chosen = {"cheapest": ranking.cheapest, "fastest": ranking.fastest, "in time": ranking.within_deadline}
+    for text, one in chosen.items():
+        if one is not None and one.gpu == prediction.gpu:
+            yield {"kind": "best", "text": text}
+    if prediction.memory_fit == "tight":
+        yield {"kind": "tight", "text": "tight"}
+
+
+def _drawings(predictions: Predictions, ranking: Ranking) -> tuple[Mapping[str, Any], ...]:
     known = [one for one in predictions.values() if one.total_seconds is not None and one.cost_usd is not None]
     priced = [one for one in known if one.fits is not False] or known
     left_out = [one.gpu for one in known if one not in priced]
@@ -168,36 +240,37 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
         )
         for one in predictions.values()
     ]
-    hours = _figure(
+    hours = _drawing(
         "Time against dollars",
         scatter(points, line, ranking.deadline_hours, title="Time and cost of the run on each GPU"),
         "One point per GPU; lower left is better. The line is the Pareto frontier of time and cost"
         + (f". Left out (does not fit): {', '.join(left_out)}." if left_out else "."),
     )
-    return hours + _figure(
+    steps = _drawing(
         "Time of one iteration",
         bar_chart(bars, unit="milliseconds"),
         "Prediction with 90 % interval."
         + (f" Orange: {predictions.used_gpu}, in use now." if predictions.used_gpu in predictions else ""),
     )
+    return hours, steps
 
 
-def _cost_curves(predictions: Predictions) -> str:
-    sections = []
+def _kind(prediction: Prediction, predictions: Predictions) -> str:
+    if prediction.fits is False:
+        return "unfit"
+    return "used" if prediction.gpu == predictions.used_gpu else ""
+
+
+def _drawing(heading: str, svg: str, caption: str) -> Mapping[str, Any]:
+    return {"heading": heading, "svg": Markup(svg), "caption": caption}
+
+
+def _curves(predictions: Predictions) -> Iterable[Mapping[str, Any]]:
     for curve in cost_curves(predictions):
         headers, rows = table_of(curve)
-        cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in headers)
-        sections.append(
-            _figure(
-                f"More {curve.gpu}",
-                for_both_screens(lambda width, curve=curve: curve_chart(curve, width)),  # type: ignore[misc]
-                f"{' '.join(curve.sentences)} The thin line is the throughput without waits.",
-            )
-            + f'<section><div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>'
-            "</section>"
-        )
-    return "".join(sections)
+        svg = for_both_screens(lambda width, curve=curve: curve_chart(curve, width))  # type: ignore[misc]
+        caption = f"{' '.join(curve.sentences)} The thin line is the throughput without waits."
+        yield {"drawing": _drawing(f"More {curve.gpu}", svg, caption), "headers": headers, "rows": rows}
 
 
 def curve_chart(curve: CostCurve, width: int) -> str:
@@ -216,19 +289,19 @@ def curve_chart(curve: CostCurve, width: int) -> str:
         kind = "unfit" if point.fits is False else ""
         words = f"{point.name}: {tick_text(point.samples_per_second)} samples/s, {share(point.efficiency)}"
         parts.append(
-            f'<circle class="point {kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(words)}</title></circle>'
+            f'<circle class="point {kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{html_text(words)}</title></circle>'
         )
         parts.append(text_at(x + 8, y + 16, share(point.samples_per_second / perfect), "start", "name"))
     return svg_of(parts, width, HEIGHT, f"Samples a second over the number of {curve.gpu}")
 
 
-def _critical_path(predictions: Predictions) -> str:
+def _critical_path(predictions: Predictions) -> Mapping[str, Any]:
     rows = [
         (one.gpu, one.verdict.critical_path, f"{one.verdict.bound_by}: {100 * one.verdict.gain:.0f} %")
         for one in predictions.values()
         if one.verdict is not None and one.verdict.critical_path
     ]
-    return _figure(
+    return _drawing(
         "Time by module",
         share_chart(rows),
         "Share of a step by module: GPU time, and waits for its kernel launches. Right: the bottleneck, and the share "
@@ -236,152 +309,36 @@ def _critical_path(predictions: Predictions) -> str:
     )
 
 
-def _figure(heading: str, svg: str, caption: str) -> str:
-    if not svg:
-        return ""
-    return (
-        f"<section><h2>{escape(heading)}</h2><figure>{svg}<figcaption>{escape(caption)}</figcaption></figure></section>"
-    )
-
-
-def _kind(prediction: Prediction, predictions: Predictions) -> str:
-    if prediction.fits is False:
-        return "unfit"
-    return "used" if prediction.gpu == predictions.used_gpu else ""
-
-
-def _table(predictions: Predictions, ranking: Ranking, shown: Grid) -> str:
-    kinds = ["right" if column.justify == "right" else "" for column in shown.columns]
-    heads = "".join(
-        f'<th scope="col" class="{kind}">{escape(column.header).replace(chr(10), "<br>")}</th>'
-        for column, kind in zip(shown.columns, kinds, strict=True)
-    )
-    rows = []
-    for line, row in zip(shown.lines, shown.rows, strict=True):
-        cells = "".join(
-            f'<td class="{_cell_class(text, kind)}" data-label="{escape(column.title)}">'
-            f"{escape(text).replace(' %', '&nbsp;%')}</td>"
-            for column, text, kind in zip(shown.columns[1:], row[1:], kinds[1:], strict=True)
-        )
-        is_used = isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
-        badges = "" if isinstance(line, MachineInUse) else _badges(line, ranking)
-        kind = "used" if is_used else ("unfit" if isinstance(line, Prediction) and line.fits is False else "")
-        rows.append(
-            f'<tr class="{kind}"{_data(line)}><th scope="row"><span>{escape(row[0])}{badges}</span></th>{cells}</tr>'
-        )
-    return (
-        f'<section><h2>All GPUs</h2>{_controls(predictions)}<div class="scroll"><table class="all">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
-    )
-
-
-def _data(line: Prediction | MachineInUse) -> str:
-    """Return the numbers of a row as HTML attributes, for the script that recomputes time and cost."""
-    total = None if line.total is None else line.total.middle
-    price, cost = line.price.usd_per_hour, line.price.cost_usd
-    fixed = None if None in (total, price, cost) else cost - seconds_to_hours(total) * price  # type: ignore[operator,arg-type]
-    values: dict[str, str | float | None] = {
-        "total": total,
-        "step": line.cycle.middle,
-        "price": price,
-        "fixed": fixed,
-        "provider": line.price.provider,
-    }
-    if isinstance(line, Prediction):
-        values |= {
-            "memory": round(bytes_to_gibibytes(line.layout.gpu.memory_bytes)),
-            "fits": int(line.fits is not False),
-        }
-    return "".join(
-        f' data-{name}="{escape(value if isinstance(value, str) else f"{value:.9g}")}"'
-        for name, value in values.items()
-        if value is not None
-    )
-
-
-def _controls(predictions: Predictions) -> str:
-    """Return the form with the sliders of the table; hidden until the script shows the form."""
-    steps = next((one.iterations for one in predictions.values() if one.iterations is not None), None)
-    fixed = any(one.is_cut_off for one in predictions.values())
-    sliders = {
-        "steps": ("Steps", "-40", "40", "0"),
-        "deadline": ("Deadline", "0", "100", "100"),
-        "price": ("Price up to", "0", "1", "1"),
-    }
-    return (
-        f'<form class="controls" id="controls" data-steps="{0 if fixed or steps is None else steps}" hidden>'
-        '<label>Sort by<select name="sort"></select></label><label>Provider<select name="provider"></select></label>'
-        '<label>GPU memory<select name="memory"></select></label>'
-        + "".join(
-            f"<label>{word}<output></output>"
-            f'<input type="range" name="{name}" min="{low}" max="{high}" value="{at}"></label>'
-            for name, (word, low, high, at) in sliders.items()
-        )
-        + '<button type="reset">Reset</button><p class="found" role="status"></p></form>'
-    )
-
-
-def _methods(predictions: Predictions) -> str:
-    """Return a collapsed section with the step's interval and the prediction methods of each GPU."""
+def _methods(predictions: Predictions) -> Mapping[str, Any]:
+    """Return the step's interval and the prediction methods of each GPU, for a collapsed section."""
     brief = [column.title for column in columns_of(predictions)]
     columns = [column for column in columns_of(predictions, verbose=True) if column.title not in brief[1:]]
-    heads = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in columns)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(one.gpu)}</th>'
-        + "".join(f"<td>{escape(column.cell(one) or 'unknown')}</td>" for column in columns[1:])
-        + "</tr>"
-        for one in predictions.values()
-    )
-    if not rows:
-        return ""
-    return (
-        f'<section><details><summary>How each time was predicted</summary><div class="scroll"><table><thead><tr>{heads}'
-        f"</tr></thead><tbody>{rows}</tbody></table></div></details></section>"
-    )
+    rows = [[one.gpu, *(column.cell(one) or "unknown" for column in columns[1:])] for one in predictions.values()]
+    return {"titles": [column.title for column in columns], "rows": rows}
 
 
-def _cell_class(text: str, kind: str) -> str:
-    return f"{kind} bad".strip() if text.startswith(("too large", "tight")) else kind
-
-
-def _badges(prediction: Prediction, ranking: Ranking) -> str:
-    chosen = {"cheapest": ranking.cheapest, "fastest": ranking.fastest, "in time": ranking.within_deadline}
-    if prediction.fits is False:
-        return '<span class="badge unfit">does not fit</span>'
-    words = [word for word, one in chosen.items() if one is not None and one.gpu == prediction.gpu]
-    badges = [f'<span class="badge best">{word}</span>' for word in words]
-    if prediction.memory_fit == "tight":
-        badges.append('<span class="badge tight">tight</span>')
-    return "".join(badges)
-
-
-def _prices(predictions: Predictions, offers: Sequence[Offer]) -> str:
+def _prices(predictions: Predictions, offers: Sequence[Offer]) -> Mapping[str, Any]:
+    """Return the rows of the table of prices, without columns that are empty in each row."""
     rows = []
     for one in predictions.values():
         if one.usd_per_hour is not None:
-            same_gpu = (o.with_gpus(one.layout.gpus_per_node) for o in offers if o.gpu == one.layout.gpu.name)
+            same_gpu = (
+                offer.with_gpus(one.layout.gpus_per_node) for offer in offers if offer.gpu == one.layout.gpu.name
+            )
             offer = next((o for o in same_gpu if o is not None and o.label == one.offer), None)
-            where = ("", "") if offer is None else (escape(offer.region or ""), _link(offer.source))
-            rows.append((escape(one.gpu), escape(usd_per_hour(one.usd_per_hour)), escape(one.offer or ""), *where))
-    if not rows:
-        return ""
-    heads = ("GPU", "machine", "offer (date)", "region", "source")
-    filled = [number for number in range(len(heads)) if any(row[number] for row in rows)]
-    head = "".join(f'<th scope="col">{heads[number]}</th>' for number in filled)
-    lines = "".join("<tr>" + "".join(f"<td>{row[number]}</td>" for number in filled) + "</tr>" for row in rows)
-    return (
-        f'<section><h2>Prices</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div></section>"
-    )
+            region, source = ("", "") if offer is None else (offer.region or "", offer.source)
+            texts = (one.gpu, usd_per_hour(one.usd_per_hour), one.offer or "", region)
+            rows.append((*({"text": text, "address": None} for text in texts), _link(source)))
+    titles = ("GPU", "machine", "offer (date)", "region", "source")
+    filled = [number for number in range(len(titles)) if any(row[number]["text"] for row in rows)]
+    return {
+        "titles": [titles[number] for number in filled],
+        "rows": [[row[number] for number in filled] for row in rows],
+    }
 
 
-def _link(source: str) -> str:
+def _link(source: str) -> Mapping[str, str | None]:
     if not source.startswith("https://"):
-        return escape(source)
+        return {"text": source, "address": None}
     shown = source.removeprefix("https://").removeprefix("www.").split("/")[0]
-    return f'<a href="{escape(source)}" rel="noreferrer">{escape(shown)}</a>'
-
-
-def _notes(notes: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f"<section><h2>Notes</h2><ul>{items}</ul></section>" if items else ""
+    return {"text": shown, "address": source}
