@@ -235,7 +235,7 @@ def predict_workload(
             for layout, one in zip(layouts, predictions, strict=True)
             if layout != step.in_use and emulates_bfloat16(layout.gpu) and (group is None or one.fits is not False)
         ]
-        instead = _in_float16(trace, emulating, workload, assumptions, validation)
+        instead = _in_float16(trace, emulating, workload, assumptions, validation, step)
         predictions = tuple(instead.get(one.gpu, one) for one in predictions)
     if group is not None:
         predictions = tuple(ordered(predictions, _cost_of_steps))
@@ -255,7 +255,12 @@ def predict_workload(
 
 
 def _in_float16(
-    trace: Trace, layouts: Sequence[Layout], workload: Workload, assumptions: Assumptions, validation: Trace | None
+    trace: Trace,
+    layouts: Sequence[Layout],
+    workload: Workload,
+    assumptions: Assumptions,
+    validation: Trace | None,
+    in_bfloat16: StepPredictor,
 ) -> dict[str, Prediction]:
     """Predict a step under autocast in bfloat16 as under autocast in float16; empty for other steps or no layout."""
     if not layouts or trace.flags.autocast_dtype != "bfloat16":
@@ -267,7 +272,7 @@ def _in_float16(
         changed = trace.changed(lambda kind: carry(kind, in_float16, assumptions.weights))
     validating = None if validation is None else validation.changed(in_float16)
     gpus = [layout.gpu for layout in layouts]
-    step = StepPredictor(changed, gpus, assumptions, workload, validation=validating)
+    step = StepPredictor(changed, gpus, assumptions, workload, validation=validating, same_sizes=in_bfloat16)
     found = [step.predict_layout(step.with_offered_network(layout)) for layout in layouts]
     return {one.gpu: replace(one, step=replace(one.step, precision="16-mixed")) for one in found}
 

@@ -62,6 +62,7 @@ class StepPredictor:
         validation: Recorded validation batch; None uses the forward pass of the training step.
         forecast: Remaining seconds on the machine in use, from the progress of the run; None derives the time from the
             trace.
+        same_sizes: Predictor of a step whose tensors have the same sizes, so that its memory is not simulated again.
 
     Attributes:
         trace: The recorded step, modified by the assumptions.
@@ -83,6 +84,7 @@ class StepPredictor:
         *,
         validation: Trace | None = None,
         forecast: Interval[float] | None = None,
+        same_sizes: StepPredictor | None = None,
     ) -> None:
         check_predictable(trace)
         if assumptions.release is not None:
@@ -118,7 +120,11 @@ class StepPredictor:
             from lightning_predict.run.history import fingerprint_of, run_correction
 
             self._run_factor = run_correction(assumptions.history, fingerprint_of(plain), self.in_use.name)
-        self._memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
+        self._memory: list[tuple[Trace, StepMemory]] = (
+            [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
+            if same_sizes is None
+            else same_sizes._memory
+        )
         self._work = step_work([one.timed for one in self.kinds], self._shares, trace)
         self._ready: dict[int, MultiGpuStep] = {}
         self._tables: dict[Strategy, ShardedEmbeddings] = {}
@@ -387,8 +393,7 @@ def memory_need_of(
     if not found:
         return MemoryNeed()
     needed, allocated, one, kind = max(found, key=lambda each: each[0])
-    slack = one.bytes_on(layout.gpu) - one.allocated_on(layout.gpu)
-    spare = min(one.spare_bytes / slack, 1.0) * max(needed - allocated, 0.0) if slack > 0 else 0.0
+    slack, unused = one.bytes_on(layout.gpu) - one.allocated_on(layout.gpu), max(needed - allocated, 0.0)
     relative = one.relative
     if layout.count > 1 and sharing.split.parameters:
         relative = replace(relative, high=relative.high * SHARDED_FRAGMENTATION)
@@ -398,7 +403,7 @@ def memory_need_of(
         relative=relative,
         allocated_bytes=allocated,
         relative_allocated=one.relative_allocated,
-        spare_bytes=spare,
+        spare_bytes=lambda: min(one.spare_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
         context=_beside_the_allocator(kind, layout, sharing),
         reported_bytes=reported_bytes,
     )

@@ -71,9 +71,12 @@ def check_modules(heading: str, calls: list[str], *, most: int) -> None:
     assert len(ran) <= most, sorted(ran)
 
 
-MOST_CALLS = 150_000
-"""Calls of the package's functions, for GPT-2 on two GPUs: 145,700 as of November 2026, of which 46,000 simulate the
-step's memory on a full GPU. A loop that calls a function for each of the 3,000 operations adds thousands."""
+MOST_CALLS = 100_000
+"""Calls of the package's functions, for GPT-2 on two GPUs: 94,400 as of November 2026. A loop that calls a function for
+each of the 3,000 operations adds thousands."""
+
+MOST_IN_TWO_PRECISIONS = 155_000
+"""Calls if one GPU is predicted in float16: 145,000 as of November 2026. Both precisions share the step's memory."""
 
 
 def test_a_trace_walks_from_predict_to_the_table_as_told() -> None:
@@ -89,7 +92,7 @@ def test_a_trace_not_seen_before_meets_few_modules_and_takes_few_calls() -> None
     assert count <= MOST_CALLS
     # A GPU that emulates bfloat16 is predicted again in float16.
     _, twice = walked(lambda: str(lp.predict(recorded, ["T4", "L4"], iterations=1000, history=False)))
-    assert twice <= 2 * MOST_CALLS
+    assert twice <= MOST_IN_TWO_PRECISIONS
 
 
 def test_a_trainer_walks_through_both_callbacks_as_told(lightning: Small, tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
-"""`Field`: a value of a prediction, defined once for attributes, JSON, tables and loggers.
+"""Values of a prediction: `Field` defines a value once for attributes, JSON, tables and loggers.
 
 `cost/prediction.py` lists all fields. `reports/table_columns.py` formats the column of a field by its unit. Example::
 
     class Values:
         usd_per_hour = Field[float | None]("price.usd_per_hour", "Price of all machines.", "$/h", title="$/h")
+
+A dataclass that inherits `Deferred` can postpone values that take long to compute. Example::
+
+    size = defer(Size(3, 0), lambda: Size(3, slow_area(3)), "area")    # `size.area` calls `slow_area`, once
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Generic, Literal, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, final, overload
 
 from lightning_predict.units import bytes_to_gibibytes, seconds_to_hours, seconds_to_milliseconds
 
@@ -107,3 +111,32 @@ def _along(path: str) -> Callable[[Any], Any]:
         return one
 
     return follow
+
+
+class Deferred:
+    """Base of frozen dataclasses with slots whose fields `defer` can postpone."""
+
+    __slots__ = ("_complete",)
+
+    if not TYPE_CHECKING:  # a type checker would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Compute postponed fields. Python calls this method only for slots without a value."""
+            if name not in self.__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            complete = object.__getattribute__(self, "_complete")()
+            for field in self.__dataclass_fields__:
+                object.__setattr__(self, field, getattr(complete, field))
+            object.__setattr__(self, "_complete", None)
+            return object.__getattribute__(self, name)
+
+
+_Instance = TypeVar("_Instance", bound=Deferred)
+
+
+def defer(instance: _Instance, complete: Callable[[], _Instance], *fields: str) -> _Instance:
+    """Postpone fields of an instance: `complete` returns an equal instance with all fields, on their first use."""
+    for field in fields:
+        object.__delattr__(instance, field)
+    object.__setattr__(instance, "_complete", complete)
+    return instance

@@ -27,11 +27,13 @@ algorithms by heuristics, so intervals of convolutional networks are wider. Exam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final, Literal, final
 
 from lightning_predict.constants import constants_of
+from lightning_predict.cost.fields import Deferred, defer
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import NORMAL_95, Interval
@@ -110,7 +112,7 @@ MEASURED_ALLOCATED: Final = Interval(1.0, 1.03, 1.15)
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryNeed:
+class MemoryNeed(Deferred):
     """Memory need of a step on each GPU. Unknown values are None.
 
     Attributes:
@@ -153,7 +155,7 @@ def memory_need(
     relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS,
     allocated_bytes: float | None = None,
     relative_allocated: Interval[float] = ALLOCATED_WITH_CONVOLUTIONS,
-    spare_bytes: float = 0.0,
+    spare_bytes: float | Callable[[], float] = 0.0,
     context: Interval[float] | None = None,
     reported_bytes: float | None = None,
 ) -> MemoryNeed:
@@ -165,16 +167,40 @@ def memory_need(
         relative: Interval of `needed_bytes`, as factors.
         allocated_bytes: Peak of allocated memory; None if unknown.
         relative_allocated: Interval of `allocated_bytes`, as factors.
-        spare_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory.
+        spare_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory. A function
+            is only called if the step may not fit without this part, or if a value that depends on it is read.
         context: Memory of the process outside the allocator; None uses the CUDA context of the current torch version.
         reported_bytes: `total_memory` as reported by torch; None derives the value from the nominal memory size.
     """
     if needed_bytes is None:
         return MemoryNeed()
-    reserved = relative.scaled(needed_bytes)
     context = context_bytes(layout.gpu) if context is None else context
-    total = total_bytes(layout.gpu, reported_bytes)
-    must = relative.scaled(max(needed_bytes - spare_bytes, 0.0))
+    total, reserved = total_bytes(layout.gpu, reported_bytes), relative.scaled(needed_bytes)
+    allocated = None if allocated_bytes is None else relative_allocated.scaled(allocated_bytes)
+
+    def need(spare: float) -> MemoryNeed:
+        must = relative.scaled(max(needed_bytes - spare, 0.0))
+        return _need_of(needed_bytes, spare, must, reserved, allocated=allocated, context=context, total=total)
+
+    if not callable(spare_bytes):
+        return need(spare_bytes)
+    whole = need(0.0)
+    if whole.memory_fit != "fits":
+        return need(spare_bytes())
+    return defer(whole, lambda: need(spare_bytes()), "memory_free_bytes", "spare_bytes", "fit_probability")
+
+
+def _need_of(
+    needed_bytes: float,
+    spare_bytes: float,
+    must: Interval[float],
+    reserved: Interval[float],
+    *,
+    allocated: Interval[float] | None,
+    context: Interval[float],
+    total: float,
+) -> MemoryNeed:
+    """Return the memory need of a step of which `must` has to fit, on a GPU with `total` bytes."""
     chance = fit_probability(must, context, total)
     free = total - must.middle - context.middle
     if free >= 0:  # the allocator fills the GPU, then releases spare memory
@@ -187,9 +213,7 @@ def memory_need(
         memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
         memory_free_bytes=free,
         spare_bytes=spare_bytes,
-        allocated=None
-        if allocated_bytes is None
-        else relative_allocated.scaled(allocated_bytes).clamp_max(reserved.high),
+        allocated=None if allocated is None else allocated.clamp_max(reserved.high),
         reserved=reserved,
         process=reserved.added(context) if free < 0 else reserved.added(context).clamp_max(total),
         fit_probability=chance,
@@ -231,7 +255,7 @@ def fit_probability(reserved: Interval[float], context: Interval[float], total: 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepMemory:
+class StepMemory(Deferred):
     """Memory need of a step, by cause, in bytes.
 
     Attributes:
@@ -308,17 +332,21 @@ def step_memory(trace: Trace) -> StepMemory | None:
     reserved = step.reserved_bytes
     if blocks.trials:
         reserved += round(TRIALS_SHARE * share * reserved)
-    return StepMemory(
+    need = StepMemory(
         lasting_bytes=lasting,
         passing_bytes=max(passes - lasting, 0),
         update_bytes=max(update - lasting, 0),
         slack_bytes=max(reserved - tensors, 0),
         workspace_bytes=max(step.allocated_bytes - tensors, 0),
-        spare_bytes=max(reserved - max(least_reserved_bytes(blocks, step), tensors), 0),
         cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has a second handle
         relative=_interpolated(share, DERIVED, DERIVED_WITH_CONVOLUTIONS),
         relative_allocated=_interpolated(share, ALLOCATED, ALLOCATED_WITH_CONVOLUTIONS),
     )
+
+    def on_full_gpu() -> StepMemory:
+        return replace(need, spare_bytes=max(reserved - max(least_reserved_bytes(blocks, step), tensors), 0))
+
+    return defer(need, on_full_gpu, "spare_bytes")
 
 
 def _interpolated(share: float, without: Interval[float], of_them: Interval[float]) -> Interval[float]:

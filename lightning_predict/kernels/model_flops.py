@@ -69,12 +69,11 @@ def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace)
 
 def _counted(work: WorkTimes) -> Counter[tuple[OperationShape, str]]:
     """Count the operations in `PRODUCTS` by problem and phase, so that each distinct problem is computed once."""
-    return Counter(
-        (problem, phase)
-        for item, phase in zip(work.items, work.phases, strict=True)
-        for problem in item.problems
-        if any(part in problem.operation for part in PRODUCTS)
+    counts = Counter(
+        [(problem, phase) for item, phase in zip(work.items, work.phases, strict=True) for problem in item.problems]
     )
+    products = {name for name in {problem.operation for problem, _ in counts} if any(part in name for part in PRODUCTS)}
+    return Counter({key: count for key, count in counts.items() if key[0].operation in products})
 
 
 def _flops(problem: OperationShape) -> float:

@@ -94,11 +94,14 @@ class CachingAllocator:
         allocated_bytes: Memory in allocated blocks, as `torch.cuda.memory_allocated` counts it.
         peak_reserved_bytes: Maximum of `reserved_bytes`.
         peak_allocated_bytes: Maximum of `allocated_bytes`.
+        unused_bytes: Size of the segments without an allocated block, which a full GPU would release.
+        growth: Every new maximum of `reserved_bytes`, with `unused_bytes` at that time.
     """
 
     def __init__(self, *, expandable_segments: bool = False, capacity_bytes: int | None = None) -> None:
         self.reserved_bytes = self.allocated_bytes = 0
-        self.peak_reserved_bytes = self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = self.peak_allocated_bytes = self.unused_bytes = 0
+        self.growth: list[tuple[int, int]] = []
         self._expandable, self._capacity = expandable_segments, capacity_bytes
         # for each pool (small, large): free blocks by (size, address), and all blocks by address
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
@@ -115,16 +118,12 @@ class CachingAllocator:
         position = bisect_left(free, (size, -1))
         if position < len(free):
             block = self._blocks[free.pop(position)[1]]
-            return self._handed_out(block, size)
-        if self._expandable:
+            if block.before is None and block.after is None:
+                self.unused_bytes -= block.size
+        elif self._expandable:
             block = self._expanded(size, is_small=is_small)
         else:
             block = self._new_segment(segment_bytes(size), is_small=is_small)
-        return self._handed_out(block, size)
-
-    def _handed_out(self, block: MemoryBlock, size: int) -> MemoryBlock:
-        """Mark a block as allocated, and split off the part beyond `size`."""
-        is_small = block.is_small
         left = block.size - size
         if left >= BLOCK_BYTES and (is_small or self._expandable or left > SMALL_BYTES):
             self._split(block, size)
@@ -146,6 +145,8 @@ class CachingAllocator:
         if after is not None and after.is_free:
             free.pop(bisect_left(free, (after.size, after.address)))
             self._join(block, after)
+        if block.before is None and block.after is None:
+            self.unused_bytes += block.size
         block.is_free = True
         insort(free, (block.size, block.address))
 
@@ -158,6 +159,7 @@ class CachingAllocator:
                 block = self._blocks[address]
                 if block.before is None and block.after is None:
                     self.reserved_bytes -= size
+                    self.unused_bytes -= size
                     del self._blocks[address]
                     self._last[is_small] = None if self._last[is_small] is block else self._last[is_small]
                     continue
@@ -201,6 +203,7 @@ class CachingAllocator:
         if last is not None and last.is_free:
             free = self._free[is_small]
             free.pop(bisect_left(free, (last.size, last.address)))
+            self.unused_bytes -= last.size if last.before is None else 0
             more = rounded_up(size - last.size, page)
             last.size += more
             self._reserve(more)
@@ -218,7 +221,9 @@ class CachingAllocator:
 
     def _reserve(self, size: int) -> None:
         self.reserved_bytes += size
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+            self.growth.append((self.reserved_bytes, self.unused_bytes))
 
     def _split(self, block: MemoryBlock, size: int) -> None:
         rest = MemoryBlock(block.address + size, block.size - size, is_small=block.is_small)

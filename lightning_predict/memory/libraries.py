@@ -111,6 +111,8 @@ def convolved_share(trace: Trace) -> float:
     quarter in a network of convolutions, norms and activations.
     """
     written, convolved, met = 0, 0, set[int | None]()
+    if _CONVOLUTIONS.keys().isdisjoint([operation.name for operation in trace.operations]):
+        return 0.0
     for operation in trace.operations:
         if operation.phase != "forward":
             continue

@@ -39,10 +39,22 @@ class SimulatedStep:
     Attributes:
         allocated_bytes: Peak of the allocated memory.
         reserved_bytes: Peak of the reserved memory.
+        growth: Every new maximum of the reserved memory, with the size of the segments that were unused then.
     """
 
     allocated_bytes: int
     reserved_bytes: int
+    growth: tuple[tuple[int, int], ...] = ()
+
+    def exceeds(self, capacity_bytes: int) -> bool:
+        """Whether a GPU with this capacity is too small as soon as the allocator first fills the GPU.
+
+        Until then, the allocator does the same as on a GPU without a limit.
+        """
+        for reserved, unused in self.growth:
+            if reserved > capacity_bytes:
+                return reserved - unused > capacity_bytes
+        return False
 
 
 @final
@@ -91,7 +103,7 @@ def blocks_of(trace: Trace) -> Blocks:
     rest = (memory.parameter_bytes or 0) - sum(sizes)
     written = sum(one.size_bytes for one in storages if one.cause == "update")
     # Otherwise, the recorded update did not run CUDA's default, which updates all parameters at once.
-    at_once = trace.flags.foreach is not None or any(one.name.startswith(MULTI_TENSOR) for one in operations)
+    at_once = trace.flags.foreach is not None or bool([one for one in operations if one.name.startswith(MULTI_TENSOR)])
     gradients = gradient_bytes(trace)
     update = () if at_once else _copies(min(gradients, written), trained)
     kept = [one.size_bytes for one in storages if one.cause == "gradient"]
@@ -146,7 +158,7 @@ def copy_bytes(trace: Trace) -> int:
     Examples are an EMA's copy of the parameters, or master copies outside the optimizer state.
     """
     memory = trace.memory
-    end = max((index for index, one in enumerate(trace.operations) if one.phase == "backward"), default=None)
+    end = max([index for index, one in enumerate(trace.operations) if one.phase == "backward"], default=None)
     if end is None or memory.peak_bytes is not None:
         return 0
     met, given = set[int](), 0
@@ -195,11 +207,17 @@ def least_reserved_bytes(blocks: Blocks, whole: SimulatedStep | None = None) -> 
     low, high = whole.allocated_bytes, whole.reserved_bytes
     for _ in range(HALVINGS):
         middle = (low + high) // 2
-        try:
-            high = _run(CachingAllocator(capacity_bytes=middle), blocks, STEPS).reserved_bytes
-        except AllocationError:
-            low = middle
+        found = None if whole.exceeds(middle) else _completed(blocks, middle)
+        low, high = (middle, high) if found is None else (low, found.reserved_bytes)
     return high
+
+
+def _completed(blocks: Blocks, capacity_bytes: int) -> SimulatedStep | None:
+    """Return the simulated step on a GPU with a limited capacity; None if the GPU is too small."""
+    try:
+        return _run(CachingAllocator(capacity_bytes=capacity_bytes), blocks, STEPS)
+    except AllocationError:
+        return None
 
 
 def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int = STEPS) -> SimulatedStep:
@@ -250,7 +268,7 @@ def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedSt
                 allocator.free(living.pop(number))
             if index == blocks.drops_gradients_at:
                 _free_all(allocator, gradients)
-    return SimulatedStep(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+    return SimulatedStep(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, tuple(allocator.growth))
 
 
 def _allocate_all(allocator: CachingAllocator, sizes: Sequence[int]) -> list[MemoryBlock]:

@@ -104,7 +104,7 @@ def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
     Such a storage is written and read only by point-wise operations, whose inputs are kept anyway. Inductor's backward
     pass recomputes the storage from these inputs.
     """
-    if not any(operation.name == FUSED for operation in operations):
+    if FUSED not in [operation.name for operation in operations]:
         return frozenset()
     written: dict[int, Operation] = {}
     kept, needed = set[int | None](), set[int | None]()
@@ -202,9 +202,11 @@ def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
     """
     open_calls: dict[str, list[tuple[int, Operation, int]]] = {}
     for index, operation in enumerate(operations):
-        size = recurrent_bytes(operation)
+        size = 0
         if operation.name == ATTENTION:
             size = _kept_by_attention(operation)
+        elif operation.name in KEPT_BY_GATES:
+            size = recurrent_bytes(operation)
         if size:
             open_calls.setdefault(backward_name(operation.name), []).append((index, operation, size))
         elif open_calls.get(operation.name) and (operation.name not in ATTENTIONS or attention_bytes(operation)):

@@ -141,6 +141,26 @@ def test_what_the_allocator_gives_back_need_not_fit() -> None:
     assert given_back.fit_probability == memory_need(T4, 12 * GIBIBYTE).fit_probability
 
 
+@pytest.mark.parametrize(("gibibytes", "is_simulated"), [(4, False), (13.5, True), (16, True)])
+def test_a_full_gpu_is_simulated_only_near_the_capacity_or_when_the_result_is_read(
+    gibibytes: float, is_simulated: bool
+) -> None:
+    calls = []
+
+    def spare() -> float:
+        calls.append(gibibytes)
+        return 0.3 * GIBIBYTE
+
+    need = memory_need(T4, gibibytes * GIBIBYTE, spare_bytes=spare, allocated_bytes=gibibytes * GIBIBYTE)
+    assert (need.memory_bytes or 0) <= gibibytes * GIBIBYTE
+    assert need.process is not None
+    assert need.fits in (True, gibibytes < 15)
+    assert bool(calls) == is_simulated
+    at_once = memory_need(T4, gibibytes * GIBIBYTE, spare_bytes=0.3 * GIBIBYTE, allocated_bytes=gibibytes * GIBIBYTE)
+    assert need == at_once
+    assert len(calls) == 1
+
+
 def test_what_a_process_takes_beside_the_allocator_comes_on_top() -> None:
     more = context_bytes(T4.gpu).added(2.0 * GIBIBYTE)
     need, plain = memory_need(T4, 8 * GIBIBYTE, context=more), memory_need(T4, 8 * GIBIBYTE)

@@ -125,6 +125,10 @@ def test_blocks_never_overlap_and_all_that_is_freed_can_be_given_back(
         spans = sorted((one.address, one.address + one.size) for one in living)
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
         assert allocator.allocated_bytes == sum(one.size for one in living) <= allocator.reserved_bytes
+        unused, before = allocator.unused_bytes, allocator.reserved_bytes
+        if frees and not expandable:  # an expandable segment also releases part of itself
+            allocator.empty_cache()
+            assert (before - allocator.reserved_bytes, allocator.unused_bytes) == (unused, 0)
     for block in living:
         allocator.free(block)
     allocator.empty_cache()
@@ -138,6 +142,7 @@ def test_a_full_gpu_releases_unused_segments_before_it_fails() -> None:
         allocator.free(allocator.allocate(12 * MEBIBYTE))
         allocator.allocate(30 * MEBIBYTE)  # does not fit into the 12, which are free
         peaks.append(allocator.peak_reserved_bytes // MEBIBYTE)
+        assert allocator.growth[-1] == (allocator.peak_reserved_bytes, 0 if capacity else 12 * MEBIBYTE)
     assert peaks == [12 + 30, 30]
 
 

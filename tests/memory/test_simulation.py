@@ -13,6 +13,7 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.memory.libraries import convolved_share, trial_bytes, workspace_bytes
 from lightning_predict.memory.simulation import (
+    SimulatedStep,
     blocks_of,
     fullest_moments,
     gradient_bytes,
@@ -124,6 +125,17 @@ def test_what_must_fit_is_without_the_segments_that_are_given_back_and_without_t
     tried = replace(blocks, trials=((0, 500 * MEBIBYTE),))
     assert simulated(tried).reserved_bytes > 500 * MEBIBYTE
     assert least_reserved_bytes(tried) == least_reserved_bytes(blocks)
+
+
+def test_a_gpu_that_is_too_small_when_it_is_first_full_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = blocks_of(STEP)
+    whole = simulated(blocks)
+    assert whole.growth[-1] == (whole.reserved_bytes, 12 * MEBIBYTE)  # the batch's 12 MiB, as above
+    assert whole.exceeds(whole.reserved_bytes - 13 * MEBIBYTE)
+    assert not whole.exceeds(whole.reserved_bytes - 12 * MEBIBYTE)
+    least = least_reserved_bytes(blocks)
+    monkeypatch.setattr(SimulatedStep, "exceeds", lambda *_: False)  # simulates every capacity
+    assert least_reserved_bytes(blocks) == least
 
 
 def test_gradients_that_live_through_the_forward_pass_are_part_of_its_fullest_moment() -> None:

@@ -1,0 +1,74 @@
+"""Fields that `defer` postpones are computed once, on first use, and never change an instance otherwise."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import pytest
+
+from lightning_predict.cost.fields import Deferred, defer
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Size(Deferred):
+    """A length, and an area that takes long to compute."""
+
+    width: int
+    area: int
+
+
+COPIES: Final[list[Callable[[Size], Size]]] = [
+    copy.deepcopy,
+    lambda size: pickle.loads(pickle.dumps(size)),
+    replace,
+]
+
+
+def postponed(width: int) -> tuple[Size, list[int]]:
+    calls: list[int] = []
+
+    def complete() -> Size:
+        calls.append(width)
+        return Size(width, width**2)
+
+    return defer(Size(width, 0), complete, "area"), calls
+
+
+def test_a_field_is_computed_on_its_first_use_and_only_once() -> None:
+    size, calls = postponed(3)
+    assert (size.width, calls) == (3, [])
+    assert (size.area, size.area, calls) == (9, 9, [3])
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_has_the_computed_field(copied: Callable[[Size], Size]) -> None:
+    size, _ = postponed(3)
+    assert copied(size) == Size(3, 9) == size
+    assert repr(copied(size)) == "Size(width=3, area=9)"
+
+
+def test_an_unknown_attribute_is_an_error_and_computes_nothing() -> None:
+    size, calls = postponed(3)
+    with pytest.raises(AttributeError, match="'Size' object has no attribute 'volume'"):
+        size.volume  # type: ignore[attr-defined]  # noqa: B018
+    assert calls == []
+
+
+def test_a_failed_computation_is_tried_again() -> None:
+    answers: list[ZeroDivisionError | Size] = [ZeroDivisionError(), Size(3, 9)]
+
+    def complete() -> Size:
+        answer = answers.pop(0)
+        if isinstance(answer, ZeroDivisionError):
+            raise answer
+        return answer
+
+    size = defer(Size(3, 0), complete, "area")
+    with pytest.raises(ZeroDivisionError):
+        size.area  # noqa: B018
+    assert size.area == 9
