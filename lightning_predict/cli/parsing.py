@@ -275,7 +275,8 @@ def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Paramet
     if WORD_AFTER.get(name) == parameter.name:
         made.add_argument(parameter.name, nargs="?", type=reader, default=default, metavar=shown, help=words)
         return
-    metavar = shown or parameter.name.rstrip("_").rpartition("_")[2].upper()
+    unit = parameter.name.rstrip("_").partition("_per_")[0]  # USD for usd_per_hour
+    metavar = shown or unit.rpartition("_")[2].upper()
     made.add_argument(
         option_of(parameter.name), dest=parameter.name, type=reader, default=default, metavar=metavar, help=words
     )
@@ -372,7 +373,7 @@ def as_options(problem: str, name: str) -> str:
     problem = problem.replace(LISTING, f"{PROGRAM} gpus")
     for parameter in inspect.signature(COMMANDS[name]).parameters:
         option = option_of(parameter)
-        problem = re.sub(rf"(?<![\w.-]){parameter}=(?=\S)", f"{option} ", problem)
+        problem = re.sub(rf"(?<![\w.-]){parameter}=(?: |(?=\S))", f"{option} ", problem)
         if "_" in parameter:
             problem = _renamed(problem, parameter, option)
     return problem

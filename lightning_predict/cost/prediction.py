@@ -23,6 +23,7 @@ from lightning_predict.cost.fields import Field, fields_of
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
 from lightning_predict.cost.offers import OWN_PRICE_MACHINE, USER, Offer, cheapest_offer, day_of, machine_offer
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout, find_machine, in_trays
 from lightning_predict.interval import Interval
 from lightning_predict.run.workload import Run
@@ -104,8 +105,7 @@ def _energy(one: Values) -> Energy | None:
 class Values:
     """All fields of a prediction: values of a GPU or layout, or of the machine in use.
 
-    Attributes, JSON, pandas, table columns, loggers and the model card derive from these fields. To add a value, add a
-    field. Columns and JSON keys have the order of the fields.
+    Attributes, JSON, pandas, table columns, loggers and the model card derive from these fields, in this order.
     """
 
     __slots__ = ()
@@ -259,7 +259,7 @@ class Values:
         "Price of all machines rented for the layout.",
         "$/h",
         title="$/h",
-        gives_way=3,
+        gives_way=2,
         on_machine=True,
     )
     offer = Field[str | None]("price.offer", "Source and date of the price.")
@@ -286,7 +286,7 @@ class Values:
         "step.verdict",
         "What bounds the step, the gain from a faster GPU, and the critical path by module.",
         title="bound by",
-        gives_way=2,
+        gives_way=3,
     )
     coverage = Field[Mapping[str, float]](
         "step.coverage",
@@ -357,6 +357,9 @@ class Prediction(Values):
         cost = "" if self.cost_usd is None else f", cost_usd={self.cost_usd:.4g}"
         return f"Prediction({self.gpu}, step_seconds={self.step_seconds:.4g}{total}{cost}, fits={self.fits})"
 
+    def _repr_html_(self) -> str:
+        return str(extension("prediction_html")(self))
+
     def as_dict(self) -> dict[str, Any]:
         """Return all values by flat name, JSON-serializable."""
         values = {row.name: row.value(self) for row in FIELDS if row.in_json}
@@ -424,8 +427,7 @@ class AbstractPredictions(Mapping[str, Prediction]):
 
 
 UserPrice = float | Decimal | Fraction | Mapping[str, float | Decimal | Fraction] | None
-"""Price of one GPU in dollars per hour, for all GPUs or by catalogue name. Under the name of a layout, the price is
-for the whole layout. GPUs without a price use the listed offers."""
+"""Dollars per hour of one GPU, for all GPUs or by name; under a layout's name, of the whole layout."""
 
 
 def check_price(usd_per_hour: UserPrice) -> None:
@@ -493,19 +495,18 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
     """
     own = _own_price(layout, usd_per_hour)
     layout = in_trays(layout)
-    gpu = layout.gpu
     if own is not None:
         return Offer(
             provider=USER,
             instance=OWN_PRICE_MACHINE,
-            gpu=gpu.name,
+            gpu=layout.gpu.name,
             num_gpus=layout.gpus_per_node,
             usd_per_hour=own / layout.nodes,
             date=date.today().isoformat(),
             source=USER,
         )
-    named = None if layout.machine is None else machine_offer(layout.machine, gpu.name, offers)
-    return named or cheapest_offer(gpu.name, offers, num_gpus=layout.gpus_per_node)
+    named = None if layout.machine is None else machine_offer(layout.machine, layout.gpu.name, offers)
+    return named or cheapest_offer(layout.gpu.name, offers, num_gpus=layout.gpus_per_node)
 
 
 def on_offered_network(
@@ -513,8 +514,7 @@ def on_offered_network(
 ) -> Layout:
     """Return the layout with the network of the cloud machine that prices it, if the provider states a network.
 
-    The predicted machine is then the machine that would be rented. A layout on a single machine, with a named machine,
-    or with the user's own price is returned unchanged.
+    A layout on a single machine, with a named machine, or with the user's own price is returned unchanged.
     """
     if layout.nodes == 1 or layout.network is not None:
         return layout

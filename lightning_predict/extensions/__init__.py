@@ -7,6 +7,7 @@
 - `regression` predicts from past runs.
 - `own_weights` measures a GPU and trains the weights of the prediction networks on the measurements.
 - `named_models` records the step of a model by name.
+- `notebook` shows a recorded step and one prediction as HTML.
 - `quantization` has layers in 4 bits and optimizers in 8 bits for the meta device.
 
 Example::
@@ -26,6 +27,9 @@ REGISTERED: Final[Mapping[str, str]] = {
     "advise": "advice.advice",
     "best_layouts": "parallel.layout_search",
     "step_of": "named_models.step",
+    # tables in notebooks
+    "prediction_html": "notebook",
+    "trace_html": "notebook",
     # strategies
     "DividedStep": "parallel.divided_step",
     "StageMemory": "parallel.stage_memory",

@@ -296,16 +296,23 @@ def curve_chart(curve: CostCurve, width: int) -> str:
 
 
 def _critical_path(predictions: Predictions) -> Mapping[str, Any]:
-    rows = [
-        (one.gpu, one.verdict.critical_path, f"{one.verdict.bound_by}: {100 * one.verdict.gain:.0f} %")
+    found = [
+        (one.gpu, one.verdict.critical_path, one.verdict.bound_by, f"{100 * one.verdict.gain:.0f} %")
         for one in predictions.values()
         if one.verdict is not None and one.verdict.critical_path
     ]
+    saved = sorted({gain for *_, gain in found})
+    differs = len(saved) > 1
+    rows = [(gpu, shares, f"{bound}: {gain}" if differs else bound) for gpu, shares, bound, gain in found]
+    right = (
+        "the bottleneck, and the share of the step that a GPU twice as fast would save"
+        if differs
+        else (f"the bottleneck. A GPU twice as fast would save {saved[0] if saved else ''} of the step in each row")
+    )
     return _drawing(
         "Time by module",
         share_chart(rows),
-        "Share of a step by module: GPU time, and waits for its kernel launches. Right: the bottleneck, and the share "
-        "of the step that a GPU twice as fast would save.",
+        f"Share of a step by module: GPU time, and waits for its kernel launches. Right: {right}.",
     )
 
 

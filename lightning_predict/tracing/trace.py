@@ -29,6 +29,7 @@ from typing import Any, Final, Literal, final
 from lightning_predict import checked
 from lightning_predict.checked import Checked
 from lightning_predict.errors import TraceFormatError, TraceVersionError
+from lightning_predict.extensions import extension
 from lightning_predict.files import write_atomically
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
@@ -278,20 +279,16 @@ class Trace:
         optimizer_steps: Number of optimizer updates inside the step (2 for a GAN with two optimizers).
         parameters: Parameters of the model in order; empty if no module was known.
         memory: Memory that persists through the step.
-        held: Storages that the step wrote and that existed at its end (gradients, and tensors that a variable of the
-            loop holds until the next step); None if not recorded.
+        held: Storages that the step wrote and that existed at the step's end; None if not recorded.
         buffers: Storages of the model's buffers, which are not part of the batch; None if unknown.
         flags: Global flags.
         compiled: Whether any part ran through `torch.compile`.
-        compile_seconds: Compilation time until the step was recorded, in this fit (without a Trainer: in this process);
-            None if unknown.
-        world_size: Number of processes in the training, each with its own GPU and samples. Only one process was
-            recorded.
+        compile_seconds: Compilation time of this fit (without a Trainer: process) until the step; None if unknown.
+        world_size: Number of processes in the training, each with its own GPU and samples. One process is recorded.
         num_nodes: Number of machines.
         software: Versions of software, for example `{"torch": "2.13.0"}`.
         notes: Notes for the user about missing information.
-        other_steps: Other kinds of steps that alternate with this step, which is the most frequent kind. For example, a
-            GAN may train its generator every fifth batch. Predictions are the mean of all kinds.
+        other_steps: Less frequent kinds of steps that alternate with this kind. Predictions are the mean of all kinds.
     """
 
     operations: tuple[Operation, ...]
@@ -339,6 +336,9 @@ class Trace:
             *([] if self.other_steps == () else [f"{len(self.other_steps) + 1} kinds of step"]),
         ]
         return f"Trace({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return str(extension("trace_html")(self))
 
     def changed(self, change: Callable[[Trace], Trace]) -> Trace:
         """Return the Trace with a change applied to every kind of step."""

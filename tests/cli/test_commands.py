@@ -255,6 +255,13 @@ def test_predict_refuses_what_cannot_be(options: list[str], problem: str, trace:
     assert problem in ran.err
 
 
+def test_an_error_names_options_and_not_python_arguments(run: Run) -> None:
+    named = ("predict", "--model", "hf:Qwen/Qwen2.5-7B")
+    ran = run(*named, "--length", "128", "--quantization", "nf4")
+    assert (ran.code, ran.out) == (2, "")
+    assert "error: --quantization needs LoRA, because layers in 4 bits are frozen: add --lora 16." in ran.err
+
+
 @pytest.mark.parametrize("command", ["predict", "report"])
 def test_a_report_is_one_file_by_its_ending(command: str, trace: Path, run: Run, tmp_path: Path) -> None:
     for name in ("r.html", "r.md", "r.json"):

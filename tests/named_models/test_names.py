@@ -84,7 +84,7 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         ({"batch_size": 0}, "batch_size=0; expected a whole number of at least 1"),
         ({"optimizer": "lion"}, "optimizer='lion'; expected one of adamw, adam, sgd"),
         ({"precision": "int8"}, "precision='int8' is not known"),
-        ({"lora_targets": "q_proj"}, "give its rank, too: lora=16"),
+        ({"lora_targets": "q_proj"}, "needs LoRA, whose layers it names: add lora=16"),
     ],
 )
 def test_wrong_options_are_refused(values: dict[str, object], text: str) -> None:

@@ -247,8 +247,14 @@ def test_the_critical_path_is_shown_by_module() -> None:
     shown = page(Predictions((changed(H100, verdict=verdict), T4)))
     assert "Time by module" in shown.text
     assert "blocks.* <head>" in shown.text  # the key, the larger first
-    assert "host: 4 %" in shown.text
+    assert "Right: the bottleneck. A GPU twice as fast would save 4 % of the step in each row." in shown.text
     assert "<head>" in shown.text
+    device = changed(T4, verdict=replace(verdict, bound_by="device", gain=0.5))
+    both = page(Predictions((changed(H100, verdict=verdict), device))).text
+    assert "host: 4 %" in both  # a share that differs stands in each row
+    assert "device: 50 %" in both
+    alike = page(Predictions((device, changed(device, layout="L4")))).text
+    assert "device: 50 %" not in alike
     assert "Time by module" not in page(FULL).text  # without a timeline
 
 

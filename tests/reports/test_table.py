@@ -402,7 +402,15 @@ def test_a_cell_takes_two_lines_before_its_column_is_left_out_and_never_three() 
     # 5 %" (28).
     two_lines, left_out = printed(TEN, 75 + 2 + 28, verbose=True), printed(TEN, 75 + 2 + 27, verbose=True)
     assert "mlp 65 %, wave 20 %,\n" in two_lines
-    assert "$/h, covered by." in left_out
+    assert "$/h, bound by, covered by." in left_out
+
+
+def test_a_terminal_of_80_columns_keeps_the_bottleneck_and_drops_the_price_per_hour() -> None:
+    shown = printed(Predictions(TEN.items_in_order[1:5]), 80)
+    header = shown.splitlines()[0]
+    assert header.rstrip().endswith("bound by")
+    assert "$/h" not in header
+    assert "left out (line too narrow): $/h." in " ".join(shown.split())
 
 
 def test_a_console_that_is_not_unicode_gets_only_its_own_characters() -> None:

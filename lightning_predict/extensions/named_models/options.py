@@ -61,9 +61,9 @@ class StepOptions:
                 f"quantization={self.quantization!r}; expected one of {', '.join(QUANTIZATIONS)}."
             )
         if self.quantization is not None and self.lora is None:
-            raise InvalidArgumentError("quantization= freezes the layers; give the rank of LoRA, too: lora=16.")
+            raise InvalidArgumentError("quantization= needs LoRA, because layers in 4 bits are frozen: add lora=16.")
         if self.lora_targets is not None and self.lora is None:
-            raise InvalidArgumentError("lora_targets= names the layers of LoRA; give its rank, too: lora=16.")
+            raise InvalidArgumentError("lora_targets= needs LoRA, whose layers it names: add lora=16.")
         self.numbers()
 
     def numbers(self) -> Precision:
