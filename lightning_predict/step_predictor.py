@@ -17,7 +17,12 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.constants import constants_of
 from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, step_memory
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
-from lightning_predict.distributed.single_gpu import PredictionContext, SingleSteps, single_steps, step_of_one_process
+from lightning_predict.distributed.single_gpu import (
+    PredictionContext,
+    SingleGpuSteps,
+    single_steps,
+    step_of_one_process,
+)
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout
@@ -204,7 +209,7 @@ class StepPredictor:
         """
         return memory_need_of(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
 
-    def shared(self, kind: SingleSteps) -> MultiGpuStep:
+    def shared(self, kind: SingleGpuSteps) -> MultiGpuStep:
         """Return the cached simulation of a kind of step, from which the step on several GPUs is predicted."""
         if id(kind) not in self._ready:
             from lightning_predict.distributed.layout_steps import MultiGpuStep
@@ -241,7 +246,7 @@ class StepPredictor:
         return self._tables[strategy]
 
     def _shared(
-        self, kind: SingleSteps, steps: Sequence[StepPrediction], layout: Layout, strategy: Strategy
+        self, kind: SingleGpuSteps, steps: Sequence[StepPrediction], layout: Layout, strategy: Strategy
     ) -> StepPrediction:
         """Predict one kind of step on a layout, from its predictions on single GPUs."""
         tables, row = self._embeddings(strategy), self.setting.gpus.index(layout.gpu)
@@ -249,7 +254,7 @@ class StepPredictor:
             return tables.steps(kind, steps, [layout])[0]
         if layout.count == 1:
             return steps[row]
-        return self.shared(kind).on(layout, steps[row], row, strategy, self.setting.interconnect)
+        return self.shared(kind).on_layout(layout, steps[row], row, strategy, self.setting.interconnect)
 
     def _checked(self, layout: Layout, strategy: Strategy) -> StepPrediction | None:
         """Predict one validation batch; None without validation. Replicas validate independently."""
@@ -403,7 +408,7 @@ def memory_need_of(
         relative=relative,
         allocated_bytes=allocated,
         relative_allocated=one.relative_allocated,
-        spare_bytes=lambda: min(one.spare_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
+        releasable_bytes=lambda: min(one.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
         context=_beside_the_allocator(kind, layout, sharing),
         reported_bytes=reported_bytes,
     )
@@ -432,7 +437,7 @@ def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Int
     return context_bytes(layout.gpu, release_of(kind.software)).added(buffers)
 
 
-def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:
+def _notes(singles: Sequence[SingleGpuSteps]) -> tuple[str, ...]:
     notes: dict[str, None] = {}
     for single in singles:
         kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)

@@ -7,7 +7,7 @@ Example::
         trainer.fit(model)  # training_step calls clock.advance(3600)
     lightning_predict.predict(example_trace(), gpus=[SMALL_GPU], offers=[example_offer("T4", 0.35)])
     one = example_prediction("T4", cost_usd=1.12)
-    changed(one, fits=False, memory_fit="exceeds").memory_fit
+    with_values(one, fits=False, memory_fit="exceeds").memory_fit
     with registrations():
         register(OperationSpec(name="mine", ...))  # in `kernels.operations`; removed at the end of the block
 """
@@ -142,7 +142,7 @@ def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
         coverage={},
     )
     run = Run(gpu=found.name, training_seconds=None, validation_seconds=None, total=None, cycle_seconds=0.020)
-    return changed(Prediction(found, step, run, Price(), MemoryNeed()), **values)
+    return with_values(Prediction(found, step, run, Price(), MemoryNeed()), **values)
 
 
 def example_machine(name: str, step_seconds: float, *, cycle_seconds: float | None = None, **run: Any) -> MachineInUse:
@@ -161,7 +161,7 @@ def example_machine(name: str, step_seconds: float, *, cycle_seconds: float | No
     return MachineInUse(name=name, step=step, run=Run(gpu=name, **(given | run)))
 
 
-def changed(prediction: Prediction, **values: Any) -> Prediction:
+def with_values(prediction: Prediction, **values: Any) -> Prediction:
     """Return a copy of a prediction with other values.
 
     Args:

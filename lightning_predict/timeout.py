@@ -75,23 +75,23 @@ _UNANSWERED: Final[dict[str, BackgroundTask[Any]]] = {}
 """Calls that timed out, by the name of their resource."""
 
 
-def run_unless_hanging(seconds: float, asked: str, work: Callable[[], Result]) -> Result:
+def run_unless_hanging(seconds: float, resource: str, work: Callable[[], Result]) -> Result:
     """Call `work` with a timeout, unless an earlier call on the same resource still hangs.
 
     Args:
         seconds: Timeout.
-        asked: Name of the resource, such as a file or a server.
+        resource: Name of the resource, such as a file or a server.
         work: Function that uses the resource.
 
     Raises:
         TimeoutError: `work` has not finished, or an earlier call still hangs.
     """
-    before = _UNANSWERED.get(asked)
+    before = _UNANSWERED.get(resource)
     if before is not None and not before.is_done():
-        raise TimeoutError(f"{asked} has not answered yet")
-    _UNANSWERED.pop(asked, None)
+        raise TimeoutError(f"{resource} has not answered yet")
+    _UNANSWERED.pop(resource, None)
     background = BackgroundTask(work)
     if not background.is_done(wait_seconds=seconds):
-        _UNANSWERED[asked] = background
-        raise TimeoutError(f"{asked} did not answer within {seconds:g} s")
+        _UNANSWERED[resource] = background
+        raise TimeoutError(f"{resource} did not answer within {seconds:g} s")
     return background.result()

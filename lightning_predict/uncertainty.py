@@ -153,7 +153,7 @@ OWN_SCATTER: Final = _OF.number("OWN_SCATTER", "log")
 CARRIED_SCATTER: Final = _OF.number("CARRIED_SCATTER", "log")
 
 
-def trusted(residual: Any, scatter: float) -> Any:
+def transferred_part(residual: Any, scatter: float) -> Any:
     """Return the transferred part of a deviation in log: half of a deviation as large as the networks' scatter.
 
     The prior of the deviation and its noise are both normal, so the weight is x² / (x² + scatter²).
@@ -161,7 +161,7 @@ def trusted(residual: Any, scatter: float) -> Any:
     return residual * (residual**2 / (residual**2 + scatter**2))
 
 
-def of_ratio(alone: Interval[_Array], scaled: _Array, relation: _IndexArray) -> Interval[_Array]:
+def ratio_interval(alone: Interval[_Array], scaled: _Array, relation: _IndexArray) -> Interval[_Array]:
     """Return times scaled by the ratio on another GPU, with the wider interval: the prediction's or the ratio's.
 
     Args:
@@ -279,7 +279,7 @@ class StepSpread:
         known_gpus: GPUs with published steps.
     """
 
-    kept: float
+    operations_factor: float
     log_half_width: float
     unknown_gpu: float = 0.0
     known_gpus: frozenset[str] = frozenset()
@@ -295,11 +295,13 @@ class StepSpread:
         return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
 
     @overload
-    def widened(self, low: float, high: float, besides: float = 0.0) -> tuple[float, float]: ...
+    def widened(self, low: float, high: float, additional_half_width: float = 0.0) -> tuple[float, float]: ...
     @overload
-    def widened(self, low: _Array, high: _Array, besides: _Array | float = 0.0) -> tuple[_Array, _Array]: ...
     def widened(
-        self, low: float | _Array, high: float | _Array, besides: float | _Array = 0.0
+        self, low: _Array, high: _Array, additional_half_width: _Array | float = 0.0
+    ) -> tuple[_Array, _Array]: ...
+    def widened(
+        self, low: float | _Array, high: float | _Array, additional_half_width: float | _Array = 0.0
     ) -> tuple[float | _Array, float | _Array]:
         """Return the ends of a step's interval from the ends of its operations' interval.
 
@@ -308,14 +310,14 @@ class StepSpread:
         Args:
             low: Lower end of the operations' interval, above 0 and at most 1.
             high: Upper end of the operations' interval, at least 1.
-            besides: Additional half-width in log(seconds), for an unknown GPU.
+            additional_half_width: Additional half-width in log(seconds), for an unknown GPU.
         """
-        common = independent(self.log_half_width, besides)
-        below, above = (independent(self.kept * np.log(end), common) for end in (low, high))
+        common = independent(self.log_half_width, additional_half_width)
+        below, above = (independent(self.operations_factor * np.log(end), common) for end in (low, high))
         return np.exp(-below), np.exp(above)
 
 
-UNCALIBRATED: Final = StepSpread(kept=1.0, log_half_width=0.0)
+UNCALIBRATED: Final = StepSpread(operations_factor=1.0, log_half_width=0.0)
 """Spread without calibration, which keeps the intervals of the operations."""
 
 
@@ -335,7 +337,7 @@ def read_spread(path: Path) -> StepSpread:
     content = checked.read_json(path, WeightsFormatError)
     spread = content.member("spread")
     return StepSpread(
-        kept=spread.member("kept").number(),
+        operations_factor=spread.member("kept").number(),
         log_half_width=spread.member("log_half_width").number(),
         unknown_gpu=UNMEASURED_GPU_HALF_WIDTH,
         known_gpus=frozenset(content.member("provenance").member("gpus").texts()),
@@ -427,11 +429,11 @@ def ends_of_step(
     """
     launched = Interval(*(np.full_like(device.middle, seconds) for seconds in host))
     exposed = middle - np.maximum(device.middle, host[1])  # mutual waits, which are in neither queue's own time
-    low, high = (end + exposed for end in ends_of_later(device, launched))
+    low, high = (end + exposed for end in interval_of_maximum(device, launched))
     return np.minimum(low, middle), np.maximum(high, middle) + residual
 
 
-def ends_of_later(one: Interval[_Array], other: Interval[_Array]) -> tuple[_Array, _Array]:
+def interval_of_maximum(one: Interval[_Array], other: Interval[_Array]) -> tuple[_Array, _Array]:
     """Return the 90 % interval of the later of two times with independent errors.
 
     If the intervals overlap, the low end is above both low ends, and the high end is slightly above both high ends. The

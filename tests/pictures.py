@@ -34,7 +34,7 @@ from lightning_predict.reports.loggers import (
     log_table,
     metrics,
     ranking_table,
-    that_decide,
+    selected_gpus,
 )
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import ranking_lines
@@ -74,7 +74,7 @@ def texts(found: Predictions) -> dict[str, str]:
     page = re.sub(r"<(style|script)>.*?</\1>", "", report(found), flags=re.DOTALL)
     shown = " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
     ranking = found.ranking(deadline_hours=DEADLINE_HOURS)
-    logged = metrics(found, gpus=that_decide(ranking, found))
+    logged = metrics(found, gpus=selected_gpus(ranking, found))
     tensorboard = [
         ranking_table(ranking).markdown,
         markdown_table(found, verbose=False, width=TENSORBOARD_WIDTH),
@@ -113,7 +113,7 @@ def photograph_tensorboard(found: Predictions, file: Path, *, page: str = "text"
     with tempfile.TemporaryDirectory() as folder:
         logger = TensorBoardLogger(folder, name="gpt2", version="run")
         ranking = found.ranking(deadline_hours=DEADLINE_HOURS)
-        log_predictions([logger], found, step=16, gpus=that_decide(ranking, found))
+        log_predictions([logger], found, step=16, gpus=selected_gpus(ranking, found))
         log_table([logger], ranking_table(ranking), step=16)
         logger.finalize("success")
         with socket.socket() as free:

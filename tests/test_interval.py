@@ -7,7 +7,7 @@ import pytest
 
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
-from lightning_predict.uncertainty import ends_of_later
+from lightning_predict.uncertainty import interval_of_maximum
 
 STEP = Interval(4.0, 5.0, 7.0)
 
@@ -54,7 +54,7 @@ def array(*ends: float) -> Interval[Array]:
 
 
 def later(one: tuple[float, float, float], other: tuple[float, float, float]) -> list[float]:
-    return [float(end[0]) for end in ends_of_later(array(*one), array(*other))]
+    return [float(end[0]) for end in interval_of_maximum(array(*one), array(*other))]
 
 
 def test_the_later_of_two_alike_is_over_when_both_are() -> None:
@@ -77,7 +77,7 @@ def test_the_later_is_no_earlier_than_either_at_each_end() -> None:
     random = np.random.default_rng(1)
     middle = random.uniform(1, 2, (2, 100))
     one, other = (Interval(own / random.uniform(1.1, 3, 100), own, own * random.uniform(1.1, 3, 100)) for own in middle)
-    low, high = ends_of_later(one, other)
+    low, high = interval_of_maximum(one, other)
     assert (low >= np.maximum(one.low, other.low) * (1 - 1e-6)).all()
     assert (high >= np.maximum(one.high, other.high) * (1 - 1e-6)).all()
     assert (low <= np.maximum(one.middle, other.middle)).all()

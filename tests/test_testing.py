@@ -5,7 +5,7 @@ import pytest
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
-from lightning_predict.testing import SMALL_GPU, Clock, changed, example_offer, example_prediction, example_trace
+from lightning_predict.testing import SMALL_GPU, Clock, example_offer, example_prediction, example_trace, with_values
 
 
 def test_a_trace_a_gpu_and_prices_are_enough_to_predict_with() -> None:
@@ -27,10 +27,10 @@ def test_offers_are_a_price_list() -> None:
 
 
 def test_values_of_a_prediction_change_by_their_flat_names() -> None:
-    one = changed(example_prediction("T4"), cost_usd=1.12, iteration=Interval(0.4, 0.5, 0.6))
+    one = with_values(example_prediction("T4"), cost_usd=1.12, iteration=Interval(0.4, 0.5, 0.6))
     assert (one.cost_usd, one.iteration_seconds_high) == (1.12, 0.6)
     with pytest.raises(InvalidArgumentError, match=r"A prediction has no colour; give names of its values\."):
-        changed(one, colour=1)
+        with_values(one, colour=1)
 
 
 def test_a_clock_goes_on_when_it_is_told_to() -> None:

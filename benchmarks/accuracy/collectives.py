@@ -140,7 +140,7 @@ class RatioCase:
         """Seconds of the step on all, from that on one."""
         shared, step = _shared_step(self.step, self.layout.gpu.name)
         single = replace(step, interval=Interval(*[self.single_seconds] * 3))
-        return shared.on(self.layout, single, 0, Strategy(), interconnect).interval
+        return shared.on_layout(self.layout, single, 0, Strategy(), interconnect).interval
 
 
 CIFAR_BATCH: Final = 256

@@ -97,7 +97,7 @@ class ExponentStudy:
         pairs: Ordered pairs of GPUs.
         rows: Rows of all pairs.
         chosen: The power with the least error.
-        left_out_error: Error of the pairs with a GPU by the power chosen on those without.
+        cross_validation_error: Error of the pairs with a GPU by the power chosen on those without.
         errors: Error by each of `POWERS`.
         half_width: Conformal 90 % quantile of what the power in use leaves where a network was trained on the
             operation; every pair counts the same. None without such pairs: a stand-in's own interval is wider.

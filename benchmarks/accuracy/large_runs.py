@@ -366,7 +366,7 @@ def predicted_runs(
     results = []
     for case in cases:
         row = gpus.index(case.layout.gpu)
-        on = partial(shared.on, case.layout, single.steps[row], row, case.strategy, case.interconnect)
+        on = partial(shared.on_layout, case.layout, single.steps[row], row, case.strategy, case.interconnect)
         studied = []
         for host in FRAMEWORK_HOSTS if studies else ():
             overlap_costs = replace(OVERLAP_COSTS, framework_host=host)

@@ -447,7 +447,7 @@ def _predicted(cases: Sequence[ScalingCase], weights: Path | None) -> list[Scali
         row = names.index(case.gpu)
         seconds = units / case.single_per_second
         measured = replace(steps[row], interval=Interval(seconds, seconds, seconds))
-        found = shared.on(Layout(gpus[row], case.count), measured, row, Strategy())
+        found = shared.on_layout(Layout(gpus[row], case.count), measured, row, Strategy())
         ends = (seconds / found.seconds, seconds / found.high_seconds, seconds / found.low_seconds)
         results.append(ScalingResult(case, _study(shared, measured, row, Layout(gpus[row], case.count)), *ends))
     return results
@@ -469,11 +469,11 @@ def _prepared(
 def _study(shared: MultiGpuStep, step: StepPrediction, row: int, layout: Layout) -> Study:
     walked = []
     for slowdown in SLOWDOWNS:
-        found = shared.walked(layout, step, row, Strategy(), overlap_costs=OverlapCosts(slowdown=slowdown))
+        found = shared.overlapped(layout, step, row, Strategy(), overlap_costs=OverlapCosts(slowdown=slowdown))
         hidden = max(float((found.communication_seconds - found.exposed_seconds)[1]), 0.0)
         walked.append((float(found.seconds[1]) / step.seconds, hidden / step.seconds))
     at_each = (
-        shared.on(layout, step, row, Strategy(), Interconnect(intra_node_bytes_per_second=bus)).seconds
+        shared.on_layout(layout, step, row, Strategy(), Interconnect(intra_node_bytes_per_second=bus)).seconds
         for bus in BUS_BANDWIDTHS
     )
     by_bandwidth = tuple(step.seconds / seconds for seconds in at_each)

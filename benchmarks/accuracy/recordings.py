@@ -26,7 +26,7 @@ from lightning_predict.errors import LightningPredictError
 from lightning_predict.kernels.memory_bound import is_known
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.older_releases import in_todays_words
+from lightning_predict.tracing.older_releases import with_current_names
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import FORMAT, Kernel, Trace, read_trace_json
 from lightning_predict.units import seconds_to_milliseconds
@@ -199,7 +199,7 @@ def load_recording(path: Path) -> Trace:
         document = read_trace_json(str(path), strict=False)
         own = isinstance(document, dict) and document.get("format") == FORMAT
         trace = Trace.load(str(path)) if own else import_trace(path)
-    return replace(trace, operations=in_todays_words(trace.operations)) if own else trace
+    return replace(trace, operations=with_current_names(trace.operations)) if own else trace
 
 
 def without_kernels(trace: Trace) -> Trace:

@@ -205,7 +205,9 @@ def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
     for case, kept in zip(cases, needed, strict=True):
         by_table[case.table].append(kept)
     least = max(float(np.quantile(own, LEAST_HELD, method="higher")) for own in by_table.values())
-    return StepSpread(kept=max(weighted_quantile(np.array(needed), _weights(cases)), least), log_half_width=shared)
+    return StepSpread(
+        operations_factor=max(weighted_quantile(np.array(needed), _weights(cases)), least), log_half_width=shared
+    )
 
 
 def _shared_deviation(cases: Sequence[StepCase]) -> float:

@@ -32,7 +32,7 @@ from benchmarks.training.families import train_bases
 from benchmarks.training.recipes import RECIPES, Recipe
 from benchmarks.training.report import report_table
 from benchmarks.training.tables import read_tables
-from lightning_predict.extensions.own_weights.measuring.main_rates import STREAMS, MainRates, explaining_bandwidth
+from lightning_predict.extensions.own_weights.measuring.main_rates import STREAMS, MainRates, equivalent_bandwidth
 from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.extensions.own_weights.training.tuning import gpus_of
 from lightning_predict.gpus import gpu as find_gpu
@@ -217,7 +217,7 @@ def anchored(gpu: Gpu, groups: Sequence[Group], models: BundledModels) -> Gpu | 
         for dtype, one in rates.items()
         if len(one) >= FEWEST_LARGE and dtype not in gpu.measured_flops_per_second
     }
-    memory = explaining_bandwidth(gpu, streams, models) if len(streams) >= FEWEST_LARGE else gpu.dram_bytes_per_second
+    memory = equivalent_bandwidth(gpu, streams, models) if len(streams) >= FEWEST_LARGE else gpu.dram_bytes_per_second
     if not found and memory == gpu.dram_bytes_per_second:
         return None
     anchors = MainRates(gpu=gpu, flops_per_second=found, dram_bytes_per_second=memory)

@@ -319,7 +319,7 @@ def write_spread(cases: Sequence[StepCase], path: Path) -> None:
     spread, fit = fit_spread(cases), fit_steps(cases)
     left_out = {name: spread_left_out(cases, key) for name, key in LEFT_OUT.items()}
     content = {
-        "spread": {"kept": round(spread.kept, 3), "log_half_width": round(spread.log_half_width, 3)},
+        "spread": {"kept": round(spread.operations_factor, 3), "log_half_width": round(spread.log_half_width, 3)},
         "provenance": {
             "cases": {table: sum(one.table == table for one in cases) for table in _tables(cases)},
             "gpus": sorted({one.gpu for one in cases}),

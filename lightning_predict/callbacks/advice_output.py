@@ -92,7 +92,7 @@ class DataFlowRecorder:
         if self._window is None:
             self._window = self._count.windows
         self._is_in_batch, self._nodes_at_start = True, autograd_nodes()
-        if not self._batches.begins(shapes_of(batch), whatever_shape=False):
+        if not self._batches.begins(shapes_of(batch), ignores_shapes=False):
             return
         try:
             self._session.start()
@@ -106,7 +106,9 @@ class DataFlowRecorder:
             self._batches.ends(autograd_nodes() - self._nodes_at_start)
             if self._count.windows != self._window:
                 try:
-                    followed = self._session.trace(batches=self.trace.batches, shown_by=self._batches.shown_by or ())
+                    followed = self._session.trace(
+                        batches=self.trace.batches, represented_by=self._batches.represented_by or ()
+                    )
                     self.trace = with_data_flow(self.trace, followed)
                 except LightningPredictError as error:
                     self._ends(error)

@@ -139,7 +139,7 @@ class RentedMachine:
         return f"{self.world_size} x {self.device}"
 
 
-def _say_state_is_lost(budget: CostBudget, error: Exception) -> None:
+def _warn_state_lost(budget: CostBudget, error: Exception) -> None:
     """Warn, once per fit, that checkpoints are written without the used amounts."""
     if "state" not in budget._warned:
         budget._warned.add("state")
@@ -159,7 +159,7 @@ class _Fit:
     """State of one fit.
 
     Attributes:
-        meetings: Exchange between the ranks, for joint decisions.
+        rank_agreement: Exchange between the ranks, for joint decisions.
         schedule: Decides after which batches the ranks decide; None for one process.
         failure: Error on this rank, as text.
         has_ended: Whether the run was told to end.
@@ -180,8 +180,8 @@ class _Fit:
         next_check: Time of the ledger's clock before which no other check is due.
     """
 
-    def __init__(self, trainer: Trainer, meetings: RankAgreement, folder: str) -> None:
-        self.meetings = meetings
+    def __init__(self, trainer: Trainer, rank_agreement: RankAgreement, folder: str) -> None:
+        self.rank_agreement = rank_agreement
         self.optimizer_steps_done: Callable[[], int] = lambda: trainer.global_step
         self.quiet_batches: float = 0
         self.quiet_until = self.next_check = 0.0
@@ -302,7 +302,7 @@ class CostBudget(ObservingCallback):
     state_key = "lightning_predict.CostBudget"
     """Key in checkpoints, equal for all budgets, so that a run can be resumed with a larger budget."""
 
-    @fallback_on_error(dict, _say_state_is_lost)
+    @fallback_on_error(dict, _warn_state_lost)
     def state_dict(self) -> dict[str, Any]:
         """Return the used amounts, the machine and the reason for a stop, as plain values.
 
@@ -386,7 +386,7 @@ class CostBudget(ObservingCallback):
                 fit.observer.validation.on_batch_end()
             return
         fit.validated_batches += 1
-        interval = 1 if isinstance(fit.meetings, SingleProcess) else fit.validation_interval
+        interval = 1 if isinstance(fit.rank_agreement, SingleProcess) else fit.validation_interval
         is_due = interval is not None and fit.validated_batches % interval == 0
         self._on_rank_zero(fit, is_due, lambda: self._validation_batch_ends(trainer, fit))
         if not is_due or self.on_exceed == "warn" or minimums_preventing_stop(trainer):
@@ -406,7 +406,7 @@ class CostBudget(ObservingCallback):
         if fit.observer is not None:
             is_manual = not pl_module.automatic_optimization
             fit.observer.windows.start_training(optimizer_steps_done=trainer.global_step, is_manual=is_manual)
-        fit.schedule = None if isinstance(fit.meetings, SingleProcess) else AgreementSchedule()
+        fit.schedule = None if isinstance(fit.rank_agreement, SingleProcess) else AgreementSchedule()
         batches = _validation_batches(trainer)
         decision = self._agree(
             fit, lambda: self._open(trainer, fit) | self._settings | {"checkpoint": fit.place.checkpoint}, alike=batches
@@ -469,9 +469,9 @@ class CostBudget(ObservingCallback):
         schedule = fit.schedule
         is_due = schedule is not None and schedule.on_batch_end()
         if schedule is None:
-            self._look(trainer, fit, is_due=False)
+            self._count_batch(trainer, fit, is_due=False)
         else:
-            self._on_rank_zero(fit, is_due, lambda: self._look(trainer, fit, is_due=is_due))
+            self._on_rank_zero(fit, is_due, lambda: self._count_batch(trainer, fit, is_due=is_due))
         if is_due or (schedule is None and fit.judge is not None):
             decision = self._agree(fit, lambda: self._decide(trainer, fit), alike=_validation_batches(trainer))
             if schedule is not None:
@@ -501,7 +501,7 @@ class CostBudget(ObservingCallback):
         ranks.
         """
         failure, fit = f"{type(error).__name__}: {error}", self._fit
-        if fit is None or isinstance(fit.meetings, SingleProcess):
+        if fit is None or isinstance(fit.rank_agreement, SingleProcess):
             self._fit = None
             warn(f"CostBudget is off, and training continues without a budget: {failure}")
         else:
@@ -526,14 +526,14 @@ class CostBudget(ObservingCallback):
             look()
         except Exception as error:
             own_error(error)
-            if not is_due or isinstance(fit.meetings, SingleProcess):
+            if not is_due or isinstance(fit.rank_agreement, SingleProcess):
                 raise
             self.give_up(error)
 
     def _agree(self, fit: _Fit, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
         """Decide together with the other ranks. An error on any rank is raised on all, which turns the budget off."""
         try:
-            return fit.meetings.agree(ask, failure=fit.failure, alike=None if alike is None else str(alike))
+            return fit.rank_agreement.agree(ask, failure=fit.failure, alike=None if alike is None else str(alike))
         except Exception:
             self._fit = None
             raise
@@ -558,7 +558,7 @@ class CostBudget(ObservingCallback):
         fit.watch = BudgetWatch(
             limits,
             self._ledger,
-            moments=ForecastSchedule(
+            schedule=ForecastSchedule(
                 batches_per_window=trainer.accumulate_grad_batches, batches=batches_of_fit(trainer)
             ),
             warmup_steps=self.warmup_steps * trainer.accumulate_grad_batches,
@@ -626,7 +626,7 @@ class CostBudget(ObservingCallback):
                 self._warned.add("ledger")
                 warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
 
-    def _look(self, trainer: Trainer, fit: _Fit, *, is_due: bool) -> None:
+    def _count_batch(self, trainer: Trainer, fit: _Fit, *, is_due: bool) -> None:
         """Count a batch, and prepare the next check. If the ranks decide now, always prepare a check."""
         watch, observer = fit.watch, fit.observer
         if watch is None or observer is None:
@@ -816,7 +816,7 @@ class CostBudget(ObservingCallback):
                     trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait for this rank there
                 except Exception as another:
                     problem += f"; then {type(another).__name__}: {another}"
-            fit.meetings.agree(dict, failure=problem or None)
+            fit.rank_agreement.agree(dict, failure=problem or None)
             fit.saved_seconds = fit.stated_seconds
             where = f" Its checkpoint is {path}."
             if trainer.is_last_batch or resumes_data(trainer):
@@ -966,7 +966,7 @@ class Terms:
         )
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """All limits as given, for example `$20.00 and 6 h`."""
         limits = [
             None if self.usd is None else dollars(self.usd),
@@ -994,7 +994,7 @@ class Terms:
                 counted = f"; it counts {in_words(price.usd_per_hour)} ({price.source})"
             elif price.usd_per_hour is not None:
                 counted = f"; it counts {in_words(price.usd_per_hour)}"
-        print_sentence(trainer, f"CostBudget allows {self.in_words}{counted}.")
+        print_sentence(trainer, f"CostBudget allows {self.description}{counted}.")
         emissions = self.emissions
         if emissions is not None:
             ledger.kg_co2_per_second = emissions.per_second(trainer) or 0.0

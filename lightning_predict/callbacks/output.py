@@ -82,10 +82,10 @@ def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, o
 
 
 def _log(predictions: Predictions, ranking: Ranking, trainer: Trainer, output_options: OutputOptions) -> None:
-    from lightning_predict.reports.loggers import log_predictions, log_table, ranking_table, that_decide
+    from lightning_predict.reports.loggers import log_predictions, log_table, ranking_table, selected_gpus
 
     step, loggers = trainer.global_step, trainer.loggers
-    gpus = None if output_options.logs_in_full else that_decide(ranking, predictions)
+    gpus = None if output_options.logs_in_full else selected_gpus(ranking, predictions)
 
     def log() -> tuple[str, ...]:
         refusals = log_predictions(loggers, predictions, step=step, in_full=output_options.logs_in_full, gpus=gpus)

@@ -130,7 +130,7 @@ class RestPrediction:
 
 def predict_rest(
     trainer: Trainer,
-    question: PredictionRequest,
+    request: PredictionRequest,
     trace: Trace,
     *,
     validation: Trace | None,
@@ -141,24 +141,24 @@ def predict_rest(
     is_rough: bool = False,
 ) -> RestPrediction:
     """Predict the rest of a fit. `is_rough` means that a recommendation needs more steps."""
-    given = _batches_per_epoch(trainer, question)
+    given = _batches_per_epoch(trainer, request)
     inputs = forecast_inputs(
         trainer, window_size=window_size, moment=moment, batches_per_epoch=given or observer.batches_per_epoch
     )
     rest = observer.rest(inputs, batches_per_window=trace.batches, samples=trace.samples)
     work = rest.workload
-    trace = with_current_step_time(trace, rest.batch_times).changed(lambda step: of_processes(step, trainer))
+    trace = with_current_step_time(trace, rest.batch_times).changed(lambda step: with_world_size(step, trainer))
     assumptions = replace(
-        question.assumptions,
-        strategy=strategy_of_trainer(trainer) if question.strategy is None else question.strategy,
-        history=earlier_runs(trainer, question, trace, is_renewed=is_renewed),
+        request.assumptions,
+        strategy=strategy_of_trainer(trainer) if request.strategy is None else request.strategy,
+        history=earlier_runs(trainer, request, trace, is_renewed=is_renewed),
     )
 
     from lightning_predict.prediction import predict_workload
 
     def work_out() -> Predictions:
         return predict_workload(
-            trace, question.layouts, work, assumptions, validation=validation, forecast=rest.forecast
+            trace, request.layouts, work, assumptions, validation=validation, forecast=rest.forecast
         )
 
     longest = wait_seconds(trainer, PREDICTION_SECONDS)
@@ -197,7 +197,7 @@ def _heading(predictions: Predictions, steps: int) -> str | None:
     return f"{subject}{what}, recorded on this {place} at step {steps:,}"
 
 
-def of_processes(step: Trace, trainer: Trainer) -> Trace:
+def with_world_size(step: Trace, trainer: Trainer) -> Trace:
     """Return the step with the Trainer's numbers of processes and machines."""
     return replace(step, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
 
@@ -222,9 +222,9 @@ def earlier_runs(
     return tuple(one for one in records if one.layout != used)
 
 
-def _batches_per_epoch(trainer: Trainer, question: PredictionRequest) -> int | None:
+def _batches_per_epoch(trainer: Trainer, request: PredictionRequest) -> int | None:
     """Return the user's number of batches per epoch, if the loader has no length."""
-    return question.batches_per_epoch if math.isinf(trainer.num_training_batches) else None
+    return request.batches_per_epoch if math.isinf(trainer.num_training_batches) else None
 
 
 def _notes(trainer: Trainer, given: int | None, observer: RunObserver, work: Workload) -> tuple[str, ...]:

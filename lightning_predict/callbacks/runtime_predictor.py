@@ -38,7 +38,7 @@ from lightning_predict.callbacks.forecast_updates import ForecastUpdates
 from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, rank_zero_info, warn
 from lightning_predict.callbacks.observing import ObservingCallback
 from lightning_predict.callbacks.output import OutputOptions, print_predictions
-from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_prediction, of_processes
+from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_prediction, with_world_size
 from lightning_predict.callbacks.trainer_state import callbacks_of, inactive_mode
 from lightning_predict.checked import shown
 from lightning_predict.cost.prediction import UserPrice
@@ -460,7 +460,7 @@ class RuntimePredictor(ObservingCallback):
             fit.memory_ahead = fit.memory_ahead or MemoryWarnings()
             if batch is not None:
                 fit.memory_ahead.batch_was_recorded(batch)
-        self.trace = trace.changed(lambda step: of_processes(step, trainer))
+        self.trace = trace.changed(lambda step: with_world_size(step, trainer))
         self._save(trainer)
         self._predict(trainer, pl_module, fit, "batch end", trace=trace, window_size=fit.recording.window_size)
 

@@ -354,7 +354,7 @@ class Findings:
         )
         if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
             each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"
-            found = replace(found, several=f"For one GPU with the whole model; {each}.")
+            found = replace(found, multi_gpu_sentence=f"For one GPU with the whole model; {each}.")
         return replace(self, memory=found)
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:

@@ -27,7 +27,7 @@ from lightning_predict.gpus import Gpu
 from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
 
 if TYPE_CHECKING:
-    from lightning_predict.cost.prediction import Values
+    from lightning_predict.cost.prediction import PredictionFields
 
 _OF: Final = constants_of(__name__)
 
@@ -103,7 +103,7 @@ def energy(
     )
 
 
-def prediction_energy(prediction: Values) -> Energy | None:
+def prediction_energy(prediction: PredictionFields) -> Energy | None:
     """Estimate the energy of a predicted run; None if the length of the run or the GPU is unknown.
 
     Raises:

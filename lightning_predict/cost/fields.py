@@ -2,7 +2,7 @@
 
 `cost/prediction.py` lists all fields. `reports/table_columns.py` formats the column of a field by its unit. Example::
 
-    class Values:
+    class PredictionFields:
         usd_per_hour = Field[float | None]("price.usd_per_hour", "Price of all machines.", "$/h", title="$/h")
 
 A dataclass that inherits `Deferred` can postpone values that take long to compute. Example::

@@ -14,7 +14,7 @@ algorithms by heuristics, so intervals of convolutional networks are wider. Exam
     ...               operations=(Operation(name="aten::relu", phase="forward", outputs=(hidden,)),
     ...                           Operation(name="aten::threshold_backward", phase="backward", inputs=(hidden,))))
     >>> need = step_memory(trace)
-    >>> need.lasting_bytes, need.passing_bytes  # 1000 + 1000, and 256 x 4
+    >>> need.persistent_bytes, need.temporary_bytes  # 1000 + 1000, and 256 x 4
     (2000, 1024)
     >>> from lightning_predict.gpus import gpu
     >>> usable = usable_bytes(gpu("T4"))  # 16 GiB, less ECC, the driver and the CUDA context
@@ -118,8 +118,9 @@ class MemoryNeed(Deferred):
     Attributes:
         memory_bytes: Memory that torch's allocator reserves for a step.
         memory_fit: `fits`, `tight` or `exceeds`.
-        memory_free_bytes: Usable memory minus `memory_bytes` plus `spare_bytes`; negative if the step does not fit.
-        spare_bytes: Part of `memory_bytes` that the allocator releases if the GPU runs out of memory.
+        memory_free_bytes: Usable memory minus `memory_bytes` plus `releasable_bytes`; negative if the step does not
+            fit.
+        releasable_bytes: Part of `memory_bytes` that the allocator releases if the GPU runs out of memory.
         allocated: Peak of tensors and workspaces (`torch.cuda.max_memory_allocated`).
         reserved: Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`).
         process: Memory of the process, as nvidia-smi shows.
@@ -129,7 +130,7 @@ class MemoryNeed(Deferred):
     memory_bytes: float | None = None
     memory_fit: MemoryFit | None = None
     memory_free_bytes: float | None = None
-    spare_bytes: float = 0.0
+    releasable_bytes: float = 0.0
     allocated: Interval[float] | None = None
     reserved: Interval[float] | None = None
     process: Interval[float] | None = None
@@ -145,7 +146,7 @@ class MemoryNeed(Deferred):
         """GPU memory available to tensors of the process; None if the need is unknown."""
         if self.memory_bytes is None or self.memory_free_bytes is None:
             return None
-        return self.memory_bytes - self.spare_bytes + self.memory_free_bytes
+        return self.memory_bytes - self.releasable_bytes + self.memory_free_bytes
 
 
 def memory_need(
@@ -155,7 +156,7 @@ def memory_need(
     relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS,
     allocated_bytes: float | None = None,
     relative_allocated: Interval[float] = ALLOCATED_WITH_CONVOLUTIONS,
-    spare_bytes: float | Callable[[], float] = 0.0,
+    releasable_bytes: float | Callable[[], float] = 0.0,
     context: Interval[float] | None = None,
     reported_bytes: float | None = None,
 ) -> MemoryNeed:
@@ -167,8 +168,8 @@ def memory_need(
         relative: Interval of `needed_bytes`, as factors.
         allocated_bytes: Peak of allocated memory; None if unknown.
         relative_allocated: Interval of `allocated_bytes`, as factors.
-        spare_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory. A function
-            is only called if the step may not fit without this part, or if a value that depends on it is read.
+        releasable_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory. A
+            function is only called if the step may not fit without this part, or if a value that depends on it is read.
         context: Memory of the process outside the allocator; None uses the CUDA context of the current torch version.
         reported_bytes: `total_memory` as reported by torch; None derives the value from the nominal memory size.
     """
@@ -182,17 +183,17 @@ def memory_need(
         must = relative.scaled(max(needed_bytes - spare, 0.0))
         return _need_of(needed_bytes, spare, must, reserved, allocated=allocated, context=context, total=total)
 
-    if not callable(spare_bytes):
-        return need(spare_bytes)
+    if not callable(releasable_bytes):
+        return need(releasable_bytes)
     whole = need(0.0)
     if whole.memory_fit != "fits":
-        return need(spare_bytes())
-    return defer(whole, lambda: need(spare_bytes()), "memory_free_bytes", "spare_bytes", "fit_probability")
+        return need(releasable_bytes())
+    return defer(whole, lambda: need(releasable_bytes()), "memory_free_bytes", "releasable_bytes", "fit_probability")
 
 
 def _need_of(
     needed_bytes: float,
-    spare_bytes: float,
+    releasable_bytes: float,
     must: Interval[float],
     reserved: Interval[float],
     *,
@@ -207,12 +208,12 @@ def _need_of(
         filled = min(needed_bytes, total - context.middle)
         if filled < needed_bytes:
             reserved = replace(reserved, low=min(must.low, filled)).clamp_max(filled)
-        needed_bytes, spare_bytes = filled, spare_bytes - (needed_bytes - filled)
+        needed_bytes, releasable_bytes = filled, releasable_bytes - (needed_bytes - filled)
     return MemoryNeed(
         memory_bytes=needed_bytes,
         memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
         memory_free_bytes=free,
-        spare_bytes=spare_bytes,
+        releasable_bytes=releasable_bytes,
         allocated=None if allocated is None else allocated.clamp_max(reserved.high),
         reserved=reserved,
         process=reserved.added(context) if free < 0 else reserved.added(context).clamp_max(total),
@@ -259,24 +260,25 @@ class StepMemory(Deferred):
     """Memory need of a step, by cause, in bytes.
 
     Attributes:
-        lasting_bytes: Memory allocated throughout the step. If the peak was measured: the whole peak, with workspaces.
-        passing_bytes: Additional memory at the peak of the forward and backward passes.
+        persistent_bytes: Memory allocated throughout the step. If the peak was measured: the whole peak, with
+            workspaces.
+        temporary_bytes: Additional memory at the peak of the forward and backward passes.
         update_bytes: Additional memory at the peak of the optimizer step.
         slack_bytes: Excess of reserved memory over the tensors, simulated or measured.
         workspace_bytes: Simulated excess of allocated memory over the tensors: library workspaces and block rounding.
-        spare_bytes: Part of `slack_bytes` that the allocator releases if the GPU runs out of memory.
+        releasable_bytes: Part of `slack_bytes` that the allocator releases if the GPU runs out of memory.
         cublas_handles: Number of cuBLAS handles whose workspaces the other fields do not include; 0 if memory was
             measured.
         relative: Interval of the reserved memory, as factors.
         relative_allocated: Interval of the allocated memory, as factors.
     """
 
-    lasting_bytes: int
-    passing_bytes: int = 0
+    persistent_bytes: int
+    temporary_bytes: int = 0
     update_bytes: int = 0
     slack_bytes: int = 0
     workspace_bytes: int = 0
-    spare_bytes: int = 0
+    releasable_bytes: int = 0
     cublas_handles: int = 0
     relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS
     relative_allocated: Interval[float] = ALLOCATED_WITH_CONVOLUTIONS
@@ -294,8 +296,8 @@ class StepMemory(Deferred):
 
         Only the first value grows with the batch size.
         """
-        always = self.lasting_bytes + self.slack_bytes + cublas_bytes(gpu, handles=self.cublas_handles)
-        return always + self.passing_bytes, always + self.update_bytes
+        always = self.persistent_bytes + self.slack_bytes + cublas_bytes(gpu, handles=self.cublas_handles)
+        return always + self.temporary_bytes, always + self.update_bytes
 
 
 def step_memory(trace: Trace) -> StepMemory | None:
@@ -311,15 +313,15 @@ def step_memory(trace: Trace) -> StepMemory | None:
     if memory.reserved_bytes is not None:
         peak = min(memory.peak_bytes or memory.reserved_bytes, memory.reserved_bytes)
         return StepMemory(
-            lasting_bytes=peak,
+            persistent_bytes=peak,
             slack_bytes=memory.reserved_bytes - peak,
-            spare_bytes=max(memory.reserved_bytes - round(MEASURED_ALLOCATED.middle * peak), 0),
+            releasable_bytes=max(memory.reserved_bytes - round(MEASURED_ALLOCATED.middle * peak), 0),
             relative=MEASURED_RESERVED,
             relative_allocated=MEASURED_PEAK,
         )
     if memory.peak_bytes is not None:
         return StepMemory(
-            lasting_bytes=memory.peak_bytes, relative=MEASURED_ALLOCATED, relative_allocated=MEASURED_PEAK
+            persistent_bytes=memory.peak_bytes, relative=MEASURED_ALLOCATED, relative_allocated=MEASURED_PEAK
         )
     if memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
@@ -333,8 +335,8 @@ def step_memory(trace: Trace) -> StepMemory | None:
     if blocks.trials:
         reserved += round(TRIALS_SHARE * share * reserved)
     need = StepMemory(
-        lasting_bytes=lasting,
-        passing_bytes=max(passes - lasting, 0),
+        persistent_bytes=lasting,
+        temporary_bytes=max(passes - lasting, 0),
         update_bytes=max(update - lasting, 0),
         slack_bytes=max(reserved - tensors, 0),
         workspace_bytes=max(step.allocated_bytes - tensors, 0),
@@ -344,9 +346,9 @@ def step_memory(trace: Trace) -> StepMemory | None:
     )
 
     def on_full_gpu() -> StepMemory:
-        return replace(need, spare_bytes=max(reserved - max(least_reserved_bytes(blocks, step), tensors), 0))
+        return replace(need, releasable_bytes=max(reserved - max(least_reserved_bytes(blocks, step), tensors), 0))
 
-    return defer(need, on_full_gpu, "spare_bytes")
+    return defer(need, on_full_gpu, "releasable_bytes")
 
 
 def _interpolated(share: float, without: Interval[float], of_them: Interval[float]) -> Interval[float]:

@@ -66,29 +66,29 @@ class Price:
         return days if days > self.fresh_days else None
 
 
-def _step_seconds(one: Values) -> float:
+def _step_seconds(one: PredictionFields) -> float:
     return one.iteration_seconds if one.measured_seconds is None else one.measured_seconds
 
 
-def _loader_share(one: Values) -> float:
+def _loader_share(one: PredictionFields) -> float:
     return 1 - one.iteration_seconds / one.cycle_seconds if one.cycle_seconds > 0 else 0.0
 
 
-def _cycle(one: Values) -> Interval[float]:
+def _cycle(one: PredictionFields) -> Interval[float]:
     return one.iteration.added(one.cycle_seconds - one.iteration_seconds)
 
 
-def _samples_per_second(one: Values) -> float | None:
+def _samples_per_second(one: PredictionFields) -> float | None:
     samples = one.run.samples_per_iteration
     return None if samples is None else samples / one.step_seconds
 
 
-def _tokens_per_second(one: Values) -> float | None:
+def _tokens_per_second(one: PredictionFields) -> float | None:
     tokens = one.run.tokens_per_iteration
     return None if tokens is None else tokens / one.step_seconds
 
 
-def _mfu(one: Values) -> float | None:
+def _mfu(one: PredictionFields) -> float | None:
     layout, flops, dtype = one.layout, one.run.flops, one.run.flops_dtype
     peak = None if layout is None or dtype is None else layout.gpu.peak(dtype)
     if layout is None or not flops or not peak:
@@ -96,13 +96,13 @@ def _mfu(one: Values) -> float | None:
     return flops / one.step_seconds / (peak * layout.count)
 
 
-def _energy(one: Values) -> Energy | None:
+def _energy(one: PredictionFields) -> Energy | None:
     from lightning_predict.cost.energy import prediction_energy
 
     return prediction_energy(one)
 
 
-class Values:
+class PredictionFields:
     """All fields of a prediction: values of a GPU or layout, or of the machine in use.
 
     Attributes, JSON, pandas, table columns, loggers and the model card derive from these fields, in this order.
@@ -311,7 +311,7 @@ class Values:
     notes = Field[tuple[str, ...]]("step.notes", "Notes on gaps of the prediction.")
 
 
-FIELDS: Final = fields_of(Values)
+FIELDS: Final = fields_of(PredictionFields)
 """All fields of a prediction, in order."""
 
 
@@ -331,10 +331,11 @@ class PowerSupply:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Prediction(Values):
+class Prediction(PredictionFields):
     """Prediction for one GPU or layout. Unknown values are None.
 
-    Each value also has a flat name, defined in `Values`: `prediction.cost_usd` is `prediction.price.cost_usd`.
+    Each value also has a flat name, defined in `PredictionFields`: `prediction.cost_usd` is
+    `prediction.price.cost_usd`.
 
     Attributes:
         layout: The GPUs.
@@ -371,7 +372,7 @@ class Prediction(Values):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineInUse(Values):
+class MachineInUse(PredictionFields):
     """The machine that recorded the step, with measured times: a CPU, or a GPU without a prediction.
 
     Attributes:

@@ -137,7 +137,8 @@ def on_layouts(
         return tuple(steps[row] for row in own)
     shared = MultiGpuStep(trace, timed, gpus, origin=origin, models=models, host=host)
     return tuple(
-        shared.on(layout, steps[row], row, strategy, interconnect) for layout, row in zip(layouts, own, strict=True)
+        shared.on_layout(layout, steps[row], row, strategy, interconnect)
+        for layout, row in zip(layouts, own, strict=True)
     )
 
 
@@ -169,7 +170,7 @@ class MultiGpuStep:
         self._host = calibrate_step(trace, timed, origin, host).host
         self._simulated = simulate_timeline(launch_schedule(self._work, gpus=len(gpus)), self._host)
 
-    def on(
+    def on_layout(
         self,
         layout: Layout,
         step: StepPrediction,
@@ -188,7 +189,7 @@ class MultiGpuStep:
             noted = replace(step, notes=(*step.notes, *link_assumption_notes(layout, interconnect)))
             shared = self.divided.on(layout, noted, row, strategy, interconnect, overlap_costs)
             return replace(shared, gpu=named.name)
-        walked = self.walked(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
+        walked = self.overlapped(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
         replicas = strategy.replicas(layout)
         low, middle, high = overlap_costs.seconds(
             walked, np.full(3, step.seconds), layout, replicas=replicas, spread=STRAGGLER_WAIT
@@ -210,7 +211,7 @@ class MultiGpuStep:
             notes=(*step.notes, *link_assumption_notes(layout, interconnect)),
         )
 
-    def walked(
+    def overlapped(
         self,
         layout: Layout,
         step: StepPrediction,
@@ -223,8 +224,8 @@ class MultiGpuStep:
         """Return the schedule of the step's segments and collectives, for (low, middle, high); arguments as in `on`."""
         strategy.replicas(layout)
         links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
-        cutter = StepSplitter(self._simulated, row, narrowed_interval(step) / self._simulated.seconds[row])
-        return exchanged(self._trace, self._work, cutter, links, strategy)
+        splitter = StepSplitter(self._simulated, row, narrowed_interval(step) / self._simulated.seconds[row])
+        return overlap_with_collectives(self._trace, self._work, splitter, links, strategy)
 
     @cached_property
     def divided(self) -> DividedStep:
@@ -284,10 +285,10 @@ def ends_of(step: StepPrediction) -> Ends:
     return np.array([step.low_seconds, step.seconds, step.high_seconds])
 
 
-def exchanged(
+def overlap_with_collectives(
     trace: Trace,
     work: Sequence[HostOperation],
-    cutter: StepSplitter,
+    splitter: StepSplitter,
     links: Links,
     strategy: Strategy,
     experts: Links | None = None,
@@ -297,23 +298,23 @@ def exchanged(
     Args:
         trace: Trace with the parameters that one GPU holds.
         work: Operations of the step.
-        cutter: Splits the time of the operations into segments.
+        splitter: Splits the time of the operations into segments.
         links: Links between replicas.
         strategy: Parallel strategy.
         experts: Links between GPUs that hold the same experts; None uses `links`.
     """
     if not has_backward(work):
-        (whole,) = cutter.segments([])
+        (whole,) = splitter.segments([])
         return OverlappedStep(whole, np.zeros(3), np.zeros(3))
     if strategy.split.parameters:
-        return _sharded(trace, work, cutter, links, strategy)
-    return _bucketed(trace, work, cutter, {False: links, True: experts or links}, strategy)
+        return _sharded(trace, work, splitter, links, strategy)
+    return _bucketed(trace, work, splitter, {False: links, True: experts or links}, strategy)
 
 
 def _bucketed(
     trace: Trace,
     work: Sequence[HostOperation],
-    cutter: StepSplitter,
+    splitter: StepSplitter,
     links_of: Mapping[bool, Links],
     strategy: Strategy,
 ) -> OverlappedStep:
@@ -326,7 +327,7 @@ def _bucketed(
     Args:
         trace: Trace with the parameters that one GPU holds.
         work: Operations of the step.
-        cutter: Splits the time of the operations into segments.
+        splitter: Splits the time of the operations into segments.
         links_of: Links for expert gradients (True) and for other gradients (False).
         strategy: Parallel strategy.
     """
@@ -339,9 +340,9 @@ def _bucketed(
     ]
     exchanged.sort(key=lambda bucket: bucket.ready_after)
     update = _update(work)
-    durations = cutter.segments([*(bucket.ready_after for bucket in exchanged), update])
+    durations = splitter.segments([*(bucket.ready_after for bucket in exchanged), update])
     *before, last = durations
-    last = _shared_update(last, cutter.busy(update), trace, links_of[False], strategy)
+    last = _shared_update(last, splitter.busy(update), trace, links_of[False], strategy)
     operation = "reduce_scatter" if strategy.split.state else "all_reduce"
     share = _reduced_share(trace, strategy)
     seconds = [
@@ -418,7 +419,7 @@ def _reduced_share(trace: Trace, strategy: Strategy) -> float:
 def _sharded(
     trace: Trace,
     work: Sequence[HostOperation],
-    cutter: StepSplitter,
+    splitter: StepSplitter,
     links: Links,
     strategy: Strategy,
 ) -> OverlappedStep:
@@ -444,8 +445,8 @@ def _sharded(
         added = across.collective("all_reduce", [size / group.layout.count for size in reduced_bytes])
         scatters = {unit: seconds + more for (unit, seconds), more in zip(scatters.items(), added, strict=True)}
     update = _update(work)
-    head, *durations = cutter.segments([*(visit.first_operation for visit in stops), update])
-    durations[-1] = _shared_update(durations[-1], cutter.busy(update), trace, links, strategy)
+    head, *durations = splitter.segments([*(visit.first_operation for visit in stops), update])
+    durations[-1] = _shared_update(durations[-1], splitter.busy(update), trace, links, strategy)
     last = _last_visits(stops)
     segments, transfers, gathered_root = [WorkSegment(head)], list[Transfer](), False
     is_piped, late = strategy.pipeline > 1, list[Array]()

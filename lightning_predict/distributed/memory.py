@@ -5,7 +5,7 @@ ranks. Replicas also shard tensors that only the optimizer step uses, such as fl
 (`memory_on`). If the model is split over GPUs, the extension `StageMemory` predicts the memory of each stage, also with
 activation checkpointing. Example::
 
-    held_memory(40e9, trace, Strategy()).peak_bytes
+    unsharded_memory(40e9, trace, Strategy()).peak_bytes
     shared_memory_bytes(40e9, trace, layout_of("8xH100-SXM-80GB"), Strategy(data="fsdp"))
 """
 
@@ -71,18 +71,18 @@ class HeldMemory:
     unit_elements: tuple[int, ...]
     activation_bytes: float = 0.0
     early_gradient_bytes: float | None = None
-    moments: tuple[tuple[float, float], ...] = ()
+    candidate_peaks: tuple[tuple[float, float], ...] = ()
     copy_bytes: float = 0.0
     update_bytes: float = 0.0
     expert_share: float = 0.0
 
     @property
-    def lasting_bytes(self) -> float:
+    def persistent_bytes(self) -> float:
         """Memory that is allocated throughout the step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes + self.copy_bytes
 
 
-def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:
+def unsharded_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:
     """Predict the memory of the GPU that needs the most memory, before sharding between replicas.
 
     Args:
@@ -90,7 +90,7 @@ def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMe
         trace: The recorded step.
         strategy: Parallel strategy.
     """
-    return ModelMemory(trace).held(single_bytes, strategy)
+    return ModelMemory(trace).unsharded(single_bytes, strategy)
 
 
 @final
@@ -111,40 +111,40 @@ class ModelMemory:
         self.copy_bytes, self.update_bytes = float(copy_bytes(trace)), update_bytes(trace)
         self._behind = _behind_passes(trace)
         self._early = _early_share(trace)
-        self._moments = _moments(trace)
+        self._candidate_peaks = _candidate_peaks(trace)
         self.living_bytes = float(sum(live_tensors(trace.operations, _end_of_passes(trace) or None)))
 
-    def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
-        """Predict the memory of the GPU that needs the most memory; see `held_memory`."""
+    def unsharded(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
+        """Predict the memory of the GPU that needs the most memory; see `unsharded_memory`."""
         whole, written = self.whole, self.update_bytes
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes + self.copy_bytes
         # With gradient accumulation, gradients of earlier micro-batches already exist.
         late = 0.0 if strategy.accumulate > 1 else (1 - self._early) * whole.gradient_bytes
         passing = max(single_bytes - known + (1 - self._early) * whole.gradient_bytes - self._behind, 0.0)
-        moments = self._moments_of(passing)
+        moments = self._peaks_with(passing)
         if strategy.runs_whole_model:
             return replace(
                 whole,
                 peak_bytes=max(single_bytes, known + max(passing - late, written)),
                 activation_bytes=passing,
                 early_gradient_bytes=whole.gradient_bytes - late,
-                moments=moments,
+                candidate_peaks=moments,
                 copy_bytes=self.copy_bytes,
                 update_bytes=written,
             )
-        return self._stages.held(strategy, moments)
+        return self._stages.unsharded(strategy, moments)
 
-    def _moments_of(self, passing: float) -> tuple[tuple[float, float], ...]:
+    def _peaks_with(self, passing: float) -> tuple[tuple[float, float], ...]:
         """Return candidate peak times as (temporary bytes, gradient bytes).
 
         Args:
             passing: Temporary memory at the peak on a single GPU.
         """
         early = self._early * self.whole.gradient_bytes
-        if not self._moments:
+        if not self._candidate_peaks:
             return ((passing, early),)
-        beyond = passing + early - max(map(sum, self._moments))
-        return tuple((max(size + beyond, 0.0), gradients) for size, gradients in self._moments)
+        beyond = passing + early - max(map(sum, self._candidate_peaks))
+        return tuple((max(size + beyond, 0.0), gradients) for size, gradients in self._candidate_peaks)
 
     @cached_property
     def _stages(self) -> StageMemory:
@@ -189,8 +189,8 @@ def _early_share(trace: Trace) -> float:
     return min((max(gradients - written, 0) + passes.gradient_bytes) / gradients, 1.0)
 
 
-def _moments(trace: Trace) -> tuple[tuple[float, float], ...]:
-    """Return candidate peak times, as in `HeldMemory.moments`; empty if not recorded."""
+def _candidate_peaks(trace: Trace) -> tuple[tuple[float, float], ...]:
+    """Return candidate peak times, as in `HeldMemory.candidate_peaks`; empty if not recorded."""
     if not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
         return ()
     blocks = blocks_of(trace)
@@ -254,7 +254,7 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     """
     if layout.count == 1:
         return single_bytes
-    return memory_on(held_memory(single_bytes, trace, strategy), layout, strategy)
+    return memory_on(unsharded_memory(single_bytes, trace, strategy), layout, strategy)
 
 
 def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
@@ -284,7 +284,7 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
 def _peak_of_passes(held: HeldMemory, strategy: Strategy, share: float) -> tuple[float, float]:
     """Return peak bytes in forward and backward, and gradient bytes in the optimizer step."""
     early = held.gradient_bytes if held.early_gradient_bytes is None else held.early_gradient_bytes
-    moments = held.moments or ((held.activation_bytes, early),)
+    moments = held.candidate_peaks or ((held.activation_bytes, early),)
     fullest = max(size for size, _ in moments)
     dtype = strategy.reduce_dtype
     if not strategy.split.gradients and dtype is not None:

@@ -54,7 +54,7 @@ class PredictionContext:
 
 @final
 @dataclass(frozen=True, slots=True)
-class SingleSteps:
+class SingleGpuSteps:
     """A recorded step, with predictions for a single GPU of each model.
 
     Attributes:
@@ -83,16 +83,16 @@ def step_of_one_process(trace: Trace) -> Trace:
     return without_collectives(trace)
 
 
-def single_steps(trace: Trace, setting: PredictionContext) -> SingleSteps:
+def single_steps(trace: Trace, context: PredictionContext) -> SingleGpuSteps:
     """Predict the step on a single GPU of each model."""
     alone = step_of_one_process(trace)
-    timed = predict_work_times(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
-    if setting.origin is None or not alone.measured_steps:
-        steps = predict_steps(alone, timed, setting.gpus, origin=setting.origin, host=setting.host)
-        return SingleSteps(trace, alone, timed, setting.host, steps, None)
+    timed = predict_work_times(alone, context.gpus, origin=context.origin, models=context.models, method=context.method)
+    if context.origin is None or not alone.measured_steps:
+        steps = predict_steps(alone, timed, context.gpus, origin=context.origin, host=context.host)
+        return SingleGpuSteps(trace, alone, timed, context.host, steps, None)
     from lightning_predict.timeline.same_gpu_check import corrected_iterations, corrected_work, same_gpu_check
 
-    check = same_gpu_check(alone, setting.origin, setting.models)
-    steps = corrected_iterations(alone, timed, setting.gpus, origin=setting.origin, check=check, host=setting.host)
+    check = same_gpu_check(alone, context.origin, context.models)
+    steps = corrected_iterations(alone, timed, context.gpus, origin=context.origin, check=check, host=context.host)
     work, factor = corrected_work(alone, timed, check)
-    return SingleSteps(trace, alone, work, setting.host.scaled(factor), steps, check)
+    return SingleGpuSteps(trace, alone, work, context.host.scaled(factor), steps, check)

@@ -235,7 +235,7 @@ def _parse_gpu(
         aliases=row.optional("aliases", Checked.texts, ()),
         architecture=row.file.name.removesuffix(".toml"),
         vendor=vendor,
-        ruled_by=vendor,
+        library_vendor=vendor,
         compute_capability=(int(major), int(minor)),
         peak_flops_per_second={d: teraflops_to_flops(_figure(row, key)) for key, d in PEAKS.items() if row.has(key)},
         emulated_dtypes=_parse_emulated(row),

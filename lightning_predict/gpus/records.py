@@ -100,8 +100,8 @@ class Gpu:
         power_watts: Power limit of the board or module as shipped.
         single_source: Whether the figures come from one data sheet, without a second source that agrees.
         sources: Sources by field (by dtype for peaks). `sources["*"]` applies to all fields without their own sources.
-        ruled_by: Vendor whose generations determine what libraries support: `vendor`, unless a user's file declares the
-            GPU to be like a GPU of another vendor.
+        library_vendor: Vendor whose generations determine what libraries support: `vendor`, unless a user's file
+            declares the GPU to be like a GPU of another vendor.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Gpu:
     single_source: bool
     sources: Mapping[str, tuple[Source, ...]]
     vendor: str = NVIDIA
-    ruled_by: str = NVIDIA
+    library_vendor: str = NVIDIA
     sustained_flops_per_second: Mapping[str, float] = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -146,12 +146,12 @@ class Gpu:
     @property
     def generation(self) -> Generation:
         """Properties of the GPU's generation, such as tensor cores."""
-        return generation_of(self.ruled_by, self.compute_capability)
+        return generation_of(self.library_vendor, self.compute_capability)
 
     @property
     def network_capability(self) -> tuple[int, int]:
         """Compute capability as an input of the networks; for other vendors, an NVIDIA equivalent."""
-        return self.generation.taken_for or self.compute_capability
+        return self.generation.nvidia_equivalent or self.compute_capability
 
     @property
     def is_described_by_user(self) -> bool:
@@ -221,13 +221,13 @@ class Generation:
             with integer operations.
         has_warp_group_matmul: Whether warp-group matmul instructions are available, which newer kernels for attention
             and TF32 matmuls use.
-        has_slow_reduced_products: Whether float8 and TF32 matmuls reach a smaller fraction of their peak than bfloat16
+        has_slow_reduced_matmuls: Whether float8 and TF32 matmuls reach a smaller fraction of their peak than bfloat16
             matmuls.
         has_large_workspaces: Whether cuBLAS allocates larger workspaces.
         has_in_network_reduction: Whether NVSwitch computes reductions, so that collectives use fewer SMs.
         context_mebibytes: Memory of the CUDA context and loaded code, as (low, middle, high).
-        taken_for: Equivalent NVIDIA compute capability, for the networks, which are trained only on NVIDIA GPUs; None
-            for NVIDIA GPUs.
+        nvidia_equivalent: Equivalent NVIDIA compute capability, for the networks, which are trained only on NVIDIA
+            GPUs; None for NVIDIA GPUs.
     """
 
     chip: Chip
@@ -239,11 +239,11 @@ class Generation:
     has_asynchronous_copies: bool = True
     is_geforce_chip: bool = False
     has_warp_group_matmul: bool = False
-    has_slow_reduced_products: bool = False
+    has_slow_reduced_matmuls: bool = False
     has_large_workspaces: bool = False
     has_in_network_reduction: bool = False
     context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
-    taken_for: tuple[int, int] | None = None
+    nvidia_equivalent: tuple[int, int] | None = None
 
 
 _VOLTA: Final = Generation(
@@ -262,23 +262,23 @@ _HOPPER: Final = replace(
     _AMPERE,
     chip="hopper",
     has_warp_group_matmul=True,
-    has_slow_reduced_products=True,
+    has_slow_reduced_matmuls=True,
     has_large_workspaces=True,
     has_in_network_reduction=True,
     context_mebibytes=(500, 1200, 1400),
 )
 _BLACKWELL: Final = replace(
-    _HOPPER, chip="blackwell", has_slow_reduced_products=False, context_mebibytes=(500, 1200, 1600)
+    _HOPPER, chip="blackwell", has_slow_reduced_matmuls=False, context_mebibytes=(500, 1200, 1600)
 )
 
 _WIDE_CONTEXT: Final = (200, 800, 2000)
 """Range of the context memory for ROCm, which was not measured; covers all CUDA generations."""
 
-_CDNA: Final = replace(_AMPERE, context_mebibytes=_WIDE_CONTEXT, taken_for=(8, 0))
+_CDNA: Final = replace(_AMPERE, context_mebibytes=_WIDE_CONTEXT, nvidia_equivalent=(8, 0))
 _RDNA: Final = replace(
-    _PASCAL, chip="ampere_geforce", has_winograd=True, context_mebibytes=_WIDE_CONTEXT, taken_for=(6, 1)
+    _PASCAL, chip="ampere_geforce", has_winograd=True, context_mebibytes=_WIDE_CONTEXT, nvidia_equivalent=(6, 1)
 )
-_RDNA3: Final = replace(_GEFORCE_AMPERE, chip="ada", context_mebibytes=_WIDE_CONTEXT, taken_for=(8, 6))
+_RDNA3: Final = replace(_GEFORCE_AMPERE, chip="ada", context_mebibytes=_WIDE_CONTEXT, nvidia_equivalent=(8, 6))
 
 GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
     NVIDIA: {
@@ -296,7 +296,7 @@ GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
     },
     AMD: {
         (0, 0): _CDNA,
-        (9, 4): replace(_CDNA, chip="ada", taken_for=(9, 0)),
+        (9, 4): replace(_CDNA, chip="ada", nvidia_equivalent=(9, 0)),
         (10, 0): _RDNA,
         (11, 0): _RDNA3,
     },

@@ -84,7 +84,7 @@ class RuntimePredictorCallback(TrainerCallback):
     _joint: JointStop | None = None
     _failure: str | None = None
     _evaluation: Any = None
-    _worries: tuple[MemoryRisk, ...] = ()
+    _memory_risks: tuple[MemoryRisk, ...] = ()
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RuntimePredictorCallback(TrainerCallback):
         """Reset the callback for a new run; only the main process predicts."""
         self._deactivate()
         self.predictions = self.trace = self.outcome = self.stopping_reason = None
-        self._evaluation, self._worries, self._failure = None, (), None
+        self._evaluation, self._memory_risks, self._failure = None, (), None
         self._joint = joint_stop(args) if args.world_size > 1 and (self.usd or self.hours) else None
         if not state.is_world_process_zero:
             return
@@ -140,18 +140,18 @@ class RuntimePredictorCallback(TrainerCallback):
             show=print if self.print_table else None,
         )
         run.facts = lambda steps: facts_of(args, state, self._evaluation, steps)
-        run.ahead = lambda: ahead_of(args, run, kwargs.get("train_dataloader"))
+        run.memory_facts = lambda: memory_facts(args, run, kwargs.get("train_dataloader"))
         run.prices, run.deadline_hours, run.verbose = self.usd_per_hour, self.deadline_hours, self.verbose
         run.notes = lambda: notes_of(args, self._evaluation)
         run.batches_per_step = args.gradient_accumulation_steps
-        run.world_size, run.tell, run.fails = args.world_size, partial(self._tell, state), self.give_up
+        run.world_size, run.on_prediction, run.on_failure = args.world_size, partial(self._tell, state), self.give_up
         run.__enter__()
 
     @log_exceptions
     def on_step_begin(self, /, *_: Any, **kwargs: Any) -> None:
         """Start to time or record the next step."""
         if self._run is not None:
-            self._run.starts()
+            self._run.start_step()
 
     @log_exceptions
     def on_step_end(
@@ -159,7 +159,7 @@ class RuntimePredictorCallback(TrainerCallback):
     ) -> None:
         """End the step. After the recorded step, predict; then check the budget, on all processes together."""
         if self._run is not None:
-            self._run.ends()
+            self._run.end_step()
         joint, self._joint = self._joint, None  # an error in the exchange is the last one
         reason = self._decide()["reason"] if joint is None else joint.reason(self._decide, self._failure)
         self._joint = joint
@@ -218,9 +218,9 @@ class RuntimePredictorCallback(TrainerCallback):
         return None if self._run is None else self._run.remaining
 
     @property
-    def worries(self) -> tuple[MemoryRisk, ...]:
+    def memory_risks(self) -> tuple[MemoryRisk, ...]:
         """Later parts of the run that may not fit into the memory of the GPU in use. Each risk is also logged."""
-        return self._worries if self._run is None else self._run.worries
+        return self._memory_risks if self._run is None else self._run.memory_risks
 
     def give_up(self, error: Exception) -> None:
         """Stop recording and report the error once; training continues."""
@@ -243,7 +243,7 @@ class RuntimePredictorCallback(TrainerCallback):
         """End the recording. The callback then does nothing until the next run."""
         run, self._run = self._run, None
         if run is not None:
-            self._worries = run.worries
+            self._memory_risks = run.memory_risks
             run.stop()
 
 
@@ -260,7 +260,7 @@ def joint_stop(args: TrainingArguments) -> JointStop:
     return JointStop(agreement)
 
 
-def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> MemoryFacts:
+def memory_facts(args: TrainingArguments, run: WatchedRun, loader: Any) -> MemoryFacts:
     """Return the properties of later parts of the run (validation, longer batches) that may need more memory."""
     assert run.trace is not None
     length = recorded_length(run.trace)

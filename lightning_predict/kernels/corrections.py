@@ -157,7 +157,7 @@ ON_BLACKWELL: Final = (3.0, 2.85)
 
 The assumption is that FlashAttention 2 does the same work per clock and multiprocessor as on Hopper."""
 
-ASKED_FOR: Final = ("cudnn", "overrideable")
+NAMED_KERNELS: Final = ("cudnn", "overrideable")
 """Parts of operation names that state which attention kernel runs."""
 
 
@@ -191,7 +191,7 @@ def attention_factors(
     concerned = [
         problem.operation in FUSED_ATTENTION
         and problem.dtype in ("float16", "bfloat16")
-        and not any(word in name for word in ASKED_FOR)
+        and not any(word in name for word in NAMED_KERNELS)
         for problem, name in zip(problems, names, strict=True)
     ]
     is_current = all(
@@ -245,7 +245,7 @@ def layout_factors(
         base_share: Share of each item's time from networks without measurements of the GPU, shape (gpus, items).
     """
     factor = np.ones(base_share.shape)
-    transposed = transposed_products(operations)
+    transposed = transposed_matmuls(operations)
     columns: dict[str, list[int]] = {}
     for column, item in enumerate(items):
         if item.problems and not transposed.isdisjoint(item.operations):
@@ -256,7 +256,7 @@ def layout_factors(
     return factor
 
 
-def transposed_products(operations: Sequence[Operation]) -> frozenset[int]:
+def transposed_matmuls(operations: Sequence[Operation]) -> frozenset[int]:
     """Return the indices of matmuls whose second operand is transposed in memory."""
     if [index for index, operation in enumerate(operations) if SECOND_TRANSPOSED in operation.arguments]:
         return frozenset(
@@ -313,7 +313,7 @@ def _transposes(view: Operation) -> bool:
 
 # --- Sustained work
 
-PRODUCTS: Final = ("linear", "bmm")
+MATMULS: Final = ("linear", "bmm")
 LARGE_SIDE: Final = 8192
 """Side of the square matmul for which the networks' rate is compared with a card's rate."""
 
@@ -347,7 +347,7 @@ def sustained_factors(
     factors = np.ones(seconds.shape)
     columns: dict[tuple[str, str], list[int]] = {}
     for column, problem in enumerate(problems):
-        if problem.operation in PRODUCTS:
+        if problem.operation in MATMULS:
             columns.setdefault((problem.operation, problem.dtype), []).append(column)
     for (_, dtype), found in columns.items():
         flops = batch_shapes([problems[column] for column in found]).flops

@@ -126,14 +126,14 @@ def _around_kernels(operation: Operation, inside: Set[int | None], masks: Set[in
     return replace(operation, inputs=tuple(map(seen, operation.inputs)), outputs=tuple(map(seen, operation.outputs)))
 
 
-_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+_MATMULS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 PADDED_TO: Final = _OF.count("PADDED_TO", "elements")
 
 
 def _padded(operation: Operation) -> Operation:
     """Pad the odd sides of a 16-bit matmul, which are slow on tensor cores. Adjacent kernels write the padding."""
-    if operation.name not in _PRODUCTS or operation.phase == "optimizer":
+    if operation.name not in _MATMULS or operation.phase == "optimizer":
         return operation
 
     def padded(tensor: TensorInfo) -> TensorInfo:

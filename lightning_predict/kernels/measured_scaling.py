@@ -63,9 +63,9 @@ from lightning_predict.uncertainty import (
     SHARED_SCATTER,
     UNKNOWN_OPERATION_SPREAD,
     WAVE_SPREAD,
-    of_ratio,
+    ratio_interval,
     summed_by_owner,
-    trusted,
+    transferred_part,
 )
 
 Method = Literal["auto", "mlp", "wave"]
@@ -237,7 +237,7 @@ def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], ori
 
     by_waves = Interval.from_factor(_wave_scaled(direct.items, kernels, gpus, origin, trace, method), WAVE_SPREAD)
     scaled = alone.seconds * np.exp(carried)
-    by_models = of_ratio(alone.interval, scaled, kinship)
+    by_models = ratio_interval(alone.interval, scaled, kinship)
     is_measured = np.array([[target == origin] for target in gpus]) & ~missing  # (gpus, items)
     is_modelled = (by_ratio | missing) & ~is_measured
     is_waved = ~is_modelled & ~is_measured
@@ -294,7 +294,7 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
         mine = groups == number
         shared = float(np.median(residuals[mine]))
         own = residuals[mine] - shared
-        believed[mine] = trusted(shared, SHARED_SCATTER) + trusted(own, OWN_SCATTER)
+        believed[mine] = transferred_part(shared, SHARED_SCATTER) + transferred_part(own, OWN_SCATTER)
     return believed
 
 

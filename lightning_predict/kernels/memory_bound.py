@@ -37,7 +37,7 @@ from lightning_predict.kernels.roofline import (
     SINGLE_LOAD_CYCLES,
     limited_transfer,
 )
-from lightning_predict.tracing.operand_strides import POINTWISE, STRIDED, TO_ROWS
+from lightning_predict.tracing.operand_strides import CONTIGUOUS_ELEMENTS, POINTWISE, TO_ROWS
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
@@ -218,7 +218,7 @@ def loads_singly(operation: Operation) -> bool:
     is_pointwise = not POINTWISE.isdisjoint((name, name.removesuffix("_")))
     if operation.phase == "optimizer" or not (is_pointwise or operation.name in CASTS | REARRANGED):
         return False
-    if STRIDED in operation.arguments or _comes_into_rows(operation):
+    if CONTIGUOUS_ELEMENTS in operation.arguments or _comes_into_rows(operation):
         return True
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
     dtypes = {tensor.dtype for tensor in tensors} | ({_cast_to(operation)} - {None})
@@ -258,7 +258,7 @@ def _narrows(operation: Operation) -> bool:
 
 def _cycles_an_element(operation: Operation) -> float:
     """Return SM cycles per element if elements are loaded singly, including the element's share of a sector."""
-    beside = operation.arguments.get(STRIDED)
+    beside = operation.arguments.get(CONTIGUOUS_ELEMENTS)
     if not isinstance(beside, int) or beside < 1:
         return SINGLE_LOAD_CYCLES
     size = DTYPE_BYTES.get(operation.inputs[-1].dtype, 4) if operation.inputs else 4

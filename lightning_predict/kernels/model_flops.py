@@ -24,7 +24,7 @@ from lightning_predict.tracing.trace import Trace
 
 _OF: Final = constants_of(__name__)
 
-PRODUCTS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")
+MATMULS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")
 """Parts of the names of operations whose FLOPs count."""
 
 BACKWARD_RATIO: Final = _OF.number("BACKWARD_RATIO", "factor")
@@ -68,11 +68,11 @@ def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace)
 
 
 def _counted(work: WorkTimes) -> Counter[tuple[OperationShape, str]]:
-    """Count the operations in `PRODUCTS` by problem and phase, so that each distinct problem is computed once."""
+    """Count the operations in `MATMULS` by problem and phase, so that each distinct problem is computed once."""
     counts = Counter(
         [(problem, phase) for item, phase in zip(work.items, work.phases, strict=True) for problem in item.problems]
     )
-    products = {name for name in {problem.operation for problem, _ in counts} if any(part in name for part in PRODUCTS)}
+    products = {name for name in {problem.operation for problem, _ in counts} if any(part in name for part in MATMULS)}
     return Counter({key: count for key, count in counts.items() if key[0].operation in products})
 
 

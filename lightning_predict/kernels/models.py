@@ -15,17 +15,17 @@ Times from neural networks are clamped to bounds (`NETWORK_BOUNDS`):
   doublings. A library could pad the smaller matmul. But for the smallest matmuls, libraries choose kernels that are
   several times slower than for similar sizes (bfloat16 on the L40S: 18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m
   = 8). A neural network that learns this effect also predicts it for other sizes.
-* A GPU without measurements is at least as fast as a measured GPU with lower figures (the lesser GPU). The base network
-  can be wrong for a GPU unlike all measured GPUs. The bound is the upper end of the lesser GPU's 90 % interval, because
-  its card may have been throttled.
+* A GPU without measurements is at least as fast as a measured GPU with lower figures (the dominated GPU). The base
+  network can be wrong for a GPU unlike all measured GPUs. The bound is the upper end of the dominated GPU's 90 %
+  interval, because its card may have been throttled.
 * A GPU without measurements is also at least as fast as the base network predicts for a weaker version of the same GPU
   (`WEAKER`), within half of the interval. Without this bound, the base network's predictions fluctuate between
   unmeasured GPUs for launch-bound shapes.
 * A GPU without measurements is no faster than a measured board of the same chip with at least the same figures
   (`is_lesser_board`). Without this bound, an H100 limited to 500 W was 2 to 4 % faster in some attention than an H100
   with 700 W.
-* A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`outranks`). A slower
-  measurement means that the card was throttled. The interval covers both values.
+* A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`dominates_same_chip`). A
+  slower measurement means that the card was throttled. The interval covers both values.
 
 Example::
 
@@ -73,7 +73,7 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, with_sustained_peaks
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.ties import clearly_less
-from lightning_predict.uncertainty import CARRIED_SCATTER, independent, of_network, trusted
+from lightning_predict.uncertainty import CARRIED_SCATTER, independent, of_network, transferred_part
 from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
 
@@ -140,7 +140,7 @@ def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> Bun
 
     Args:
         gpu_names: Catalogue names. A GPU without its own weights uses the base network. If no download is needed, all
-            GPUs of the catalogue are loaded, because the measurements of lesser GPUs bound the times of others.
+            GPUs of the catalogue are loaded, because the measurements of dominated GPUs bound the times of others.
         weights: Folder, file or URL of weights, or a WeightsSource; None searches the default places.
 
     Raises:
@@ -179,7 +179,7 @@ NETWORK_BOUNDS: Final = ("a larger problem", "a measured GPU of lesser figures",
 
 `timing.BOUNDS` are further bounds, which apply to every source of times."""
 
-OTHER_HALF: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
+OTHER_16_BIT: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
 """For each 16-bit dtype, the other 16-bit dtype that the same units compute."""
 
 
@@ -189,7 +189,7 @@ WEAKER: Final = (1.5, 2.25)
 The second factor is the square of the first, so that two consecutive increases of the time are both removed."""
 
 
-def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
+def dominates(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     """Return whether no figure relevant for kernel times (power included) is lower than the other GPU's figure."""
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
 
@@ -197,19 +197,19 @@ def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
 def is_lesser_board(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     """Return whether a GPU has the other GPU's chip and no higher figure relevant for kernel times."""
     is_same_chip = (gpu.vendor, gpu.network_capability) == (other.vendor, other.network_capability)
-    return is_same_chip and gpu.name != other.name and beats(other, gpu, dtype)
+    return is_same_chip and gpu.name != other.name and dominates(other, gpu, dtype)
 
 
-def outranks(gpu: Gpu, other: Gpu, dtype: str) -> bool:
+def dominates_same_chip(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     """Return whether a GPU has the other GPU's chip, a higher peak, and no lower figure.
 
-    An example is the GB200, which outranks the B200. In the public tables, the GB200's bfloat16 matmuls of 10¹¹ to 10¹²
-    FLOP take 0.89 of the B200's time, but matmuls above 10¹³ FLOP take 1.13; in float8, 0.93 and 1.02. Only large
+    An example is the GB200, which dominates the B200. In the public tables, the GB200's bfloat16 matmuls of 10¹¹ to
+    10¹² FLOP take 0.89 of the B200's time, but matmuls above 10¹³ FLOP take 1.13; in float8, 0.93 and 1.02. Only large
     matmuls draw more power than the tray of the measured GB200 provided. In NVIDIA's own training steps, the ratio is
     0.96.
     """
     is_same_chip = gpu.network_capability == other.network_capability
-    return is_same_chip and beats(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)
+    return is_same_chip and dominates(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)
 
 
 @lru_cache(maxsize=4096)  # called again by every family
@@ -233,7 +233,7 @@ def weakened_gpu(gpu: Gpu, factor: float) -> Gpu:
 
 def _has_both_halves(gpu: Gpu) -> bool:
     """Return whether the same units compute both 16-bit dtypes."""
-    return OTHER_HALF.keys() <= gpu.peak_flops_per_second.keys() - gpu.emulated_dtypes
+    return OTHER_16_BIT.keys() <= gpu.peak_flops_per_second.keys() - gpu.emulated_dtypes
 
 
 def _is_sibling(card: Gpu, gpu: Gpu) -> bool:
@@ -258,20 +258,24 @@ def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
     )
 
 
-def upper_bound_from_lesser_gpus(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Array, dtype: str) -> Array:
-    """Return upper bounds on times of unmeasured GPUs: the upper interval end of the fastest lesser GPU.
+def upper_bound_from_dominated_gpus(
+    gpus: Sequence[Gpu], dominated: Sequence[Gpu], high_seconds: Array, dtype: str
+) -> Array:
+    """Return upper bounds on times of unmeasured GPUs: the upper interval end of the fastest dominated GPU.
 
     Args:
         gpus: GPUs without measurements.
-        lesser: GPUs with measurements.
-        high_seconds: Upper interval ends of the lesser GPUs, shape (lesser, problems).
+        dominated: GPUs with measurements.
+        high_seconds: Upper interval ends of the dominated GPUs, shape (dominated, problems).
         dtype: Compute dtype.
 
     Returns:
-        Upper bounds of shape (gpus, problems); infinite if a GPU beats no lesser GPU.
+        Upper bounds of shape (gpus, problems); infinite if a GPU dominates no measured GPU.
     """
-    beaten = np.array([[beats(gpu, other, dtype) for other in lesser] for gpu in gpus], dtype=np.bool_)
-    limits = np.where(beaten.reshape(len(gpus), len(lesser), 1), high_seconds[None], np.inf)  # (gpus, lesser, problems)
+    beaten = np.array([[dominates(gpu, other, dtype) for other in dominated] for gpu in gpus], dtype=np.bool_)
+    limits = np.where(
+        beaten.reshape(len(gpus), len(dominated), 1), high_seconds[None], np.inf
+    )  # (gpus, dominated, problems)
     least: Array = limits.min(axis=1, initial=np.inf)
     return least
 
@@ -349,8 +353,8 @@ class UtilisationModels:
         if family is None or own is None or family.name not in own.families:
             return False
         trained = own.families[family.name].trained
-        if operation in FUSED_ATTENTION and dtype in OTHER_HALF and _has_both_halves(find_gpu(gpu_name)):
-            return (operation, dtype) in trained or (operation, OTHER_HALF[dtype]) in trained
+        if operation in FUSED_ATTENTION and dtype in OTHER_16_BIT and _has_both_halves(find_gpu(gpu_name)):
+            return (operation, dtype) in trained or (operation, OTHER_16_BIT[dtype]) in trained
         return (operation, dtype) in trained
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
@@ -365,7 +369,7 @@ class UtilisationModels:
             WeightsFormatError: The weights expect other features than this version computes.
         """
         found = self._estimated(batch, gpus)
-        if batch.dtype not in OTHER_HALF or batch.operation != "linear":
+        if batch.dtype not in OTHER_16_BIT or batch.operation != "linear":
             return found
         factor = np.ones(found.seconds.shape)
         tellers = {
@@ -373,20 +377,20 @@ class UtilisationModels:
             for row, gpu in enumerate(gpus)
             if (teller := self._slowdown_source(gpu, batch.dtype)) is not None
         }
-        for dtype in OTHER_HALF:
+        for dtype in OTHER_16_BIT:
             rows = [row for row, (_, told_in) in tellers.items() if told_in == dtype]
             if rows:
                 cards, twin = [tellers[row][0] for row in rows], replace(batch, dtype=dtype)
                 ratio = self._estimated(twin, cards).seconds / self._by_cross_gpu_model._estimated(twin, cards).seconds
                 said = np.maximum(np.log(ratio), 0.0)
-                factor[rows] = np.exp(trusted(said, CARRIED_SCATTER))
+                factor[rows] = np.exp(transferred_part(said, CARRIED_SCATTER))
         return replace(found, interval=found.interval.scaled(factor))
 
     def _slowdown_source(self, gpu: Gpu, dtype: str) -> tuple[Gpu, str] | None:
         """Return a measured GPU and 16-bit dtype whose slowdown applies to this GPU and dtype; else None."""
         if self.has_own_weights(gpu.name, "linear", dtype) or not _has_both_halves(gpu):
             return None
-        other = OTHER_HALF[dtype]
+        other = OTHER_16_BIT[dtype]
         asked = [(gpu, other)]
         if not {dtype, other} & gpu.measured_flops_per_second.keys():
             asked += [(card, one) for card in self._measured if _is_sibling(card, gpu) for one in (dtype, other)]
@@ -424,11 +428,11 @@ class UtilisationModels:
         predicted = flat.reshape(everything.shape)  # (gpus, problems)
         larger = clamp_to_larger_shapes(family, batch, gpus, predicted, timed)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
-        lesser = np.minimum(larger, longest)
+        bounded = np.minimum(larger, longest)
         # Rules for slow kernels (`floor`) can make an operation slower than the next larger operation.
         floor = np.maximum(family.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
-        seconds = np.maximum(self._clamp_to_weaker_gpu(family, batch, gpus, lesser), floor)
-        steps = zip(NETWORK_BOUNDS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
+        seconds = np.maximum(self._clamp_to_weaker_gpu(family, batch, gpus, bounded), floor)
+        steps = zip(NETWORK_BOUNDS, (predicted, larger, bounded), (larger, bounded, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
         said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(larger, seconds))
         odd = family.upper_interval_factor(batch)
@@ -437,31 +441,31 @@ class UtilisationModels:
         return Estimate(interval, by_base.reshape(everything.shape), held)
 
     def _longest(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-        """Return upper bounds on times from the base network, from measured lesser GPUs, shape (gpus, problems)."""
+        """Return upper bounds on times from the base network, from measured dominated GPUs, shape (gpus, problems)."""
         key = batch.operation, batch.dtype
         longest = np.full((len(gpus), len(batch)), np.inf)
         unmeasured = [index for index, gpu in enumerate(gpus) if not self.has_own_weights(gpu.name, *key)]
         stronger = [gpus[index] for index in unmeasured]
-        lesser = [
+        dominated = [
             gpu
             for gpu in self._measured
-            if self.has_own_weights(gpu.name, *key) and any(beats(other, gpu, batch.dtype) for other in stronger)
+            if self.has_own_weights(gpu.name, *key) and any(dominates(other, gpu, batch.dtype) for other in stronger)
         ]
-        if lesser:
-            high = self.estimate(batch, lesser).interval.high  # (lesser, problems)
-            longest[unmeasured] = upper_bound_from_lesser_gpus(stronger, lesser, high, batch.dtype)
+        if dominated:
+            high = self.estimate(batch, dominated).interval.high  # (dominated, problems)
+            longest[unmeasured] = upper_bound_from_dominated_gpus(stronger, dominated, high, batch.dtype)
         return longest
 
     def _shortest_of_chip(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return lower bounds on times from the base network, from measured greater boards of the same chip."""
         shortest = np.zeros((len(gpus), len(batch)))  # (gpus, problems)
         key = batch.operation, batch.dtype
-        is_product = batch.operation in ("linear", "bmm")
+        is_matmul = batch.operation in ("linear", "bmm")
         served = [
             row
             for row, gpu in enumerate(gpus)
             if not self.has_own_weights(gpu.name, *key)
-            and not (is_product and batch.dtype in gpu.measured_flops_per_second)  # this board's own rate was measured
+            and not (is_matmul and batch.dtype in gpu.measured_flops_per_second)  # this board's own rate was measured
         ]
         greater = {
             other: rows
@@ -482,7 +486,7 @@ class UtilisationModels:
         for row, gpu in enumerate(gpus):
             if self.has_own_weights(gpu.name, *key):
                 for other in self._measured:
-                    if self.has_own_weights(other.name, *key) and outranks(gpu, other, batch.dtype):
+                    if self.has_own_weights(other.name, *key) and dominates_same_chip(gpu, other, batch.dtype):
                         longest[row] = np.minimum(longest[row], self.estimate(batch, [other]).seconds[0])
         return longest
 
@@ -584,9 +588,9 @@ def _serving(
         own = slice(ends[index], ends[index + 1])
         if networks[index] is networks[base]:
             continue
-        unknown = ~networks[index].knows(rows[own])
+        unknown = ~networks[index].matches_constant_features(rows[own])
         if unknown.any():
-            serving[own][unknown & networks[base].knows(by_base[own])] = base
+            serving[own][unknown & networks[base].matches_constant_features(by_base[own])] = base
     return serving
 
 

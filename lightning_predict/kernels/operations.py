@@ -538,24 +538,24 @@ def batch_shapes(problems: Sequence[OperationShape]) -> ShapeBatch:
     return ShapeBatch(first.operation, first.dtype, {name: values[:, i] for i, name in enumerate(shape)})
 
 
-def problem(operation: str, dtype: str, **words: float) -> OperationShape:
+def problem(operation: str, dtype: str, **parameters: float) -> OperationShape:
     """Build one problem from shape parameters. Raises the errors of `shape_batch`."""
-    batch = shape_batch(operation, dtype, **words)
+    batch = shape_batch(operation, dtype, **parameters)
     return OperationShape(operation, dtype, tuple(float(column[0]) for column in batch.columns.values()))
 
 
 def _expand(
-    kind: OperationSpec, words: Mapping[str, float | Sequence[float] | npt.NDArray[np.generic]]
+    kind: OperationSpec, parameters: Mapping[str, float | Sequence[float] | npt.NDArray[np.generic]]
 ) -> dict[str, float | Sequence[float] | npt.NDArray[np.generic]]:
     """Replace alternative names by the parameters that they set; raise an error for unknown and missing parameters."""
     spellings = kind.spellings or {}
     expanded: dict[str, float | Sequence[float] | npt.NDArray[np.generic]] = {}
-    for word, value in words.items():
+    for word, value in parameters.items():
         for target in spellings.get(word, (word,)):
             expanded.setdefault(target, value)
     # A parameter's own name takes precedence over an alternative name that also sets it.
-    expanded |= {word: value for word, value in words.items() if word in kind.shape}
-    strangers = [word for word in words if word not in kind.shape and word not in spellings]
+    expanded |= {word: value for word, value in parameters.items() if word in kind.shape}
+    strangers = [word for word in parameters if word not in kind.shape and word not in spellings]
     missing = [word for word in kind.shape if word not in expanded and word not in kind.defaults]
     if strangers or missing:
         problems = [f"does not take {strangers}"] if strangers else []

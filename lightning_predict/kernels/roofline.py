@@ -230,12 +230,12 @@ def transposed_ratio(gpu: Gpu, dtype: str) -> float:
 
 def float8_ratio(gpu: Gpu) -> float:
     """Estimate the time of a float8 matmul, relative to the bfloat16 time scaled by the ratio of the peaks."""
-    return HOPPER_FLOAT8 if gpu.generation.has_slow_reduced_products else 1.0
+    return HOPPER_FLOAT8 if gpu.generation.has_slow_reduced_matmuls else 1.0
 
 
 def tf32_ratio(gpu: Gpu) -> float:
     """Estimate the time of a TF32 matmul, relative to the bfloat16 time scaled by the ratio of the peaks."""
-    return HOPPER_TF32 if gpu.generation.has_slow_reduced_products else 1.0
+    return HOPPER_TF32 if gpu.generation.has_slow_reduced_matmuls else 1.0
 
 
 @lru_cache(maxsize=4096)  # called again by every family

@@ -169,8 +169,8 @@ def float8_becomes_bfloat16(gpu: Gpu) -> bool:
 
 def in_bfloat16(problem: OperationShape) -> OperationShape:
     """Return a float8 matmul as a bfloat16 matmul; other problems unchanged."""
-    is_product = problem.dtype == "float8" and operation_spec(problem.operation).units == "tensor"
-    return replace(problem, dtype="bfloat16") if is_product else problem
+    is_matmul = problem.dtype == "float8" and operation_spec(problem.operation).units == "tensor"
+    return replace(problem, dtype="bfloat16") if is_matmul else problem
 
 
 def uses_float32_fallback(dtype: str, gpu: Gpu) -> bool:
@@ -659,7 +659,7 @@ def _convolves(_asked: OperationShape, computed: OperationShape, _models: Kernel
     return computed.operation.startswith("conv")
 
 
-def _clamp_to_products_without_winograd(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+def _clamp_to_matmuls_without_winograd(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise convolutions to the time of all their matmuls at the sustained rate, on chips without Winograd kernels."""
     before = np.array([not gpu.generation.has_winograd for gpu in question.gpus])
     if not before.any():
@@ -814,7 +814,7 @@ BOUNDS: Final = (
     TimeBound(name="another algorithm", applies_to=_has_alternative, clamp=_clamp_to_alternative),
     TimeBound(name="instructions and waiting", applies_to=_has_floor, clamp=_clamp_to_latency),
     TimeBound(name="rows read again", applies_to=_reads_again, clamp=_clamp_to_repeated_reads),
-    TimeBound(name="all products", applies_to=_convolves, clamp=_clamp_to_products_without_winograd),
+    TimeBound(name="all products", applies_to=_convolves, clamp=_clamp_to_matmuls_without_winograd),
     TimeBound(name="TF32's kernels", applies_to=_convolves_few_channels, clamp=_clamp_to_tf32),
     TimeBound(name="emulation", applies_to=_is_emulated, clamp=_clamp_to_emulated_rate),
     TimeBound(name="own measurements", applies_to=_may_be_measured, clamp=_scaled_as_measured),

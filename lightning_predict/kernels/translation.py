@@ -56,7 +56,7 @@ COMPUTE_DTYPES: Final = {
 }
 """Compute dtype by tensor dtype, if the names differ."""
 
-COMPLEX_PRODUCTS: Final = 4
+COMPLEX_MATMULS: Final = 4
 """Number of real matmuls in a matmul of complex numbers."""
 
 
@@ -106,7 +106,7 @@ def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False)
 
 
 def is_complex(tensor: TensorInfo) -> bool:
-    """Return whether the numbers are complex. A complex matmul takes `COMPLEX_PRODUCTS` real matmuls."""
+    """Return whether the numbers are complex. A complex matmul takes `COMPLEX_MATMULS` real matmuls."""
     return tensor.dtype.startswith("complex")
 
 
@@ -219,7 +219,7 @@ def _of_transposed_left(product: OperationShape) -> OperationShape:
     """Return a matmul with a transposed left operand as a matmul whose rows have the sizes in memory.
 
     The rows of the left operand have m elements, not k, and rows of odd length are slow on tensor cores
-    (`unaligned_product_seconds`). The library computes the transposed matmul, (n, m, k), so m takes the place of the
+    (`unaligned_matmul_seconds`). The library computes the transposed matmul, (n, m, k), so m takes the place of the
     columns.
     """
     if product.operation != "linear":

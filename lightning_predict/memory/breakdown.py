@@ -91,7 +91,7 @@ def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = N
         by_cause[storage.cause] += storage.size_bytes
     others = copy_bytes(trace) + (trace.memory.resident_bytes or 0)
     parts = {
-        "parameters and buffers": moment.lasting_bytes - others,
+        "parameters and buffers": moment.persistent_bytes - others,
         "other models on the GPU": others,
         "gradients": moment.gradient_bytes,
         "optimizer state": moment.state_bytes,

@@ -288,7 +288,7 @@ class MemoryMoment:
 
     Attributes:
         index: Index of the running operation.
-        lasting_bytes: Size of parameters and buffers.
+        persistent_bytes: Size of parameters and buffers.
         state_bytes: Size of the optimizer state.
         batch_bytes: Size of the batch from the data loader.
         gradient_bytes: Size of the gradients, of this step or the previous step.
@@ -298,7 +298,7 @@ class MemoryMoment:
     """
 
     index: int
-    lasting_bytes: int
+    persistent_bytes: int
     state_bytes: int
     batch_bytes: int
     gradient_bytes: int
@@ -309,7 +309,7 @@ class MemoryMoment:
     @property
     def total_bytes(self) -> int:
         """Total size of all tensors."""
-        always = self.lasting_bytes + self.state_bytes + self.batch_bytes + self.left_bytes
+        always = self.persistent_bytes + self.state_bytes + self.batch_bytes + self.left_bytes
         return always + self.gradient_bytes + self.update_bytes + sum(one.size_bytes for one in self.storages)
 
 
@@ -383,7 +383,7 @@ def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:
     written = [one for one in blocks.storages if one.cause == "gradient"]
     return MemoryMoment(
         index=index,
-        lasting_bytes=sum(blocks.lasting),
+        persistent_bytes=sum(blocks.lasting),
         state_bytes=sum(blocks.state),
         batch_bytes=sum(blocks.batch),
         gradient_bytes=sum(blocks.kept)

@@ -399,23 +399,23 @@ class BudgetWatch:
     """
 
     def __init__(
-        self, limits: Sequence[Limit], ledger: Ledger, *, moments: ForecastSchedule, warmup_steps: int = 1
+        self, limits: Sequence[Limit], ledger: Ledger, *, schedule: ForecastSchedule, warmup_steps: int = 1
     ) -> None:
         self.limits = tuple(limits)
         self.forecast: Interval[float] | None = None
         self.end_seconds = 0.0
         self._ledger = ledger
-        self._moments = moments
+        self._schedule = schedule
         self._warmup_steps = warmup_steps
         self._warned: set[str] = set()
         self._is_broken = False
         self._refreshed_seconds = 0.0
         self._narrow_seconds = 0.0
-        self._narrows()
+        self._update_next_check()
 
     def due_check(self, batches: int, seconds: float, *, elapsed: float) -> DueCheck | None:
         """Return what to check after this many batches and seconds of training, and `elapsed` seconds of the fit."""
-        moments = self._moments
+        moments = self._schedule
         if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_started:
             return "forecast"
         if self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS:
@@ -424,7 +424,7 @@ class BudgetWatch:
 
     def nothing_until(self, batches: int) -> tuple[float, float]:
         """Return the number of batches and the seconds of training before which no forecast is due."""
-        next_batches, seconds = self._moments.nothing_until(batches)
+        next_batches, seconds = self._schedule.nothing_until(batches)
         return max(next_batches, self._warmup_steps), math.inf if batches < self._warmup_steps else seconds
 
     @property
@@ -448,7 +448,7 @@ class BudgetWatch:
 
     def check_use(self) -> BudgetVerdict:
         """Check the used amounts, including the time that ending the run takes. Warn only once."""
-        return self._once("use", check_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds))
+        return self._warned_once("use", check_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds))
 
     def check_validation(self, rest_seconds: float | None) -> BudgetVerdict:
         """Check a limit that is used up during a validation.
@@ -500,11 +500,11 @@ class BudgetWatch:
             outlook = BudgetVerdict("warn", f"{outlook.reason}. Early stopping may end the run sooner")
         elif question == "outlook":
             outlook = BudgetVerdict("warn", f"{outlook.reason}. The run continues until more steps confirm this")
-        elif outlook.action == "stop" and not self._is_sure(without_stalls()):
+        elif outlook.action == "stop" and not self._confirms_stop(without_stalls()):
             outlook = BudgetVerdict("warn", f"{outlook.reason}. The run ends if twice as many steps confirm this")
         return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
 
-    def _is_sure(self, calm: RestOfRun) -> bool:
+    def _confirms_stop(self, calm: RestOfRun) -> bool:
         """Return whether to stop the run because of a forecast that exceeds a limit.
 
         The forecast without stalls must exceed the limit, too. It must also be the second such forecast in a row, or
@@ -521,13 +521,13 @@ class BudgetWatch:
     def set_end_seconds(self, seconds: float) -> None:
         """Set the duration of the final validation, which runs after a stop."""
         self.end_seconds = seconds
-        self._narrows()
+        self._update_next_check()
 
-    def _once(self, name: str, verdict: BudgetVerdict) -> BudgetVerdict:
+    def _warned_once(self, name: str, verdict: BudgetVerdict) -> BudgetVerdict:
         """Return the verdict, but replace a repeated warning by `GO_ON`."""
         if verdict.action == "warn":
             verdict = verdict if self._is_new(name) else GO_ON
-            self._narrows()
+            self._update_next_check()
         return verdict
 
     def _is_new(self, name: str) -> bool:
@@ -535,7 +535,7 @@ class BudgetWatch:
         self._warned.add(name)
         return is_new
 
-    def _narrows(self) -> None:
+    def _update_next_check(self) -> None:
         """Compute the earliest time at which a limit can be reached. Before, the used amounts need no check."""
         ends = [limit.reached_seconds(1.0) - self.end_seconds for limit in self.limits]
         if "use" not in self._warned:

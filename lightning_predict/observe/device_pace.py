@@ -113,7 +113,7 @@ class DevicePace:
             together: Number of consecutive cycles that differ by position, such as the batches of an optimizer step.
             ahead: Number of remaining cycles of the run.
         """
-        found = self._cycles.estimate(together=together, ahead=ahead)
+        found = self._cycles.estimate(group_size=together, remaining=ahead)
         if found is None and self.seconds is not None:
             found = estimate_mean([self.seconds] * self._batches, remaining=ahead)
         return found

@@ -44,7 +44,7 @@ STALL_SHARE: Final = _OF.number("STALL_SHARE", "share")
 
 MIN_WAITS: Final = _OF.count("MIN_WAITS", "waits")
 
-STEPS_SAID: Final = 1000
+PRINTED_STEPS: Final = 1000
 """Number of steps whose time is printed if the length of the run is unknown."""
 
 MIN_STEPS: Final = _OF.count("MIN_STEPS", "steps")
@@ -112,8 +112,8 @@ class RestOfRun:
         """Speed of the steps as text, for a run of unknown length; None before a step was timed."""
         if self.step is None or not self.step.middle:
             return None
-        thousand, an_hour = duration_interval(self.step.scaled(STEPS_SAID)), hours_to_seconds(1.0) / self.step.middle
-        return f"{STEPS_SAID:,} steps take {thousand} on this machine ({significant(an_hour)} steps per hour)"
+        thousand, an_hour = duration_interval(self.step.scaled(PRINTED_STEPS)), hours_to_seconds(1.0) / self.step.middle
+        return f"{PRINTED_STEPS:,} steps take {thousand} on this machine ({significant(an_hour)} steps per hour)"
 
 
 @final
@@ -158,9 +158,9 @@ def forecast_rest(
     batch_times = clock.batch_times(
         batches_per_window=size,
         workers=facts.workers or 1 if facts.has_workers else 0,
-        ahead=_or_many(counts.batches),
+        ahead=_or_infinity(counts.batches),
     )
-    ahead = _or_many(counts.validation_runs)
+    ahead = _or_infinity(counts.validation_runs)
     validation = clock.validation.times(ahead=ahead)
     if batch_times is not None:
         batch_times = _of_whole_batches(batch_times, position)
@@ -276,7 +276,7 @@ def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
     return (f"Rough first estimate ({steps}). A recommendation follows after more steps.",)
 
 
-def _or_many(count: int | None) -> float:
+def _or_infinity(count: int | None) -> float:
     return math.inf if count is None else count
 
 

@@ -128,7 +128,7 @@ def _candidate_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryR
         yield risk(
             kind="validation",
             subject=f"A validation batch of {samples:,} samples ({training:,} in training)",
-            need=step.need(step.lasting_bytes + rest_of_run.state_bytes + passing),
+            need=step.need(step.persistent_bytes + rest_of_run.state_bytes + passing),
             is_bound=is_bound,
             remedy="Give the validation loader a smaller batch_size.",
         )
@@ -155,7 +155,7 @@ class _StepMemory:
     Attributes:
         trace: Recorded step.
         bytes: Total memory of the step.
-        lasting_bytes: Memory of parameters, gradients and optimizer state, which stays between steps.
+        persistent_bytes: Memory of parameters, gradients and optimizer state, which stays between steps.
     """
 
     def __init__(self, trace: Trace, gpu: Gpu) -> None:
@@ -163,9 +163,9 @@ class _StepMemory:
         assert found is not None  # checked by the caller
         memory = trace.memory
         self.trace, self._gpu, self._relative = trace, gpu, found.relative
-        self.bytes = found.bytes_on(gpu) - found.spare_bytes
+        self.bytes = found.bytes_on(gpu) - found.releasable_bytes
         known = (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_state_bytes)
-        self.lasting_bytes = min(sum(size or 0 for size in known), self.bytes)
+        self.persistent_bytes = min(sum(size or 0 for size in known), self.bytes)
 
     @cached_property
     def _is_scalable(self) -> bool:
@@ -183,8 +183,8 @@ class _StepMemory:
             samples = math.ceil(factor * samples_per_batch(self.trace))
             scaled = step_memory(extension("with_samples")(self.trace, samples))
             assert scaled is not None
-            return scaled.bytes_on(self._gpu) - scaled.spare_bytes
-        return self.lasting_bytes + factor * (self.bytes - self.lasting_bytes)
+            return scaled.bytes_on(self._gpu) - scaled.releasable_bytes
+        return self.persistent_bytes + factor * (self.bytes - self.persistent_bytes)
 
     def validation_bytes(self, validation: Trace | None, samples: int) -> tuple[float, bool]:
         """Return the temporary memory of a validation batch, and whether the memory is an upper bound.
@@ -202,9 +202,9 @@ class _StepMemory:
             or validation.samples is None
             or step_memory(_without_cached_segments(validation)) is None
         ):
-            return self.at(samples / samples_per_batch(self.trace)) - self.lasting_bytes, True
+            return self.at(samples / samples_per_batch(self.trace)) - self.persistent_bytes, True
         own = _StepMemory(validation, self._gpu)
-        return own.at(samples / samples_per_batch(validation)) - own.lasting_bytes, False
+        return own.at(samples / samples_per_batch(validation)) - own.persistent_bytes, False
 
 
 def missing_state_bytes(optimizer: Any) -> int | None:

@@ -3,10 +3,10 @@
 Recording all of 64 micro-batches would take 64 times as long as recording one, and most of them are equal. Example::
 
     batches = MicroBatches(expected=4)
-    batches.begins((8, 512), whatever_shape=False)     # True: the first one creates the gradients
+    batches.begins((8, 512), ignores_shapes=False)     # True: the first one creates the gradients
     batches.ends(nodes=120)
     # ... two that are not recorded, and the last one, which precedes the update ...
-    batches.shown_by                                   # (0, 3, 3, 3)
+    batches.represented_by                                   # (0, 3, 3, 3)
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class MicroBatches:
     _nodes: list[int] = field(default_factory=list)
     _recorded: list[int] = field(default_factory=list)
 
-    def begins(self, shapes: object, *, whatever_shape: bool) -> bool:
+    def begins(self, shapes: object, *, ignores_shapes: bool) -> bool:
         """Decide whether to record the next batch: the first batch, the last batch, and each batch with new shapes.
 
         Args:
             shapes: Shapes of the batch's tensors; None if unknown.
-            whatever_shape: Whether to record only the first and the last batch, even if others have new shapes.
+            ignores_shapes: Whether to record only the first and the last batch, even if others have new shapes.
         """
         number = len(self._shapes)
         shown = [self._shapes[each] for each in self._recorded[1:]]
@@ -42,7 +42,7 @@ class MicroBatches:
         is_shown = shapes is not None and (shapes in shown or all(one == shapes for one in self._shapes))
         self._shapes.append(shapes)
         is_recorded = self.expected is None or number == 0 or number >= self.expected - 1
-        is_recorded = is_recorded or not (whatever_shape or is_shown)
+        is_recorded = is_recorded or not (ignores_shapes or is_shown)
         if is_recorded:
             self._recorded.append(number)
         return is_recorded
@@ -52,7 +52,7 @@ class MicroBatches:
         self._nodes.append(nodes)
 
     @property
-    def shown_by(self) -> tuple[int, ...] | None:
+    def represented_by(self) -> tuple[int, ...] | None:
         """For each batch, the recorded batch that represents it; None if the last batch was not recorded."""
         last = len(self._shapes) - 1
         if last not in self._recorded:
@@ -60,9 +60,9 @@ class MicroBatches:
         return tuple(number if number in self._recorded else self._like(number) for number in range(last + 1))
 
     @property
-    def unlike(self) -> int:
+    def unmatched_batches(self) -> int:
         """Number of batches that differ in shapes or autograd nodes from every recorded batch except the first."""
-        return sum(not self._are_alike(number, shown) for number, shown in enumerate(self.shown_by or ()))
+        return sum(not self._are_alike(number, shown) for number, shown in enumerate(self.represented_by or ()))
 
     def _like(self, number: int) -> int:
         alike = (each for each in reversed(self._recorded[1:]) if self._are_alike(number, each))

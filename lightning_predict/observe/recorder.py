@@ -123,7 +123,7 @@ class Session(Protocol):
         loader_seconds: Sequence[float] = (),
         samples: int | None = None,
         batches: int = 1,
-        shown_by: Sequence[int] = (),
+        represented_by: Sequence[int] = (),
         optimizer_steps: int | None = None,
     ) -> Trace:
         """Return the recorded step."""
@@ -295,12 +295,14 @@ class StepLog:
             loader_seconds=waits,
             samples=window.samples,
             batches=window.batches,
-            shown_by=recorded.batches.shown_by or (),
+            represented_by=recorded.batches.represented_by or (),
             # If Lightning does not see the optimizers, the recording session counts their steps.
             optimizer_steps=window.optimizer_steps or None,
         )
-        if recorded.batches.unlike:
-            trace = replace(trace, notes=(*trace.notes, _UNLIKE.format(recorded.batches.unlike, window.batches)))
+        if recorded.batches.unmatched_batches:
+            trace = replace(
+                trace, notes=(*trace.notes, _UNLIKE.format(recorded.batches.unmatched_batches, window.batches))
+            )
         hosts = [one.host_seconds for one in alike if one.host_seconds is not None]
         return with_running_loop(
             trace, hosts=hosts if len(hosts) == len(alike) else (), block=block if is_only_kind else None
@@ -308,7 +310,7 @@ class StepLog:
 
 
 @dataclass(slots=True, kw_only=True)
-class _UnderWay:
+class _CurrentWindow:
     """State of the window that is in progress.
 
     Attributes:
@@ -381,7 +383,7 @@ class StepRecorder:
         self._timer, self._block = StepTimer(), BlockTimer()
         self._session: Session | None = None
         self._is_in_batch = False
-        self._now = _UnderWay()
+        self._now = _CurrentWindow()
         self._nodes_at_start = 0
         self._seen = StepLog()
         self._kinds_complete: frozenset[StepKind | None] = frozenset()
@@ -445,7 +447,7 @@ class StepRecorder:
             self._window_starts(full_windows_after, is_short=next_is_short)
         now = self._read_clock()
         if self._session is not None and self._now.batches.begins(
-            shapes(), whatever_shape=self._session.records_first_and_last_only
+            shapes(), ignores_shapes=self._session.records_first_and_last_only
         ):
             self._session.start()  # paused between batches, so that the loader is not recorded
             now = self._read_clock()  # starting a profiler takes longer than many steps
@@ -458,7 +460,7 @@ class StepRecorder:
 
     def _window_starts(self, full_windows_after: int | None, *, is_short: bool) -> None:
         """Decide what to do with the window that begins."""
-        self._now = now = _UnderWay(
+        self._now = now = _CurrentWindow(
             is_short=is_short, is_last=full_windows_after == 0, compilations=self._compilations()
         )
         now.action = self._next_action(full_windows_after, is_short)
@@ -502,11 +504,11 @@ class StepRecorder:
             self._timer.pause()  # nothing was timed
         if window is None:
             return None
-        self._keep(window)
+        self._store_window(window)
         trace = self._trace_if_due()
         self._is_quiet = self._is_settled and all(kind is None or kind.batches == 1 for kind in self._kinds_complete)
         if self._is_quiet:
-            self._now = _UnderWay()
+            self._now = _CurrentWindow()
         return trace
 
     def _is_known(self) -> bool:
@@ -526,7 +528,7 @@ class StepRecorder:
 
     def unreturned_trace(self) -> Trace | None:
         """Return the trace if training ended early; None if already returned, or if nothing was recorded."""
-        return self._give() if self._seen.recorded and not self.has_returned_trace else None
+        return self._build_trace() if self._seen.recorded and not self.has_returned_trace else None
 
     def pause(self) -> None:
         """Exclude the time until the next batch, because this time is no loader wait."""
@@ -603,7 +605,7 @@ class StepRecorder:
             return "skip"
         return "record" if any(may_be_next(seen.kinds, kind) for kind in seen.missing) else "time"
 
-    def _keep(self, window: TimedStep) -> None:
+    def _store_window(self, window: TimedStep) -> None:
         """Store the finished window according to its action."""
         session, self._session = self._session, None
         now, seen, number = self._now, self._seen, len(self._seen.windows)
@@ -617,8 +619,8 @@ class StepRecorder:
             elif now.action == "run":
                 self._keep_running(window, is_alike=not (was_compiled or is_empty) and seen.are_alike)
             return
-        is_unlike = now.batches.unlike > 0 and not (now.is_last or session.records_first_and_last_only)
-        if now.batches.shown_by is None or is_unlike:
+        is_unlike = now.batches.unmatched_batches > 0 and not (now.is_last or session.records_first_and_last_only)
+        if now.batches.represented_by is None or is_unlike:
             self._must_record_all = True  # nothing is known about the batches that were not recorded
             seen.windows.append(kind)
             return
@@ -665,7 +667,7 @@ class StepRecorder:
         )
         if not (is_complete or self.is_finished):
             return None
-        return self._give() if len(seen.recorded) > self._records_given else None
+        return self._build_trace() if len(seen.recorded) > self._records_given else None
 
     def _finishes(self) -> None:
         """Update `is_finished`. After the last trace, windows need not be counted."""
@@ -696,7 +698,7 @@ class StepRecorder:
             self._is_in_batch = False
             self.stop()
 
-    def _give(self) -> Trace:
+    def _build_trace(self) -> Trace:
         """Return the trace of the most common kind of window, with the other kinds in `other_steps`."""
         seen, shares, block = self._seen, self._seen.shares, self._block.block
         self._records_given = len(seen.recorded)

@@ -96,7 +96,7 @@ class Position:
         """Whether the next window is the shorter window at the end of the epoch, or ends with a smaller batch."""
         if self.batches_per_epoch is None:
             return False
-        return alike_batches(self.batches_per_epoch, self.batches_per_window, self) - self.batches_done < (
+        return full_size_batches(self.batches_per_epoch, self.batches_per_window, self) - self.batches_done < (
             self.batches_per_window
         )
 
@@ -190,7 +190,7 @@ def workload(counts: RemainingCounts, position: Position, *, batches_per_window:
     )
 
 
-def alike_batches(per_epoch: int, size: int, position: Position) -> int:
+def full_size_batches(per_epoch: int, size: int, position: Position) -> int:
     """Count the full-size batches of an epoch.
 
     A smaller last batch counts, too, if no full window fits before it.
@@ -232,7 +232,7 @@ def windows_done(position: Position, batch: int, *, full: bool = False) -> int:
 
     def of_epoch(epoch: int) -> int:
         size = min(_accumulation_in(position, epoch), per_epoch)
-        return alike_batches(per_epoch, size, position) // size if full else math.ceil(per_epoch / size)
+        return full_size_batches(per_epoch, size, position) // size if full else math.ceil(per_epoch / size)
 
     epochs, rest = divmod(batch, per_epoch)
     starts = [start for start in sorted(position.accumulation) if start < epochs]

@@ -303,7 +303,7 @@ class RunObserver:
                 batch per worker.
             ahead: Number of remaining batches.
         """
-        waits = self._waits.estimate(together=max(1, workers), turns=1, ahead=ahead)
+        waits = self._waits.estimate(group_size=max(1, workers), min_groups=1, remaining=ahead)
         wait = NOTHING if waits is None else waits.mean
         if self._waits.count < MIN_WAITS_PER_WORKER * workers:  # only later batches show the speed of the workers
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
@@ -311,7 +311,7 @@ class RunObserver:
         found = (
             self.device.estimate(together=max(batches_per_window, workers), ahead=ahead)
             if self._is_asynchronous
-            else self._steps.estimate(together=batches_per_window, ahead=ahead)
+            else self._steps.estimate(group_size=batches_per_window, remaining=ahead)
         )
         if found is None:
             return None
@@ -352,7 +352,7 @@ class RunObserver:
             ahead: Number of remaining epochs.
         """
         wait = self._wait_so_far()
-        pauses = self._pauses.estimate(ahead=ahead)
+        pauses = self._pauses.estimate(remaining=ahead)
         if pauses is not None:
             return pauses.mean.added(-wait).clamp_min(0.0)
         first = max(0.0, (self._first_pause or 0.0) - wait)
@@ -360,7 +360,7 @@ class RunObserver:
 
     def closing(self) -> Interval[float]:
         """Return the time from the end of an epoch to the start of the next. The last epoch has this time, too."""
-        closings = self._closings.estimate(ahead=1)
+        closings = self._closings.estimate(remaining=1)
         return NOTHING if closings is None else closings.mean
 
     def _wait_so_far(self) -> float:

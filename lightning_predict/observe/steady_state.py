@@ -62,9 +62,9 @@ MIN_SHARE: Final = _OF.number("MIN_SHARE", "share")
 
 EVENTS_SHARE: Final = _OF.number("EVENTS_SHARE", "share")
 
-MAX_PART: Final = _OF.number("MAX_PART", "factor")
+MAX_DECREASE_RATIO: Final = _OF.number("MAX_DECREASE_RATIO", "factor")
 
-FALLS_ON: Final = _OF.number("FALLS_ON", "share")
+FURTHER_DECREASE: Final = _OF.number("FURTHER_DECREASE", "share")
 
 FALLS_HIDDEN: Final = _OF.number("FALLS_HIDDEN", "share")
 
@@ -158,24 +158,28 @@ class TimingSamples:
         return calm
 
     def estimate(
-        self, *, together: int = 1, turns: int = 4, of_each: int = 1, ahead: float = math.inf
+        self, *, group_size: int = 1, min_groups: int = 4, measurements_per_value: int = 1, remaining: float = math.inf
     ) -> MeanEstimate | None:
         """Estimate the mean of the future values; None before the first value.
 
         Args:
-            together: Number of consecutive values whose mean counts as one value, such as the batches of an optimizer
+            group_size: Number of consecutive values whose mean counts as one value, such as the batches of an optimizer
                 step, or the batches that several workers deliver at once.
-            turns: Minimum number of such means. With fewer means, single values are used.
-            of_each: Number of measurements that are averaged in each value.
-            ahead: Number of future values.
+            min_groups: Minimum number of such means. With fewer means, single values are used.
+            measurements_per_value: Number of measurements that are averaged in each value.
+            remaining: Number of future values.
         """
         values, size = self._means, self._size
-        if size < together and len(values) >= turns * together:
-            each = together // size
+        if size < group_size and len(values) >= min_groups * group_size:
+            each = group_size // size
             starts = range(len(values) % each, len(values), each)
             values = [statistics.fmean(values[start : start + each]) for start in starts]
             size *= each
-        return estimate_mean(values, measurements_per_value=size * of_each, remaining=ahead / size) if values else None
+        return (
+            estimate_mean(values, measurements_per_value=size * measurements_per_value, remaining=remaining / size)
+            if values
+            else None
+        )
 
 
 def estimate_mean(
@@ -203,11 +207,11 @@ def estimate_mean(
     if not is_settled:
         reached = _reached(kept)
         now = statistics.fmean(kept[-3:])
-        least = min(reached, now - FALLS_ON * (statistics.fmean(later[:3]) - now))
-    deviation = _mean_deviation(usual, ahead=remaining)
+        least = min(reached, now - FURTHER_DECREASE * (statistics.fmean(later[:3]) - now))
+    deviation = _mean_deviation(usual, remaining=remaining)
     if at:
         excess = statistics.fmean(kept[place] for place in at) - middle
-        rate = _rate(at, len(kept), of=len(later), ahead=remaining)
+        rate = _rate(at, len(kept), of=len(later), remaining=remaining)
         if len(at) == 1 and excess > sum(usual):  # longer than all others together: says little about the others
             rate = replace(rate, middle=0.0)
         middle, reached, least = (one + excess * rate.middle for one in (middle, reached, least))
@@ -295,14 +299,14 @@ def _standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def _mean_deviation(values: Sequence[float], *, ahead: float) -> float:
+def _mean_deviation(values: Sequence[float], *, remaining: float) -> float:
     """Return half the width of Student's 90 % interval for the mean of the future values.
 
     Means of chunks account for autocorrelation. The interval covers the errors of the past and of the future mean.
     """
     if len(values) < 2:
         return 0.0
-    again = len(values) / ahead
+    again = len(values) / remaining
     alone = _student(len(values) - 1) * _standard_error(values) * math.sqrt(1 + again)
     if len(values) < 4 * CHUNKS:
         return alone
@@ -322,24 +326,26 @@ def _fall(values: Sequence[float]) -> float:
     return max(0.0, statistics.fmean(values[:half]) - statistics.fmean(values[half:])) if half else 0.0
 
 
-def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[float]:
+def _rate(at: Sequence[int], count: int, *, of: int, remaining: float) -> Interval[float]:
     """Estimate the future frequency of rare slow values, as a share of all values.
 
     Args:
         at: Positions of the slow values among the used values.
         count: Number of used values.
         of: Number of values, including the dropped warm-up.
-        ahead: Number of future values, among which the number of slow values varies by chance.
+        remaining: Number of future values, among which the number of slow values varies by chance.
     """
     times = len(at)
     if times == 1:
-        return Interval(0.0, 0.5 / of, max(2.5 / count, 1 / ahead))
+        return Interval(0.0, 0.5 / of, max(2.5 / count, 1 / remaining))
     gaps = [after - before for before, after in pairwise(at)]
     if times > 2 and max(gaps) - min(gaps) <= 1 and count <= at[-1] + max(gaps) + 1:  # an overdue event is not periodic
         found = Interval.from_factor((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
-        return Interval(max(0.0, found.low - 1 / ahead), found.middle, found.high + 1 / ahead)
+        return Interval(max(0.0, found.low - 1 / remaining), found.middle, found.high + 1 / remaining)
     rate = times / count
-    less, more = (rate * math.hypot(width / math.sqrt(times), width / math.sqrt(rate * ahead)) for width in (1.3, 1.6))
+    less, more = (
+        rate * math.hypot(width / math.sqrt(times), width / math.sqrt(rate * remaining)) for width in (1.3, 1.6)
+    )
     return Interval(max(0.0, rate - less), rate, rate + more)
 
 
@@ -354,5 +360,5 @@ def _reached(kept: Sequence[float]) -> float:
     before, now = first - second, second - last
     if now <= 0 or before <= 0:
         return min(last, second)
-    part = min(now / before, MAX_PART)
+    part = min(now / before, MAX_DECREASE_RATIO)
     return max(MIN_SHARE * last, last - now * part / (1 - part))

@@ -153,10 +153,10 @@ class ValidationTimer:
                 does not show this time: its few batches were loaded before they were requested.
             ahead: Number of remaining validation runs.
         """
-        around = self._around.estimate(ahead=ahead)
-        found = self._batches.estimate(of_each=self._batches_per_run, ahead=ahead)
+        around = self._around.estimate(remaining=ahead)
+        found = self._batches.estimate(measurements_per_value=self._batches_per_run, remaining=ahead)
         if found is not None and around is not None:
-            waits = self._waits.estimate(ahead=ahead)
+            waits = self._waits.estimate(remaining=ahead)
             return ValidationTimes(
                 overhead=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean
             )

@@ -150,10 +150,10 @@ class WatchedRun:
         batches_per_step: Number of batches per step, if a trainer accumulates gradients.
         world_size: Number of processes of the run.
         notes: Returns notes about costs that the totals lack. A trainer may replace this function.
-        worries: Later parts of the run that may not fit in the memory of the GPU in use. Each part is also logged.
-        ahead: Returns the facts about later parts of the run. A trainer may replace this function.
-        tell: Called with every prediction.
-        fails: Called with the error if a prediction fails. Predictions stop after a failure.
+        memory_risks: Later parts of the run that may not fit in the memory of the GPU in use. Each part is also logged.
+        memory_facts: Returns the facts about later parts of the run. A trainer may replace this function.
+        on_prediction: Called with every prediction.
+        on_failure: Called with the error if a prediction fails. Predictions stop after a failure.
     """
 
     def __init__(
@@ -194,11 +194,11 @@ class WatchedRun:
         self.batches_per_step = 1
         self.world_size = 1
         self.notes: Callable[[], tuple[str, ...]] = tuple
-        self.worries: tuple[MemoryRisk, ...] = ()
-        self.ahead: Callable[[], MemoryFacts] = self._plain_ahead
+        self.memory_risks: tuple[MemoryRisk, ...] = ()
+        self.memory_facts: Callable[[], MemoryFacts] = self._plain_memory_facts
         self._loader: Any = None
-        self.tell: Callable[[Predictions], None] = lambda _: None
-        self.fails: Callable[[Exception], None] = _say_failure
+        self.on_prediction: Callable[[Predictions], None] = lambda _: None
+        self.on_failure: Callable[[Exception], None] = _say_failure
         self._steps = 0
         self._recorder: StepRecorder | None = StepRecorder(
             warmup_steps=warmup_steps,
@@ -233,7 +233,7 @@ class WatchedRun:
                 log_warning(f"watch: {of_run.warning}")
         limits = limits_of_fit(self._ledger, usd=usd, hours=hours, deadline=None)
         self._watch = (
-            BudgetWatch(limits, self._ledger, moments=ForecastSchedule(batches=self._total_steps)) if limits else None
+            BudgetWatch(limits, self._ledger, schedule=ForecastSchedule(batches=self._total_steps)) if limits else None
         )
         self.observer.on_epoch_start()
 
@@ -264,7 +264,7 @@ class WatchedRun:
         with contextlib.suppress(*CAUGHT):  # an error while stopping is a consequence of the first error
             if recorder is not None:
                 recorder.stop()
-        self.fails(error)
+        self.on_failure(error)
         if self._terms[:2] != (None, None):
             log_warning("watch failed: the budget is no longer enforced.")
 
@@ -283,7 +283,7 @@ class WatchedRun:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self.starts()
+            self.start_step()
             yield batch
 
     @log_exceptions
@@ -293,12 +293,12 @@ class WatchedRun:
         Raises:
             BudgetExceededError: The budget is exceeded, and `on_exceed` is `"raise"`.
         """
-        self.ends()
+        self.end_step()
         if not self._waits_outside:
-            self.starts()
+            self.start_step()
 
     @log_exceptions
-    def starts(self) -> None:
+    def start_step(self) -> None:
         """Begin a step, unless one is in progress."""
         if self._is_in_step or self._is_off:
             return
@@ -313,7 +313,7 @@ class WatchedRun:
                     self.observer.batch_is_recorded()
 
     @log_exceptions
-    def ends(self) -> None:
+    def end_step(self) -> None:
         """End a step.
 
         Raises:
@@ -344,11 +344,11 @@ class WatchedRun:
         self.observer.step_is_measured(trace)
         self._schedule.is_due(self.observer.batches, self.observer.training_seconds)
         self._predict()
-        self.worries = tuple(memory_risks(replace(self.trace, batches=self.batches_per_step), self.ahead()))
-        for one in self.worries:
+        self.memory_risks = tuple(memory_risks(replace(self.trace, batches=self.batches_per_step), self.memory_facts()))
+        for one in self.memory_risks:
             log_warning(f"watch, memory: {one.sentence}")
 
-    def _plain_ahead(self) -> MemoryFacts:
+    def _plain_memory_facts(self) -> MemoryFacts:
         """Return the facts about the rest of the run, from the optimizers and from the loader passed to `batches`."""
         assert self.trace is not None
         length = recorded_length(self.trace)
@@ -406,7 +406,7 @@ class WatchedRun:
             lines = () if ranking is None else lines_of_run(ranking, when=f"{when}: ", news=f"{news}.")
             self._show("\n".join(lines or (f"{news}.",)))
             self._has_advised = True
-        self.tell(self.predictions)
+        self.on_prediction(self.predictions)
         self._last_printed_forecast = TimedForecast(rest, self.observer.now())
         expected = expected_outcome(self.trace, rest, self.predictions, num_gpus=1)
         if expected is not None and (self._timer is None or not is_rough):
@@ -456,7 +456,7 @@ class WatchedRun:
             recorder, self._recorder, self.trace = self._recorder, None, None
             if recorder is not None:
                 recorder.stop()
-            self.fails(own_error(error))
+            self.on_failure(own_error(error))
 
     def _plain_facts(self, steps: int) -> ForecastInputs:
         position = Position(

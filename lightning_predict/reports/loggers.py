@@ -39,15 +39,15 @@ BRIEF: Final = ("iteration_ms", "total_hours", "cost_usd")
 """Quantities logged by default. The list is short because every quantity adds a chart per GPU."""
 
 
-OF_OWN_GPU: Final = ("samples_per_second", "tokens_per_second", "mfu")
+GPU_IN_USE_QUANTITIES: Final = ("samples_per_second", "tokens_per_second", "mfu")
 """Additional quantities logged by default for the GPU in use."""
 
 
 MAX_IN_FULL: Final = 3
-"""Up to this number of GPUs, all GPUs are logged. With more GPUs, only the selection of `that_decide` is logged."""
+"""Up to this number of GPUs, all GPUs are logged. With more GPUs, only the selection of `selected_gpus` is logged."""
 
 
-def that_decide(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
+def selected_gpus(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
     """Return the GPUs to log: the one in use, the cheapest, the fastest and the cheapest within the deadline."""
     if len(predictions) <= MAX_IN_FULL:
         return frozenset(predictions)
@@ -64,7 +64,7 @@ def metrics(
     Args:
         predictions: The predictions to log.
         separator: Separator between the parts of a key: the logger's `group_separator`.
-        in_full: Include all quantities, not only those in `BRIEF` and `OF_OWN_GPU`.
+        in_full: Include all quantities, not only those in `BRIEF` and `GPU_IN_USE_QUANTITIES`.
         gpus: Names of the GPUs; None for all.
 
     Returns:
@@ -75,12 +75,12 @@ def metrics(
         for prediction in predictions.values()
         if gpus is None or prediction.gpu in gpus
         for name, quantity in QUANTITIES.items()
-        if (in_full or name in BRIEF or (name in OF_OWN_GPU and prediction.gpu == predictions.used_gpu))
+        if (in_full or name in BRIEF or (name in GPU_IN_USE_QUANTITIES and prediction.gpu == predictions.used_gpu))
         and (value := quantity.logged(prediction)) is not None
     }
 
 
-def left_here(predictions: Predictions, *, separator: str = "/") -> dict[str, float]:
+def remaining_on_this_machine(predictions: Predictions, *, separator: str = "/") -> dict[str, float]:
     """Return the remaining hours and dollars of a run in progress on its machine; unknown values are omitted."""
     here = predictions.get(predictions.used_gpu or "") or predictions.machine
     if here is None or not predictions.is_running:
@@ -208,7 +208,7 @@ def log_predictions(
         loggers: Lightning loggers, or objects with the same interface.
         predictions: The predictions to log.
         step: Training step for the logged values.
-        in_full: Log every quantity, not only those in `BRIEF` and `OF_OWN_GPU`.
+        in_full: Log every quantity, not only those in `BRIEF` and `GPU_IN_USE_QUANTITIES`.
         gpus: Names of the GPUs whose quantities are logged; None for all. Tables and figures always show all GPUs.
 
     Returns:
@@ -217,7 +217,7 @@ def log_predictions(
 
     def values(separator: str) -> dict[str, float]:
         found = metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
-        return found | left_here(predictions, separator=separator)
+        return found | remaining_on_this_machine(predictions, separator=separator)
 
     return tuple(warning for logger in loggers for warning in _log_predictions_to(logger, predictions, step, values))
 

@@ -46,7 +46,7 @@ class MemorySaving:
         note: Drawback of the change, such as a longer step; empty if the change has no drawback.
     """
 
-    words: str
+    description: str
     bytes: float
     note: str = ""
 
@@ -70,7 +70,7 @@ class MemoryReport:
     breakdown: MemoryBreakdown
     savings: tuple[MemorySaving, ...]
     largest: str | None
-    several: str | None = None
+    multi_gpu_sentence: str | None = None
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class MemoryReport:
                 f"on the {self.gpu}; the chance that it fits is {share(chance)}."
             )
         fullest = f"Fullest at {found.operation}{module} ({found.phase})."
-        return tuple(one for one in (self.several, first, fullest, self.largest) if one)
+        return tuple(one for one in (self.multi_gpu_sentence, first, fullest, self.largest) if one)
 
     @property
     def tables(self) -> tuple[tuple[tuple[str, str], list[tuple[str, str]]], ...]:
@@ -147,7 +147,7 @@ class MemoryReport:
             "fullest": {"operation": found.operation, "phase": found.phase, "module": found.module},
             "parts": {part.name: part.bytes for part in found.parts},
             "modules": {part.name: part.bytes for part in found.modules},
-            "savings": {saving.words: saving.bytes for saving in self.savings},
+            "savings": {saving.description: saving.bytes for saving in self.savings},
         }
 
 
@@ -193,7 +193,7 @@ def memory_chart(curve: Sequence[float], capacity_bytes: float | None) -> str:
 
 
 def _in_words(saving: MemorySaving) -> str:
-    return f"{saving.words} ({saving.note})" if saving.note else saving.words
+    return f"{saving.description} ({saving.note})" if saving.note else saving.description
 
 
 def _plain_table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> list[str]:

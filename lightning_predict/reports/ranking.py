@@ -88,7 +88,7 @@ the environment and the data takes longer."""
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InUse:
+class MachineTimes:
     """The machine in use, which recommended GPUs are compared with.
 
     Attributes:
@@ -156,7 +156,7 @@ class Ranking:
     perhaps_cheapest: tuple[str, ...]
     perhaps_fastest: tuple[str, ...]
     limit: Literal["loader", "host"] | None
-    in_use: InUse | None
+    in_use: MachineTimes | None
     deadline_hours: float | None
     within_deadline: RankedGpu | None
     frontier: tuple[RankedGpu, ...]
@@ -277,7 +277,7 @@ def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[
     `FEWEST_ROWS`, the next GPUs of the group follow. If the run fits on no GPU, the GPUs that lack the least memory
     follow.
     """
-    front = thinned(ranking.frontier, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
+    front = shorten_frontier(ranking.frontier, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
     names = {one.gpu for one in front} | {*ranking.perhaps_cheapest[: MOST_ROWS - len(front)]}
     fitting = [name for name, one in predictions.items() if one.fits is not False]
     for name in fitting or _largest(predictions):
@@ -291,7 +291,7 @@ def _largest(predictions: Mapping[str, Prediction]) -> list[str]:
     return ordered(predictions, lambda name: -(predictions[name].memory_free_bytes or 0.0))
 
 
-def thinned(front: Sequence[RankedGpu], most: int) -> tuple[RankedGpu, ...]:
+def shorten_frontier(front: Sequence[RankedGpu], most: int) -> tuple[RankedGpu, ...]:
     """Shorten a frontier to `most` GPUs: repeatedly drop the GPU that is hardly faster than the next slower GPU."""
     left = list(front)
     while len(left) > max(most, 1):
@@ -455,12 +455,12 @@ def _stale(candidate: RankedGpu, ranking: Ranking) -> str:
     return f"price {days} days old" if days < MONTHS_FROM else f"price {days * 12 // 365} months old"
 
 
-def _is_slower(candidate: RankedGpu, in_use: InUse) -> bool:
+def _is_slower(candidate: RankedGpu, in_use: MachineTimes) -> bool:
     """Return whether the run would take longer than on the machine in use; slower GPUs are never recommended."""
     return candidate.seconds > (1 + EQUAL) * in_use.seconds
 
 
-def _is_worth_renting(candidate: RankedGpu, in_use: InUse) -> bool:
+def _is_worth_renting(candidate: RankedGpu, in_use: MachineTimes) -> bool:
     """Return whether a GPU saves money, or time if the cost of the machine in use is unknown."""
     if in_use.cost_usd is None:
         return (1 + WORTH_NAMING) * candidate.seconds <= in_use.seconds
@@ -500,7 +500,7 @@ MOST_SOONER: Final = 3
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
     """Yield a sentence with the faster, more expensive GPUs, each with the saved time and the extra cost."""
     texts, on_frontier = [], {one.gpu for one in ranking.frontier}
-    for one in reversed(thinned(ranking.frontier, MOST_SOONER + 1)):
+    for one in reversed(shorten_frontier(ranking.frontier, MOST_SOONER + 1)):
         saved = cheapest.seconds - one.seconds
         if one.gpu == cheapest.gpu or saved < WORTH_NAMING * cheapest.seconds:
             continue
@@ -636,11 +636,11 @@ def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:
     return bound if bound in ("loader", "host") else None  # type: ignore[return-value]
 
 
-def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | None:
+def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> MachineTimes | None:
     own = predictions.get(predictions.used_gpu or "")
     if own is not None:
         candidate = _candidate(own, per_iteration)
-        return InUse(
+        return MachineTimes(
             name=own.gpu,
             label=name_in_use(own.gpu, predictions),
             is_running=predictions.is_running,
@@ -654,7 +654,7 @@ def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | No
         return None
     time = machine.cycle if per_iteration or machine.total is None else machine.total
     price = machine.price.usd_per_hour
-    return InUse(
+    return MachineTimes(
         name=machine.name,
         label=name_in_use(machine.name, predictions),
         is_running=predictions.is_running,

@@ -40,7 +40,7 @@ PACE_SECONDS: Final = 60.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PlanSlot:
     """A job of a plan, and the machine that runs the job.
 
     Attributes:
@@ -72,7 +72,7 @@ class Progress:
         written: Time of this write, as Unix time.
     """
 
-    place: Place | None
+    place: PlanSlot | None
     done: float
     has_ended: bool
     whole_seconds: float | None
@@ -81,7 +81,7 @@ class Progress:
     written: float
 
 
-def place_in_use() -> Place | None:
+def place_in_use() -> PlanSlot | None:
     """Return the job's place in the plan from the environment; None if the variable is not set.
 
     Raises:
@@ -143,7 +143,7 @@ class ProgressKeeper:
     """
 
     batches: int | None
-    place: Place | None
+    place: PlanSlot | None
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     _began: float = 0.0
@@ -185,9 +185,9 @@ class ProgressKeeper:
         )
 
 
-def _place(row: Checked) -> Place:
+def _place(row: Checked) -> PlanSlot:
     row.check_keys({"job", "node", "machine", "num_gpus"})
-    return Place(
+    return PlanSlot(
         job=row.member("job").words(),
         node=row.member("node").integer(),
         machine=row.member("machine").words(),

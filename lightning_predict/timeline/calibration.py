@@ -140,8 +140,8 @@ def _calibrate_without_kernels(trace: Trace, timed: WorkTimes, origin: Gpu | Non
     walked = host_timeline(order, HostModel()).seconds
     if order.waits or walked <= 0:
         return StepCalibration(host=host, is_host_assumed=True)
-    own = target.measured_factor * statistics.median(trace.host_seconds_unprofiled) / walked
-    return StepCalibration(host=measured_host(HostModel(factor=own)))
+    host_factor = target.measured_factor * statistics.median(trace.host_seconds_unprofiled) / walked
+    return StepCalibration(host=measured_host(HostModel(factor=host_factor)))
 
 
 @final
@@ -165,18 +165,20 @@ class RecordedSimulation:
     def _ordered(self, added: float) -> LaunchSchedule:
         return launch_schedule(with_host_work(self._work, added), gpus=1, gap_seconds=self.gap_seconds)
 
-    def simulate(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> SimulatedTimeline:
-        """Simulate `steps` consecutive steps with a host that takes `own` times as long as the recorded one."""
+    def simulate(
+        self, *, host_factor: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS
+    ) -> SimulatedTimeline:
+        """Simulate `steps` consecutive steps with a host that takes `host_factor` times as long as the recorded one."""
         order = self._order if gap is None else replace(self._order, gap_seconds=gap)
-        return simulate_timeline(order, replace(self._host, factor=own), steps=steps)
+        return simulate_timeline(order, replace(self._host, factor=host_factor), steps=steps)
 
-    def seconds(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> float:
+    def seconds(self, *, host_factor: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> float:
         """Return the time of the last of `steps` consecutive steps on the first GPU."""
-        return float(self.simulate(own=own, gap=gap, steps=steps).seconds[0])
+        return float(self.simulate(host_factor=host_factor, gap=gap, steps=steps).seconds[0])
 
-    def host_seconds(self, own: float) -> float:
+    def host_seconds(self, host_factor: float) -> float:
         """Return the time until the host has finished a step, including waits, if the device is idle at the start."""
-        return float(self.simulate(own=own, steps=1).host_ends[0])
+        return float(self.simulate(host_factor=host_factor, steps=1).host_ends[0])
 
 
 def _calibrate_with_kernels(
@@ -184,18 +186,17 @@ def _calibrate_with_kernels(
 ) -> StepCalibration:
     replay = RecordedSimulation(trace, timed, host, gap)
     read = _unprofiled(trace, replay)
-    own, added = (1.0, 0.0) if read is None else read
+    host_factor, added = (1.0, 0.0) if read is None else read
     replay.add_host_work(added)
-    found = replay.simulate(own=own, steps=1)
-    running = replay.seconds(own=own)
+    found = replay.simulate(host_factor=host_factor, steps=1)
+    running = replay.seconds(host_factor=host_factor)
     step = measured = statistics.median(trace.measured_steps)
     steps = STEADY_STEPS
     if trace.running_step_seconds is None:
         # Each measured step waited for the device at its end. The recording is consistent with any time between the
-        # step
-        # time of a simulated loop and the time of a single simulated step.
-        standing = float(found.seconds[0])
-        step, steps = (min(step, running), STEADY_STEPS) if step <= standing else (step, 1)
+        # step time of a simulated loop and the time of a single simulated step.
+        isolated_seconds = float(found.seconds[0])
+        step, steps = (min(step, running), STEADY_STEPS) if step <= isolated_seconds else (step, 1)
     late = late_launch_share(trace) if read is None else None
     is_host_bound = (
         late >= HOST_BOUND_SHARE
@@ -205,19 +206,21 @@ def _calibrate_with_kernels(
     recorded = running if steps > 1 else float(found.seconds[0])
     own_gap = gap
     if step < recorded and is_host_bound:
-        least = (1 + HOST_TOLERANCE) * replay.seconds(own=own / SLOWEST_PROFILER, steps=steps)
+        least = (1 + HOST_TOLERANCE) * replay.seconds(host_factor=host_factor / SLOWEST_PROFILER, steps=steps)
         if least < recorded:
-            own = _solve(lambda one: replay.seconds(own=one, steps=steps), max(step, least), highest=own)
+            host_factor = _solve(
+                lambda one: replay.seconds(host_factor=one, steps=steps), max(step, least), highest=host_factor
+            )
     elif step < recorded:
-        least = replay.seconds(own=own, gap=0.0, steps=steps)
+        least = replay.seconds(host_factor=host_factor, gap=0.0, steps=steps)
         own_gap = gap * max(step - least, 0.0) / (recorded - least) if recorded > least else 0.0
-    explained = replay.seconds(own=own, gap=own_gap, steps=steps)
-    overlap = explained - replay.seconds(own=own, gap=own_gap) if steps == 1 else 0.0
+    explained = replay.seconds(host_factor=host_factor, gap=own_gap, steps=steps)
+    overlap = explained - replay.seconds(host_factor=host_factor, gap=own_gap) if steps == 1 else 0.0
     share = (step - overlap) / measured if measured > 0 and has_recorded_launches(trace) else 1.0
     if is_host_bound or read is not None:
         host = measured_host(host)
     return StepCalibration(
-        host=replace(host, factor=own * factor),
+        host=replace(host, factor=host_factor * factor),
         gap_seconds=own_gap,
         device_factor=min(step / explained, 1.0),
         residual_seconds=max(step - explained, 0.0),

@@ -17,14 +17,14 @@ from typing import Any, Final
 from lightning_predict.tracing.events import NO_TENSORS, Call, is_shape
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
+    CONTIGUOUS_ELEMENTS,
     IMAGES_POSITION,
     RECORDED_WITH_STRIDES,
     SECOND_FACTOR_POSITION,
     SECOND_TRANSPOSED,
-    STRIDED,
+    contiguous_elements,
     is_channels_last,
     is_transposed,
-    side_by_side,
 )
 from lightning_predict.tracing.signatures import (
     RECORDED_TENSORS,
@@ -155,8 +155,8 @@ def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bo
     position = IMAGES_POSITION.get(name, SECOND_FACTOR_POSITION.get(name))
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
     if name in RECORDED_WITH_STRIDES:
-        beside = side_by_side(name, list(_operands(sizes, strides)), arguments)
-        return {} if beside is None else {STRIDED: beside}
+        beside = contiguous_elements(name, list(_operands(sizes, strides)), arguments)
+        return {} if beside is None else {CONTIGUOUS_ELEMENTS: beside}
     if position is None or min(len(strides), len(sizes)) <= position:
         return {}
     if name in SECOND_FACTOR_POSITION:

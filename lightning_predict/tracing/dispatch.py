@@ -29,7 +29,7 @@ from lightning_predict.guard import own_error
 from lightning_predict.tracing.graph_release import HeldNodes, drain
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
-from lightning_predict.tracing.micro_batches import RecordedMicroBatch, laid_out
+from lightning_predict.tracing.micro_batches import RecordedMicroBatch, complete_step
 from lightning_predict.tracing.modes import (
     OperationMode,
     Schema,
@@ -42,14 +42,14 @@ from lightning_predict.tracing.modes import (
 )
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
+    CONTIGUOUS_ELEMENTS,
     IMAGES_POSITION,
     RECORDED_WITH_STRIDES,
     SECOND_FACTOR_POSITION,
     SECOND_TRANSPOSED,
-    STRIDED,
+    contiguous_elements,
     is_channels_last,
     is_transposed,
-    side_by_side,
 )
 from lightning_predict.tracing.pauses import PauseTimer
 from lightning_predict.tracing.phases import PhaseRules
@@ -125,13 +125,13 @@ def _lies_in_columns(factor: Any) -> bool:
     return is_plain and is_transposed(factor.shape, factor.stride())
 
 
-def _side_by_side(name: str, tensors: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> int | None:
+def _contiguous_elements(name: str, tensors: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> int | None:
     """Return the number of contiguous elements per block; None if all operands have the same memory layout."""
     if any(one.layout is not torch.strided or one.is_nested for one in tensors):
         return None
     if all(one.is_contiguous() for one in tensors):
         return None
-    return side_by_side(name, [(one.shape, one.stride()) for one in tensors if one.shape], arguments)
+    return contiguous_elements(name, [(one.shape, one.stride()) for one in tensors if one.shape], arguments)
 
 
 def _used_by(operations: Sequence[Operation]) -> set[int | None]:
@@ -340,7 +340,7 @@ class DispatchRecorder:
         return tuple(timed)
 
     @property
-    def held(self) -> tuple[int, ...]:
+    def surviving(self) -> tuple[int, ...]:
         """Storages that the step wrote, and that were alive at `stop`."""
         given, written = set[int | None](), set[int | None]()
         for operation in self.operations:
@@ -348,13 +348,15 @@ class DispatchRecorder:
             written.update([tensor.id for tensor in operation.outputs])
         return tuple(number for number in self._alive_at_stop if number in written and number not in given)
 
-    def step_operations(self, shown_by: Sequence[int]) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
+    def step_operations(self, represented_by: Sequence[int]) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
         """Return the operations of all micro-batches of a step, recorded or copied, and the surviving storages."""
-        timed, held = self.timed_operations, self.held
-        if not shown_by:
+        timed, held = self.timed_operations, self.surviving
+        if not represented_by:
             return timed, held
         lasting = {self._numbers.number(leaf) for leaf in self.leaves.values()}
-        return laid_out(timed, self._recorded_parts, shown_by=shown_by, lasting=lasting, held=held)
+        return complete_step(
+            timed, self._recorded_parts, represented_by=represented_by, parameters=lasting, surviving=held
+        )
 
     def read_storages(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """Return the storages of the given tensors that an operation has read."""
@@ -479,9 +481,9 @@ class DispatchRecorder:
             arguments[SECOND_TRANSPOSED] = True
         if (
             schema.name in RECORDED_WITH_STRIDES
-            and (beside := _side_by_side(schema.name, tensors, arguments)) is not None
+            and (beside := _contiguous_elements(schema.name, tensors, arguments)) is not None
         ):
-            arguments[STRIDED] = beside
+            arguments[CONTIGUOUS_ELEMENTS] = beside
         self._add(schema.name, tensors, outputs, arguments, number, in_backward=in_backward)
 
     def _record_whole(

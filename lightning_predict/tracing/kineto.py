@@ -36,7 +36,7 @@ from lightning_predict.tracing.attribution import (
 from lightning_predict.tracing.calls import arguments_of, outputs_of, tensors_of
 from lightning_predict.tracing.collectives import left_out_collectives
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_profile
-from lightning_predict.tracing.older_releases import in_todays_words
+from lightning_predict.tracing.older_releases import with_current_names
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.recorded_on import unknown_gpu_note, with_named_gpu
 from lightning_predict.tracing.signatures import backward_inputs
@@ -93,7 +93,7 @@ _UNKNOWN_FLAGS: Final = "The file does not contain the TF32 setting; the default
 
 _TF32_BY_KERNELS: Final = "The file does not contain the TF32 setting; its matmul kernels show that it was on."
 
-_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+_MATMULS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 _TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")
 """Names of kernels that round float32 to TF32 for the tensor cores."""
@@ -114,7 +114,7 @@ def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
         peak: The GPU's float32 FLOP/s; None if the GPU is unknown.
     """
     products = [
-        one for one in operations if one.name in _PRODUCTS and {each.dtype for each in one.inputs} == {"float32"}
+        one for one in operations if one.name in _MATMULS and {each.dtype for each in one.inputs} == {"float32"}
     ]
     if any(_TF32_KERNEL.search(kernel.name) for one in products for kernel in one.kernels):
         return True
@@ -176,7 +176,7 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
     """Return the Trace of one profiled step."""
     found = select_operations(profile)
     updates = _updates(profile)
-    operations = in_todays_words(
+    operations = with_current_names(
         [_operation(item, phase, profile) for item, phase in zip(found, _phases(found, updates), strict=True)]
     )
     loading = microseconds_to_seconds(_loader_microseconds(profile))

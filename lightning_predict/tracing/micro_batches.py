@@ -5,7 +5,7 @@ creates the gradients, and the optimizer update follows the last micro-batch. A 
 becomes a copy of a recorded micro-batch, without the update. Tensors that the recorded micro-batch created or received
 get new storage ids in the copy. Example::
 
-    laid_out(operations, parts, shown_by=(0, 3, 3, 3))     # the first and the last of four were recorded
+    complete_step(operations, parts, represented_by=(0, 3, 3, 3))     # the first and the last of four were recorded
 """
 
 from __future__ import annotations
@@ -72,43 +72,44 @@ def without_update(operations: Sequence[Operation], *, like: Sequence[Operation]
     )
 
 
-def laid_out(
+def complete_step(
     operations: Sequence[Operation],
     parts: Sequence[RecordedMicroBatch],
     *,
-    shown_by: Sequence[int],
-    lasting: Collection[int | None] = (),
-    held: Collection[int] = (),
+    represented_by: Sequence[int],
+    parameters: Collection[int | None] = (),
+    surviving: Collection[int] = (),
 ) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
     """Return the operations of the complete step, and the storages that survive the step.
 
     Args:
         operations: Recorded operations.
         parts: Recorded micro-batches.
-        shown_by: For each micro-batch, the number (among all micro-batches) of the recorded one that represents it.
-        lasting: Storages that do not belong to a micro-batch (parameters).
-        held: Storages that survive the recorded operations.
+        represented_by: For each micro-batch, the number (among all micro-batches) of the recorded one that represents
+            it.
+        parameters: Storages that do not belong to a micro-batch (parameters).
+        surviving: Storages that survive the recorded operations.
     """
-    recorded = dict(zip(sorted({*shown_by}), parts, strict=True))
+    recorded = dict(zip(sorted({*represented_by}), parts, strict=True))
     first = operations[parts[0].begins : parts[0].ends]
     met: dict[int | None, RecordedMicroBatch] = {}
     for part in parts:
         for number in _touched(operations[part.begins : part.ends]):
             met.setdefault(number, part)
     own_of = {
-        part: frozenset(number for number in met if met[number] is part and number not in lasting) - {None}
+        part: frozenset(number for number in met if met[number] is part and number not in parameters) - {None}
         for part in parts
     }
     added = {
-        batch: _added(operations[part.begins : part.ends], first, part, own_of[part], held)
+        batch: _added(operations[part.begins : part.ends], first, part, own_of[part], surviving)
         for batch, part in recorded.items()
-        if shown_by.count(batch) > 1
+        if represented_by.count(batch) > 1
     }
     fresh = count(1 + max((number for number in met if number is not None), default=-1))
     window: list[Operation] = []
-    left = list(held)
+    left = list(surviving)
     with collector_paused():
-        for batch, shown in enumerate(shown_by):
+        for batch, shown in enumerate(represented_by):
             if batch == shown:
                 part = recorded[shown]
                 window.extend(operations[part.begins : part.ends])
@@ -141,26 +142,28 @@ def _added(
     first: Sequence[Operation],
     part: RecordedMicroBatch,
     own: Collection[int | None],
-    held: Collection[int],
+    surviving: Collection[int],
 ) -> _Added:
     kept = without_update(operations, like=first)
     its = [number for number in dict.fromkeys(_touched(kept)) if number is not None and number in own]
     outlasting = [number for number in its if number in part.alive]
-    behind = _surviving(first, operations, held) if outlasting else frozenset()
+    behind = _surviving(first, operations, surviving) if outlasting else frozenset()
     freed = [number for number in outlasting if number not in behind]
     if freed:
         kept = (*kept[:-1], replace(kept[-1], freed=(*kept[-1].freed, *freed)))
     return _Added(kept, tuple(its), tuple(number for number in outlasting if number in behind))
 
 
-def _surviving(first: Sequence[Operation], other: Sequence[Operation], held: Collection[int]) -> frozenset[int | None]:
+def _surviving(
+    first: Sequence[Operation], other: Sequence[Operation], surviving: Collection[int]
+) -> frozenset[int | None]:
     """Find storages that survive their micro-batch, because the corresponding storages of the first micro-batch do."""
     return frozenset(
         its.id
         for one, same in zip(first, other, strict=False)
         if one.name == same.name
         for tensor, its in zip(one.outputs, same.outputs, strict=False)
-        if tensor.id in held
+        if tensor.id in surviving
     )
 
 

@@ -31,7 +31,7 @@ _NEXT_READERS: Final = 3
 The reader of the result is usually a bias or a normalisation."""
 
 
-def in_todays_words(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+def with_current_names(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """Give operations of older releases their current names, and add missing strides to convolutions."""
     renamed = [_renamed(operation) for operation in operations]
     if not any(_lacks_strides(operation) for operation in renamed):
@@ -99,7 +99,8 @@ def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: S
         result: Shape (batch, channels, *sizes).
     """
     solved = [
-        solved_geometry(image=i, taps=k, result=r) for i, k, r in zip(image[2:], weight[2:], result[2:], strict=True)
+        solved_geometry(image=i, filter_size=k, result=r)
+        for i, k, r in zip(image[2:], weight[2:], result[2:], strict=True)
     ]
     known = [pair for pair in solved if pair is not None]
     if len(known) < len(solved) or weight[1] < 1 or image[1] % weight[1]:
@@ -114,19 +115,19 @@ def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: S
     }
 
 
-def solved_geometry(*, image: int, taps: int, result: int) -> tuple[int, int] | None:
+def solved_geometry(*, image: int, filter_size: int, result: int) -> tuple[int, int] | None:
     """Solve `result = floor((image + 2 padding - taps) / stride) + 1` for stride and padding; None without a solution.
 
     Of several solutions, non-overlapping patches are preferred. Otherwise, an odd filter gets a padding of half the
     filter, as in almost all networks. Otherwise, the padding is the smallest possible. The stride is the smallest
     possible.
     """
-    if image == taps * result:
-        return taps, 0
-    usual = [taps // 2] if taps % 2 else []
-    for padding in (*usual, *range(taps)):
+    if image == filter_size * result:
+        return filter_size, 0
+    usual = [filter_size // 2] if filter_size % 2 else []
+    for padding in (*usual, *range(filter_size)):
         for stride in range(1, _LARGEST_STRIDE + 1):
-            if (image + 2 * padding - taps) // stride + 1 == result:
+            if (image + 2 * padding - filter_size) // stride + 1 == result:
                 return stride, padding
     return None
 

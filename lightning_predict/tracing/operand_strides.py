@@ -11,12 +11,14 @@ elements that a block reads. All recorders set this argument. Example::
 
     >>> rows = (64, 128), (128, 1)                        # sizes and strides
     >>> columns = (64, 128), (1, 64)
-    >>> side_by_side("aten::add", [rows, rows], {}) is None
+    >>> contiguous_elements("aten::add", [rows, rows], {}) is None
     True
-    >>> side_by_side("aten::add", [rows, columns], {})    # 512 elements of a block are 4 rows: 4 neighbours of a column
+    >>> contiguous_elements("aten::add", [rows, columns], {})    # a block of 512 reads 4 rows: 4 contiguous elements
     4
-    >>> side_by_side("aten::clone", [columns], {}) is None, side_by_side("aten::clone", [columns], TO_ROWS)
-    (True, 4)
+    >>> contiguous_elements("aten::clone", [columns], {}) is None
+    True
+    >>> contiguous_elements("aten::clone", [columns], TO_ROWS)
+    4
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def is_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 # --- Operands of element-wise calls and copies
 
-STRIDED: Final = "strided"
+CONTIGUOUS_ELEMENTS: Final = "strided"
 """Argument of a call whose operands have different layouts: the number of contiguous elements that one block reads."""
 
 BLOCK_ELEMENTS: Final = 512
@@ -124,7 +126,7 @@ Operand = tuple[Sequence[int], Sequence[int]]
 """Sizes and strides of a tensor, in elements."""
 
 
-def side_by_side(name: str, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> int | None:
+def contiguous_elements(name: str, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> int | None:
     """Return the number of contiguous elements that a block reads; None if all operands have one layout without gaps.
 
     Args:

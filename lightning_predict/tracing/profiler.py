@@ -229,11 +229,11 @@ class ProfilerRecorder:
 
         return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
-    def trace(self, *, shown_by: Sequence[int] = ()) -> Trace:
+    def trace(self, *, represented_by: Sequence[int] = ()) -> Trace:
         """Return the recorded step, with its parts joined.
 
         Args:
-            shown_by: For each micro-batch of the step, the index of the recorded micro-batch that represents it.
+            represented_by: For each micro-batch of the step, the index of the recorded micro-batch that represents it.
 
         Raises:
             CaptureError: Nothing was recorded.
@@ -241,10 +241,12 @@ class ProfilerRecorder:
         if not self._parts:
             raise CaptureError("Nothing was recorded: the profiler was not started, or has not been stopped.")
         parts = self._parts
-        if shown_by:
-            recorded = dict(zip(sorted({*shown_by}), self._parts, strict=True))
-            added = {shown: _without_update(recorded[shown]) for batch, shown in enumerate(shown_by) if batch != shown}
-            parts = [recorded[shown] if batch == shown else added[shown] for batch, shown in enumerate(shown_by)]
+        if represented_by:
+            recorded = dict(zip(sorted({*represented_by}), self._parts, strict=True))
+            added = {
+                shown: _without_update(recorded[shown]) for batch, shown in enumerate(represented_by) if batch != shown
+            }
+            parts = [recorded[shown] if batch == shown else added[shown] for batch, shown in enumerate(represented_by)]
         with collector_paused():
             return _joined(parts[0], parts[1:])
 

@@ -233,7 +233,7 @@ class CaptureSession:
         loader_seconds: Sequence[float] = (),
         samples: int | None = None,
         batches: int = 1,
-        shown_by: Sequence[int] = (),
+        represented_by: Sequence[int] = (),
         optimizer_steps: int | None = None,
     ) -> Trace:
         """Return the recorded step.
@@ -243,8 +243,8 @@ class CaptureSession:
             loader_seconds: Waits for the data loader, one per batch.
             samples: Samples of the step on this rank.
             batches: Batches of the step.
-            shown_by: For each batch, the index of the recorded batch that represents it; empty if all batches were
-                recorded. Each recorded batch had its own start and stop.
+            represented_by: For each batch, the index of the recorded batch that represents it; empty if all batches
+                were recorded. Each recorded batch had its own start and stop.
             optimizer_steps: Number of optimizer updates in the step; None counts the recorded updates.
 
         Raises:
@@ -257,8 +257,8 @@ class CaptureSession:
             ) from self._failure
         if self._recorder is None:
             raise CaptureError("Nothing was recorded: call start(), run the step, then stop().")
-        are_all = all(batch == shown for batch, shown in enumerate(shown_by))
-        trace = self._recorded(() if are_all else shown_by)
+        are_all = all(batch == shown for batch, shown in enumerate(represented_by))
+        trace = self._recorded(() if are_all else represented_by)
         if not trace.operations:
             raise NothingRecordedError("Nothing was recorded: no torch operation ran on this thread until stop().")
         return replace(
@@ -312,14 +312,14 @@ class CaptureSession:
             failures.append(self._recorder.failure)
         self._failure = next((one for one in (self._failure, *failures) if one is not None), None)
 
-    def _recorded(self, shown_by: Sequence[int]) -> Trace:
+    def _recorded(self, represented_by: Sequence[int]) -> Trace:
         """Return the recorder's trace with the environment of the step added."""
         leaves: list[torch.Tensor] = []
         modules, updates, buffers = self._module_watch, self._optimizer_watch, None
         if isinstance(self._recorder, DispatchRecorder):
             recorder = self._recorder
             modules, updates, leaves = recorder.modules, recorder.optimizers, list(recorder.leaves.values())
-            operations, held = recorder.step_operations(shown_by)
+            operations, held = recorder.step_operations(represented_by)
             trace = Trace(
                 operations=operations,
                 device=self._device.type,
@@ -331,7 +331,7 @@ class CaptureSession:
             )
         else:
             assert self._recorder is not None
-            trace = self._recorder.trace(shown_by=shown_by)
+            trace = self._recorder.trace(represented_by=represented_by)
             stepped = () if updates is None else updates.optimizers
             trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype, stepped))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])

@@ -86,7 +86,7 @@ class NetworkWeights:
     layers: tuple[Layer, ...]
     interval: Mapping[str, float]
 
-    def knows(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
+    def matches_constant_features(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
         """Return whether the constant features of the training data have the same values in each operation.
 
         For example, if all convolutions in the training data of a GPU are 3 x 3, the network cannot predict 1 x 1

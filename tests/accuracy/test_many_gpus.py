@@ -165,11 +165,13 @@ def test_a_benchmark_of_known_size_exchanges_its_parameters_evenly() -> None:
     links = Interconnect(intra_node_bytes_per_second=1e9)
     single = step.singles[0]
     assert single.seconds == pytest.approx(1.0, rel=1e-3)
-    found = step.shared.on(Layout(t4, 2), single, 0, Strategy(), links)
+    found = step.shared.on_layout(Layout(t4, 2), single, 0, Strategy(), links)
     assert found.communication_seconds == pytest.approx(OVERLAP_COSTS.pcie_slowdown * 87.9e6 * 4 / 1e9, rel=1e-3)
     # The first bucket is ready after a third and a twentieth of the backward pass: most of it hides behind the rest.
     assert 0.05 < found.added_seconds < 0.7
-    half = uniform_step("waveglow", precision="FP16", gpus=[t4]).shared.on(Layout(t4, 2), single, 0, Strategy(), links)
+    half = uniform_step("waveglow", precision="FP16", gpus=[t4]).shared.on_layout(
+        Layout(t4, 2), single, 0, Strategy(), links
+    )
     assert half.communication_seconds == pytest.approx(found.communication_seconds / 2, rel=1e-3)
 
 

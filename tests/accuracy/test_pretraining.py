@@ -54,7 +54,7 @@ def test_compiled_blocks_keep_no_product_that_only_the_sum_behind_it_reads(trace
     # block, which nothing reads again.
     need = step_memory(trace)
     assert need is not None
-    tensors = float(need.lasting_bytes + need.passing_bytes)  # and 512 bytes of the batch, a 700th of them
+    tensors = float(need.persistent_bytes + need.temporary_bytes)  # and 512 bytes of the batch, a 700th of them
     eager, compiled = (
         shared_memory_bytes(
             tensors, one, Layout(gpu("H100-SXM-80GB"), 2), Strategy(data="fsdp", recompute="operations")

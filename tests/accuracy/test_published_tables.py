@@ -75,4 +75,4 @@ def test_every_table_becomes_cases_and_the_spread_is_written_with_its_provenance
     written = json.loads(output.read_text())
     assert written["provenance"]["cases"] == {"transformers": 3, "benchmarks": 2}
     assert written["provenance"]["gpus"] == ["A100-PCIe-40GB", "RTX-3090", "V100-PCIe-32GB", "V100-SXM2-16GB"]
-    assert read_spread(output).kept == written["spread"]["kept"]
+    assert read_spread(output).operations_factor == written["spread"]["kept"]

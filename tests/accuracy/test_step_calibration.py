@@ -82,7 +82,7 @@ def test_the_spread_holds_nine_in_ten_and_keeps_what_a_gpu_has_in_common() -> No
     ]
     spread = fit_spread(made)
     assert sum(spread_out(one, spread).is_inside for one in made) / len(made) == pytest.approx(0.9, abs=0.01)
-    assert spread.kept == pytest.approx(1.645, rel=0.15)
+    assert spread.operations_factor == pytest.approx(1.645, rel=0.15)
     assert 0.02 < spread.log_half_width < 0.15
     held = [one.is_inside for one in spread_left_out(made, lambda one: one.gpu)]
     assert sum(held) / len(held) == pytest.approx(0.9, abs=0.03)
@@ -103,7 +103,7 @@ def test_a_table_whose_rows_were_tuned_on_makes_no_interval_narrower() -> None:
 
 
 def test_a_wider_interval_stays_the_wider_one() -> None:
-    spread = StepSpread(kept=0.5, log_half_width=0.3)
+    spread = StepSpread(operations_factor=0.5, log_half_width=0.3)
     narrow, wide = (case("a", "b", "c", log_ratio=0.0, products=1.0, width=width) for width in (1.1, 2.0))
     assert spread_out(narrow, spread).width < spread_out(wide, spread).width
     # sqrt((0.5 ln 2)² + 0.3²) = 0.4584

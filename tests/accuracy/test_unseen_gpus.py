@@ -129,7 +129,7 @@ def test_each_chip_is_widened_by_what_the_others_say() -> None:
 
     # Two rows of one board count as their mean, 0.1; modules say more of themselves than of the chip.
     rows = [result("T4", 0.05), result("T4", 0.15), result("T4", 3.0, is_model=False), result("V100-PCIe-32GB", -0.2)]
-    spread = StepSpread(kept=1.0, log_half_width=0.1)
+    spread = StepSpread(operations_factor=1.0, log_half_width=0.1)
     by_v100, by_t4 = (math.sqrt((1.645 * deviation) ** 2 - 0.1**2) for deviation in (0.2, 0.1))
     assert unknown_half_width([one.unseen for one in rows[3:]], spread) == pytest.approx(by_v100)
     found = spread_apart(rows, spread)

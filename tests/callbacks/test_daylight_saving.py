@@ -65,8 +65,8 @@ def test_the_time_left_is_counted_in_true_hours(now: str, deadline: str, hours: 
 def test_a_deadline_says_its_zone() -> None:
     first, second = at("2026-10-24T20:00")
     with first, second:
-        assert CostBudget(deadline="2026-10-25T01:00").terms.in_words == "time until 2026-10-25 01:00 CEST"
-        assert CostBudget(deadline="2026-10-25T04:00").terms.in_words == "time until 2026-10-25 04:00 CET"
+        assert CostBudget(deadline="2026-10-25T01:00").terms.description == "time until 2026-10-25 01:00 CEST"
+        assert CostBudget(deadline="2026-10-25T04:00").terms.description == "time until 2026-10-25 04:00 CET"
 
 
 @pytest.mark.parametrize(("deadline", "ends"), [("2026-10-25T03:00", False), ("2026-10-25T02:30", True)])

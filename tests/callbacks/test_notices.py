@@ -18,7 +18,7 @@ from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
-from lightning_predict.reports.loggers import left_here
+from lightning_predict.reports.loggers import remaining_on_this_machine
 from lightning_predict.testing import Clock, example_machine
 from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import fit, time, timed_model  # noqa: F401 (a fixture)
@@ -130,10 +130,14 @@ def test_hours_left_here_and_dollars_left_are_scalars(lightning: Small, tmp_path
 
 def test_the_time_left_on_the_machine_in_use_is_logged() -> None:
     running = replace(FULL, is_running=True)
-    assert left_here(running) == pytest.approx({"predict/hours_left_here": 3.2, "predict/usd_left_here": 1.12})
+    assert remaining_on_this_machine(running) == pytest.approx(
+        {"predict/hours_left_here": 3.2, "predict/usd_left_here": 1.12}
+    )
     machine = example_machine("CPU", 0.4, total=Interval(3600.0, 7200.0, 7300.0))
-    assert left_here(replace(running, used_gpu=None, machine=machine)) == {"predict/hours_left_here": 2.0}
-    assert left_here(FULL) == {}  # no run in progress
+    assert remaining_on_this_machine(replace(running, used_gpu=None, machine=machine)) == {
+        "predict/hours_left_here": 2.0
+    }
+    assert remaining_on_this_machine(FULL) == {}  # no run in progress
 
 
 def test_tensorboard_shows_the_predictions_before_the_budget(lightning: Small, tmp_path: Path) -> None:

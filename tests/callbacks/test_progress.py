@@ -9,7 +9,7 @@ import pytest
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.run.progress import Place, read_progress
+from lightning_predict.run.progress import PlanSlot, read_progress
 from tests.callbacks.small import Small
 
 
@@ -36,7 +36,7 @@ def test_a_fit_keeps_the_file_that_its_script_names(
     assert set(seen) == {1 / 6}
     progress = read_progress(path)
     assert (progress.done, progress.has_ended) == (1.0, True)
-    assert progress.place == Place(job="bert", node=1, machine="box", num_gpus=2)
+    assert progress.place == PlanSlot(job="bert", node=1, machine="box", num_gpus=2)
 
 
 def test_a_file_that_cannot_be_written_is_one_warning(

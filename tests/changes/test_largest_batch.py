@@ -43,10 +43,10 @@ def test_what_fits_as_predicted_is_what_the_card_has_over_what_a_sample_takes() 
     # Weight, gradient and hidden; 2 MiB hold the batches, cuBLAS has two workspaces of 8.125 MiB. An L4's 24 GiB, less
     # ECC and the driver (1/16, 3 %), less 800 MiB of context.
     spare = 24 * 1024 * (15 / 16) * 0.97 - 800 - 2 - 2 * 8.125 - 2 * 1024
-    assert found.even_batch_size is not None
-    assert found.even_batch_size == pytest.approx(spare / 100, rel=1 / 64)
+    assert found.batch_size_at_50_percent is not None
+    assert found.batch_size_at_50_percent == pytest.approx(spare / 100, rel=1 / 64)
     assert found.batch_size is not None
-    assert found.batch_size < found.even_batch_size
+    assert found.batch_size < found.batch_size_at_50_percent
 
 
 def test_the_chance_is_at_least_97_percent_there_and_less_a_little_further() -> None:
@@ -75,7 +75,7 @@ def test_a_larger_card_takes_no_fewer() -> None:
 
 def test_of_several_gpus_the_fullest_counts() -> None:
     """DDP's buckets are as large as all gradients, 1 GiB: about ten samples of 100 MiB less."""
-    alone, several = (one.even_batch_size or 0 for one in largest_batches(kept(), layouts_of(["L4", "2xL4"])))
+    alone, several = (one.batch_size_at_50_percent or 0 for one in largest_batches(kept(), layouts_of(["L4", "2xL4"])))
     assert alone - several == pytest.approx(1024 / 100, abs=alone / 64 + 1)
 
 
@@ -83,20 +83,20 @@ def test_where_the_model_alone_is_too_large_not_even_one_sample_fits() -> None:
     huge = replace(kept(), memory=replace(kept().memory, optimizer_state_bytes=100 * GIBIBYTE))
     (found,) = largest_batches(huge, [layout_of("L4")])
     assert found.batch_size is None
-    assert found.even_batch_size is None
+    assert found.batch_size_at_50_percent is None
     assert found.sentence == "Largest batch on the L4: not even one sample fits with a chance of 97%."
 
 
 def test_the_sentence_gives_both_sizes() -> None:
     (found,) = largest_batches(kept(), [layout_of("L4")])
     assert found.sentence.startswith(f"Largest batch on the L4: {found.batch_size} samples (9")
-    assert found.sentence.endswith(f"{found.even_batch_size} have an even chance.")
+    assert found.sentence.endswith(f"{found.batch_size_at_50_percent} have an even chance.")
 
 
 def test_a_measured_peak_corrects_all_batches() -> None:
     derived = step_memory(kept())
     assert derived is not None
-    own = derived.lasting_bytes + derived.passing_bytes + derived.slack_bytes
+    own = derived.persistent_bytes + derived.temporary_bytes + derived.slack_bytes
     measured = replace(kept(), memory=replace(kept().memory, reserved_bytes=round(1.2 * own)))
     one, other = (largest_batches(trace, [layout_of("L4")])[0].memory_bytes or 0 for trace in (kept(), measured))
     # Both fill the same card, the measured one with fewer samples.

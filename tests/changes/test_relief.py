@@ -83,7 +83,7 @@ def reserved(trace: Trace) -> int:
 
 
 def saved(report: MemoryReport) -> dict[str, float]:
-    return {saving.words: saving.bytes for saving in report.savings}
+    return {saving.description: saving.bytes for saving in report.savings}
 
 
 def test_checkpointed_blocks_need_about_what_a_capture_of_them_does(trace: Trace, report: MemoryReport) -> None:

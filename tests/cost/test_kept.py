@@ -52,6 +52,8 @@ def test_goodput(kept: Kept) -> None:
 def test_memory(kept: Kept) -> None:
     found = {}
     for size in (1e9, 21e9, 23e9):
-        need = memory_need(layout_of("L4"), size, spare_bytes=size / 9, allocated_bytes=size * 0.9, reported_bytes=23e9)
+        need = memory_need(
+            layout_of("L4"), size, releasable_bytes=size / 9, allocated_bytes=size * 0.9, reported_bytes=23e9
+        )
         found[f"{size:g}"] = [need.memory_free_bytes, need.fit_probability, need.usable_bytes]
     kept("memory", found)

@@ -132,7 +132,7 @@ def test_the_process_takes_what_is_reserved_and_the_context() -> None:
 
 def test_what_the_allocator_gives_back_need_not_fit() -> None:
     # Of the T4's 14.5 GiB and 0.44 of context, 16 GiB are too much, 12 are not.
-    alone, given_back = (memory_need(T4, 16 * GIBIBYTE, spare_bytes=spare * GIBIBYTE) for spare in (0, 4))
+    alone, given_back = (memory_need(T4, 16 * GIBIBYTE, releasable_bytes=spare * GIBIBYTE) for spare in (0, 4))
     assert (alone.memory_fit, given_back.memory_fit) == ("exceeds", "fits")
     assert given_back.process is not None
     assert given_back.process.high <= total_bytes(T4.gpu)  # a process is never larger than its card
@@ -151,12 +151,14 @@ def test_a_full_gpu_is_simulated_only_near_the_capacity_or_when_the_result_is_re
         calls.append(gibibytes)
         return 0.3 * GIBIBYTE
 
-    need = memory_need(T4, gibibytes * GIBIBYTE, spare_bytes=spare, allocated_bytes=gibibytes * GIBIBYTE)
+    need = memory_need(T4, gibibytes * GIBIBYTE, releasable_bytes=spare, allocated_bytes=gibibytes * GIBIBYTE)
     assert (need.memory_bytes or 0) <= gibibytes * GIBIBYTE
     assert need.process is not None
     assert need.fits in (True, gibibytes < 15)
     assert bool(calls) == is_simulated
-    at_once = memory_need(T4, gibibytes * GIBIBYTE, spare_bytes=0.3 * GIBIBYTE, allocated_bytes=gibibytes * GIBIBYTE)
+    at_once = memory_need(
+        T4, gibibytes * GIBIBYTE, releasable_bytes=0.3 * GIBIBYTE, allocated_bytes=gibibytes * GIBIBYTE
+    )
     assert need == at_once
     assert len(calls) == 1
 
@@ -263,7 +265,7 @@ def tensor_bytes(trace: Trace) -> int:
     """Sum all tensors at the fullest moment of a step."""
     memory = step_memory(trace)
     assert memory is not None
-    return memory.lasting_bytes + max(memory.passing_bytes, memory.update_bytes)
+    return memory.persistent_bytes + max(memory.temporary_bytes, memory.update_bytes)
 
 
 def test_the_parts_add_up() -> None:
@@ -290,7 +292,7 @@ def test_workspaces_are_allocated_as_torch_counts_it() -> None:
     memory, card = step_memory(trace), gpu("T4")
     assert memory is not None
     image = 64 * 16 * 64 * 64 * 4
-    tensors = memory.lasting_bytes + memory.passing_bytes + 2 * CUBLAS_WORKSPACE_BYTES
+    tensors = memory.persistent_bytes + memory.temporary_bytes + 2 * CUBLAS_WORKSPACE_BYTES
     # Tensors peak in the forward pass: batch and output. The gradient of a sum has no storage of its own, so the
     # backward pass holds the batch and two copies.
     assert memory.allocated_on(card) - tensors == pytest.approx(image, rel=0.01)
@@ -328,12 +330,12 @@ def test_what_one_parameter_after_the_other_takes_is_taken_at_once_on_cuda() -> 
 
 def test_a_measured_peak_comes_first_and_holds_the_workspaces() -> None:
     measured = step_memory(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9)))
-    assert measured == StepMemory(lasting_bytes=9, relative=MEASURED_ALLOCATED, relative_allocated=MEASURED_PEAK)
+    assert measured == StepMemory(persistent_bytes=9, relative=MEASURED_ALLOCATED, relative_allocated=MEASURED_PEAK)
     reserved = step_memory(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9, reserved_bytes=12)))
     assert reserved == StepMemory(
-        lasting_bytes=9,
+        persistent_bytes=9,
         slack_bytes=3,
-        spare_bytes=3,  # 12 - 1.03 x 9
+        releasable_bytes=3,  # 12 - 1.03 x 9
         relative=MEASURED_RESERVED,
         relative_allocated=MEASURED_PEAK,
     )

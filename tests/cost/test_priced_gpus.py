@@ -15,12 +15,12 @@ from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import FEWEST_ROWS, MOST_ROWS, ranking_lines
-from lightning_predict.testing import changed, example_offer, example_prediction, example_trace
+from lightning_predict.testing import example_offer, example_prediction, example_trace, with_values
 
 
 def run(name: str, hours: float, usd: float, **values: object) -> Prediction:
     total = Interval(3600 * hours, 3600 * hours, 3600 * hours)
-    return changed(
+    return with_values(
         example_prediction(name), total=total, cost_usd=usd, usd_per_hour=usd / hours, memory_fit="fits", **values
     )
 
@@ -96,7 +96,7 @@ def test_consumer_cards_are_geforce_and_titan(name: str, consumer: bool) -> None
 def test_the_table_shows_the_front_and_the_gpu_of_the_recording() -> None:
     front = [run(name, 10 / n, n) for n, name in enumerate(("T4", "L4", "A10G", "L40S", "A40", "A30", "A10", "L40"), 1)]
     slower = [run("K80", 20, 9.0), run("M60", 30, 30.0)]
-    too_large = changed(run("P4", 1, 0.1), memory_fit="exceeds")
+    too_large = with_values(run("P4", 1, 0.1), memory_fit="exceeds")
     found = Predictions((*front, *slower, too_large), group="all", used_gpu="M60")
     shown = list(found.shown())
     assert shown[0] == "M60"
@@ -111,7 +111,7 @@ def test_the_table_shows_the_front_and_the_gpu_of_the_recording() -> None:
 
 def test_a_short_front_is_filled_with_the_next_cheapest_and_with_rivals() -> None:
     doubt = Interval(3600.0, 7200.0, 14400.0)
-    best = [run("A100-SXM-80GB", 1, 1.0), changed(run("L4", 2, 1.02), total=doubt)]
+    best = [run("A100-SXM-80GB", 1, 1.0), with_values(run("L4", 2, 1.02), total=doubt)]
     others = [run(name, 10 + n, 3 + n) for n, name in enumerate(("T4", "A10G", "A40", "A30"))]
     found = Predictions((*best, *others), group="all")
     assert list(found.shown()) == ["A100-SXM-80GB", "L4", "T4", "A10G", "A40"][:FEWEST_ROWS]

@@ -78,7 +78,7 @@ def test_an_interleaved_pipeline_waits_half_as_long() -> None:
     assert stage_of_blocks(4, 2, 2) == (0, 1, 0, 1)
     # Each micro-batch is handed over three times as often between the two: out, back and out again.
     stages = {
-        words: model_stages(*_made(4), [A100], HostModel(), MODELS, parse_strategy(words))[0].hand_overs
+        words: model_stages(*_made(4), [A100], HostModel(), MODELS, parse_strategy(words))[0].sent_tensors
         for words in ("ddp,pipeline=2,micro_batches=4", "ddp,pipeline=2,micro_batches=4,virtual=2")
     }
     assert list(stages.values()) == [1, 3]

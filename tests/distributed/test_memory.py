@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.distributed.memory import held_memory, shared_memory_bytes
+from lightning_predict.distributed.memory import shared_memory_bytes, unsharded_memory
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, DataStrategy, Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
@@ -61,7 +61,7 @@ def memory(data: DataStrategy, count: int, **degrees: Any) -> float:
 
 
 def test_the_whole_model_is_what_the_single_gpu_holds() -> None:
-    held = held_memory(SINGLE_BYTES, TRACE, Strategy())
+    held = unsharded_memory(SINGLE_BYTES, TRACE, Strategy())
     assert held.peak_bytes == SINGLE_BYTES
     assert held.parameter_bytes == held.gradient_bytes == 2 * WEIGHT_BYTES
     assert held.optimizer_state_bytes == 4 * WEIGHT_BYTES
@@ -121,7 +121,7 @@ def test_what_the_loss_writes_in_passing_is_there_whatever_is_computed_again() -
     single = lasting + 4 * ACTIVATION_BYTES
 
     def activations(passing: float, **options: Any) -> float:
-        held = held_memory(lasting + passing, trace, Strategy(**options))
+        held = unsharded_memory(lasting + passing, trace, Strategy(**options))
         return held.activation_bytes
 
     assert activations(single - lasting) == 4 * ACTIVATION_BYTES
@@ -130,7 +130,7 @@ def test_what_the_loss_writes_in_passing_is_there_whatever_is_computed_again() -
     assert activations(single - lasting, recompute="full") == pytest.approx(again)
     # GPUs that share blocks share it, too; of a block the inputs are shared along the sequence.
     shared = Strategy(recompute="full", tensor=2, sequence=True, gather_again=True)
-    assert held_memory(single, trace, shared).activation_bytes == pytest.approx(again / 2)
+    assert unsharded_memory(single, trace, shared).activation_bytes == pytest.approx(again / 2)
     # What the allocator reserves beyond the tensors, a tenth of them, is a tenth of what is left.
     assert activations(1.1 * (single - lasting), recompute="full") == pytest.approx(1.1 * again)
 
@@ -214,15 +214,15 @@ def test_the_embedding_is_the_first_stages_and_the_output_layer_the_last_ones() 
         parameters=(*TRACE.parameters, *tables),
         memory=replace(TRACE.memory, parameter_bytes=2 * (WEIGHT_BYTES + TABLE_BYTES)),
     )
-    held = held_memory(SINGLE_BYTES + 2 * TABLE_BYTES, trace, Strategy(pipeline=2))
+    held = unsharded_memory(SINGLE_BYTES + 2 * TABLE_BYTES, trace, Strategy(pipeline=2))
     assert held.parameter_bytes == pytest.approx(WEIGHT_BYTES + TABLE_BYTES)
-    split = held_memory(SINGLE_BYTES + 2 * TABLE_BYTES, trace, Strategy(tensor=4))
+    split = unsharded_memory(SINGLE_BYTES + 2 * TABLE_BYTES, trace, Strategy(tensor=4))
     assert split.parameter_bytes == pytest.approx((WEIGHT_BYTES + TABLE_BYTES) / 2)
 
 
 def test_without_tensors_the_activations_are_dealt_out_evenly() -> None:
     trace, _ = trace_of(2)
-    held = held_memory(SINGLE_BYTES, trace, Strategy(pipeline=2, micro_batches=2))
+    held = unsharded_memory(SINGLE_BYTES, trace, Strategy(pipeline=2, micro_batches=2))
     assert held.peak_bytes == pytest.approx(SINGLE_BYTES / 2)
 
 

@@ -70,7 +70,7 @@ def step(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: str
     names = GPUS if "fp8" not in words else GPUS[:1]  # the others refuse it
     step, steps = shared(model, names)
     row = names.index(found.gpu.name)
-    return step.on(found, steps[row], row, parse_strategy(words), links)
+    return step.on_layout(found, steps[row], row, parse_strategy(words), links)
 
 
 def seconds(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: str = DENSE) -> float:
@@ -80,7 +80,7 @@ def seconds(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: 
 def memory(layout: str, words: str, *, model: str = DENSE) -> float:
     found, need, strategy = layout_of(layout), step_memory(trace_of(model)), parse_strategy(words)
     assert need is not None
-    return memory_on(memory_of(model).held(need.bytes_on(found.gpu), strategy), found, strategy)
+    return memory_on(memory_of(model).unsharded(need.bytes_on(found.gpu), strategy), found, strategy)
 
 
 def never_falls(values: Sequence[float]) -> bool:
@@ -231,7 +231,7 @@ def test_a_copy_of_the_model_needs_no_less_memory_than_one_gpu(name: str) -> Non
     assert need is not None
     for layout in map(layout_of, ("8xL4", "2x8xH100-SXM-80GB")):
         alone = float(need.bytes_on(layout.gpu))
-        held = ModelMemory(trace).held(alone, parse_strategy("ddp"))
+        held = ModelMemory(trace).unsharded(alone, parse_strategy("ddp"))
         buckets = held.trainable_bytes
         assert memory_on(held, layout, parse_strategy("ddp")) == pytest.approx(alone + buckets, rel=0.05)
         assert memory_on(held, layout, parse_strategy("ddp")) >= alone

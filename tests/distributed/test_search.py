@@ -44,7 +44,10 @@ def test_the_best_are_those_of_all(layout: Layout, scale: float, batch: BatchLim
         return shared_memory_bytes(SINGLE_BYTES, trace, layout, strategy)
 
     everything = [
-        (shared.on(layout, step, 0, strategy).seconds / strategy.replicas(layout) / strategy.accumulate, strategy.name)
+        (
+            shared.on_layout(layout, step, 0, strategy).seconds / strategy.replicas(layout) / strategy.accumulate,
+            strategy.name,
+        )
         for strategy in strategies_for(
             trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=True, batch=batch
         )
@@ -74,7 +77,7 @@ def test_no_step_is_faster_than_its_bound(scale: float) -> None:
     layout = Layout(A100, 4)
     bounds = Bounds(shared, step, 0, CATALOGUE)
     for strategy in strategies_for(shared.trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=False):
-        assert bounds.lower_bound_seconds(strategy, layout) <= shared.on(layout, step, 0, strategy).seconds * (
+        assert bounds.lower_bound_seconds(strategy, layout) <= shared.on_layout(layout, step, 0, strategy).seconds * (
             1 + 1e-9
         ), strategy
 
@@ -97,7 +100,7 @@ def test_rings_and_dealt_out_experts_are_looked_at_too(monkeypatch: pytest.Monke
     looked_at = list(
         strategies_for(trace, layout, heads=HEADS, blocks=2, recomputes=False, is_fused=True, length=LENGTH)
     )
-    times = [shared.on(layout, step, 0, strategy).seconds for strategy in looked_at]
+    times = [shared.on_layout(layout, step, 0, strategy).seconds for strategy in looked_at]
     for strategy, seconds_of_it in zip(looked_at, times, strict=True):
         assert bounds.lower_bound_seconds(strategy, layout) <= seconds_of_it * (1 + 1e-9), strategy
     # Four experts over one, two or four replicas; rings of two, half of a sequence on each, leave two replicas.
@@ -121,7 +124,7 @@ def test_float8_is_looked_at_where_it_is_taken_and_no_step_is_faster_than_its_bo
     assert len(looked_at) == 2 * len(without)
     assert {one.last_stage for one in without if one.pipeline == 2 and one.virtual == 1} == {None, 1}  # of four blocks
     bounds = Bounds(shared, step, 0, CATALOGUE)
-    times = {one: shared.on(layout, step, 0, one).seconds for one in looked_at}
+    times = {one: shared.on_layout(layout, step, 0, one).seconds for one in looked_at}
     for strategy, seconds in times.items():
         assert bounds.lower_bound_seconds(strategy, layout) <= seconds * (1 + 1e-9), strategy
     best = best_strategies(shared, layout, step, 0, lambda _: None, usable_bytes=1.0, wanted=5, fp8="tensorwise")
@@ -167,12 +170,12 @@ def test_batches_that_add_up_repeat_the_passes_and_update_once() -> None:
     shared, step = prepared(4)
     layout = Layout(A100, 2)
     one, two, three, four = (
-        shared.on(layout, step, 0, Strategy(tensor=2, accumulate=count)).seconds for count in (1, 2, 3, 4)
+        shared.on_layout(layout, step, 0, Strategy(tensor=2, accumulate=count)).seconds for count in (1, 2, 3, 4)
     )
     # Stragglers are averaged out over longer steps, which moves it by a few thousandths.
     assert two - one == pytest.approx(four - three, rel=0.02)
     assert 0 < two - one < one  # the update is not repeated
-    again = shared.on(layout, step, 0, Strategy(tensor=2, pipeline=1, micro_batches=4))
+    again = shared.on_layout(layout, step, 0, Strategy(tensor=2, pipeline=1, micro_batches=4))
     assert again.seconds < four
 
 
@@ -196,7 +199,7 @@ def test_blocks_that_are_alike_are_timed_once() -> None:
     for blocks in (2, 8):
         shared, step = prepared(blocks)
         for strategy in (Strategy(tensor=2), Strategy(tensor=2, sequence=True), Strategy(tensor=2, recompute="full")):
-            shared.on(layout, step, 0, strategy)
+            shared.on_layout(layout, step, 0, strategy)
         counts.append(shared.divided.clock.timed)
     assert counts[0] == counts[1]
     # Forward four problems, backward four: whole, in halves, and half of the norms under sequence parallelism.

@@ -78,12 +78,12 @@ def test_each_stage_runs_its_blocks_and_what_is_beside_them() -> None:
     assert last.passes.active_seconds[0] == pytest.approx(7.3 + 0.1 + 2.0, rel=1e-6)
     # A table and a block are half of all parameters, and take half of the update.
     assert last.whole.active_seconds[0] - last.passes.active_seconds[0] == pytest.approx(0.25, rel=1e-3)
-    assert (first.hand_overs, last.hand_overs) == (1, 1)
+    assert (first.sent_tensors, last.sent_tensors) == (1, 1)
     assert first.stream_bytes == STREAM_BYTES
 
 
 def test_a_stage_in_the_middle_hands_over_both_ways() -> None:
-    assert [stage.hand_overs for stage in stages(Strategy(pipeline=3), blocks=3)] == [1, 2, 1]
+    assert [stage.sent_tensors for stage in stages(Strategy(pipeline=3), blocks=3)] == [1, 2, 1]
 
 
 def test_all_reduces_of_each_stage() -> None:

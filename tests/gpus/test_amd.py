@@ -93,7 +93,7 @@ def test_a_tf32_request_runs_in_float32(row: Gpu) -> None:
 @each
 def test_networks_take_each_for_a_generation_that_they_know(row: Gpu) -> None:
     assert row.generation in GENERATIONS[AMD].values()
-    assert row.network_capability == row.generation.taken_for
+    assert row.network_capability == row.generation.nvidia_equivalent
     assert (row.network_capability >= (7, 0)) == row.generation.has_tensor_cores
     assert not row.generation.has_warp_group_matmul  # Hopper's kernels
 

@@ -31,8 +31,8 @@ def test_rows_ascend_so_that_each_holds_up_to_the_next() -> None:
             ["is_geforce_chip", "has_large_workspaces"],
         ),
         ("L4", ["is_geforce_chip"], ["has_warp_group_matmul"]),
-        ("H100-SXM-80GB", ["has_warp_group_matmul", "has_slow_reduced_products"], ["is_geforce_chip"]),
-        ("B200-SXM-180GB", ["has_warp_group_matmul"], ["has_slow_reduced_products"]),
+        ("H100-SXM-80GB", ["has_warp_group_matmul", "has_slow_reduced_matmuls"], ["is_geforce_chip"]),
+        ("B200-SXM-180GB", ["has_warp_group_matmul"], ["has_slow_reduced_matmuls"]),
         ("RTX-5090", ["has_large_workspaces", "is_geforce_chip"], ["has_warp_group_matmul"]),
     ],
 )

@@ -18,7 +18,7 @@ SLICES: Final = {"A100-SXM-80GB": "3g.40gb", "H100-SXM-80GB": "1g.10gb"}
 def newest() -> list[Gpu]:
     """One GPU of each generation."""
     gpus = map(gpu, gpu_names())
-    return list({(one.ruled_by, one.compute_capability): one for one in gpus}.values())
+    return list({(one.library_vendor, one.compute_capability): one for one in gpus}.values())
 
 
 def test_rates_and_the_smallest_step(kept: Kept) -> None:

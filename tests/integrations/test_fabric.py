@@ -165,7 +165,7 @@ def test_what_may_not_fit_is_said_before_training_goes_on(time: Clock, caplog: p
             time.advance(1.0)
     assert predictor.run is not None
     # What lies between the layers, 2 x 6 x 64 values of 4 bytes and their gradients, grows a million times: gigabytes.
-    assert [(one.kind, one.gpu) for one in predictor.run.worries] == [("sequence", "T4")]
+    assert [(one.kind, one.gpu) for one in predictor.run.memory_risks] == [("sequence", "T4")]
     assert "A batch with the longest sequence (6,000,000, recorded: 6) needs" in caplog.text
 
 
@@ -174,4 +174,4 @@ def test_nothing_is_said_where_all_that_comes_fits(time: Clock) -> None:
     with recordings_on("T4"):
         trained(time, predictor, 20)
     assert predictor.run is not None
-    assert predictor.run.worries == ()
+    assert predictor.run.memory_risks == ()

@@ -195,19 +195,19 @@ def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
     with recordings_on("T4"):
         trained(tmp_path, predictor, eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=2**28)
     # 8 tokens of 50 logits, 4 bytes each, are 1,600 bytes a sample: 400 GiB.
-    (worry,) = predictor.worries
+    (worry,) = predictor.memory_risks
     assert (worry.kind, worry.gpu) == ("validation", "T4")
     assert "watch, memory: A validation batch of 268,435,456 samples (4 in training) needs" in caplog.text
     silent = RuntimePredictorCallback(gpus=["T4"], print_table=False)
     with recordings_on("T4"):
         trained(tmp_path, silent)
-    assert silent.worries == ()
+    assert silent.memory_risks == ()
 
 
 FUNCTIONS_OF_OURS = (
     "integrations.transformers.WatchedRun.__init__",
     "integrations.transformers.facts_of",
-    "integrations.transformers.ahead_of",
+    "integrations.transformers.memory_facts",
     "integrations.transformers.notes_of",
     "integrations.transformers.metrics",
     "integrations.transformers.RuntimePredictorCallback._decide",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.kernels.corrections import transposed_products
+from lightning_predict.kernels.corrections import transposed_matmuls
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
@@ -34,12 +34,12 @@ def test_views_tell_what_lies_transposed() -> None:
         view("aten::permute", weight, turned, dims=[1, 0]),
     ]
     for each in transposing:
-        assert transposed_products((each, product(data, turned))) == {1}
+        assert transposed_matmuls((each, product(data, turned))) == {1}
     # Turned back, and a matrix of as many rows that was not turned.
     back = view("aten::t", turned, weight, phase="backward")
     gradient = tensor(2, 8, 2)
-    assert transposed_products((transposing[0], back, product(gradient, weight))) == set()
-    assert transposed_products((product(data, tensor(3, 4, 2)),)) == set()
+    assert transposed_matmuls((transposing[0], back, product(gradient, weight))) == set()
+    assert transposed_matmuls((product(data, tensor(3, 4, 2)),)) == set()
 
 
 def test_a_square_weight_is_turned_by_the_forward_pass_and_back_by_the_backward_pass() -> None:
@@ -47,20 +47,20 @@ def test_a_square_weight_is_turned_by_the_forward_pass_and_back_by_the_backward_
     forward = view("aten::t", weight, weight)
     again = (forward, product(data, weight), forward, product(data, weight))  # one weight, used twice
     backward = (view("aten::t", weight, weight, phase="backward"), product(data, weight))
-    assert transposed_products((*again, *backward)) == {1, 3}
+    assert transposed_matmuls((*again, *backward)) == {1, 3}
 
 
 def test_a_batch_keeps_its_matrices_where_others_sides_are_folded() -> None:
     keys, turned, folded = tensor(0, 2, 3, 5, 4), tensor(0, 2, 3, 4, 5), tensor(0, 6, 4, 5)
     steps = (view("aten::transpose", keys, turned, dim0=2, dim1=3), view("aten::view", turned, folded))
     batched = Operation(name="aten::bmm", phase="forward", inputs=(tensor(1, 6, 5, 4), folded))
-    assert transposed_products((*steps, batched)) == {2}
+    assert transposed_matmuls((*steps, batched)) == {2}
 
 
 def test_what_strides_said_counts_more_than_views() -> None:
     data, weight = tensor(0, 8, 4), tensor(1, 4, 4)
     noted = product(data, weight, **{SECOND_TRANSPOSED: True})
-    assert transposed_products((view("aten::t", weight, weight), product(data, weight), noted)) == {2}
+    assert transposed_matmuls((view("aten::t", weight, weight), product(data, weight), noted)) == {2}
 
 
 def test_power_decides() -> None:

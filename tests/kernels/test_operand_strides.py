@@ -18,7 +18,7 @@ from lightning_predict.kernels.operations import OperationShape, problem
 from lightning_predict.kernels.roofline import minimum_latencies
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.operand_strides import STRIDED, side_by_side
+from lightning_predict.tracing.operand_strides import CONTIGUOUS_ELEMENTS, contiguous_elements
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from tests.tracing.kineto_files import Device, mark, write
 from tests.tracing.test_events import event
@@ -57,19 +57,19 @@ HEADS = (2, 64, 4, 32)  # batch, positions, heads, numbers
 def test_how_operands_lie_is_recorded(step: Callable[[torch.Tensor], Any], name: str, beside: int | None) -> None:
     x = torch.zeros(HEADS, device="meta")
     found = recorded(lambda: step(x), name)
-    assert found.arguments.get(STRIDED) == beside
+    assert found.arguments.get(CONTIGUOUS_ELEMENTS) == beside
     assert (cycles_an_element(found) is None) == (beside is None)
 
 
 def test_dimensions_of_one_element_lie_anyhow() -> None:
-    assert side_by_side("aten::add", [((1, 8), (8, 1)), ((1, 8), (1, 1))], {}) is None
-    assert side_by_side("aten::add", [((0, 8), (8, 1)), ((0, 8), (1, 0))], {}) is None
+    assert contiguous_elements("aten::add", [((1, 8), (8, 1)), ((1, 8), (1, 1))], {}) is None
+    assert contiguous_elements("aten::add", [((0, 8), (8, 1)), ((0, 8), (1, 0))], {}) is None
 
 
 def test_a_transposing_copy_takes_a_sector_for_each_element() -> None:
     def copy(beside: int) -> Operation:
         keys = TensorInfo((8, 12, 64, 3137), "bfloat16")
-        given = {"memory_format": "contiguous_format", STRIDED: beside}
+        given = {"memory_format": "contiguous_format", CONTIGUOUS_ELEMENTS: beside}
         return Operation(name="aten::clone", phase="forward", inputs=(keys,), arguments=given)
 
     # Of 32 bytes one number of 2 is used, four are, or all 16: 2.1 cycles, a quarter, or what issuing one load takes.
@@ -182,7 +182,7 @@ def test_a_list_of_a_file_has_elements_of_the_size_that_its_kernel_moves(tmp_pat
     kernel = "CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 4>"
     found = imported(tmp_path, "aten::cat", kernel=kernel, **given, **steps)
     assert {one.dtype for one in found.inputs} == {"bfloat16"}
-    assert found.arguments == {"dim": -1, STRIDED: 8}  # gaps of 8 between rows of 8
+    assert found.arguments == {"dim": -1, CONTIGUOUS_ELEMENTS: 8}  # gaps of 8 between rows of 8
 
 
 def test_a_sum_over_rows_waits_for_the_root_of_their_number() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.kernels.families.convolution import as_product
+from lightning_predict.kernels.families.convolution import as_matmul
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -282,7 +282,7 @@ def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> N
     models = kernel_models(tuple(card.name for card in cards))
     shape = {"batch": 32, "in_channels": 512, "out_channels": 2048, "image_size": 7}
     backward = problem("conv2d_backward_input", "float32", kernel_size=1, **shape)
-    product = as_product(backward)
+    product = as_matmul(backward)
     assert product is not None
     times = predict_operation_times([backward, product], cards, models)
     assert times.seconds[0, 0] == pytest.approx(times.seconds[0, 1])

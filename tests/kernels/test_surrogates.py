@@ -5,7 +5,7 @@ import math
 import pytest
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
-from lightning_predict.kernels.families.convolution import as_product
+from lightning_predict.kernels.families.convolution import as_matmul
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, network_spec, problem, surrogates_of
 
 CONVOLUTION = {"batch": 2, "in_channels": 8, "out_channels": 16, "image_size": 10, "kernel_size": 3, "padding": 1}
@@ -19,23 +19,23 @@ def total_flops(item: OperationShape) -> float:
 @pytest.mark.parametrize("name", ["conv2d", "conv2d_backward_input", "conv2d_backward_weight"])
 def test_every_pass_of_a_convolution_is_a_product_of_the_same_flops(name: str, stride: int) -> None:
     item = problem(name, "float32", **CONVOLUTION, stride=stride)
-    product = as_product(item)
+    product = as_matmul(item)
     assert product is not None
     assert float(batch_shapes([product]).flops[0]) == float(batch_shapes([item]).flops[0])
 
 
 def test_the_gradient_to_the_input_sums_over_the_filters() -> None:
-    product = as_product(problem("conv2d_backward_input", "float32", **CONVOLUTION))
+    product = as_matmul(problem("conv2d_backward_input", "float32", **CONVOLUTION))
     # 2 images of 10 x 10 positions, 8 x 3 x 3 taps, 16 filters to sum over.
     assert product == problem("linear", "float32", m=200, n=72, k=16)
 
 
 def test_a_grouped_convolution_is_no_one_product() -> None:
-    assert as_product(problem("conv2d", "float32", **CONVOLUTION, groups=4)) is None
+    assert as_matmul(problem("conv2d", "float32", **CONVOLUTION, groups=4)) is None
 
 
 def test_the_implicit_product_has_positions_filters_and_taps() -> None:
-    product = as_product(problem("conv2d", "bfloat16", **CONVOLUTION))
+    product = as_matmul(problem("conv2d", "bfloat16", **CONVOLUTION))
     # 2 images of 10 x 10 positions, 16 filters, 8 x 3 x 3 taps.
     assert product == problem("linear", "bfloat16", m=200, n=16, k=72)
 

@@ -12,7 +12,7 @@ from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.own_rates import gpu_with_rates
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.corrections import sustained_factors
-from lightning_predict.kernels.models import OTHER_HALF, kernel_models
+from lightning_predict.kernels.models import OTHER_16_BIT, kernel_models
 from lightning_predict.kernels.operations import problem, shape_batch
 from lightning_predict.kernels.roofline import (
     HEADROOM,
@@ -147,7 +147,7 @@ def test_large_products_are_no_faster_than_the_highest_clock_and_near_what_was_m
         if measured is not None and not models.has_own_weights(card.name, "linear", dtype):
             slower = math.log(seconds * measured / (2 * SQUARE**3))
             # Where its own products in the other 16-bit dtype are slower than people's bursts, most of it is believed.
-            other = OTHER_HALF.get(dtype)
+            other = OTHER_16_BIT.get(dtype)
             is_known = other is not None and models.has_own_weights(card.name, "linear", other)
             assert -0.15 < slower < (0.35 if is_known else 0.15)
 

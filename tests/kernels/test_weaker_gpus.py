@@ -12,10 +12,10 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import (
     UtilisationModels,
-    beats,
+    dominates,
+    dominates_same_chip,
     is_lesser_board,
-    outranks,
-    upper_bound_from_lesser_gpus,
+    upper_bound_from_dominated_gpus,
     weakened_gpu,
 )
 from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
@@ -47,22 +47,22 @@ def improved(card: Gpu, factor: float, name: str) -> Gpu:
 
 
 def test_a_gpu_beats_another_in_every_figure_or_not_at_all() -> None:
-    assert beats(BIG, SMALL, "float32")
-    assert not beats(SMALL, BIG, "float32")
-    assert beats(SMALL, SMALL, "float32")  # equal figures are not worse
-    assert not beats(replace(BIG, power_watts=99.0), SMALL, "float32")
-    assert not beats(replace(BIG, l2_bytes=0.9e6), SMALL, "float32")
-    assert beats(SMALL, OLD, "bfloat16")
-    assert not beats(OLD, SMALL, "float32")  # of an older architecture
+    assert dominates(BIG, SMALL, "float32")
+    assert not dominates(SMALL, BIG, "float32")
+    assert dominates(SMALL, SMALL, "float32")  # equal figures are not worse
+    assert not dominates(replace(BIG, power_watts=99.0), SMALL, "float32")
+    assert not dominates(replace(BIG, l2_bytes=0.9e6), SMALL, "float32")
+    assert dominates(SMALL, OLD, "bfloat16")
+    assert not dominates(OLD, SMALL, "float32")  # of an older architecture
     slow = replace(BIG, measured_flops_per_second={"float32": 0.5e12})
-    assert not beats(slow, SMALL, "float32")  # by its data sheet alone
+    assert not dominates(slow, SMALL, "float32")  # by its data sheet alone
 
 
 def test_the_fastest_of_the_lesser_gpus_sets_the_limit() -> None:
     high = np.array([[3.0, 1.0], [2.0, 4.0]])
-    longest = upper_bound_from_lesser_gpus([BIG, OLD], [SMALL, OLD], high, "float32")
+    longest = upper_bound_from_dominated_gpus([BIG, OLD], [SMALL, OLD], high, "float32")
     assert longest.tolist() == [[2.0, 1.0], [2.0, 4.0]]  # BIG beats both, OLD itself alone
-    assert upper_bound_from_lesser_gpus([OLD], [SMALL], high[:1], "float32").tolist() == [[math.inf, math.inf]]
+    assert upper_bound_from_dominated_gpus([OLD], [SMALL], high[:1], "float32").tolist() == [[math.inf, math.inf]]
 
 
 def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
@@ -78,7 +78,7 @@ def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
     assert (estimate.seconds[0] < alone.seconds[0]).all()
     spread = math.exp(math.hypot(math.log(2), sustained_rate_uncertainty(better, "float32")))
     np.testing.assert_allclose(estimate.interval.high[0], spread * estimate.seconds[0])  # as wide as before
-    if not beats(other, gpu("T4"), "float32"):
+    if not dominates(other, gpu("T4"), "float32"):
         np.testing.assert_array_equal(estimate.seconds[1], alone.seconds[1])
 
 
@@ -86,10 +86,10 @@ def test_a_measured_gpu_is_no_slower_than_its_chip_with_a_lower_peak() -> None:
     """Large products alone draw the power that the GB200 of the public tables did not have."""
     models = UtilisationModels(load_weights(("B200-SXM-180GB", "GB200"), WeightsSource()))
     lower, higher = gpu("B200-SXM-180GB"), gpu("GB200")
-    assert outranks(higher, lower, "bfloat16")
-    assert not outranks(lower, higher, "bfloat16")
-    assert not outranks(gpu("H200-SXM-141GB"), gpu("H100-SXM-80GB"), "bfloat16")  # of one peak
-    assert not outranks(higher, gpu("H100-SXM-80GB"), "bfloat16")  # another chip
+    assert dominates_same_chip(higher, lower, "bfloat16")
+    assert not dominates_same_chip(lower, higher, "bfloat16")
+    assert not dominates_same_chip(gpu("H200-SXM-141GB"), gpu("H100-SXM-80GB"), "bfloat16")  # of one peak
+    assert not dominates_same_chip(higher, gpu("H100-SXM-80GB"), "bfloat16")  # another chip
     sizes = [1024, 2048, 4096, 8192, 16384]
     batch = shape_batch("linear", "bfloat16", m=sizes, n=sizes, k=sizes)
     both = models.estimate(batch, [lower, higher])

@@ -15,7 +15,7 @@ from lightning_predict.extensions.own_weights.measuring.main_rates import (
     TRIAL_SIDE,
     MainRates,
     comparison,
-    explaining_bandwidth,
+    equivalent_bandwidth,
     gpus_file_text,
     largest_rows,
     largest_side,
@@ -64,7 +64,7 @@ def test_the_bandwidth_that_explains_times_is_that_of_the_gpu_that_took_them(sha
         (name, words, seconds_of(OperationShape(name, "float32", tuple(words.values())), actual))
         for name in ("relu", "add")
     ]
-    assert explaining_bandwidth(A10, timed) == pytest.approx(actual.dram_bytes_per_second, rel=0.03)
+    assert equivalent_bandwidth(A10, timed) == pytest.approx(actual.dram_bytes_per_second, rel=0.03)
 
 
 def test_a_gpu_that_does_as_was_assumed_keeps_its_times(tmp_path: Path) -> None:

@@ -26,12 +26,12 @@ from lightning_predict.extensions.own_weights.measuring.clock import (
     PROBLEM_SECONDS,
     Timing,
     captured,
-    fitting,
+    repetitions_that_fit,
     time_call,
 )
 from lightning_predict.extensions.own_weights.measuring.management import GpuState, read_state
 from lightning_predict.extensions.own_weights.measuring.order import (
-    WORTH,
+    FAMILY_ORDER,
     MeasuringProblem,
     problems_by_worth,
     spread_first,
@@ -300,13 +300,13 @@ def test_a_table_of_an_earlier_release_is_not_added_to(tmp_path: Path) -> None:
 
 def test_what_networks_learn_comes_first_and_the_farthest_problems_before_others() -> None:
     found = problems_by_worth(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
-    assert {(one.operation, one.dtype, one.passes) for one in found[:100]} == {("linear", "bfloat16", ("linear",))}
-    assert [(one.operation, one.dtype, one.passes) for one in found[100:103]] == [
+    assert {(one.operation, one.dtype, one.calls) for one in found[:100]} == {("linear", "bfloat16", ("linear",))}
+    assert [(one.operation, one.dtype, one.calls) for one in found[100:103]] == [
         ("linear", "float32", ("linear_backward",)),  # no network learns it
         ("linear", "bfloat16", ("linear_backward",)),
         ("cast", "float32", ("cast",)),  # if bytes alone decide, all dtypes are one
     ]
-    counts = Counter((name, one.dtype) for one in found for name in one.passes)
+    counts = Counter((name, one.dtype) for one in found for name in one.calls)
     assert counts == {
         **{(name, dtype): 100 for name in ("linear", "linear_backward") for dtype in ("float32", "bfloat16")},
         ("cast", "float32"): 100,
@@ -330,16 +330,16 @@ def test_the_estimate_follows_the_gpu_and_stays_within_the_limit_of_a_problem() 
 
 
 def test_repetitions_fit_into_the_seconds_of_a_problem() -> None:
-    assert fitting(1e-3, replays=20, problem_seconds=2.0) == 20
-    assert fitting(0.1, replays=20, problem_seconds=2.0) == 6  # 2 s, three kinds, 0.1 s each
-    assert fitting(1.9, replays=20, problem_seconds=2.0) == 3
-    assert fitting(0.0, replays=20, problem_seconds=2.0) == 20
+    assert repetitions_that_fit(1e-3, replays=20, problem_seconds=2.0) == 20
+    assert repetitions_that_fit(0.1, replays=20, problem_seconds=2.0) == 6  # 2 s, three kinds, 0.1 s each
+    assert repetitions_that_fit(1.9, replays=20, problem_seconds=2.0) == 3
+    assert repetitions_that_fit(0.0, replays=20, problem_seconds=2.0) == 20
 
 
 def test_a_problem_that_takes_too_long_by_the_gpus_peaks_is_not_begun() -> None:
     large = problems_by_worth(["linear"], ["float32"], 50, seed=0)[0]
     words = {"m": 2**17, "n": 2**17, "k": 2**17}  # 4.5e15 FLOP, 550 s at 8.1 TFLOP/s
-    reason = run._reason_to_skip(replace(large, words=words), gpu("T4"), is_trial=False, problem_seconds=2.0)
+    reason = run._reason_to_skip(replace(large, shape=words), gpu("T4"), is_trial=False, problem_seconds=2.0)
     assert reason is not None
     assert reason.startswith("one call takes at least 5")
     assert reason.endswith("s, over the limit of 2 s a problem")
@@ -519,16 +519,16 @@ def nine_minutes() -> list[MeasuringProblem]:
 def enough_families(measured: list[MeasuringProblem]) -> set[str]:
     rows: Counter[str] = Counter()
     for one in measured:
-        family = network_spec(one.passes[0], one.dtype)
+        family = network_spec(one.calls[0], one.dtype)
         if family is not None:
-            columns = shape_batch(one.operation, one.dtype, **one.words).columns
-            rows[family.name] += len(one.passes) * bool(split_rows(columns, seed=0).fitted[0])
+            columns = shape_batch(one.operation, one.dtype, **one.shape).columns
+            rows[family.name] += len(one.calls) * bool(split_rows(columns, seed=0).fitted[0])
     return {name for name, count in rows.items() if count >= MIN_OWN_ROWS}
 
 
 def test_nine_minutes_give_every_family_of_worth_enough_rows(nine_minutes: list[MeasuringProblem]) -> None:
-    assert len(WORTH) >= 4
-    assert {"convolution_tensor", "matmul_half"} <= set(WORTH) <= enough_families(nine_minutes)
+    assert len(FAMILY_ORDER) >= 4
+    assert {"convolution_tensor", "matmul_half"} <= set(FAMILY_ORDER) <= enough_families(nine_minutes)
 
 
 @pytest.mark.parametrize(("model", "share"), [("resnet50", 0.8), ("gpt2", 0.7)])
@@ -536,7 +536,7 @@ def test_nine_minutes_measure_what_takes_the_time_of_a_step(
     model: str, share: float, nine_minutes: list[MeasuringProblem]
 ) -> None:
     """Times by a tuned network, by a factor, or through an operation with one of both."""
-    rows = Counter((name, one.dtype) for one in nine_minutes for name in one.passes)
+    rows = Counter((name, one.dtype) for one in nine_minutes for name in one.calls)
     tuned = enough_families(nine_minutes)
 
     def is_measured(problem: OperationShape) -> bool:

@@ -40,7 +40,7 @@ def test_steps(kept: Kept, name: str) -> None:
     for word, trace in traces(name).items():
         need = step_memory(trace)
         found[word] = (
-            [] if need is None else [need.lasting_bytes, need.passing_bytes, need.update_bytes, need.slack_bytes]
+            [] if need is None else [need.persistent_bytes, need.temporary_bytes, need.update_bytes, need.slack_bytes]
         )
     trace = traces(name)["as recorded"]
     found["allocator"] = [gradient_bytes(trace), least_reserved_bytes(blocks_of(trace))]

@@ -74,7 +74,7 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
         clock, ledger = RunObserver(lambda: now), Ledger(lambda: now)
         ledger.open(forget=True)
         moments = ForecastSchedule(batches_per_window=scenario.accumulation, batches=scenario.steps)
-        watch = BudgetWatch([hours_limit("hours", budget / 3600)], ledger, moments=moments, warmup_steps=3)
+        watch = BudgetWatch([hours_limit("hours", budget / 3600)], ledger, schedule=moments, warmup_steps=3)
 
         def advance(seconds: float) -> None:
             nonlocal now

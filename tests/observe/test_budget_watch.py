@@ -24,7 +24,7 @@ class Run:
         ledger = Ledger(lambda: self.seconds)
         ledger.open(forget=True)
         limits = [hours_limit("hours", seconds / 3600)]
-        self.watch = BudgetWatch(limits, ledger, moments=ForecastSchedule(batches=batches), warmup_steps=warmup_steps)
+        self.watch = BudgetWatch(limits, ledger, schedule=ForecastSchedule(batches=batches), warmup_steps=warmup_steps)
 
     def batch(self, seconds: float = 1.0) -> DueCheck | None:
         self.seconds += seconds

@@ -56,7 +56,7 @@ class FakeSession:
         loader_seconds: Sequence[float] = (),
         samples: int | None = None,
         batches: int = 1,
-        shown_by: Sequence[int] = (),
+        represented_by: Sequence[int] = (),
         optimizer_steps: int | None = None,
     ) -> Trace:
         return Trace(
@@ -67,7 +67,7 @@ class FakeSession:
             loader_seconds=tuple(loader_seconds),
             samples=samples,
             batches=batches,
-            software={"shown by": " ".join(map(str, shown_by))},
+            software={"shown by": " ".join(map(str, represented_by))},
             optimizer_steps=-1 if optimizer_steps is None else optimizer_steps,
         )
 
@@ -527,8 +527,8 @@ def test_of_a_long_window_the_first_and_the_last_batch_are_recorded(
     assert traces[-1] is not None
     assert traces[-1].batches == 32
     assert loop.sessions[0].events.count("start") == starts
-    shown_by = (0, *[31] * 31) if starts == 2 else tuple(range(32))
-    assert traces[-1].software["shown by"] == " ".join(map(str, shown_by))
+    represented_by = (0, *[31] * 31) if starts == 2 else tuple(range(32))
+    assert traces[-1].software["shown by"] == " ".join(map(str, represented_by))
 
 
 def test_batches_of_other_shapes_are_recorded_each_once() -> None:

@@ -225,7 +225,7 @@ def test_too_few_runs_several_models_and_gaps() -> None:
 def test_left_out_runs_are_predicted_by_the_others() -> None:
     runs = runs_of(GRID, by_work)
     assert left_out_errors(runs) == pytest.approx([0.0] * len(runs), abs=1e-9)
-    assert fit_regression(runs).left_out_error == pytest.approx(0, abs=1e-9)
+    assert fit_regression(runs).cross_validation_error == pytest.approx(0, abs=1e-9)
     # Of four runs that do not differ, the one left out is predicted by the mean of the others.
     same = [PastRun(model="net", setting=runs[0].setting, seconds=seconds) for seconds in (10.0, 10.0, 10.0, 20.0)]
     errors = left_out_errors(same, options=RegressionOptions(relative=False))
@@ -240,7 +240,7 @@ def test_the_interval_knows_of_the_runs_that_were_left_out() -> None:
     runs = [PastRun(model="net", setting=setting(), seconds=seconds) for seconds in (10.0, 10.0, 10.0, 20.0)]
     found = fit_regression(runs, options=RegressionOptions(relative=False))
     assert found.residual_variance * 100**2 == pytest.approx(100 / 3)
-    assert found.left_out_error == pytest.approx((3 / 3 + 0.5) / 4)
+    assert found.cross_validation_error == pytest.approx((3 / 3 + 0.5) / 4)
 
 
 def test_each_term_needs_runs() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.testing import changed, example_prediction
+from lightning_predict.testing import example_prediction, with_values
 
 GIBIBYTE = 2**30
 
@@ -37,7 +37,7 @@ T4 = example_prediction(
     coverage={"mlp": 0.92, "roofline": 0.08},
 )
 
-H100 = changed(
+H100 = with_values(
     T4,
     layout="H100-SXM-80GB",
     iteration=Interval(0.0051, 0.0060, 0.0074),
@@ -53,7 +53,7 @@ H100 = changed(
     notes=("No kernel model knows aten::foo; its 3 calls count as roofline.",),
 )
 
-K80 = changed(
+K80 = with_values(
     T4,
     gpu="K80",
     iteration=Interval(0.9, 1.2, 1.7),
@@ -80,13 +80,13 @@ FULL = Predictions(
 BARE = Predictions(
     items_in_order=(
         MINIMAL,
-        changed(MINIMAL, layout="A10", iteration=replace(MINIMAL.iteration, middle=0.0100), cycle_seconds=0.0100),
+        with_values(MINIMAL, layout="A10", iteration=replace(MINIMAL.iteration, middle=0.0100), cycle_seconds=0.0100),
     )
 )
 """Nothing but iteration times."""
 
 AT_MOST = Predictions(
-    items_in_order=tuple(changed(one, at_most=True, validation_is_estimated=True) for one in FULL.values()),
+    items_in_order=tuple(with_values(one, at_most=True, validation_is_estimated=True) for one in FULL.values()),
     used_gpu="A100-SXM-80GB",
 )
 """A run that may end earlier, recorded on a GPU that was not asked for."""
@@ -95,7 +95,7 @@ AT_MOST = Predictions(
 def with_total(one: Prediction, seconds: float) -> Prediction:
     """The prediction with another time of the run, its interval as it is."""
     assert one.total is not None
-    return changed(one, total=replace(one.total, middle=seconds))
+    return with_values(one, total=replace(one.total, middle=seconds))
 
 
 _RENTED = {
@@ -113,7 +113,7 @@ _RENTED = {
 
 TEN = Predictions(
     items_in_order=tuple(
-        changed(
+        with_values(
             T4,
             gpu=name,
             measured_seconds=0.0475 if name == "T4" else None,

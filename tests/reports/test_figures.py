@@ -10,14 +10,14 @@ from lightning_predict.errors import LightningPredictError, MissingDependencyErr
 from lightning_predict.interval import Interval
 from lightning_predict.reports.figures import LOG_AXIS_SPREAD, figure_pixels, iteration_figure
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.testing import changed
+from lightning_predict.testing import with_values
 from tests.reports.example import BARE, FULL, MINIMAL
 
 
 def with_times(*iteration_seconds: float) -> Predictions:
     return Predictions(
         tuple(
-            changed(
+            with_values(
                 MINIMAL,
                 gpu=f"GPU{number}",
                 iteration=Interval(0.9 * value, value, 1.1 * value),

@@ -35,7 +35,7 @@ from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import plain_table
 from lightning_predict.reports.table_columns import columns_of
 from lightning_predict.reports.table_markup import markdown_table
-from lightning_predict.testing import changed, example_machine
+from lightning_predict.testing import example_machine, with_values
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
 
@@ -101,7 +101,7 @@ def test_the_page_says_what_to_rent_and_why() -> None:
 
 
 def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
-    narrow = changed(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
+    narrow = with_values(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
     text = page(Predictions((narrow, H100))).text
     assert "90 % interval: 3 h to 3 h 28 min Memory: fits tightly, 7.81 of 8.06 GiB Google n1-standard-4" in text
     assert "T4 cheapest tight" in text
@@ -183,7 +183,7 @@ def test_the_page_has_a_light_and_a_dark_form() -> None:
 
 def test_nothing_in_a_name_or_note_is_taken_for_markup() -> None:
     nasty = '<script>alert("&")</script>'
-    one = changed(T4, gpu=nasty, offer=f"{nasty} (2026)", notes=(nasty,))
+    one = with_values(T4, gpu=nasty, offer=f"{nasty} (2026)", notes=(nasty,))
     document = html_report(Predictions((one,), used_gpu=nasty, notes=(nasty,)), rank(Predictions((one,))), title=nasty)
     shown = Page(document)
     assert shown.tags.count("script") == 1  # its own
@@ -192,7 +192,7 @@ def test_nothing_in_a_name_or_note_is_taken_for_markup() -> None:
 
 @given(st.text(min_size=1, max_size=40))
 def test_any_text_leaves_the_page_well_formed(text: str) -> None:
-    one = changed(T4, gpu=text, offer=text, notes=(text,))
+    one = with_values(T4, gpu=text, offer=text, notes=(text,))
     predictions = Predictions((one, K80), used_gpu=text)
     Page(html_report(predictions, rank(predictions), title=text, made_on=DAY))
 
@@ -200,17 +200,17 @@ def test_any_text_leaves_the_page_well_formed(text: str) -> None:
 def test_prices_lead_to_their_sources() -> None:
     offer = cheapest_offer("T4")
     assert offer is not None
-    priced = Predictions((changed(T4, offer=offer.label), H100))
+    priced = Predictions((with_values(T4, offer=offer.label), H100))
     shown = page(priced)
     assert offer.source in shown.links
     own = replace(offer, provider="Us", source="javascript:1")
-    shown = page(Predictions((changed(T4, offer=own.label),)), offers=[own])
+    shown = page(Predictions((with_values(T4, offer=own.label),)), offers=[own])
     assert shown.links == []
     assert "javascript:1" in shown.text
 
 
 def test_energy_is_shown_where_it_was_asked_for() -> None:
-    on_grid = replace(FULL, items_in_order=tuple(changed(one, grams_per_kwh=400) for one in FULL.values()))
+    on_grid = replace(FULL, items_in_order=tuple(with_values(one, grams_per_kwh=400) for one in FULL.values()))
     asked = ("kilowatt_hours", "co2_kilograms")
     text = page(on_grid, columns=asked).text
     assert "energy (kWh) CO2 (kg)" in text
@@ -244,16 +244,16 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 def test_the_critical_path_is_shown_by_module() -> None:
     verdict = Verdict(bound_by="host", idle_share=0.3, gain=0.04, critical_path={"blocks.*": 0.75, "<head>": 0.25})
-    shown = page(Predictions((changed(H100, verdict=verdict), T4)))
+    shown = page(Predictions((with_values(H100, verdict=verdict), T4)))
     assert "Time by module" in shown.text
     assert "blocks.* <head>" in shown.text  # the key, the larger first
     assert "Right: the bottleneck. A GPU twice as fast would save 4 % of the step in each row." in shown.text
     assert "<head>" in shown.text
-    device = changed(T4, verdict=replace(verdict, bound_by="device", gain=0.5))
-    both = page(Predictions((changed(H100, verdict=verdict), device))).text
+    device = with_values(T4, verdict=replace(verdict, bound_by="device", gain=0.5))
+    both = page(Predictions((with_values(H100, verdict=verdict), device))).text
     assert "host: 4 %" in both  # a share that differs stands in each row
     assert "device: 50 %" in both
-    alike = page(Predictions((device, changed(device, layout="L4")))).text
+    alike = page(Predictions((device, with_values(device, layout="L4")))).text
     assert "device: 50 %" not in alike
     assert "Time by module" not in page(FULL).text  # without a timeline
 
@@ -287,9 +287,9 @@ def wide(drawing: str) -> ElementTree.Element:
 
 
 def test_what_does_not_fit_has_no_point_beside_what_does() -> None:
-    shown = page(Predictions((T4, changed(H100, memory_fit="exceeds"))))
+    shown = page(Predictions((T4, with_values(H100, memory_fit="exceeds"))))
     assert "Left out (does not fit): H100" in shown.text
-    none = page(Predictions((changed(T4, memory_fit="exceeds"),)))
+    none = page(Predictions((with_values(T4, memory_fit="exceeds"),)))
     assert "Time against dollars" in none.text
     assert "Left out" not in none.text
 

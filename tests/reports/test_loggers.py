@@ -23,13 +23,13 @@ from lightning_predict.reports.loggers import (
     TENSORBOARD_WIDTH,
     log_predictions,
     metrics,
-    that_decide,
+    selected_gpus,
     write_json,
 )
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table_markup import markdown_table
-from lightning_predict.testing import changed
+from lightning_predict.testing import with_values
 from tests.reports.example import BARE, FULL, MINIMAL
 
 MLFLOW_KEY = re.compile(r"[a-zA-Z0-9_/. -]+")
@@ -57,7 +57,7 @@ def test_of_many_gpus_those_that_decide_are_logged() -> None:
     offered = {"a": (1.0, 4.0), "b": (2.5, 2.0), "c": (9.0, 3.0), "d": (9.0, 1.0), "e": (0.1, 0.5)}
     many = Predictions(
         tuple(
-            changed(
+            with_values(
                 MINIMAL,
                 gpu=gpu,
                 total=Interval(3600 * hours, 3600 * hours, 3600 * hours),
@@ -68,13 +68,13 @@ def test_of_many_gpus_those_that_decide_are_logged() -> None:
         ),
         used_gpu="c",
     )
-    chosen = that_decide(rank(many, deadline_hours=2.0), many)
+    chosen = selected_gpus(rank(many, deadline_hours=2.0), many)
     assert chosen == {"a", "b", "c", "d"}
     assert {key.split("/")[1] for key in metrics(many, gpus=chosen)} == chosen
     few = Predictions(tuple(many.values())[:3])
-    assert that_decide(rank(few), few) == {"a", "b", "c"}
-    nowhere = Predictions(tuple(changed(one, memory_fit="exceeds") for one in many.values()))
-    assert that_decide(rank(nowhere), nowhere) == set(offered)
+    assert selected_gpus(rank(few), few) == {"a", "b", "c"}
+    nowhere = Predictions(tuple(with_values(one, memory_fit="exceeds") for one in many.values()))
+    assert selected_gpus(rank(nowhere), nowhere) == set(offered)
 
 
 def test_what_is_not_known_is_not_logged() -> None:
@@ -87,7 +87,7 @@ def test_what_is_not_known_is_not_logged() -> None:
 
 
 def test_a_cost_of_nothing_is_a_known_value() -> None:
-    assert metrics(Predictions((changed(MINIMAL, cost_usd=0.0),)))["predict/L4/cost_usd"] == 0.0
+    assert metrics(Predictions((with_values(MINIMAL, cost_usd=0.0),)))["predict/L4/cost_usd"] == 0.0
 
 
 def test_the_separator_is_the_loggers() -> None:
@@ -96,7 +96,7 @@ def test_the_separator_is_the_loggers() -> None:
 
 @given(st.lists(st.from_regex(r"[A-Za-z0-9.-]+", fullmatch=True), unique=True, max_size=5))
 def test_keys_of_any_allowed_gpu_name_are_distinct_and_allowed_by_mlflow(names: list[str]) -> None:
-    keys = metrics(Predictions(tuple(changed(MINIMAL, gpu=name) for name in names)), in_full=True)
+    keys = metrics(Predictions(tuple(with_values(MINIMAL, gpu=name) for name in names)), in_full=True)
     assert len(keys) == 3 * len(names)
     assert all(MLFLOW_KEY.fullmatch(key) for key in keys)
 

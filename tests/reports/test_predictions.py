@@ -8,7 +8,7 @@ import pytest
 from lightning_predict.errors import MissingDependencyError, UnknownGpuError
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import plain_table
-from lightning_predict.testing import changed
+from lightning_predict.testing import with_values
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import BARE, FULL, H100, MINIMAL, T4
 
@@ -47,7 +47,7 @@ def test_json_holds_every_value_and_null_for_what_is_not_known() -> None:
 
 def test_json_holds_the_verdict_and_its_sentence() -> None:
     verdict = Verdict(bound_by="host", idle_share=0.3, gain=0.04, critical_path={"top": 1.0})
-    read = json.loads(Predictions((changed(H100, verdict=verdict), T4)).to_json())
+    read = json.loads(Predictions((with_values(H100, verdict=verdict), T4)).to_json())
     assert read["predictions"][0]["verdict"] == {
         "bound_by": "host",
         "idle_share": 0.3,

@@ -23,7 +23,7 @@ from lightning_predict.reports.ranking import (
     ranking_markdown,
     with_article,
 )
-from lightning_predict.testing import changed, example_machine
+from lightning_predict.testing import example_machine, with_values
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
 
@@ -75,7 +75,7 @@ def test_the_gpu_within_a_deadline_says_the_age_of_its_price_too() -> None:
 
 
 def test_a_gpu_on_which_the_run_does_not_fit_is_never_recommended() -> None:
-    tempting = changed(with_total(K80, 1.0), cost_usd=0.001, usd_per_hour=3.6)
+    tempting = with_values(with_total(K80, 1.0), cost_usd=0.001, usd_per_hour=3.6)
     assert tempting.fits is False
     ranking = rank(Predictions((tempting, T4)), deadline_hours=10)
     assert names(ranking) == ("T4", "T4", "T4")
@@ -83,7 +83,7 @@ def test_a_gpu_on_which_the_run_does_not_fit_is_never_recommended() -> None:
 
 
 def test_a_gpu_on_which_it_fits_narrowly_is_recommended_with_a_remark() -> None:
-    narrow = changed(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
+    narrow = with_values(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
     ranking = rank(Predictions((narrow, H100)))
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
     assert ranking.tight == ("T4",)
@@ -104,7 +104,7 @@ def test_where_it_fits_nowhere_nothing_is_recommended() -> None:
 
 
 def test_without_prices_the_fastest_is_still_known() -> None:
-    free = Predictions(tuple(changed(one, usd_per_hour=None, cost_usd=None, offer=None) for one in (T4, H100)))
+    free = Predictions(tuple(with_values(one, usd_per_hour=None, cost_usd=None, offer=None) for one in (T4, H100)))
     ranking = rank(free, deadline_hours=1)
     assert names(ranking) == (None, "H100-SXM-80GB", "H100-SXM-80GB")
     assert ranking.without_price == ("T4", "H100-SXM-80GB")
@@ -112,7 +112,7 @@ def test_without_prices_the_fastest_is_still_known() -> None:
 
 
 def test_without_a_length_one_iteration_is_compared() -> None:
-    each = [changed(one, total=None, cost_usd=None, cycle_seconds=one.iteration_seconds) for one in (T4, H100)]
+    each = [with_values(one, total=None, cost_usd=None, cycle_seconds=one.iteration_seconds) for one in (T4, H100)]
     ranking = rank(Predictions(tuple(each)), deadline_hours=1)
     assert ranking.per_iteration
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
@@ -172,7 +172,7 @@ def test_a_deadline_must_be_above_zero(hours: float) -> None:
 
 
 runs = st.builds(
-    changed,
+    with_values,
     st.sampled_from([T4, H100, K80]),
     gpu=st.from_regex(r"[A-Z][a-z0-9]{1,8}", fullmatch=True),
     total=st.builds(Interval, st.just(10_800.0), st.floats(1, 1e7), st.just(12_480.0)),
@@ -208,14 +208,14 @@ def test_nothing_that_fits_beats_what_is_recommended(predictions: list[Predictio
 
 
 def test_of_two_that_take_the_same_the_cheaper_is_on_the_frontier() -> None:
-    dear, cheap = changed(T4, gpu="Dear", cost_usd=2.0), changed(T4, gpu="Cheap", cost_usd=1.0)
+    dear, cheap = with_values(T4, gpu="Dear", cost_usd=2.0), with_values(T4, gpu="Cheap", cost_usd=1.0)
     ranking = rank(Predictions((dear, cheap)))
     assert [one.gpu for one in ranking.frontier] == ["Cheap"]
     assert frontier([]) == ()
 
 
 def run(name: str, seconds: float, cost: float | None) -> Prediction:
-    return changed(with_total(T4, seconds), gpu=name, cost_usd=cost, usd_per_hour=cost)
+    return with_values(with_total(T4, seconds), gpu=name, cost_usd=cost, usd_per_hour=cost)
 
 
 def test_of_gpus_that_are_as_fast_to_one_percent_the_cheapest_is_named() -> None:
@@ -242,7 +242,7 @@ def test_of_gpus_that_cost_as_much_to_one_percent_the_fastest_is_named() -> None
 def sure(name: str, seconds: float, cost: float | None, spread: float = 0.01, **values: object) -> Prediction:
     """A run whose 90 % interval is as wide as `spread` on either side."""
     total = Interval(seconds / (1 + spread), seconds, seconds * (1 + spread))
-    return changed(T4, layout=name, total=total, cost_usd=cost, usd_per_hour=cost, measured_seconds=None, **values)
+    return with_values(T4, layout=name, total=total, cost_usd=cost, usd_per_hour=cost, measured_seconds=None, **values)
 
 
 def test_where_intervals_overlap_widely_no_single_gpu_is_the_cheapest() -> None:
@@ -356,7 +356,7 @@ def test_nobody_is_told_to_rent_for_the_minutes_until_a_time_limit() -> None:
     def lines(seconds: float) -> tuple[str, ...]:
         left = Interval(seconds, seconds, seconds)
         machine = example_machine("CPU", 0.1, total=left, is_cut_off=True)
-        one = changed(sure("L4", seconds, 0.02), iteration=Interval(0.01, 0.01, 0.01), is_cut_off=True)
+        one = with_values(sure("L4", seconds, 0.02), iteration=Interval(0.01, 0.01, 0.01), is_cut_off=True)
         return ranking_lines(rank(Predictions((one,), machine=machine, is_running=True)))
 
     assert lines(120.0)[0] == "2 min left on this CPU: too short to move the run."
@@ -376,7 +376,7 @@ def test_what_is_left_of_a_run_that_goes_on_is_said_once(seconds: float, first: 
 def test_without_a_length_all_are_compared_with_their_waits_for_the_loader() -> None:
     # A step of 0.1 s with a wait of 0.25 s on the CPU, and of 0.01 s with the same wait on the L4: 0.35 to 0.26 s.
     machine = example_machine("CPU", 0.1, cycle_seconds=0.35)
-    one = changed(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
+    one = with_values(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
     ranking = rank(Predictions((one,), machine=machine, is_running=True))
     assert ranking.in_use is not None
     assert ranking.fastest is not None
@@ -386,7 +386,7 @@ def test_without_a_length_all_are_compared_with_their_waits_for_the_loader() -> 
 def test_under_a_time_limit_gpus_are_ranked_by_the_steps_that_they_do() -> None:
     # All take the hour that is left: the T4 does a step in 2 s, the H100 in 0.1 s for ten times the price.
     slow, fast = (
-        changed(sure(name, 3600, cost), is_cut_off=True, iteration=Interval(step, step, step), cycle_seconds=step)
+        with_values(sure(name, 3600, cost), is_cut_off=True, iteration=Interval(step, step, step), cycle_seconds=step)
         for name, cost, step in (("T4", 0.35, 2.0), ("H100-SXM-80GB", 3.5, 0.1))
     )
     ranking = rank(Predictions((slow, fast)))

@@ -14,7 +14,7 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, Unkn
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.sky import CLOUDS, machine_to_rent, sky_accelerator, sky_task, sky_time_estimator
-from lightning_predict.testing import changed
+from lightning_predict.testing import with_values
 from tests.reports.example import FULL, H100, T4, with_total
 
 
@@ -161,13 +161,13 @@ def test_the_machine_to_rent_costs_the_least_as_a_whole() -> None:
 
 def test_the_machine_to_rent_is_the_one_that_the_prediction_is_priced_by() -> None:
     """AWS's p4de.24xlarge is dearer than others' A100s of 80 GB; who asked for it rents it."""
-    named = changed(T4, layout="2xp4de.24xlarge")
+    named = with_values(T4, layout="2xp4de.24xlarge")
     task = yaml.safe_load(sky_task(machine_to_rent(named.layout), prediction=named))
     assert (task["resources"]["cloud"], task["resources"]["instance_type"]) == ("aws", "p4de.24xlarge")
     assert task["num_nodes"] == 2
     assert machine_to_rent("8xA100-SXM-80GB").instance != "p4de.24xlarge"
     # A rack is rented by its trays of four.
-    rack = changed(T4, layout="64xGB200")
+    rack = with_values(T4, layout="64xGB200")
     assert yaml.safe_load(sky_task(machine_to_rent(rack.layout), prediction=rack))["num_nodes"] == 16
 
 
@@ -181,7 +181,7 @@ def test_the_estimator_gives_seconds_of_the_run() -> None:
 
 
 def test_a_name_that_covers_several_forms_finds_the_one_that_was_predicted() -> None:
-    pcie = Predictions((changed(H100, layout="A100-PCIe-80GB"),))
+    pcie = Predictions((with_values(H100, layout="A100-PCIe-80GB"),))
     assert sky_time_estimator(pcie)(Resources({"A100-80GB": 1})) == 1_440
 
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_estimated_is_refused(
 
 
 def test_a_run_of_unknown_length_cannot_be_estimated() -> None:
-    unknown = Predictions((changed(T4, total=None),))
+    unknown = Predictions((with_values(T4, total=None),))
     with pytest.raises(InvalidArgumentError, match="length of the run on T4 is unknown; predict it with a number"):
         sky_time_estimator(unknown)(Resources({"T4": 1}))
 
@@ -217,10 +217,10 @@ def test_a_layout_rents_machines_with_as_many_gpus_and_is_estimated_by_their_num
     assert machine_to_rent("4xT4", [two, eight]) == eight
     with pytest.raises(UnknownOfferError, match="No current offer of 16xT4"):
         machine_to_rent("16xT4", [two, eight])
-    layout = changed(T4, layout="2x8xT4")
+    layout = with_values(T4, layout="2x8xT4")
     task = sky_task(eight, prediction=layout)
     assert yaml.safe_load(task)["num_nodes"] == 2
     assert "Predicted on 2x8xT4: 3 h 12 min, $1.12." in task
     assert "all of which are paid for" not in task
-    estimate = sky_time_estimator(Predictions((T4, with_total(changed(T4, layout="4xT4"), 3000.0))))
+    estimate = sky_time_estimator(Predictions((T4, with_total(with_values(T4, layout="4xT4"), 3000.0))))
     assert estimate(Resources({"T4": 4})) == 3000

@@ -37,7 +37,7 @@ from lightning_predict.reports.table_notes import (
     uncertain_bottleneck_note,
 )
 from lightning_predict.reports.table_rows import folded_gpus, is_bound_by_links
-from lightning_predict.testing import changed, example_machine
+from lightning_predict.testing import example_machine, with_values
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, MINIMAL, T4, TEN
 
@@ -48,7 +48,7 @@ def of(*predictions: object) -> Predictions:
 
 def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
     # 48 ms a step on the T4, 6 ms on the H100, and 20 ms for the loader on either.
-    slow, fast = changed(T4, loader_seconds=0.020), changed(H100, loader_seconds=0.020)
+    slow, fast = with_values(T4, loader_seconds=0.020), with_values(H100, loader_seconds=0.020)
     shown = grid(of(slow, fast))
     column = [one.title for one in shown.columns].index("bound by")
     assert [row[column] for row in shown.rows] == ["device", "loader"]
@@ -59,10 +59,10 @@ def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
 
 def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
     # 240,000 steps of 20 ms for the loader: 4,800 s = 1 h 20 min on each; $2.99, $1.99, $4.50 and no price an hour.
-    waiting = changed(H100, loader_seconds=0.020, total=Interval(4_800.0, 4_800.0, 4_800.0))
-    cheaper = changed(waiting, layout="A100-SXM-80GB", usd_per_hour=1.99, cost_usd=2.65)
-    unpriced = changed(waiting, layout="B200-SXM-180GB", usd_per_hour=None, cost_usd=None, offer=None)
-    dearest = changed(waiting, layout="H200-SXM-141GB", usd_per_hour=4.5, cost_usd=6.0)
+    waiting = with_values(H100, loader_seconds=0.020, total=Interval(4_800.0, 4_800.0, 4_800.0))
+    cheaper = with_values(waiting, layout="A100-SXM-80GB", usd_per_hour=1.99, cost_usd=2.65)
+    unpriced = with_values(waiting, layout="B200-SXM-180GB", usd_per_hour=None, cost_usd=None, offer=None)
+    dearest = with_values(waiting, layout="H200-SXM-141GB", usd_per_hour=4.5, cost_usd=6.0)
     shown = of(T4, waiting, cheaper, dearest, unpriced)
     text = plain_table(shown)
     assert [row.split()[0] for row in text.splitlines()[2:4]] == ["T4", "A100-SXM-80GB"]
@@ -76,12 +76,12 @@ def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
     # The machine in use keeps its row, and nothing is folded that memory tells apart or the device bounds.
     in_use = Predictions((T4, waiting, cheaper), used_gpu="H100-SXM-80GB")
     assert list(folded_gpus(in_use)) == []
-    assert list(folded_gpus(of(waiting, changed(cheaper, memory_fit="tight")))) == []
-    assert list(folded_gpus(of(T4, changed(T4, layout="L4")))) == []
+    assert list(folded_gpus(of(waiting, with_values(cheaper, memory_fit="tight")))) == []
+    assert list(folded_gpus(of(T4, with_values(T4, layout="L4")))) == []
 
 
 def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
-    used = Predictions((changed(T4, unmeasured_seconds=0.0380),), used_gpu="T4")
+    used = Predictions((with_values(T4, unmeasured_seconds=0.0380),), used_gpu="T4")
     assert list(in_use_note(used)) == [
         "T4: a step takes 47.5 ms (measured). Without that measurement, the prediction is 38.0 ms (-20 %)."
     ]
@@ -91,21 +91,21 @@ def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
 def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
     host = Verdict(bound_by="host", idle_share=0.3, gain=0.042, critical_path={})
     device = Verdict(bound_by="device", idle_share=0.0, gain=0.5, critical_path={})
-    fast, slow = changed(H100, verdict=host), changed(T4, verdict=device)
-    stuck = changed(fast, layout="B200-SXM-180GB", verdict=replace(host, gain=0.0))
-    twin = changed(stuck, layout="H200-SXM-141GB")
+    fast, slow = with_values(H100, verdict=host), with_values(T4, verdict=device)
+    stuck = with_values(fast, layout="B200-SXM-180GB", verdict=replace(host, gain=0.0))
+    twin = with_values(stuck, layout="H200-SXM-141GB")
     assert list(bound_notes(of(slow, fast, stuck, twin))) == [
         "Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only 0 % (B200-SXM-180GB, "
         "H200-SXM-141GB), 4 % (H100-SXM-80GB)."
     ]
     assert list(bound_notes(of(slow))) == []
-    (note,) = bound_notes(of(changed(fast, loader_seconds=1.0)))  # then the host is not the limit
+    (note,) = bound_notes(of(with_values(fast, loader_seconds=1.0)))  # then the host is not the limit
     assert note.startswith("Bound by loader")
 
 
 def test_a_bound_that_an_assumed_host_leaves_open_is_marked() -> None:
     verdict = Verdict(bound_by="device", idle_share=0.0, gain=0.3, critical_path={}, is_doubtful=True)
-    doubtful = changed(T4, verdict=verdict)
+    doubtful = with_values(T4, verdict=verdict)
     assert list(uncertain_bottleneck_note(of(doubtful))) == [
         "?: the CPU speed is assumed, so either host or device may be the bottleneck."
     ]
@@ -116,10 +116,10 @@ def test_a_bound_that_an_assumed_host_leaves_open_is_marked() -> None:
 def test_checkpoints_are_mentioned_where_they_count() -> None:
     # 11,520 s in all: 1 % are 115.2 s.
     interval = "Interval (90 %): nine in ten measured times should lie in it."
-    assert list(total_notes(of(changed(T4, checkpoint_seconds=100.0)))) == [interval]
-    (_, note) = total_notes(of(changed(T4, checkpoint_seconds=120.0, checkpoint_is_estimated=True)))
+    assert list(total_notes(of(with_values(T4, checkpoint_seconds=100.0)))) == [interval]
+    (_, note) = total_notes(of(with_values(T4, checkpoint_seconds=120.0, checkpoint_is_estimated=True)))
     assert note == "Total: 2 min for checkpoints, estimated from their size."
-    (_, note) = total_notes(of(changed(T4, checkpoint_seconds=120.0)))
+    (_, note) = total_notes(of(with_values(T4, checkpoint_seconds=120.0)))
     assert note == "Total: 2 min for checkpoints."
 
 
@@ -131,11 +131,13 @@ def cells(predictions: Predictions, **options: bool) -> list[dict[str, str]]:
 
 def test_where_the_length_is_not_known_a_thousand_steps_are_shown() -> None:
     # A step of 20 ms and its wait of 5 ms, 1,000 times; a step is 18 to 23 ms, with its wait 23 to 28.
-    (row,) = cells(of(changed(MINIMAL, cycle_seconds=0.025, usd_per_hour=3.6)))
+    (row,) = cells(of(with_values(MINIMAL, cycle_seconds=0.025, usd_per_hour=3.6)))
     assert (row["step"], row["1,000 steps"], row["(90 %)"]) == ("20.0 ms", "25.0 s", "± 12 %")
     assert row["cost"] == "$0.0250"  # 25 s at $0.001 a second
     assert "total" in cells(of(T4))[0]
-    assert list(epoch_note(of(changed(MINIMAL, epoch_seconds=90.0)))) == ["Time of a training epoch: L4 1 min 30 s."]
+    assert list(epoch_note(of(with_values(MINIMAL, epoch_seconds=90.0)))) == [
+        "Time of a training epoch: L4 1 min 30 s."
+    ]
     assert list(epoch_note(of(T4, MINIMAL))) == []
 
 
@@ -153,10 +155,10 @@ def test_the_machine_in_use_is_the_first_row() -> None:
 def test_what_may_end_earlier_is_marked_in_every_row_but_not_of_a_thousand_steps() -> None:
     total = Interval(24_000.0, 24_060.0, 24_100.0)
     machine = example_machine("CPU", 0.412, total=total, at_most=True)
-    stopping = Predictions((changed(T4, at_most=True),), machine=machine, is_running=True)
+    stopping = Predictions((with_values(T4, at_most=True),), machine=machine, is_running=True)
     assert all(row["rest of the run"].startswith("≤ ") for row in cells(stopping))
     assert list(end_notes(stopping)) == ["≤: the run may end earlier."]
-    endless = of(changed(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3.6))
+    endless = of(with_values(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3.6))
     assert cells(endless)[0]["1,000 steps"] == "25.0 s"
     assert list(end_notes(endless)) == []
 
@@ -169,14 +171,14 @@ def test_a_heading_says_what_is_predicted() -> None:
 
 
 def test_memory_says_whether_it_fits() -> None:
-    shown = [row["memory (GiB)"] for row in cells(of(T4, K80, changed(T4, gpu="Narrow", memory_fit="tight")))]
+    shown = [row["memory (GiB)"] for row in cells(of(T4, K80, with_values(T4, gpu="Narrow", memory_fit="tight")))]
     # 7.81 + 6.29 GiB; 12.5 - 2.0 GiB. What does not fit stands last, whatever was asked first.
     assert shown == ["7.81 of 14.1", "tight: 7.81 of 14.1", "too large: 12.5 of 10.5"]
 
 
 def test_old_prices_are_warned_of() -> None:
     # From 2026-05-25 to 2026-11-21 are 180 days, to the 22nd 181.
-    may, march = changed(T4, priced_on="2026-05-25"), changed(H100, priced_on="2026-03")
+    may, march = with_values(T4, priced_on="2026-05-25"), with_values(H100, priced_on="2026-03")
     assert list(old_price_note(replace(of(may), made_on="2026-11-21"))) == []
     assert list(old_price_note(replace(of(may, march), made_on="2026-11-22"))) == [
         "Prices older than 180 days: T4 (2026-05-25), H100-SXM-80GB (2026-03). Check them before you rent."
@@ -186,10 +188,10 @@ def test_old_prices_are_warned_of() -> None:
 
 def test_what_no_network_of_its_own_timed_is_said_from_a_tenth_on() -> None:
     assert list(indirect_note(of(T4))) == []  # 8 %
-    part = changed(H100, coverage={"mlp": 0.7, "proxy": 0.2, "bytes": 0.1})
+    part = with_values(H100, coverage={"mlp": 0.7, "proxy": 0.2, "bytes": 0.1})
     (note,) = indirect_note(of(T4, part))
     assert note.startswith("8 to 30 % of the GPU time is estimated indirectly")
-    assert list(indirect_note(of(changed(part, memory_fit="exceeds")))) == []  # nobody rents that
+    assert list(indirect_note(of(with_values(part, memory_fit="exceeds")))) == []  # nobody rents that
 
 
 def test_the_brief_table_keeps_what_changes_no_decision_for_verbose() -> None:
@@ -207,14 +209,14 @@ def test_the_brief_table_keeps_what_changes_no_decision_for_verbose() -> None:
 
 
 def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> None:
-    alone = changed(MINIMAL, iteration=Interval(0.4, 0.4, 0.4))
-    four = changed(MINIMAL, layout="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1)
-    eight = changed(MINIMAL, layout="8xT4", iteration=Interval(1.0, 1.0, 1.0), added_seconds=0.6)
+    alone = with_values(MINIMAL, iteration=Interval(0.4, 0.4, 0.4))
+    four = with_values(MINIMAL, layout="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1)
+    eight = with_values(MINIMAL, layout="8xT4", iteration=Interval(1.0, 1.0, 1.0), added_seconds=0.6)
     (waits,) = links_note(of(alone, four, eight))
     assert waits == "Several GPUs: share of a step spent waiting for other GPUs: 20 % (4xT4), 60 % (8xT4)."
     (samples,) = replicas_note(of(alone, four, eight))
     assert samples.endswith("each replica processes the recorded number of samples. That leaves fewer steps.")
-    whole = changed(eight, iterations=125, samples_per_iteration=128)
+    whole = with_values(eight, iterations=125, samples_per_iteration=128)
     (counted,) = replicas_note(of(alone, four, whole))
     assert counted.endswith("That leaves fewer steps: 125 of 128 samples (8xT4).")
     assert list(replicas_note(of(alone))) == []
@@ -224,8 +226,8 @@ def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> Non
 
 def test_several_gpus_that_lack_memory_are_sent_to_the_search() -> None:
     short = {"memory_fit": "exceeds", "memory_free_bytes": -2.0 * GIBIBYTE}
-    (alone,) = large_note(of(changed(MINIMAL, **short)))
-    (many,) = large_note(of(changed(MINIMAL, **short), changed(MINIMAL, layout="8xT4", **short)))
+    (alone,) = large_note(of(with_values(MINIMAL, **short)))
+    (many,) = large_note(of(with_values(MINIMAL, **short), with_values(MINIMAL, layout="8xT4", **short)))
     assert alone.endswith("`lightning-predict trace memory` shows what fills the memory and what would help.")
     assert many.endswith(
         "8xT4 lacks at least 2.00 GiB. `lightning-predict trace memory` shows what fills the memory and what "
@@ -261,7 +263,7 @@ shares = st.fixed_dictionaries(
 seconds = st.floats(min_value=1e-6, max_value=1e6)
 totals = st.floats(min_value=0, max_value=1e9)
 predictions_of_any_size = st.builds(
-    changed,
+    with_values,
     st.sampled_from([MINIMAL, T4, H100, K80]),
     gpu=st.from_regex(r"[A-Za-z0-9.-]{1,30}", fullmatch=True),
     iteration=st.builds(Interval, seconds, seconds, seconds),
@@ -333,30 +335,32 @@ def test_every_price_is_given_with_its_source_and_date() -> None:
 
 def test_one_price_for_several_gpus_is_given_once() -> None:
     one_price = Predictions(
-        tuple(changed(T4, gpu=name, offer="user (2026-11-21)", usd_per_hour=1.0) for name in ("T4", "L4"))
+        tuple(with_values(T4, gpu=name, offer="user (2026-11-21)", usd_per_hour=1.0) for name in ("T4", "L4"))
     )
     assert "Prices: T4, L4 $1.00/h, user (2026-11-21)." in plain_table(one_price, verbose=True)
 
 
 def test_a_price_without_a_source_says_so() -> None:
-    assert "T4 $0.35/h, source not stated." in plain_table(Predictions((changed(T4, offer=None),)), verbose=True)
+    assert "T4 $0.35/h, source not stated." in plain_table(Predictions((with_values(T4, offer=None),)), verbose=True)
 
 
 def test_a_note_of_some_names_them_and_a_note_of_all_does_not() -> None:
-    noted = tuple(changed(MINIMAL, gpu=name, notes=details(("same", f"only {name}"))) for name in ("L4", "A10"))
+    noted = tuple(with_values(MINIMAL, gpu=name, notes=details(("same", f"only {name}"))) for name in ("L4", "A10"))
     assert plain_table(Predictions(noted), verbose=True).endswith("\nsame\nL4: only L4\nA10: only A10")
 
 
 def test_a_method_without_an_explanation_is_still_named() -> None:
-    text = plain_table(Predictions((changed(MINIMAL, coverage={"new": 0.75, "mlp": 0.25}),)), verbose=True)
+    text = plain_table(Predictions((with_values(MINIMAL, coverage={"new": 0.75, "mlp": 0.25}),)), verbose=True)
     assert "new 75 %, mlp 25 %" in text
     assert "(mlp: a network trained on the operation and dtype; new)" in text
 
 
 def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
-    seen = changed(MINIMAL, layout="T4", coverage={"mlp": 1.0}, extrapolated_share=0.4)
-    partly = changed(MINIMAL, layout="L4", coverage={"mlp": 0.6, "proxy": 0.4}, extrapolated_share=0.6)
-    unseen = [changed(MINIMAL, gpu=name, coverage={"mlp": 1.0}, extrapolated_share=1.0) for name in ("A10G", "GH200")]
+    seen = with_values(MINIMAL, layout="T4", coverage={"mlp": 1.0}, extrapolated_share=0.4)
+    partly = with_values(MINIMAL, layout="L4", coverage={"mlp": 0.6, "proxy": 0.4}, extrapolated_share=0.6)
+    unseen = [
+        with_values(MINIMAL, gpu=name, coverage={"mlp": 1.0}, extrapolated_share=1.0) for name in ("A10G", "GH200")
+    ]
     text = plain_table(Predictions((seen, partly, *unseen)), verbose=True)
     rows = {line.split()[0]: line for line in text.splitlines() if line}
     assert rows["T4"].split()[1] != "†"
@@ -377,7 +381,7 @@ def test_a_gpu_that_a_file_describes_is_marked_however_it_is_timed(tmp_path: Pat
     file = tmp_path / "gpus.toml"
     file.write_text('[gpu.MI300X]\nlike = "H100-SXM-80GB"\nmemory_gib = 192\n', encoding="utf-8")
     (own,) = read_gpus(file)
-    other = replace(changed(MINIMAL, extrapolated_share=0.0), layout=Layout(own))
+    other = replace(with_values(MINIMAL, extrapolated_share=0.0), layout=Layout(own))
     assert "MI300X †" in plain_table(Predictions((other,)))
 
 

@@ -12,7 +12,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.reports.loggers import metrics
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.testing import SMALL_GPU, changed, example_machine, example_prediction, example_trace
+from lightning_predict.testing import SMALL_GPU, example_machine, example_prediction, example_trace, with_values
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 SIZE = 1024
@@ -91,17 +91,17 @@ def test_step_and_loader_multiply_to_the_total() -> None:
 
 def test_the_share_of_the_loader_is_beside_the_bottleneck() -> None:
     step = Interval(0.0150, 0.0150, 0.0150)
-    waiting = changed(example_prediction("T4", iteration=step, device_seconds=0.0150), cycle_seconds=0.0254)
+    waiting = with_values(example_prediction("T4", iteration=step, device_seconds=0.0150), cycle_seconds=0.0254)
     assert "loader 41 %" in str(Predictions((waiting,)))
-    little = changed(waiting, cycle_seconds=0.0180)
+    little = with_values(waiting, cycle_seconds=0.0180)
     assert "device, loader 17 %" in str(Predictions((little,)))
     machine = example_machine("CPU", 0.015, cycle_seconds=0.0254)
-    assert "25.4 ms" in str(Predictions((changed(waiting, cycle_seconds=0.015),), machine=machine))
+    assert "25.4 ms" in str(Predictions((with_values(waiting, cycle_seconds=0.015),), machine=machine))
 
 
 def test_a_total_with_much_besides_its_steps_says_what() -> None:
     total = Interval(200.0, 200.0, 200.0)
-    run = changed(
+    run = with_values(
         example_prediction("T4"),
         total=total,
         iterations=5000,
@@ -112,12 +112,12 @@ def test_a_total_with_much_besides_its_steps_says_what() -> None:
     words = "T4: the total has 1 min 40 s of steps, 1 min of validation, 10.0 s of checkpoints, 30.0 s of pauses"
     assert words in " ".join(str(Predictions((run,))).split())
     assert "the total has" not in str(
-        Predictions((changed(run, training_seconds=185.0, validation_seconds=10.0, checkpoint_seconds=5.0),))
+        Predictions((with_values(run, training_seconds=185.0, validation_seconds=10.0, checkpoint_seconds=5.0),))
     )
 
 
 def test_a_fast_layout_says_how_many_samples_its_loader_must_deliver() -> None:
-    fast = changed(example_prediction("8xT4"), samples_per_second=35_000.0)
+    fast = with_values(example_prediction("8xT4"), samples_per_second=35_000.0)
     words = "8xT4: each machine needs 35,000 samples/s from its loader, whose speed was not measured."
     assert words in " ".join(str(Predictions((fast,))).split())
-    assert "each machine needs" not in str(Predictions((changed(fast, loader_seconds=0.01),)))
+    assert "each machine needs" not in str(Predictions((with_values(fast, loader_seconds=0.01),)))

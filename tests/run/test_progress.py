@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.run.progress import Place, ProgressKeeper, place_in_use, read_progress, write_progress
+from lightning_predict.run.progress import PlanSlot, ProgressKeeper, place_in_use, read_progress, write_progress
 
-PLACE = Place(job="bert", node=1, machine="box", num_gpus=2)
+PLACE = PlanSlot(job="bert", node=1, machine="box", num_gpus=2)
 
 
 def test_it_is_written_once_a_minute_with_the_pace_of_this_process(tmp_path: Path) -> None:

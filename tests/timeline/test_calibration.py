@@ -284,9 +284,9 @@ def in_a_loop(trace: Trace, *, host: float) -> Trace:
     )
     return replace(
         trace,
-        step_seconds=(replay.seconds(own=host, steps=1),),
+        step_seconds=(replay.seconds(host_factor=host, steps=1),),
         host_seconds_unprofiled=(replay.host_seconds(host),),
-        running_step_seconds=replay.seconds(own=host),
+        running_step_seconds=replay.seconds(host_factor=host),
         running_steps=8,
     )
 

@@ -151,10 +151,10 @@ def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor
     replay = RecordedSimulation(trace, own_work(name), HostModel(), recorded_gap(trace))
     read = replace(
         trace,
-        step_seconds=(replay.seconds(own=factor, steps=1),),
+        step_seconds=(replay.seconds(host_factor=factor, steps=1),),
         host_seconds_unprofiled=(replay.host_seconds(factor),),
     )
-    running = replace(read, running_step_seconds=replay.seconds(own=factor), running_steps=8)
+    running = replace(read, running_step_seconds=replay.seconds(host_factor=factor), running_steps=8)
     truth = predict_steps(trace, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(factor))
     for live in (read, running):
         for found, expected in zip(from_readings(name, live), truth, strict=True):

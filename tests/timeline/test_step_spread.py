@@ -30,7 +30,7 @@ MODELS = kernel_models(gpu_names())
 
 def test_the_squares_of_both_parts_add() -> None:
     # ln 0.8 = -0.2231, half of it and 0.3: sqrt(0.1116² + 0.3²) = 0.3201; ln 2 = 0.6931: sqrt(0.3466² + 0.3²) = 0.4584
-    low, high = StepSpread(kept=0.5, log_half_width=0.3).widened(0.8, 2.0)
+    low, high = StepSpread(operations_factor=0.5, log_half_width=0.3).widened(0.8, 2.0)
     assert (low, high) == pytest.approx((math.exp(-0.3201), math.exp(0.4584)), rel=1e-4)
     assert UNCALIBRATED.widened(0.8, 2.0) == pytest.approx((0.8, 2.0))
 
@@ -44,13 +44,13 @@ def test_what_was_wider_stays_wider(low: float, high: float, wider: float) -> No
 
 def test_the_bundled_spread_has_both_parts() -> None:
     spread = bundled_spread()
-    assert 0.25 <= spread.kept < 3
+    assert 0.25 <= spread.operations_factor < 3
     assert 0.02 <= spread.log_half_width < 0.5
 
 
 def test_what_nobody_knows_of_a_gpu_adds_as_a_square() -> None:
     # sqrt(0.3² + 0.4²) = 0.5, and the operations' own ends are not kept.
-    low, high = StepSpread(kept=0.0, log_half_width=0.3).widened(0.8, 2.0, 0.4)
+    low, high = StepSpread(operations_factor=0.0, log_half_width=0.3).widened(0.8, 2.0, 0.4)
     assert (low, high) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
 
 

@@ -195,7 +195,7 @@ def test_sharing_traffic_and_memory_are_those_of_the_model_without_checkpointing
     else:
         assert found[1].communication_seconds > found[0].communication_seconds
     # Parameters, gradients and states are the same; what is not kept saves memory, and nothing else is there.
-    held = [ModelMemory(trace).held(1e9, strategy) for trace in (plain, again)]
-    assert held[0].lasting_bytes == pytest.approx(held[1].lasting_bytes)
+    held = [ModelMemory(trace).unsharded(1e9, strategy) for trace in (plain, again)]
+    assert held[0].persistent_bytes == pytest.approx(held[1].persistent_bytes)
     needed = [one.memory_bytes or 0.0 for one in found]
     assert 0 < needed[1] < needed[0]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import lightning_predict as lp
-from lightning_predict.kernels.corrections import transposed_products
+from lightning_predict.kernels.corrections import transposed_matmuls
 from lightning_predict.tracing.meta_device import with_cuda_strides
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
@@ -142,8 +142,8 @@ def test_a_transposed_factor_is_recorded(device: str) -> None:
         replace(o, arguments={k: v for k, v in o.arguments.items() if k != SECOND_TRANSPOSED}) for o in operations
     ]
     places = [index for index, o in enumerate(operations) if o.name in SECOND_FACTOR_POSITION]
-    assert [index in transposed_products(before) for index in places] == PRODUCTS_TRANSPOSED
-    assert transposed_products(operations) == transposed_products(before)
+    assert [index in transposed_matmuls(before) for index in places] == PRODUCTS_TRANSPOSED
+    assert transposed_matmuls(operations) == transposed_matmuls(before)
 
 
 def test_the_profiler_records_transposed_factors_as_well() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.tracing.older_releases import convolution_arguments, in_todays_words, solved_geometry
+from lightning_predict.tracing.older_releases import convolution_arguments, solved_geometry, with_current_names
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
 
@@ -24,7 +24,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo
     ],
 )
 def test_strides_of_known_networks(image: int, taps: int, result: int, expected: tuple[int, int] | None) -> None:
-    assert solved_geometry(image=image, taps=taps, result=result) == expected
+    assert solved_geometry(image=image, filter_size=taps, result=result) == expected
 
 
 @given(st.integers(1, 64), st.integers(1, 7), st.integers(1, 4), st.integers(0, 6))
@@ -32,7 +32,7 @@ def test_what_is_found_gives_the_result(image: int, taps: int, stride: int, padd
     result = (image + 2 * padding - taps) // stride + 1
     if result < 1 or padding >= taps:
         return
-    found = solved_geometry(image=image, taps=taps, result=result)
+    found = solved_geometry(image=image, filter_size=taps, result=result)
     assert found is not None
     assert math.floor((image + 2 * found[1] - taps) / found[0]) + 1 == result
 
@@ -44,10 +44,10 @@ def tensors(*shapes: tuple[int, ...]) -> tuple[TensorInfo, ...]:
 def test_a_convolution_without_a_backward_pass_takes_what_the_next_operation_reads() -> None:
     convolution = Operation(name="aten::convolution", phase="forward", inputs=tensors((4, 6, 32, 32), (12, 3, 3, 3)))
     norm = Operation(name="aten::cudnn_batch_norm", phase="forward", inputs=tensors((4, 12, 16, 16), (12,)))
-    completed = in_todays_words([convolution, norm])[0]
+    completed = with_current_names([convolution, norm])[0]
     assert completed.arguments["stride"] == [2, 2]
     assert completed.arguments["groups"] == 2  # 6 channels, 3 of them a group
-    assert in_todays_words([convolution])[0] == convolution  # nothing says what came out
+    assert with_current_names([convolution])[0] == convolution  # nothing says what came out
 
 
 def test_arguments_that_are_there_stay() -> None:
@@ -57,7 +57,7 @@ def test_arguments_that_are_there_stay() -> None:
         inputs=tensors((4, 6, 32, 32), (12, 6, 3, 3)),
         arguments={"stride": [1, 1], "padding": [2, 2], "dilation": [2, 2]},
     )
-    assert in_todays_words([own]) == (own,)
+    assert with_current_names([own]) == (own,)
 
 
 def test_a_convolution_of_no_such_result_is_left_alone() -> None:

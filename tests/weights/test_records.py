@@ -15,5 +15,5 @@ def test_a_network_knows_problems_that_agree_in_what_all_trained_ones_had_in_com
     rows = np.zeros((3, len(plain.features)), np.float32)
     rows[:, 0] = [3.0, 3.0 + 1e-6, 3.5]
     rows[:, 1] = [0.0, 50.0, 0.0]  # far outside of what varied: that is clipped, not unknown
-    assert tuned.knows(rows).tolist() == [True, True, False]
-    assert plain.knows(rows).all()
+    assert tuned.matches_constant_features(rows).tolist() == [True, True, False]
+    assert plain.matches_constant_features(rows).all()

@@ -41,7 +41,7 @@ from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
-HARM: Final = 0.98
+MAX_HARMFUL_GAIN: Final = 0.98
 
 
 @fill_in_assumptions
@@ -288,7 +288,7 @@ def _verdict(interval: Interval[float]) -> ChangeVerdict:
     middle = interval.middle
     is_faster = middle > 1
     doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval extends beyond 1
-    if HARM <= middle < WORTH_IT or abs(middle - 1) < doubt:
+    if MAX_HARMFUL_GAIN <= middle < WORTH_IT or abs(middle - 1) < doubt:
         return "noise"
     return "faster" if is_faster else "slower"
 

@@ -19,7 +19,7 @@ from lightning_predict.tracing.data_flow import has_data_flow
 from lightning_predict.tracing.signatures import ATTENTION
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
-_PRODUCTS: Final = frozenset({"aten::bmm", "aten::baddbmm"})
+_MATMULS: Final = frozenset({"aten::bmm", "aten::baddbmm"})
 _MASKS: Final = frozenset({"aten::add", "aten::add_", "aten::masked_fill", "aten::masked_fill_", "aten::where"})
 
 
@@ -75,7 +75,7 @@ def _attentions(trace: Trace) -> list[_WrittenOut]:
                 if is_over is not None:
                     open_ones.remove(one)
                     found += [one] if is_over else []
-        if operation.name in _PRODUCTS and len(operation.outputs[0].shape) == 3:
+        if operation.name in _MATMULS and len(operation.outputs[0].shape) == 3:
             made = operation.outputs[0]
             query, key = operation.inputs[-2:]
             if not any(made.id in one.scores or place in one.places for one in (*open_ones, *found)):
@@ -91,7 +91,7 @@ def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
     Returns:
         True at the second matmul, False if this is not attention, None otherwise.
     """
-    if operation.name in _PRODUCTS:
+    if operation.name in _MATMULS:
         is_second = one.leading is not None and operation.inputs[0].id in one.scores
         if is_second:
             one.value, one.result = operation.inputs[1], operation.outputs[0]
@@ -116,14 +116,14 @@ def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
     assert one.result is not None
     assert one.value is not None
     reads = any(tensor.id in one.scores for tensor in operation.inputs)
-    made, is_product = operation.outputs[0], operation.name in _PRODUCTS
+    made, is_matmul = operation.outputs[0], operation.name in _MATMULS
     # The gradient of the scores is the matmul of the result's gradient and the values. Matmuls that read this gradient
     # or
     # the scores compute the gradients of queries, keys and values.
-    begins = is_product and not reads and any(tensor.id == one.value.id for tensor in operation.inputs)
+    begins = is_matmul and not reads and any(tensor.id == one.value.id for tensor in operation.inputs)
     if reads or (begins and made.elements == one.elements):
         one.backward.append(place)
-        if made.elements == one.elements and not (is_product and reads):
+        if made.elements == one.elements and not (is_matmul and reads):
             one.scores.add(made.id)
 
 

@@ -120,7 +120,7 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
 }
 """Evidence by kind of change and mode. Some keys also contain `mixed` (autocast) or the torch version."""
 
-RUNS_REPEAT: Final = _OF.number("RUNS_REPEAT", "log")
+RUN_REPEATABILITY: Final = _OF.number("RUN_REPEATABILITY", "log")
 
 
 def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
@@ -143,13 +143,13 @@ def calibration_of_runs(measured: Sequence[float], simulated: float) -> Measured
         coverage=1.0,
         power=1.0,
         shift=math.log(gain / simulated),
-        base_half_width=RUNS_REPEAT + spread,
+        base_half_width=RUN_REPEATABILITY + spread,
         half_width_slope=0.0,
         is_own=True,
     )
 
 
-TODAY: Final = (2, 1)
+CHANNELS_LAST_FAST_SINCE: Final = (2, 1)
 """First torch version whose channels-last convolutions are about as fast as in current versions."""
 
 
@@ -169,4 +169,4 @@ def calibration_for(change: Change, trace: Trace) -> MeasuredPairs | None:
 
 def _is_before_today(release: str) -> bool:
     numbers = re.match(r"(\d+)\.(\d+)", release)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) < TODAY
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < CHANNELS_LAST_FAST_SINCE

@@ -5,7 +5,7 @@ only a few scaled steps. The batch must fit with a probability of 97 %. If a lay
 the most memory counts. Example::
 
     found = largest_batches(trace, layouts_of(["L4", "8xH100-SXM-80GB"]))
-    found[0].batch_size, found[0].fit_probability, found[0].even_batch_size
+    found[0].batch_size, found[0].fit_probability, found[0].batch_size_at_50_percent
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.step_predictor import memory_need_of
 from lightning_predict.tracing.trace import Trace
 
-FINENESS: Final = 64
+PRECISION: Final = 64
 """The search stops at a relative precision of 1 / 64. The memory of a sample is not known more precisely."""
 
 LARGEST: Final = 2**40
@@ -42,24 +42,29 @@ class LargestBatch:
         batch_size: Largest number of samples that fits with a probability of 97 %; None if not even 1 sample fits.
         fit_probability: Probability that `batch_size` fits; None without a batch size.
         memory_bytes: Memory that torch's allocator reserves on the GPU that needs the most; None without a batch size.
-        even_batch_size: Largest number of samples that fits with a probability of 50 %; None if not even 1 sample fits.
+        batch_size_at_50_percent: Largest number of samples that fits with a probability of 50 %; None if not even 1
+            sample fits.
     """
 
     layout: str
     batch_size: int | None
     fit_probability: float | None
     memory_bytes: float | None
-    even_batch_size: int | None
+    batch_size_at_50_percent: int | None
 
     @property
     def sentence(self) -> str:
         """Sentence that states the largest batch."""
         if self.batch_size is None or self.fit_probability is None:
-            even = "" if self.even_batch_size is None else f", though {self.even_batch_size:,} fit as predicted"
+            even = (
+                ""
+                if self.batch_size_at_50_percent is None
+                else f", though {self.batch_size_at_50_percent:,} fit as predicted"
+            )
             return (
                 f"Largest batch on the {self.layout}: not even one sample fits with a chance of {FITS_FROM:.0%}{even}."
             )
-        even = f"{self.even_batch_size:,} have an even chance"
+        even = f"{self.batch_size_at_50_percent:,} have an even chance"
         return f"Largest batch on the {self.layout}: {self.batch_size:,} samples ({self.fit_probability:.0%}); {even}."
 
 
@@ -105,7 +110,7 @@ class ScaledMemory:
         if measured is not None:
             derived = step_memory(self._kinds[0].of(self.recorded))
             assert derived is not None  # the step has data flow and a known model
-            own = derived.lasting_bytes + derived.passing_bytes + derived.slack_bytes
+            own = derived.persistent_bytes + derived.temporary_bytes + derived.slack_bytes
             self._correction = measured / own
 
     def at(self, samples: int) -> list[tuple[Trace, StepMemory]]:
@@ -126,7 +131,7 @@ class ScaledMemory:
         return memory_need_of(self.at(samples), layout, strategy)
 
     def _corrected(self, derived: StepMemory) -> StepMemory:
-        total = derived.lasting_bytes + derived.passing_bytes + derived.slack_bytes
+        total = derived.persistent_bytes + derived.temporary_bytes + derived.slack_bytes
         return replace(derived, slack_bytes=derived.slack_bytes + round((self._correction - 1) * total))
 
 
@@ -155,7 +160,7 @@ def _largest(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> Larges
         batch_size=safe,
         fit_probability=None if found is None else found.fit_probability,
         memory_bytes=None if found is None else found.memory_bytes,
-        even_batch_size=even,
+        batch_size_at_50_percent=even,
     )
 
 
@@ -177,7 +182,7 @@ def _bisected(
         if low == 1:
             return None
         low, high = max(low // 2, 1), low
-    while high - low > max(1, low // FINENESS):
+    while high - low > max(1, low // PRECISION):
         middle = _interpolated(low, high, spare_bytes)
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
@@ -187,9 +192,9 @@ def _extrapolated(low: int, high: int, spare_bytes: Callable[[int], float]) -> i
     """Extrapolate linearly to a batch size that does not fit: with a margin, and at most 64 times `high`."""
     left, right = spare_bytes(low), spare_bytes(high)
     if right >= left or high <= low:
-        return FINENESS * high
+        return PRECISION * high
     reached = high + right / (left - right) * (high - low)
-    return min(math.ceil(reached * (1 + 1 / FINENESS)), FINENESS * high)
+    return min(math.ceil(reached * (1 + 1 / PRECISION)), PRECISION * high)
 
 
 def _interpolated(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:

@@ -110,7 +110,9 @@ def _measured_memory(before: Trace, after: Trace) -> Memory:
     ]
     if derived[0] is None or derived[1] is None:
         return after.memory
-    one, other = (each.lasting_bytes + each.passing_bytes + each.slack_bytes for each in derived if each is not None)
+    one, other = (
+        each.persistent_bytes + each.temporary_bytes + each.slack_bytes for each in derived if each is not None
+    )
 
     def scaled(measured: int | None) -> int | None:
         return None if measured is None else round(measured * other / one)

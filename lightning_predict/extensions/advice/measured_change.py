@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MakeStep = Callable[..., Callable[[], object]]
 """Function that creates a step from a batch size, and optionally from the name of a `change`."""
 
-TURNS: Final = 4
+ALTERNATIONS: Final = 4
 """Number of times that each version of the step runs in alternation. The gain's interval is the range over these
 turns."""
 
@@ -114,8 +114,8 @@ def try_change(
     """
     import torch
 
-    if steps < TURNS:
-        raise InvalidArgumentError(f"steps={steps} is too few to take turns; expected {TURNS} or more.")
+    if steps < ALTERNATIONS:
+        raise InvalidArgumentError(f"steps={steps} is too few to take turns; expected {ALTERNATIONS} or more.")
     change_named(name)
     makes_it = "change" in inspect.signature(make_step).parameters
     if not makes_it and name not in _APPLIERS:
@@ -135,7 +135,7 @@ def try_change(
                 _run(side.step)
         turns = [
             tuple(_timed(side, count, clock) for side in (before, after))
-            for count in (steps // TURNS + (turn < steps % TURNS) for turn in range(TURNS))
+            for count in (steps // ALTERNATIONS + (turn < steps % ALTERNATIONS) for turn in range(ALTERNATIONS))
         ]
     gains = sorted(factor * one / other for one, other in turns)
     return ChangeMeasurement(

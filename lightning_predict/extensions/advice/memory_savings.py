@@ -61,7 +61,7 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
             layout,
             needed,
             relative=memory.relative,
-            spare_bytes=lambda: memory.spare_bytes,
+            releasable_bytes=lambda: memory.releasable_bytes,
             context=context_bytes(gpu, release_of(trace.software)),
             reported_bytes=reported_bytes,
         ),

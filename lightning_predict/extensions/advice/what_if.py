@@ -218,7 +218,7 @@ def _scalable(traces: Mapping[int, Trace]) -> Trace | None:
 def _agree(one: StepMemory | None, other: StepMemory | None) -> bool:
     if one is None or other is None:
         return False
-    first, second = (need.lasting_bytes + need.passing_bytes + need.slack_bytes for need in (one, other))
+    first, second = (need.persistent_bytes + need.temporary_bytes + need.slack_bytes for need in (one, other))
     return abs(first / second - 1) <= AGREEMENT
 
 

@@ -112,33 +112,33 @@ class PlacementSearch:
             seconds += math.exp(float(at))
         return seconds
 
-    def pressure(self, load: Load) -> Array:
+    def gpu_seconds(self, load: Load) -> Array:
         """Return the time of each GPU, shape (gpus,): compute time plus its part of the all-to-alls."""
         sent = (self.layout.count - 1) * (load.index_bytes + 2 * load.vector_bytes)  # (gpus,)
         pressure: Array = load.forward_seconds[0] + load.backward_seconds[0] + sent / link_bandwidth(self.layout.gpu)
         return pressure
 
-    def freest(self, load: Load, table_bytes: float) -> int | None:
+    def least_loaded_gpu(self, load: Load, table_bytes: float) -> int | None:
         """Return the least loaded GPU with `table_bytes` of free memory; None without such a GPU."""
         has_room = load.memory_bytes + table_bytes <= self.table_bytes  # (gpus,)
-        return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
+        return int(np.argmin(np.where(has_room, self.gpu_seconds(load), math.inf))) if has_room.any() else None
 
 
-def placed(search: PlacementSearch, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
+def place_whole_tables(search: PlacementSearch, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
     """Place whole tables on GPUs in addition to a load; also return the tables that do not fit.
 
     Placing the slowest tables first balances best. Placing the largest tables first wastes the least memory.
     """
     whole = {index: search.loads[index][WHOLE] for index in indices}
     orders = (
-        sorted(whole, key=lambda index: -float(search.pressure(whole[index]).max())),
+        sorted(whole, key=lambda index: -float(search.gpu_seconds(whole[index]).max())),
         sorted(whole, key=lambda index: -float(whole[index].memory_bytes[0])),
     )
     attempts = []
     for order in orders:
         choices, left, beside = {}, [], load
         for index in order:
-            gpu = search.freest(beside, float(whole[index].memory_bytes[0]))
+            gpu = search.least_loaded_gpu(beside, float(whole[index].memory_bytes[0]))
             if gpu is None:
                 left.append(index)
             else:
@@ -150,7 +150,7 @@ def placed(search: PlacementSearch, indices: Iterable[int], load: Load) -> tuple
     return min(attempts, key=lambda attempt: len(attempt[1]))
 
 
-def seed(search: PlacementSearch) -> Iterable[Choices]:
+def start_plans(search: PlacementSearch) -> Iterable[Choices]:
     """Yield start plans for the mixture: tables that fit are whole, other tables are split over all GPUs.
 
     Small tables are also tried as copies, several at a time, because copies share the latency of one all-reduce.
@@ -163,7 +163,7 @@ def seed(search: PlacementSearch) -> Iterable[Choices]:
             for share in COPIED_SHARES:
                 copied = {i: Assignment(search.tables[i], kind) for i in smallest[: round(share * len(smallest))]}
                 rest = [index for index in smallest if index not in copied]
-                whole, left = placed(search, rest, search.total(copied))
+                whole, left = place_whole_tables(search, rest, search.total(copied))
                 if copied and not left and search.fits(search.total(copied | whole)):
                     yield copied | whole
     for kind in search.kinds:
@@ -172,7 +172,7 @@ def seed(search: PlacementSearch) -> Iterable[Choices]:
         shared: Choices = {}
         while True:
             rest = [index for index in range(len(search.tables)) if index not in shared]
-            whole, left = placed(search, rest, search.total(shared))
+            whole, left = place_whole_tables(search, rest, search.total(shared))
             if not left:
                 break
             shared |= {index: Assignment(search.tables[index], kind) for index in left}
@@ -186,7 +186,7 @@ def improved(search: PlacementSearch, choices: Choices, kinds: Sequence[str]) ->
     load = search.total(choices)
     seconds = search.seconds(load)
     heaviest = sorted(
-        choices, key=lambda index: -max(float(search.pressure(one).max()) for one in search.loads[index].values())
+        choices, key=lambda index: -max(float(search.gpu_seconds(one).max()) for one in search.loads[index].values())
     )
     for _ in range(MAX_PASSES):
         before = seconds
@@ -209,7 +209,7 @@ def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Seq
         if kind != WHOLE:
             yield Assignment(table, kind)
             continue
-        for gpu in np.argsort(search.pressure(without), kind="stable")[:MAX_GPUS].tolist():
+        for gpu in np.argsort(search.gpu_seconds(without), kind="stable")[:MAX_GPUS].tolist():
             yield Assignment(table, WHOLE, gpu)
 
 
@@ -320,7 +320,7 @@ def placement(
     search = PlacementSearch(tuple(tables), loads, chosen, target, room, interconnect)
     found, refused = _of_one_kind(search)
     if len(chosen) > 1:
-        found += [improved(search, start, chosen) for start in (*found, *seed(search))]
+        found += [improved(search, start, chosen) for start in (*found, *start_plans(search))]
     if not found:
         raise InfeasiblePlanError(_what_is_missing(search, state, refused))
     plans: dict[str, ShardingPlan] = {}
@@ -341,7 +341,7 @@ def _of_one_kind(search: PlacementSearch) -> tuple[list[Choices], dict[str, str]
     for kind in search.kinds:
         choices = {index: Assignment(table, kind) for index, table in enumerate(search.tables)}
         if kind == WHOLE:
-            choices, left = placed(search, range(len(search.tables)), empty_load(search.layout.count))
+            choices, left = place_whole_tables(search, range(len(search.tables)), empty_load(search.layout.count))
             if left:
                 refused[kind] = _no_room(search, left)
                 continue

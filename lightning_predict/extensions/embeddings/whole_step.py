@@ -40,7 +40,7 @@ from lightning_predict.distributed.overlap import (
     events_of,
     overlap_transfers,
 )
-from lightning_predict.distributed.single_gpu import PredictionContext, SingleSteps
+from lightning_predict.distributed.single_gpu import PredictionContext, SingleGpuSteps
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.embeddings.loads import KINDS
@@ -171,7 +171,7 @@ class ShardedEmbeddings:
         self._chosen: dict[Layout, ChosenPlan] = {}
 
     def steps(
-        self, single: SingleSteps, steps: Sequence[StepPrediction], layouts: Sequence[Layout]
+        self, single: SingleGpuSteps, steps: Sequence[StepPrediction], layouts: Sequence[Layout]
     ) -> tuple[StepPrediction, ...]:
         """Return the step on each layout, as `layout_steps.on_layouts` does.
 
@@ -194,7 +194,7 @@ class ShardedEmbeddings:
             for step, layout in zip(own, layouts, strict=True)
         )
 
-    def shared(self, single: SingleSteps) -> MultiGpuStep:
+    def shared(self, single: SingleGpuSteps) -> MultiGpuStep:
         """Return the predictor of the step on several GPUs."""
         setting = self._setting
         return MultiGpuStep(
@@ -577,14 +577,14 @@ def _table_launch(name: str, phase: Any, seconds: float, shared: MultiGpuStep) -
 
 
 def _queues(
-    trace: Trace, order: _Order, cutter: StepSplitter, links: Links, plan: ShardingPlan, strategy: Strategy
+    trace: Trace, order: _Order, splitter: StepSplitter, links: Links, plan: ShardingPlan, strategy: Strategy
 ) -> tuple[list[WorkSegment], list[Transfer]]:
     """Return the segments and transfers of a step.
 
     Args:
         trace: The step with the parameters of its dense layers only.
         order: Work of one GPU.
-        cutter: Splits the work into segments.
+        splitter: Splits the work into segments.
         links: Links between the GPUs.
         plan: Sharding plan of the tables.
         strategy: Strategy, for the gradient buckets.
@@ -609,7 +609,7 @@ def _queues(
     if order.update is not None:
         waits[done[order.update]] = last(*_BACKWARD)
         waits[done[order.update + 1]] = len(transfers) - 1 if transfers else None
-    seconds = cutter.segments(cuts)
+    seconds = splitter.segments(cuts)
     segments = []
     for position, each in enumerate(seconds):
         begin = cuts[position - 1] if position else 0

@@ -53,7 +53,7 @@ STEPS: Final = 100
 QUEUED_SECONDS: Final = 1.5
 """Seconds of queued GPU work during which the depth of the launch queue is measured."""
 
-LONG_PRODUCT_SECONDS: Final = 0.008
+LONG_MATMUL_SECONDS: Final = 0.008
 """Minimum duration of a matmul in the queue. When the queue is full, a launch takes as long as one kernel.
 Only a long kernel makes the wait visible."""
 
@@ -232,7 +232,7 @@ def _launch_queue(_left: float) -> dict[str, Any]:
         into = torch.empty_like(matrix)
         with own_stream(device):
             seconds = time_call(lambda: torch.mm(matrix, matrix, out=into), device, replays=3).eager_seconds  # noqa: B023
-        if seconds >= LONG_PRODUCT_SECONDS or side >= LARGEST_SIDE:
+        if seconds >= LONG_MATMUL_SECONDS or side >= LARGEST_SIDE:
             break
         side *= 2
     small = torch.zeros(8, device=device)

@@ -62,7 +62,7 @@ def list_unused(path: str, keys: Iterable[str]) -> None:
         )
 
 
-def batch_words(
+def batch_options(
     *, total: int | None, micro: int | None, accumulated: int | None, path: str, names: tuple[str, str, str]
 ) -> list[str]:
     """Translate the batch sizes of a configuration to options of a strategy, and check that they agree.

@@ -12,7 +12,7 @@ from typing import Any, Final
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel.config_values import (
     AUTO,
-    batch_words,
+    batch_options,
     is_on,
     options_table,
     refused,
@@ -47,7 +47,7 @@ BATCH_KEYS: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "grad
 _USED: Final = frozenset({"zero_optimization", "communication_data_type", *BATCH_KEYS})
 
 
-def words_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
+def options_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
     """Translate DeepSpeed's JSON to options of a strategy.
 
     Raises:
@@ -64,7 +64,7 @@ def words_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
             raise refused(path, f"zero_optimization.{key}", value)
     _refuse_unpredicted(found, path)
     total, micro, accumulated = (whole_if_given(found.get(key), path, key) for key in BATCH_KEYS)
-    words += batch_words(total=total, micro=micro, accumulated=accumulated, path=path, names=BATCH_KEYS)
+    words += batch_options(total=total, micro=micro, accumulated=accumulated, path=path, names=BATCH_KEYS)
     if stage < 2 and zero.get("overlap_comm") is False:
         words.append("overlap_grad_reduce=false")
     exchanged = found.get("communication_data_type")

@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, final
 
-from lightning_predict.distributed.layout_steps import MultiGpuStep, ends_of, exchanged, narrowed_interval
+from lightning_predict.distributed.layout_steps import (
+    MultiGpuStep,
+    ends_of,
+    narrowed_interval,
+    overlap_with_collectives,
+)
 from lightning_predict.distributed.overlap import Ends, Links, OverlapCosts, OverlappedStep, StepSplitter
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions.parallel.groups import data_group, expert_data_group
@@ -65,7 +70,7 @@ class DividedStep:
             self._models_of_blocks[blocks] = split_model(self._shared.trace, needs_blocks=blocks)
         return self._models_of_blocks[blocks]
 
-    def cutter(self, blocks: bool) -> WorkSharder:
+    def sharder(self, blocks: bool) -> WorkSharder:
         """Return the object that splits the model's work over GPUs; argument as in `split`."""
         if blocks not in self._cutters:
             self._cutters[blocks] = WorkSharder(self._shared.trace, self._shared.timed, self.split(blocks), self.clock)
@@ -80,15 +85,15 @@ class DividedStep:
         interconnect: Interconnect,
         overlap_costs: OverlapCosts,
     ) -> StepPrediction:
-        """Return the step on a layout; arguments as in `MultiGpuStep.on`."""
+        """Return the step on a layout; arguments as in `MultiGpuStep.on_layout`."""
         group = data_group(layout, strategy)
         host = self._shared.host(strategy, overlap_costs)
         alike = (_of_stages(strategy), host.factor)
         if alike not in self._stages:
             blocks, own = needs_blocks(strategy), self._shared
-            model, work = self.split(blocks), self.cutter(blocks)
+            model, work = self.split(blocks), self.sharder(blocks)
             self._stages[alike] = model_stages(
-                own.trace, own.timed, own.gpus, host, own.models, strategy, model=model, cutter=work
+                own.trace, own.timed, own.gpus, host, own.models, strategy, model=model, sharder=work
             )
         device_factors = _device_ends(step, strategy) / self._shared.simulated.seconds[row]
         paces = [
@@ -101,7 +106,7 @@ class DividedStep:
         alike_experts = expert_data_group(layout, strategy)
         experts = replace(links, layout=alike_experts.layout, groups_per_node=alike_experts.groups_per_node)
         together = overlapping_micro_batches(strategy, pace.stage.micro_batches)
-        cutter = StepSplitter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
+        splitter = StepSplitter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
         trace = replace(self._shared.trace, parameters=pace.stage.parameters)
         each = pass_micro_batches(
             [float(each_pace.seconds[1]) for each_pace in paces],
@@ -114,8 +119,10 @@ class DividedStep:
         before = list[OverlappedStep]()
         if is_sharded and pace.stage.micro_batches > 1:
             alone = StepSplitter(pace.stage.passes, row, factors, pace.exposed)
-            before = [exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
-        last = exchanged(trace, pace.stage.work, cutter, links, strategy, experts)
+            before = [overlap_with_collectives(trace, pace.stage.pass_work, alone, links, strategy)] * (
+                pace.stage.micro_batches - 1
+            )
+        last = overlap_with_collectives(trace, pace.stage.work, splitter, links, strategy, experts)
         walked = pace.repeated(last, each, before=before, together=together)
         seconds = overlap_costs.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=STRAGGLER_WAIT)
         return model_parallel_step(step, self._shared.work, self._shared.simulated, pace, each, layout, seconds, walked)

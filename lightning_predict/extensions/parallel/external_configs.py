@@ -21,10 +21,16 @@ from typing import Any, Final
 
 from lightning_predict.checked import read_json, read_text, read_toml, read_yaml, shown
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.parallel.config_values import batch_words, list_unused, options_table, refused, whole
-from lightning_predict.extensions.parallel.deepspeed_config import unused_keys, words_of_deepspeed
+from lightning_predict.extensions.parallel.config_values import (
+    batch_options,
+    list_unused,
+    options_table,
+    refused,
+    whole,
+)
+from lightning_predict.extensions.parallel.deepspeed_config import options_of_deepspeed, unused_keys
 from lightning_predict.extensions.parallel.shell_arguments import arguments_of_script
-from lightning_predict.extensions.parallel.yaml_configs import words_of_yaml
+from lightning_predict.extensions.parallel.yaml_configs import options_of_yaml
 
 # --- Command-line arguments
 
@@ -121,7 +127,7 @@ def strategy_of_arguments(text: str) -> str:
                 f"say the sharing as 'fsdp,tensor=8'. Understood are {understood}."
             )
     total, micro = (batches.get(name) for name in _BATCHES)
-    options += batch_words(
+    options += batch_options(
         total=total, micro=micro, accumulated=None, path="arguments", names=(*_BATCHES, "accumulate")
     )
     if any(option.startswith("expert=") for option in options):  # one launch per expert, grouped or not
@@ -227,8 +233,8 @@ def strategy_of_file(path: str) -> str:
     if file.suffix == ".toml":
         return ",".join(_of_torchtitan(found, path))
     if file.suffix != ".json":
-        return ",".join(words_of_yaml(found, path))
-    words = words_of_deepspeed(found, path)
+        return ",".join(options_of_yaml(found, path))
+    words = options_of_deepspeed(found, path)
     list_unused(path, unused_keys(found))
     return ",".join(words)
 
@@ -335,7 +341,7 @@ def strategy_of_object(found: object) -> str:
     names = [parent.__name__ for parent in type(found).__mro__]
     name = names[0]
     if "DeepSpeedStrategy" in names:
-        return ",".join(words_of_deepspeed(getattr(found, "config", None) or {}, name))
+        return ",".join(options_of_deepspeed(getattr(found, "config", None) or {}, name))
     if "FSDPStrategy" in names:
         return ",".join(_of_fsdp(found, name))
     if "ModelParallelStrategy" in names:

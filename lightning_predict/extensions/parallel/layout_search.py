@@ -207,7 +207,7 @@ def _found(
         if need is None:
             return None
         alone = float(need.bytes_on(layout.gpu))
-        return alone if layout.count == 1 else memory_on(memory.held(alone, strategy), layout, strategy)
+        return alone if layout.count == 1 else memory_on(memory.unsharded(alone, strategy), layout, strategy)
 
     tables = _with_shared_tables(step, layout)
     try:

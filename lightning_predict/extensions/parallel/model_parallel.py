@@ -33,7 +33,7 @@ from lightning_predict.extensions.parallel.pipeline_parallel import (
 from lightning_predict.extensions.parallel.recomputation import (
     check_recomputation,
     is_recomputed,
-    recomputed_products,
+    recomputed_matmuls,
     reduced_again,
     with_recomputation,
 )
@@ -88,7 +88,8 @@ class Stage:
         attention_seconds: Time of attention on each GPU model, which overlaps with the context-parallel ring, shape
             (gpus,).
         weight_share: Share of a micro-batch's time that computes weight gradients, shape (gpus,).
-        hand_overs: Number of tensors (activations and gradients) that are sent to neighbouring stages, per micro-batch.
+        sent_tensors: Number of tensors (activations and gradients) that are sent to neighbouring stages, per
+            micro-batch.
         stream_bytes: Size of a tensor that is sent to a neighbouring stage.
         micro_batches: Number of micro-batches per step.
         notes: Notes on assumptions, for the user.
@@ -104,7 +105,7 @@ class Stage:
     ring_bytes: tuple[float, ...]
     attention_seconds: Array
     weight_share: Array
-    hand_overs: int
+    sent_tensors: int
     stream_bytes: float
     micro_batches: int
     notes: tuple[str, ...]
@@ -119,7 +120,7 @@ def model_stages(
     strategy: Strategy,
     *,
     model: SplitModel | None = None,
-    cutter: WorkSharder | None = None,
+    sharder: WorkSharder | None = None,
 ) -> tuple[Stage, ...]:
     """Return the pipeline stages of a model; a single stage without pipeline parallelism."""
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
@@ -143,8 +144,8 @@ def model_stages(
         added=_added_share(strategy, micro_batches * strategy.accumulate),
         sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
     )
-    cutter = cutter or WorkSharder(trace, timed, model, ShapeTimer(gpus, models))
-    timed = cutter.shard(cut)
+    sharder = sharder or WorkSharder(trace, timed, model, ShapeTimer(gpus, models))
+    timed = sharder.shard(cut)
     work = with_recomputation(host_operations(trace, timed, timed.seconds), model, strategy.recompute)
     if strategy.expert_launches:
         work = tuple(launched_by_expert(trace, work, strategy))
@@ -172,7 +173,7 @@ def model_stages(
                 attention_seconds=_attention_seconds(passes, len(gpus)),
                 weight_share=weights,
                 # activations to the next stage, gradients to the previous stage
-                hand_overs=trace.batches
+                sent_tensors=trace.batches
                 * (
                     (strategy.virtual - is_last) + trains * (strategy.virtual - is_first)
                     if strategy.pipeline > 1
@@ -244,7 +245,7 @@ def _messages(
     Recomputation repeats all-reduces of the forward pass in the backward pass.
     """
     sizes: list[list[float]] = [[] for _ in range(max(stage_of, default=0) + 1)]
-    again = recomputed_products(trace, model) if trains else {}
+    again = recomputed_matmuls(trace, model) if trains else {}
     for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
         sizes[stage] += block.reduced_bytes * (2 if trains else 1)
         repeated = reduced_again(block, again.get(block.name, 0))
@@ -414,18 +415,18 @@ class StageTimes:
     exposed: Ends
 
     def repeated(
-        self, last: OverlappedStep, turns: float, *, before: Sequence[OverlappedStep] = (), together: int = 1
+        self, last: OverlappedStep, schedule_length: float, *, before: Sequence[OverlappedStep] = (), together: int = 1
     ) -> OverlappedStep:
         """Return the times of a whole step, from the times of its micro-batches.
 
         Args:
             last: Times of the last micro-batches and the optimizer step, which overlap with communication between
                 replicas.
-            turns: Time of forward and backward of the whole step, in micro-batches.
+            schedule_length: Time of forward and backward of the whole step, in micro-batches.
             before: Earlier micro-batches that overlap with communication between replicas.
             together: Number of micro-batches in `last`.
         """
-        seconds = (turns - together - len(before)) * self.seconds
+        seconds = (schedule_length - together - len(before)) * self.seconds
         walked = [*before, last]
         return OverlappedStep(
             seconds + sum(one.seconds for one in walked),
@@ -509,8 +510,8 @@ def _communication(
         group = expert_group(layout, strategy)
         links = Links(group.layout, interconnect, 1.0, group.groups_per_node)
         seconds = seconds + sum(links.collective("alltoall", stage.routed_bytes), np.zeros(3))
-    if stage.hand_overs:
-        seconds = seconds + stage.hand_overs * send_seconds(stage.stream_bytes, layout, strategy, interconnect)
+    if stage.sent_tensors:
+        seconds = seconds + stage.sent_tensors * send_seconds(stage.stream_bytes, layout, strategy, interconnect)
     if not stage.ring_bytes:
         return seconds, seconds - hidden
     group = context_group(layout, strategy)
@@ -523,8 +524,8 @@ def model_parallel_step(
     step: StepPrediction,
     work: Sequence[HostOperation],
     simulated: SimulatedTimeline,
-    pace: StageTimes,
-    turns: float,
+    slowest_stage: StageTimes,
+    schedule_length: float,
     layout: Layout,
     seconds: Ends,
     walked: OverlappedStep,
@@ -535,13 +536,13 @@ def model_parallel_step(
         step: The step on one GPU.
         work: Operations of the step.
         simulated: Simulation of `work`.
-        pace: Times of a micro-batch in the slowest stage.
-        turns: Time of forward and backward of the whole step, in micro-batches of the slowest stage.
+        slowest_stage: Times of a micro-batch in the slowest stage.
+        schedule_length: Time of forward and backward of the whole step, in micro-batches of the slowest stage.
         layout: The GPUs.
         seconds: Step time, as (low, middle, high).
         walked: Times of the step with communication between replicas.
     """
-    stage, row = pace.stage, pace.row
+    stage, row = slowest_stage.stage, slowest_stage.row
     low, middle, high = seconds.tolist()
     again = stage.micro_batches - 1
     device = stage.whole.active_seconds[row] + again * stage.passes.active_seconds[row]
@@ -549,8 +550,8 @@ def model_parallel_step(
         float(stage.whole.seconds[row] + again * stage.passes.seconds[row]), float(simulated.seconds[row])
     )
     host = stage.whole.host_seconds + again * stage.passes.host_seconds
-    forward = _phase_share(stage.work, work, "forward", row) * turns
-    waiting = turns * float(pace.exposed[1]) / (2 if has_backward(work) else 1)
+    forward = _phase_share(stage.work, work, "forward", row) * schedule_length
+    waiting = schedule_length * float(slowest_stage.exposed[1]) / (2 if has_backward(work) else 1)
     return replace(
         step,
         gpu=layout.name,
@@ -559,9 +560,9 @@ def model_parallel_step(
         host_seconds=step.host_seconds * _ratio(host, simulated.host_seconds),
         forward_seconds=step.forward_seconds * forward + waiting,
         optimizer_seconds=step.optimizer_seconds * _phase_share(stage.work, work, "optimizer", row),
-        verdict=_verdict(step, pace, turns, middle, walked),
+        verdict=_verdict(step, slowest_stage, schedule_length, middle, walked),
         communication_seconds=float(
-            walked.communication_seconds[1] + stage.micro_batches * pace.communication_seconds[1]
+            walked.communication_seconds[1] + stage.micro_batches * slowest_stage.communication_seconds[1]
         ),
         added_seconds=middle - alone,
         notes=(*step.notes, *stage.notes),
@@ -569,7 +570,7 @@ def model_parallel_step(
 
 
 def _verdict(
-    step: StepPrediction, pace: StageTimes, turns: float, seconds: float, walked: OverlappedStep
+    step: StepPrediction, slowest_stage: StageTimes, schedule_length: float, seconds: float, walked: OverlappedStep
 ) -> Verdict | None:
     """Return the bottleneck of a model-parallel step: the largest part of the time of its slowest stage.
 
@@ -578,14 +579,14 @@ def _verdict(
     """
     if step.verdict is None:
         return None
-    stage, row = pace.stage, pace.row
+    stage, row = slowest_stage.stage, slowest_stage.row
     micro_batches = stage.micro_batches
     alone = float(stage.passes.seconds[row])
     is_host = clearly_less(float(stage.passes.active_seconds[row]), stage.passes.host_seconds)
     spent: dict[Bound, float] = {
         "host" if is_host else "device": micro_batches * alone,
-        "links": turns * float(pace.exposed[1]) + float(walked.exposed_seconds[1]),
-        "bubble": (turns - micro_batches) * float(pace.seconds[1]),
+        "links": schedule_length * float(slowest_stage.exposed[1]) + float(walked.exposed_seconds[1]),
+        "bubble": (schedule_length - micro_batches) * float(slowest_stage.seconds[1]),
     }
     bound_by = greatest(spent, spent.__getitem__)
     idle = 1 - micro_batches * float(stage.passes.active_seconds[row]) / seconds

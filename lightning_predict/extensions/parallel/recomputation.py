@@ -36,10 +36,10 @@ _OF: Final = constants_of(__name__)
 CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
 """Name prefixes of operations that compute attention, fused or unfused."""
 
-BACKWARD_PRODUCTS: Final = _OF.count("BACKWARD_PRODUCTS", "matmuls")
+BACKWARD_MATMULS: Final = _OF.count("BACKWARD_MATMULS", "matmuls")
 
 
-def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
+def recomputed_matmuls(trace: Trace, model: SplitModel) -> dict[str, int]:
     """Return the number of linear layers that the recorded backward pass recomputes, by block name."""
     forward, backward = (dict.fromkeys((block.name for block in model.blocks), 0) for _ in range(2))
     for operation in trace.operations:
@@ -50,12 +50,12 @@ def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
             counts = forward if operation.phase == "forward" else backward
             counts[block.name] += sum(problem.operation == "linear" for problem in translate(operation, trace.flags))
     return {
-        name: min(max(backward[name] - BACKWARD_PRODUCTS * count, 0), count) // max(trace.batches, 1)
+        name: min(max(backward[name] - BACKWARD_MATMULS * count, 0), count) // max(trace.batches, 1)
         for name, count in forward.items()
     }
 
 
-PRODUCT_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
+MATMUL_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
 """Names of the matmuls of linear layers. The recomputation `operations` keeps every second result, starting with the
 first."""
 
@@ -72,7 +72,7 @@ def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -
     Raises:
         InvalidArgumentError: The step was already recorded with gradient checkpointing.
     """
-    if recompute != "none" and any(recomputed_products(trace, model).values()):
+    if recompute != "none" and any(recomputed_matmuls(trace, model).values()):
         raise InvalidArgumentError(
             f"strategy: recompute={recompute} of a step that was recorded with activation checkpointing; leave it out, "
             "or record the step without."
@@ -138,7 +138,7 @@ def recomputed_part(operations: Sequence[Named], recompute: Recompute) -> Sequen
     inside = range(core[0], core[-1] + 1) if core else range(0)
     if recompute == "selective":
         return inside
-    products = [index for index, operation in enumerate(operations) if operation.name in PRODUCT_NAMES]
+    products = [index for index, operation in enumerate(operations) if operation.name in MATMUL_NAMES]
     kept = {*products[::2], *inside}
     return [index for index in range(len(operations)) if index not in kept]
 

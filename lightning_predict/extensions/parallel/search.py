@@ -25,7 +25,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel.experts import count_experts
 from lightning_predict.extensions.parallel.model_parallel import needs_blocks, sharing_collectives
 from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, sharing_links
-from lightning_predict.extensions.parallel.recomputation import recomputed_part, recomputed_products, with_recomputation
+from lightning_predict.extensions.parallel.recomputation import recomputed_matmuls, recomputed_part, with_recomputation
 from lightning_predict.extensions.parallel.tensor_parallel import (
     ShardSpec,
     SplitModel,
@@ -291,7 +291,7 @@ def best_strategies(
         on_progress(position, len(bounded))
         if clearly_less(slowest, candidate.bound):
             break
-        found = FoundStrategy(candidate, shared.on(layout, step, row, candidate.strategy, interconnect))
+        found = FoundStrategy(candidate, shared.on_layout(layout, step, row, candidate.strategy, interconnect))
         if not clearly_less(slowest, found.seconds_per_batch):
             best.append(found)
             slowest = sorted([one.seconds_per_batch for one in best] + [math.inf] * wanted)[wanted - 1]
@@ -315,7 +315,7 @@ def _fitting(
         model = None
     blocks = () if model is None else model.blocks
     heads = math.gcd(*(size for block in blocks for size in (block.heads, block.kv_heads))) if blocks else 0
-    recomputes = model is not None and any(recomputed_products(trace, model).values())
+    recomputes = model is not None and any(recomputed_matmuls(trace, model).values())
     is_fused = all(block.ring_bytes > 0 for block in blocks)
     samples = max((trace.samples or 1) // trace.batches, 1)
     length = min((block.tokens for block in blocks), default=1) // samples if is_fused else 1

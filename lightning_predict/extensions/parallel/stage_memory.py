@@ -6,7 +6,7 @@ parallelism divides parameters and activations by the number of GPUs that share 
 (recomputation) keeps fewer activations: full recomputation keeps only a block's input, and selective recomputation
 keeps all tensors outside attention. Example::
 
-    held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # `distributed/memory.py` calls `StageMemory.held`
+    unsharded_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # which calls `StageMemory.unsharded`
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.extensions.parallel.model_parallel import needs_blocks, stage_parameters
 from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, in_flight, micro_batches_of, stages_of
 from lightning_predict.extensions.parallel.recomputation import (
-    PRODUCT_NAMES,
+    MATMUL_NAMES,
     chosen_operations,
     is_recomputed,
-    recomputed_products,
+    recomputed_matmuls,
 )
 from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, TransformerBlock, split_model
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
@@ -50,12 +50,12 @@ class StageMemory:
         self._kept: tuple[_Kept, ...] | None = None
         self._held: dict[tuple[int | None, ...], list[HeldMemory]] = {}
 
-    def held(self, strategy: Strategy, moments: Sequence[tuple[float, float]]) -> HeldMemory:
+    def unsharded(self, strategy: Strategy, candidate_peaks: Sequence[tuple[float, float]]) -> HeldMemory:
         """Predict the memory of the GPU that needs the most memory.
 
         Args:
             strategy: Parallel strategy.
-            moments: Candidate peak times of the unsplit step, each as (temporary bytes, gradient bytes).
+            candidate_peaks: Candidate peak times of the unsplit step, each as (temporary bytes, gradient bytes).
         """
         trace, whole, written = self._memory.trace, self._memory.whole, self._memory.update_bytes
         model = self._split(strategy)
@@ -65,15 +65,16 @@ class StageMemory:
             self._held[key] = [held_by_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
         stages = self._held[key]
         if self._kept is None:
-            is_again = any(recomputed_products(trace, model).values())
+            is_again = any(recomputed_matmuls(trace, model).values())
             self._kept = (*_kept(trace, model), *(_kept_again(trace, model) if is_again else ()))
-        shares = _shares(trace, model, strategy, self._kept, moments[0][0], self._memory.living_bytes)
+        shares = _shares(trace, model, strategy, self._kept, candidate_peaks[0][0], self._memory.living_bytes)
         is_added_up = _micro_batches(trace, strategy) * strategy.accumulate > 1
         held = []
         for own, share in zip(stages, shares, strict=True):
             part = share_of(own.trainable_bytes, whole.trainable_bytes)
             scaled = tuple(
-                (share * size, own.gradient_bytes if is_added_up else part * gradients) for size, gradients in moments
+                (share * size, own.gradient_bytes if is_added_up else part * gradients)
+                for size, gradients in candidate_peaks
             )
             lasting = own.peak_bytes + part * self._memory.copy_bytes
             passes = max(size + gradients - own.gradient_bytes for size, gradients in scaled)
@@ -83,7 +84,7 @@ class StageMemory:
                     peak_bytes=lasting + max(passes, part * written),
                     activation_bytes=scaled[0][0],
                     early_gradient_bytes=scaled[0][1],
-                    moments=scaled,
+                    candidate_peaks=scaled,
                     copy_bytes=part * self._memory.copy_bytes,
                     update_bytes=part * written,
                 )
@@ -123,7 +124,7 @@ def _shares(
     total = 0.0
     for kept in kept_storages:
         size = kept.tensor.size_bytes
-        if kept.is_again and kept.block is not None:
+        if kept.is_in_recomputed_block and kept.block is not None:
             recorded_again[kept.block] = recorded_again.get(kept.block, 0.0) + size
         else:
             total += size
@@ -136,8 +137,8 @@ def _shares(
         own = size / (strategy.tensor if is_shared else 1) * (strategy.capacity if kept.is_expert else 1.0)
         is_again = kept.position is not None and is_recomputed(kept.position, strategy.recompute)
         if strategy.recompute in ("selective", "operations"):
-            is_again = kept.is_core if strategy.recompute == "selective" else kept.is_passing
-        if kept.block is not None and (is_again or kept.is_again):
+            is_again = kept.is_attention if strategy.recompute == "selective" else kept.is_recomputed_by_operations
+        if kept.block is not None and (is_again or kept.is_in_recomputed_block):
             again[kept.block] = again.get(kept.block, 0.0) + own
         else:
             sizes[0 if kept.position is None else stage_of[kept.position]] += own
@@ -188,9 +189,11 @@ class _Kept:
         position: Index of the block that wrote the storage, or of the preceding block; None before the first block.
         block: Name of the block that wrote the storage; None outside blocks.
         is_split: Whether tensor parallelism splits the storage.
-        is_core: Whether attention wrote the storage.
-        is_passing: Whether the recomputation `operations` repeats the operation that wrote the storage.
-        is_again: Whether the backward pass recomputes the storage, so that it exists only for one block at a time.
+        is_attention: Whether attention wrote the storage.
+        is_recomputed_by_operations: Whether the recomputation `operations` repeats the operation that wrote the
+            storage.
+        is_in_recomputed_block: Whether the backward pass recomputes the storage, so that it exists only for one block
+            at a time.
         is_expert: Whether an expert wrote the storage, for the tokens that were routed to this expert.
         is_gathered: Whether matmuls of the block read the whole tensor. With sequence parallelism, the gathered tensor
             is then kept for the backward pass, as in torch's DTensor, unless `Strategy.gather_again` is set.
@@ -200,9 +203,9 @@ class _Kept:
     position: int | None
     block: str | None
     is_split: bool
-    is_core: bool
-    is_passing: bool = False
-    is_again: bool = False
+    is_attention: bool
+    is_recomputed_by_operations: bool = False
+    is_in_recomputed_block: bool = False
     is_expert: bool = False
     is_gathered: bool = False
 
@@ -218,9 +221,7 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
     multiplied = {
         tensor.id
         for operation in trace.operations
-        if operation.phase == "forward"
-        and operation.name in PRODUCT_NAMES
-        and model.block(operation.module) is not None
+        if operation.phase == "forward" and operation.name in MATMUL_NAMES and model.block(operation.module) is not None
         for tensor in operation.inputs
     }
     met = set[int | None](computed_again(trace.operations))
@@ -294,7 +295,7 @@ def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
                 met.add(tensor.id)
                 position = model.positions[block.name]
                 is_split = model.is_split(tensor.shape, block)
-                yield _Kept(tensor, position, block.name, is_split, is_core=False, is_again=True)
+                yield _Kept(tensor, position, block.name, is_split, is_attention=False, is_in_recomputed_block=True)
 
 
 def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) -> set[int | None]:

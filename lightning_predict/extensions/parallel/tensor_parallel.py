@@ -474,8 +474,8 @@ class WorkSharder:
         clock: Times the parts.
     """
 
-    def __init__(self, trace: Trace, timed: WorkTimes, model: SplitModel, clock: ShapeTimer) -> None:
-        self._trace, self._timed, self._model, self._clock = trace, timed, model, clock
+    def __init__(self, trace: Trace, timed: WorkTimes, model: SplitModel, timer: ShapeTimer) -> None:
+        self._trace, self._timed, self._model, self._timer = trace, timed, model, timer
         kinds: dict[TransformerBlock | None, int] = {None: 0}
         first: dict[tuple[object, ...], int] = {}
         self._first: list[WorkItem] = []
@@ -498,34 +498,34 @@ class WorkSharder:
                 self._uses.append(own_uses)
             self._alike[index] = first[key]
 
-    def shard(self, cut: ShardSpec) -> WorkTimes:
+    def shard(self, spec: ShardSpec) -> WorkTimes:
         """Return the work of one GPU for one micro-batch and the optimizer step."""
         model, operations = self._model, self._trace.operations
-        model.check(cut.tensor)
-        if cut.context > 1:
-            model.check_context(cut.context)
-        if cut.fp8 is not None:
-            for gpu in self._clock.gpus:
+        model.check(spec.tensor)
+        if spec.context > 1:
+            model.check_context(spec.context)
+        if spec.fp8 is not None:
+            for gpu in self._timer.gpus:
                 compute_dtype_on("float8", gpu)
-        whole = self._clock.shape_seconds([item.problems for item in self._first])
+        whole = self._timer.shape_seconds([item.problems for item in self._first])
         least = whole
-        for degree in _degrees(model, cut.tensor):
-            smaller = replace(cut, tensor=degree)
-            found = self._clock.shape_seconds(
+        for degree in _degrees(model, spec.tensor):
+            smaller = replace(spec, tensor=degree)
+            found = self._timer.shape_seconds(
                 [
                     _part_of(self._trace, item, model, smaller, uses)
                     for item, uses in zip(self._first, self._uses, strict=True)
                 ]
             )
-            least = found if cut.fp8 is not None else np.minimum(least, found)
+            least = found if spec.fp8 is not None else np.minimum(least, found)
         first = [(operations[item.operations[0]], item) for item in self._first]
-        least = least * np.array([_factor(each, item, model.block(each.module), cut) for each, item in first])
+        least = least * np.array([_factor(each, item, model.block(each.module), spec) for each, item in first])
         each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)  # (gpus, distinct items)
         share = each[:, self._alike]  # (gpus, items)
         return replace(self._timed, interval=self._timed.interval.scaled(share))
 
 
-def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None, cut: ShardSpec) -> float:
+def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None, spec: ShardSpec) -> float:
     """Return a factor on the predicted time of a GPU's part of an operation.
 
     The factor covers ring attention, which is split evenly, experts with more tokens than in balanced routing, and
@@ -533,10 +533,10 @@ def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None
     """
     factor = 1.0
     if any(problem.operation in FUSED_ATTENTION for problem in item.problems):
-        factor /= cut.context
-    if cut.capacity > 1 and experts_module(operation.module) is not None:
-        factor *= cut.capacity
-    if cut.fp8 == "rowwise" and block is not None and any(_is_product(one, operation) for one in item.problems):
+        factor /= spec.context
+    if spec.capacity > 1 and experts_module(operation.module) is not None:
+        factor *= spec.capacity
+    if spec.fp8 == "rowwise" and block is not None and any(_is_matmul(one, operation) for one in item.problems):
         factor *= ROWWISE_TIME
     return factor
 
@@ -568,30 +568,30 @@ def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
 
 
 def _part_of(
-    trace: Trace, item: WorkItem, model: SplitModel, cut: ShardSpec, uses: Sequence[int]
+    trace: Trace, item: WorkItem, model: SplitModel, spec: ShardSpec, uses: Sequence[int]
 ) -> tuple[OperationShape, ...]:
     operation = trace.operations[item.operations[0]]
     if operation.phase == "optimizer":
-        return tuple(scaled(problem, cut.updated) for problem in item.problems)
+        return tuple(scaled(problem, spec.updated) for problem in item.problems)
     if operation.phase == "other":
         return item.problems
     block = model.block(operation.module)
     found, shares = list[OperationShape](), iter(1 / count for count in uses)
     for problem in item.problems:
-        part = part_of(problem, operation, model, block, cut)
-        is_product = _is_product(problem, operation)
-        is_gradient = is_product and _is_gradient(problem, operation, model, block)
-        if cut.fp8 is not None and block is not None and is_product:
+        part = part_of(problem, operation, model, block, spec)
+        is_matmul = _is_matmul(problem, operation)
+        is_gradient = is_matmul and _is_gradient(problem, operation, model, block)
+        if spec.fp8 is not None and block is not None and is_matmul:
             left, right = next(shares), next(shares)
-            found += _in_float8(part, cut.fp8, left, right if is_gradient else right * cut.cast)
+            found += _in_float8(part, spec.fp8, left, right if is_gradient else right * spec.cast)
         else:
             found.append(part)
-        if is_gradient and cut.added:
-            found.append(_added(part, cut))
+        if is_gradient and spec.added:
+            found.append(_added(part, spec))
     return tuple(found)
 
 
-def _added(gradient: OperationShape, cut: ShardSpec) -> OperationShape:
+def _added(gradient: OperationShape, spec: ShardSpec) -> OperationShape:
     """Return the additional work of accumulating a weight gradient instead of writing it.
 
     The accumulated gradient is read and written in its own dtype. In torch, a separate kernel also reads the new
@@ -599,8 +599,8 @@ def _added(gradient: OperationShape, cut: ShardSpec) -> OperationShape:
     """
     batches, m, n, _ = gradient.dims
     written = COMPUTE_BYTES[gradient.dtype]
-    own = written if cut.sum_bytes is None else cut.sum_bytes
-    elements = cut.added * batches * m * n
+    own = written if spec.sum_bytes is None else spec.sum_bytes
+    elements = spec.added * batches * m * n
     return OperationShape("transfer", "float32", (elements * own, elements * (own - written), elements))
 
 
@@ -616,7 +616,7 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     """Return the storage ids of both operands of each matmul of an item that can run in float8."""
     found = list[int | None]()
     for problem in item.problems:
-        if _is_product(problem, operation):
+        if _is_matmul(problem, operation):
             batches, m, n, k = problem.dims
             sizes = batches * m * k, batches * n * k
             orders = operation.inputs, operation.inputs[::-1]
@@ -627,7 +627,7 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def _is_product(problem: OperationShape, operation: Operation) -> bool:
+def _is_matmul(problem: OperationShape, operation: Operation) -> bool:
     """Return whether an operation of a block can run in float8: a linear layer, or a batched matmul of experts."""
     return problem.operation == "linear" or (
         problem.operation == "bmm" and experts_module(operation.module) is not None
@@ -649,55 +649,55 @@ def _in_float8(problem: OperationShape, scales: Float8, left: float, right: floa
 
 
 def part_of(
-    problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None, cut: ShardSpec
+    problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None, spec: ShardSpec
 ) -> OperationShape:
     """Return one GPU's part of an operation."""
     if problem.operation == "linear":
-        return _linear(problem, operation.phase, model, block, cut)
+        return _linear(problem, operation.phase, model, block, spec)
     if problem.operation == "bmm" and experts_module(operation.module) is not None:
-        return _of_experts(problem, _is_gradient(problem, operation, model, block), block, cut)
+        return _of_experts(problem, _is_gradient(problem, operation, model, block), block, spec)
     if problem.operation == "bmm":
-        return _divide(problem, {"b": cut.micro_batches * (1 if block is None else cut.tensor)})
+        return _divide(problem, {"b": spec.micro_batches * (1 if block is None else spec.tensor)})
     if problem.operation in FUSED_ATTENTION:
-        return _divide(problem, {"batch": cut.micro_batches, "heads": cut.tensor, "kv_heads": cut.tensor})
+        return _divide(problem, {"batch": spec.micro_batches, "heads": spec.tensor, "kv_heads": spec.tensor})
     if problem.operation == "embedding":
-        return _divide(problem, {"rows": cut.rows})
+        return _divide(problem, {"rows": spec.rows})
     if "batch" in operation_spec(problem.operation).shape:
-        return _divide(problem, {"batch": cut.micro_batches})
+        return _divide(problem, {"batch": spec.micro_batches})
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
     if not tensors:
         return problem
     largest = max(tensors, key=lambda tensor: tensor.elements)
-    is_shared = model.is_split(largest.shape, block) or (cut.sequence and block is not None)
-    share = 1 / cut.tensor if is_shared else 1.0
+    is_shared = model.is_split(largest.shape, block) or (spec.sequence and block is not None)
+    share = 1 / spec.tensor if is_shared else 1.0
     of_batch = _batch_share(tensors, model)
-    return scaled(problem, share * (1 - of_batch + of_batch / cut.rows))
+    return scaled(problem, share * (1 - of_batch + of_batch / spec.rows))
 
 
 def _linear(
-    problem: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None, cut: ShardSpec
+    problem: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None, spec: ShardSpec
 ) -> OperationShape:
     """Return one GPU's part of a linear layer's matmul, including the weight gradient."""
     _, m, n, k = problem.dims
     is_gradient = is_weight_gradient(problem, phase, model, block)
     rows, sides = ("k", {"n": n, "m": m}) if is_gradient else ("m", {"n": n, "k": k})
-    divisors = {rows: cut.rows}
+    divisors = {rows: spec.rows}
     if block is None:
         split = next((word for word, size in sides.items() if size == model.vocabulary), None)
     else:
         split = max(sides, key=lambda word: sides[word] * (sides[word] != block.hidden))
-    return _divide(problem, divisors if split is None else divisors | {split: cut.tensor})
+    return _divide(problem, divisors if split is None else divisors | {split: spec.tensor})
 
 
 def _of_experts(
-    problem: OperationShape, is_gradient: bool, block: TransformerBlock | None, cut: ShardSpec
+    problem: OperationShape, is_gradient: bool, block: TransformerBlock | None, spec: ShardSpec
 ) -> OperationShape:
     """Return one GPU's part of a grouped matmul: its experts, the tokens of all groups, part of the inner width."""
     sizes = problem.shape
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
     inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
-    shared = _divide(problem, {"b": cut.expert, rows: cut.rows, inner: cut.tensor})
-    return replace(shared, dims=tuple((shared.shape | {rows: shared.shape[rows] * cut.expert}).values()))
+    shared = _divide(problem, {"b": spec.expert, rows: spec.rows, inner: spec.tensor})
+    return replace(shared, dims=tuple((shared.shape | {rows: shared.shape[rows] * spec.expert}).values()))
 
 
 def _is_gradient(

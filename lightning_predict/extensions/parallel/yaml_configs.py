@@ -13,7 +13,7 @@ from typing import Any, Final
 from lightning_predict.checked import read_json
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel.config_values import (
-    batch_words,
+    batch_options,
     is_on,
     list_unused,
     options_table,
@@ -21,7 +21,7 @@ from lightning_predict.extensions.parallel.config_values import (
     whole,
     whole_if_given,
 )
-from lightning_predict.extensions.parallel.deepspeed_config import words_of_deepspeed
+from lightning_predict.extensions.parallel.deepspeed_config import options_of_deepspeed
 from lightning_predict.gpus.records import DTYPE_WORDS
 
 FSDP_SHARDING: Final[Mapping[str, str]] = {
@@ -56,7 +56,7 @@ _USED: Final = frozenset(
 """Keys that the functions below read."""
 
 
-def words_of_yaml(found: Mapping[str, Any], path: str) -> list[str]:
+def options_of_yaml(found: Mapping[str, Any], path: str) -> list[str]:
     """Translate a YAML configuration to options of a strategy; its keys determine the project.
 
     Raises:
@@ -132,7 +132,7 @@ def _of_accelerates_deepspeed(own: Mapping[str, Any], path: str) -> list[str]:
     zero: dict[str, Any] = {"stage": own.get("zero_stage", 2)}
     for name in ("offload_optimizer", "offload_param"):
         zero[name] = {"device": own.get(f"{name}_device", "none")}
-    return words_of_deepspeed(
+    return options_of_deepspeed(
         {"zero_optimization": zero, "gradient_accumulation_steps": own.get("gradient_accumulation_steps", "auto")}, path
     )
 
@@ -148,7 +148,7 @@ def _of_deepspeed_file(name: str, path: str) -> list[str]:
     if file is None:
         raise InvalidArgumentError(f"strategy={path!r} names {name}, which is neither beside it nor in a folder above.")
     found = read_json(file, InvalidArgumentError).mapping()
-    return words_of_deepspeed(found, str(file))
+    return options_of_deepspeed(found, str(file))
 
 
 def _of_trainer(found: Mapping[str, Any], path: str) -> list[str]:
@@ -157,7 +157,7 @@ def _of_trainer(found: Mapping[str, Any], path: str) -> list[str]:
     micro = whole_if_given(found.get(micro_key), path, micro_key)
     accumulated = whole_if_given(found.get("gradient_accumulation_steps"), path, "gradient_accumulation_steps")
     names = ("train_batch_size", micro_key, "gradient_accumulation_steps")
-    batches = batch_words(total=None, micro=micro, accumulated=accumulated, path=path, names=names)
+    batches = batch_options(total=None, micro=micro, accumulated=accumulated, path=path, names=names)
     degrees = _degrees(found, path)
     if is_on(found.get("fp8")):
         raise refused(path, "fp8", found["fp8"])
@@ -207,7 +207,7 @@ def _merged(words: list[str], batches: list[str]) -> list[str]:
 def _of_neox(found: Mapping[str, Any], path: str) -> list[str]:
     """Translate gpt-neox's YAML: DeepSpeed's keys and Megatron's degrees."""
     own = {key: value for key, value in found.items() if key not in ("pipeline", "activation_checkpointing")}
-    words = words_of_deepspeed(own, path)
+    words = options_of_deepspeed(own, path)
     tensor = whole(found.get("model_parallel_size", 1), path, "model-parallel-size")
     pipeline = whole(found.get("pipe_parallel_size") or 1, path, "pipe-parallel-size")
     words += [f"tensor={tensor}"] * (tensor > 1)

@@ -32,7 +32,7 @@ from lightning_predict.extensions.planning.problem import (
     Segment,
 )
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
-from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRESS_PREFIX, Place
+from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRESS_PREFIX, PlanSlot
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 SCHEDULE: Final = "schedule.txt"
@@ -269,7 +269,7 @@ def _mounted(name: str) -> str:
 def segment_environment(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of a segment: checkpoint folder, progress file and placement."""
     configuration = segment.placement.configuration
-    place = Place(
+    place = PlanSlot(
         job=segment.job,
         node=segment.placement.node,
         machine=configuration.machine,

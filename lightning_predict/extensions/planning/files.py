@@ -70,7 +70,7 @@ from lightning_predict.extensions.planning.validation import check_problem, chec
 from lightning_predict.gpus.user_gpus import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.run.history import read_history
-from lightning_predict.run.progress import PROGRESS_PREFIX, Place, Progress, read_progress
+from lightning_predict.run.progress import PROGRESS_PREFIX, PlanSlot, Progress, read_progress
 from lightning_predict.units import hours_to_seconds
 
 DEADLINE_PROBABILITY: Final = 0.9
@@ -243,7 +243,7 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> P
         InvalidArgumentError: A file is damaged, or the state contradicts the problem.
     """
     jobs = {job.name: job for job in problem.jobs}
-    found: dict[str, tuple[Progress, Place]] = {}
+    found: dict[str, tuple[Progress, PlanSlot]] = {}
     began = math.inf
     for path in sorted(folder.rglob(f"{PROGRESS_PREFIX}*.json")):
         one = read_progress(path)

@@ -239,7 +239,7 @@ def _data(regression: EndToEndRegression, table: RunTable, estimates: Sequence[R
         "coefficients": {term.name: value for term, value in terms},
         "ranges": json_value(regression.ranges),
         "mean_error": regression.mean_error,
-        "left_out_error": regression.left_out_error,
+        "left_out_error": regression.cross_validation_error,
         "predictions": [
             json_value(one) | {"notes": [outside.note for outside in one.extrapolations]} for one in estimates
         ],
@@ -248,7 +248,7 @@ def _data(regression: EndToEndRegression, table: RunTable, estimates: Sequence[R
 
 
 def _text(regression: EndToEndRegression, table: RunTable, estimates: Sequence[RunEstimate]) -> str:
-    left_out = regression.left_out_error
+    left_out = regression.cross_validation_error
     errors = f"Mean error: {_percent(regression.mean_error)} on these runs"
     if left_out is not None:
         errors += f", {_percent(left_out)} on runs left out of the fit (a tenth at a time)"

@@ -119,25 +119,25 @@ class Extrapolation:
     """
 
     variable: Variable
-    asked: float
+    requested_value: float
     lowest: float
     highest: float
 
     @property
     def factor(self) -> float | None:
         """Value divided by the nearest end of the range: above 1 beyond the maximum; None if this end is 0."""
-        nearest = self.highest if self.asked > self.highest else self.lowest
-        return self.asked / nearest if nearest else None
+        nearest = self.highest if self.requested_value > self.highest else self.lowest
+        return self.requested_value / nearest if nearest else None
 
     @property
     def note(self) -> str:
         """Text that states how far the value is outside the past runs."""
-        is_above = self.asked > self.highest
+        is_above = self.requested_value > self.highest
         nearest = self.highest if is_above else self.lowest
         kind = "largest" if is_above else "smallest"
         kind = "only one" if self.lowest == self.highest else kind
         times = "beyond" if self.factor is None else f"{self.factor:.3g} times"
-        return f"{WORDS[self.variable]} {self.asked:g} is {times} the {kind} of the past runs ({nearest:g})"
+        return f"{WORDS[self.variable]} {self.requested_value:g} is {times} the {kind} of the past runs ({nearest:g})"
 
 
 @final
@@ -188,8 +188,8 @@ class EndToEndRegression:
         coefficients: Coefficients of the terms, in seconds per iteration per unit of the term, shape (terms,).
         ranges: Minimum and maximum of every variable over the runs.
         mean_error: Mean of |fitted / actual - 1| over the runs.
-        left_out_error: Mean of |predicted / actual - 1| in cross-validation, which selects terms in each fold; None
-            with too few runs.
+        cross_validation_error: Mean of |predicted / actual - 1| in cross-validation, which selects terms in each fold;
+            None with too few runs.
         notes: Notes about excluded variables.
         residual_variance: Mean square of the relative (or absolute) residuals of the fit or the cross-validation,
             whichever is larger.
@@ -206,7 +206,7 @@ class EndToEndRegression:
     coefficients: Array
     ranges: Mapping[Variable, tuple[float, float]]
     mean_error: float
-    left_out_error: float | None
+    cross_validation_error: float | None
     notes: tuple[str, ...]
     residual_variance: float
     degrees_of_freedom: int
@@ -249,7 +249,7 @@ class EndToEndRegression:
                     else f"The past runs of {self.model} have {variable}={low:g}; give it for the run to predict, too."
                 )
             if not low <= value <= high:
-                found.append(Extrapolation(variable=variable, asked=value, lowest=low, highest=high))
+                found.append(Extrapolation(variable=variable, requested_value=value, lowest=low, highest=high))
         return tuple(found)
 
     def predict(self, setting: RunSetting) -> RunEstimate:
@@ -383,7 +383,7 @@ def fit_regression(
     residuals = errors if options.relative else errors * [run.seconds_per_iteration for run in chosen]
     return replace(
         regression,
-        left_out_error=float(np.abs(errors).mean()),
+        cross_validation_error=float(np.abs(errors).mean()),
         # The residuals of the fit underestimate the error, because terms were selected to make residuals small.
         residual_variance=max(regression.residual_variance, float((residuals**2).mean())),
     )
@@ -444,7 +444,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
             ).items()
         },
         mean_error=float(np.abs(estimator.predict(matrix / scales) / target - 1).mean()),
-        left_out_error=None,
+        cross_validation_error=None,
         notes=(*notes, *_left_out(known, varying, zero, columns), *_unused(varying, [terms[i] for i in kept])),
         residual_variance=estimator.residual_variance_,
         degrees_of_freedom=estimator.degrees_of_freedom_,

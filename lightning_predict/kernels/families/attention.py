@@ -58,7 +58,7 @@ _DEFAULTS: dict[str, float | str] = {**_DEFAULTS_WITHOUT_MASK, "causal": 0}
 FUSED_ATTENTION: Final = ("attention", "attention_backward", "causal_attention", "causal_attention_backward")
 """Names of attention operations that run as one kernel, forward and backward."""
 
-BACKWARD_PRODUCTS = 2.5
+BACKWARD_MATMULS = 2.5
 """Number of matmuls in the backward pass over the forward pass: five against two."""
 
 
@@ -203,7 +203,7 @@ def _is_single(problem: OperationShape) -> bool:
 SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, supports=_is_single)
 
 
-def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Split attention into two batched matmuls. The softmax between them is fused."""
     w = problem.shape
     b = w["batch"] * w["heads"]
@@ -272,14 +272,14 @@ register(
         writes=_queries,
         network_specs=(ATTENTION,),
         formula=SINGLE_ATTENTION,
-        surrogate=_as_products,
+        surrogate=_as_matmuls,
     ),
     OperationSpec(
         name="attention_backward",
         shape=_SHAPE,
         defaults=_DEFAULTS,
         units="tensor",
-        flops=lambda c: BACKWARD_PRODUCTS * _flops(c),
+        flops=lambda c: BACKWARD_MATMULS * _flops(c),
         reads=_read_backward,
         writes=_gradients,
         formula=SINGLE_ATTENTION,
@@ -301,7 +301,7 @@ register(
         shape=_SHAPE[:-1],
         defaults=_DEFAULTS_WITHOUT_MASK,
         units="tensor",
-        flops=lambda c: BACKWARD_PRODUCTS * _flops(_under_a_mask(c)),
+        flops=lambda c: BACKWARD_MATMULS * _flops(_under_a_mask(c)),
         reads=_read_backward,
         writes=_gradients,
         surrogate=_without_a_mask,

@@ -67,7 +67,7 @@ from lightning_predict.kernels.roofline import (
     tf32_ratio,
     with_sustained_peaks,
 )
-from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
+from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype, is_complex
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import convolution_interval
@@ -137,7 +137,7 @@ WINOGRAD_TILES: Final = ((32, 128), (64, 64), (128, 64), (128, 128))
 """Output tiles (squares x channels) of the matmuls in an unfused Winograd."""
 
 
-def _implicit_product(operation: str, c: Columns) -> tuple[Array, Array, Array]:
+def _implicit_matmul(operation: str, c: Columns) -> tuple[Array, Array, Array]:
     """Return rows, columns and depth of the matmul of one group, each of shape (problems,)."""
     taps = c["kernel_height"] * c["kernel_width"]
     in_channels, out_channels = c["in_channels"] / c["groups"], c["out_channels"] / c["groups"]
@@ -215,7 +215,7 @@ def convolution_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeature
     filters may also use Winograd, on output squares of 2 x 2 or 4 x 4.
     """
     c = batch.columns
-    rows, cols, depth = _implicit_product(batch.operation, c)
+    rows, cols, depth = _implicit_matmul(batch.operation, c)
     shape = {"rows": rows, "cols": cols, "depth": depth}
     shape |= {name: c[name] for name in ("batch", "in_channels", "out_channels")}
     named: dict[str, Array] = {name: log2(values)[None, :] for name, values in shape.items()}  # (1, problems)
@@ -254,7 +254,7 @@ ON_MATRIX_UNITS: Final = frozenset({"tf32", "float16", "bfloat16"})
 MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32))
 """Output tiles of cuDNN's tensor-core kernels, rows x columns of the matmul."""
 
-FEED: Final = _OF.number("FEED", "time ratio/(FLOP/cycle)")
+LOAD_TIME_RATIO: Final = _OF.number("LOAD_TIME_RATIO", "time ratio/(FLOP/cycle)")
 
 FEED_THROUGH_REGISTERS: Final = _OF.number("FEED_THROUGH_REGISTERS", "time ratio/(FLOP/cycle)")
 
@@ -351,7 +351,7 @@ class ConvolutionWork:
         is_dilated: Whether the filter is dilated.
         placed: Elements that a depthwise pass computes one by one.
         is_depthwise: Whether each channel has its own filter.
-        by_library: Whether cuDNN computes a depthwise pass.
+        is_cudnn: Whether cuDNN computes a depthwise pass.
         is_last: Whether the layout is channels last.
         is_odd: Whether the number of channels of the images or of the outputs is odd.
         is_volume: Whether there are three dimensions.
@@ -373,10 +373,10 @@ class ConvolutionWork:
     taps: Array
     strides: Array
     is_dilated: BoolArray
-    placed: Array
+    single_outputs: Array
     is_depthwise: BoolArray
-    by_library: BoolArray
-    is_last: BoolArray
+    is_cudnn: BoolArray
+    is_channels_last: BoolArray
     is_odd: BoolArray
     is_volume: bool
     images: Array
@@ -399,7 +399,7 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     at the multiprocessor's share of the sustained rate, plus the time to load its operands. With F FLOPs per clock
     cycle and multiprocessor, tiles of M x N and elements of E bytes,
 
-        t = 2·M·N·depth / (rate / multiprocessors) · (1 + FEED · F · 64 (1/M + 1/N) · E/2)
+        t = 2·M·N·depth / (rate / multiprocessors) · (1 + LOAD_TIME_RATIO · F · 64 (1/M + 1/N) · E/2)
 
     Memory is a second limit that overlaps in part. Images are read once, because the im2col matrix is never in memory.
     Tensor cores need channels last, so separate kernels convert channels-first images and outputs.
@@ -425,11 +425,11 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
 def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))  # (problems,)
     least_merged = work.groups if work.is_volume else np.clip(MERGED_CHANNELS / work.channels, 1, work.groups)
-    dense = _by_products(work, gpu, memory, work.groups)
-    grouped = _by_products(work, gpu, memory, least_merged)
+    dense = _by_matmuls(work, gpu, memory, work.groups)
+    grouped = _by_matmuls(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
     # In channels-last layout, PyTorch passes every depthwise convolution to cuDNN, which has no dense fallback.
-    is_fixed = work.is_depthwise & work.is_last & (work.dtype in SINGLE)
+    is_fixed = work.is_depthwise & work.is_channels_last & (work.dtype in SINGLE)
     fastest = np.where(is_fixed, own, np.minimum(own, dense))
     seconds = np.maximum(fastest, _least_in_groups_last(work, gpu)) + SHORTEST_SECONDS
     if work.is_volume and work.dtype == "float32" and "tf32" in gpu.peak_flops_per_second:
@@ -459,13 +459,13 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
     in_groups = np.where(is_served | work.is_depthwise, 0.0, flops * waste / rate)
     lanes = gpu.peak_flops_per_second["float32"] / 2
     is_large = work.is_depthwise & (work.taps > LARGEST_FILTER_LAST**2)
-    depthwise = np.where(is_large, work.placed * work.taps * LARGE_FILTER_TAPS / lanes, 0.0)
-    return np.where(work.is_last & (work.groups > 1), in_groups + depthwise, 0.0)
+    depthwise = np.where(is_large, work.single_outputs * work.taps * LARGE_FILTER_TAPS / lanes, 0.0)
+    return np.where(work.is_channels_last & (work.groups > 1), in_groups + depthwise, 0.0)
 
 
-def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -> Array:
+def _by_matmuls(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -> Array:
     """Return the time of implicit matmuls of merged groups, including layout conversions."""
-    compute = _products(work, gpu, merged)
+    compute = _matmuls(work, gpu, merged)
     if work.backward == "_backward_input":
         compute = compute * (_of_volumes(work, gpu) if work.is_volume else _of_positions(work))
     elif work.backward == "_backward_weight":
@@ -498,7 +498,7 @@ def _bandwidth(moved_bytes: Array, gpu: Gpu) -> Array:
     return np.where(moved_bytes <= gpu.l2_bytes, fast, gpu.dram_bytes_per_second)
 
 
-def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
+def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     """Return the time of implicit matmuls of merged groups, with the fastest tile size."""
     copies, rows, cols, depth = work.of_merged_groups(merged)  # each (problems,)
     single = gpu.peak_flops_per_second["float32"]
@@ -512,7 +512,7 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     if has_units and work.dtype == "tf32":
         rate /= tf32_ratio(gpu)
     multiprocessors = gpu.streaming_multiprocessors
-    per_flop = FEED if gpu.generation.has_asynchronous_copies else FEED_THROUGH_REGISTERS
+    per_flop = LOAD_TIME_RATIO if gpu.generation.has_asynchronous_copies else FEED_THROUGH_REGISTERS
     cycle_flops = rate / (multiprocessors * gpu.boost_clock_hz)
     best = np.full(len(rows), np.inf)
     for height, width in MATRIX_TILES:
@@ -539,20 +539,20 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
     if work.backward or work.dtype != "tf32":
         converted = converted + work.outputs + work.padded_outputs
     traffic = converted * COMPUTE_BYTES[work.dtype]
-    is_product = (work.taps == 1) & (work.strides == 1) & (work.backward != "_backward_weight")
-    is_needed = (~work.is_last & ~is_product) | (work.is_last & work.is_odd)
+    is_matmul = (work.taps == 1) & (work.strides == 1) & (work.backward != "_backward_weight")
+    is_needed = (~work.is_channels_last & ~is_matmul) | (work.is_channels_last & work.is_odd)
     return np.where(is_needed, traffic / (BANDWIDTH_SHARE * _bandwidth(traffic, gpu)), 0.0)
 
 
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
-    instructions = work.placed * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
-    instructions = instructions * np.where(work.by_library, DEPTHWISE_LIBRARY, 1.0)
+    instructions = work.single_outputs * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
+    instructions = instructions * np.where(work.is_cudnn, DEPTHWISE_LIBRARY, 1.0)
     lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and core; a multiply-add is two FLOPs
     threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
     is_square = np.isin(work.taps, [side**2 for side in LIBRARY_SIDES])
-    is_general = work.is_last & (work.dtype in SINGLE) & ~is_square
+    is_general = work.is_channels_last & (work.dtype in SINGLE) & ~is_square
     tiles = np.ceil(work.groups / TILED_CHANNELS) * TILED_CHANNELS / work.groups
-    waits = np.where(is_general, work.placed * work.taps * tiles * TAP_WAIT_SECONDS / threads, 0.0)
+    waits = np.where(is_general, work.single_outputs * work.taps * tiles * TAP_WAIT_SECONDS / threads, 0.0)
     longest = np.maximum(np.maximum(instructions / lanes, waits), memory)
     return longest + np.where(work.is_odd, _conversions(work, gpu), 0.0)
 
@@ -577,7 +577,7 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
         summed = out_channels / c["groups"] if plane_pass == "_backward_input" else channels
         padding = np.where(c["groups"] == 1, np.maximum(summed, MIN_CHANNELS) / summed, 1.0)
         padded_images, padded_outputs = images, outputs
-    rows, cols, depth = _implicit_product(f"conv2d{plane_pass}", c)
+    rows, cols, depth = _implicit_matmul(f"conv2d{plane_pass}", c)
     if plane_pass == "_backward_input":  # on average, taps x outputs / images reach a position
         cols, depth = cols / depth_taps, depth * depth_taps
         depth = depth * (elements["outputs"] / c["out_channels"]) / (elements["images"] / c["in_channels"])
@@ -593,10 +593,10 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
         taps=c["kernel_height"] * c["kernel_width"] * depth_taps,
         strides=strides,
         is_dilated=(c["dilation_height"] * c["dilation_width"]) > 1,
-        placed=images if plane_pass == "_backward_input" else outputs,
+        single_outputs=images if plane_pass == "_backward_input" else outputs,
         is_depthwise=(c["groups"] > 1) & (c["groups"] == c["in_channels"]),
-        by_library=_by_library(batch.dtype, c),
-        is_last=c["channels_last"] > 0,
+        is_cudnn=_is_cudnn(batch.dtype, c),
+        is_channels_last=c["channels_last"] > 0,
         is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > MIN_CHANNELS)) | (c["out_channels"] % 2 > 0),
         is_volume=is_volume,
         images=images,
@@ -613,7 +613,7 @@ def _padded(channels: Array, multiple: int) -> Array:
     return over
 
 
-def _by_library(dtype: str, c: Columns) -> BoolArray:
+def _is_cudnn(dtype: str, c: Columns) -> BoolArray:
     """Return which depthwise convolutions PyTorch passes to cuDNN, booleans of shape (problems,)."""
     side, step, width, channels = (c[name] for name in ("kernel_width", "stride_width", "width", "in_channels"))
     is_even = (side == c["kernel_height"]) & (step == c["stride_height"])
@@ -635,7 +635,7 @@ def _is_beyond_networks(problem: OperationShape) -> bool:
     return _has_groups(problem) or (problem.operation.endswith("_backward_input") and skips and has_gaps)
 
 
-def as_product(problem: OperationShape) -> OperationShape | None:
+def as_matmul(problem: OperationShape) -> OperationShape | None:
     """Return the implicit matmul of a two-dimensional convolution or of half of its gradient; None if grouped.
 
     Libraries always provide this algorithm ("implicit GEMM" in cuDNN's developer guide). The input gradient sums over
@@ -645,7 +645,7 @@ def as_product(problem: OperationShape) -> OperationShape | None:
         return None
     is_input = problem.operation == "conv2d_backward_input"
     name = "conv2d" if is_input else problem.operation
-    rows, cols, depth = (float(side[0]) for side in _implicit_product(name, batch_shapes([problem]).columns))
+    rows, cols, depth = (float(side[0]) for side in _implicit_matmul(name, batch_shapes([problem]).columns))
     return OperationShape("linear", problem.dtype, (1.0, rows, depth, cols) if is_input else (1.0, rows, cols, depth))
 
 
@@ -777,7 +777,7 @@ def _kind(variant: _Variant, suffix: str) -> OperationSpec:
         network_specs=(CONVOLUTION, TENSOR_CONVOLUTION) if is_plane else (),
         surrogate=None if has_formula else as_plane,
         formula=formula if has_formula else None,
-        alternative=Alternative(problem=as_product) if is_plane else None,
+        alternative=Alternative(problem=as_matmul) if is_plane else None,
     )
 
 
@@ -814,7 +814,7 @@ def _convolution_problem(
         stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
     flat = [float(value) for values in (sizes, taps, stride, padding, dilation) for value in values]
     if is_complex(images):
-        batch *= COMPLEX_PRODUCTS
+        batch *= COMPLEX_MATMULS
     is_last = float(bool(operation.arguments.get(CHANNELS_LAST)))
     kind = name.replace("conv2d", "conv3d") if dimensions == 3 else name
     dtype = compute_dtype(images, tf32=flags.cudnn_tf32)
@@ -881,7 +881,7 @@ def _added_bias(operation: Operation, problem: OperationShape) -> tuple[Operatio
     """
     shape, batch = problem.shape, batch_shapes([problem])
     is_depthwise = shape["groups"] == shape["in_channels"] > 1
-    is_own = is_depthwise and not bool(_by_library(problem.dtype, batch.columns)[0])
+    is_own = is_depthwise and not bool(_is_cudnn(problem.dtype, batch.columns)[0])
     if operation.name not in _ADDS_BIAS or len(operation.inputs) < 3 or is_own:
         return ()
     output = float(batch.bytes_written[0])

@@ -45,7 +45,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import issue_rate, per_gpu
 from lightning_predict.kernels.translation import compute_dtype, rows_and_columns
-from lightning_predict.tracing.operand_strides import STRIDED
+from lightning_predict.tracing.operand_strides import CONTIGUOUS_ELEMENTS
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
@@ -171,7 +171,7 @@ def _is_float(tensor: TensorInfo) -> bool:
 
 def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     first = operation.inputs[0]
-    if STRIDED in operation.arguments:  # not measured in any table
+    if CONTIGUOUS_ELEMENTS in operation.arguments:  # not measured in any table
         return None
     seconds = [tensor for tensor in operation.inputs[1:] if tensor.shape]
     if not _is_float(first) or any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in seconds):
@@ -183,7 +183,7 @@ def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[OperationSh
 
 def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     data = operation.inputs[0]
-    if not _is_float(data) or STRIDED in operation.arguments:
+    if not _is_float(data) or CONTIGUOUS_ELEMENTS in operation.arguments:
         return None
     return of_matrix(name, data, *rows_and_columns(data.shape))
 

@@ -189,7 +189,7 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
     tables = np.ceil(warps / c["bags"])
     held = np.minimum(np.minimum(USABLE_L2 * l2 / tables / (value_bytes * c["dim"]), c["rows"]), asked)
     unique = unique_rows(c)
-    found = _product_of_sets(held, c["rows"], c["lookups"]) if whole_bags else held / c["rows"]  # (gpus, problems)
+    found = _set_products(held, c["rows"], c["lookups"]) if whole_bags else held / c["rows"]  # (gpus, problems)
     filled = held.copy()
     for place in np.flatnonzero(c["alpha"]).tolist():
         counts, chances = _zipf(float(c["rows"][place]), float(c["alpha"][place]))
@@ -214,7 +214,7 @@ def _look_ups_for(held: float, asked: float, counts: Array, chances: Array) -> f
 _log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
 
 
-def _product_of_sets(held: Array, rows: Array, lookups: Array) -> Array:
+def _set_products(held: Array, rows: Array, lookups: Array) -> Array:
     """Return the ratio of sets of cached rows to all sets of rows, C(X, L) / C(E, L), shape (gpus, problems)."""
     rows, lookups = np.broadcast_to(rows, held.shape), np.broadcast_to(np.maximum(lookups, 1.0), held.shape)
     size = np.minimum(lookups, held)

@@ -38,7 +38,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
+from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import LINALG_SPREAD
 
@@ -118,13 +118,13 @@ def _factorisation(
     )
 
 
-_EXPONENTIAL_PRODUCTS: Final = _OF.count("_EXPONENTIAL_PRODUCTS", "products")
+_EXPONENTIAL_MATMULS: Final = _OF.count("_EXPONENTIAL_MATMULS", "products")
 
 register(
     _factorisation(
         "matrix_exponential",
         ("batch", "n"),
-        lambda c: 2 * _EXPONENTIAL_PRODUCTS * c["batch"] * c["n"] ** 3,
+        lambda c: 2 * _EXPONENTIAL_MATMULS * c["batch"] * c["n"] ** 3,
         _square,
         _square,
         _Waits(a_column=0),
@@ -194,7 +194,7 @@ register(
 @final
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """A tensor as a batch of matrices; complex matrices count `COMPLEX_PRODUCTS` times."""
+    """A tensor as a batch of matrices; complex matrices count `COMPLEX_MATMULS` times."""
 
     batch: int
     rows: int
@@ -214,13 +214,13 @@ def _matrices(tensor: TensorInfo) -> _Matrices | None:
     if len(tensor.shape) < 2:
         return None
     *batch, rows, columns = tensor.shape
-    count = math.prod(batch) * (COMPLEX_PRODUCTS if is_complex(tensor) else 1)
+    count = math.prod(batch) * (COMPLEX_MATMULS if is_complex(tensor) else 1)
     return _Matrices(count, rows, columns, compute_dtype(tensor))
 
 
 def _right_hand_sides(tensor: TensorInfo, matrices: _Matrices) -> float:
     """Return the number of right-hand sides per matrix, from a tensor of (..., n, columns) or of vectors (..., n)."""
-    batch = matrices.batch / (COMPLEX_PRODUCTS if is_complex(tensor) else 1)
+    batch = matrices.batch / (COMPLEX_MATMULS if is_complex(tensor) else 1)
     return max(tensor.elements / max(batch * matrices.rows, 1), 1.0)
 
 

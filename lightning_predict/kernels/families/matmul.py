@@ -42,7 +42,7 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import issue_rate, per_gpu, sustained_rate_uncertainty, with_sustained_peaks
-from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
+from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import MISALIGNED_SPREAD, NARROW_SPREAD
 
@@ -112,7 +112,7 @@ def _alignment_uncertainty(batch: ShapeBatch) -> Array:
     return np.where(_is_no_multiple(batch, WIDE_LOAD), MISALIGNED_SPREAD, narrow)
 
 
-def unaligned_product_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
+def unaligned_matmul_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
     """Return the minimum seconds of matmuls with unaligned sizes, shape (gpus, problems); 0 for aligned matmuls.
 
     The rows of a row-major matrix start at multiples of its number of columns, and wide loads need alignment. With
@@ -138,7 +138,7 @@ def _single_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the minimum time of unaligned TF32 matmuls, which the networks of 16-bit matmuls do not include."""
     if batch.dtype != "tf32":
         return np.zeros(len(batch))
-    seconds: Array = unaligned_product_seconds(batch, [gpu])[0]
+    seconds: Array = unaligned_matmul_seconds(batch, [gpu])[0]
     return seconds
 
 
@@ -155,14 +155,14 @@ HALF_PRECISION: Final = NetworkSpec(
     dtypes=("float16", "bfloat16"),
     describe=matmul_features,
     growing=("m", "n", "k"),
-    floor=unaligned_product_seconds,
+    floor=unaligned_matmul_seconds,
     upper_interval_factor=_alignment_uncertainty,
     unmeasured=with_sustained_peaks,
     log_uncertainty=sustained_rate_uncertainty,
 )
 
 
-def _product_backward(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _matmul_backward(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Split into two matmuls: gradient x weight for the data, data x gradient for the weight."""
     b, m, n, k = problem.dims
     if problem.operation == "linear_backward":
@@ -205,7 +205,7 @@ register(
         flops=lambda c: 2 * _flops(c),
         reads=lambda c: _outputs(c) + c["b"] * c["m"] * c["k"] + c["k"] * c["n"],
         writes=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],
-        surrogate=_product_backward,
+        surrogate=_matmul_backward,
     ),
     OperationSpec(
         name="bmm_backward",
@@ -215,12 +215,12 @@ register(
         flops=lambda c: 2 * _flops(c),
         reads=lambda c: _outputs(c) + c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
         writes=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
-        surrogate=_product_backward,
+        surrogate=_matmul_backward,
     ),
 )
 
 
-def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[OperationShape, ...] | None:
+def _matmul(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate `left @ right` of matrices or batches of matrices."""
     if len(left.shape) != len(right.shape) or len(left.shape) not in (2, 3):
         return None
@@ -236,7 +236,7 @@ def _problems(
         return ()
     b, m, n, k = map(float, dims)
     if is_complex(data):
-        b *= COMPLEX_PRODUCTS
+        b *= COMPLEX_MATMULS
     if data.dtype.endswith("_x2"):
         k *= 2
     dtype = compute_dtype(data, tf32=flags.matmul_tf32)
@@ -244,14 +244,14 @@ def _problems(
 
 
 @translates("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm")
-def _plain_product(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
-    return _product(operation.inputs[0], operation.inputs[1], flags) if len(operation.inputs) > 1 else None
+def _plain_matmul(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
+    return _matmul(operation.inputs[0], operation.inputs[1], flags) if len(operation.inputs) > 1 else None
 
 
 @translates("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation")
-def _product_with_addend(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
+def _matmul_with_addend(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     # The addend comes first; cuBLAS adds it in the epilogue.
-    return _product(operation.inputs[1], operation.inputs[2], flags) if len(operation.inputs) > 2 else None
+    return _matmul(operation.inputs[1], operation.inputs[2], flags) if len(operation.inputs) > 2 else None
 
 
 @translates("aten::linear", "aten::mkldnn_linear")
@@ -284,13 +284,13 @@ def _transformer_engine_linear(operation: Operation, flags: Flags) -> tuple[Oper
 
 
 @translates("aten::mv", "aten::dot", "aten::vdot")
-def _vector_product(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
+def _matrix_vector(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     left = operation.inputs[0]
     return _with_vector(left, flags) if len(left.shape) in (1, 2) else None
 
 
 @translates("aten::addmv")
-def _vector_product_with_addend(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
+def _matrix_vector_with_addend(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     if len(operation.inputs) < 3 or len(operation.inputs[1].shape) != 2:
         return None
     return _with_vector(operation.inputs[1], flags)
@@ -302,7 +302,7 @@ def _with_vector(left: TensorInfo, flags: Flags) -> tuple[OperationShape, ...]:
 
 
 @translates("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
-def _grouped_product(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
+def _grouped_matmul(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate one matmul per group (mixture of experts). Offsets split the operand without a group dimension.
 
     The offsets are data, so groups are assumed to be equal. The total work does not depend on the split:

@@ -55,7 +55,7 @@ KERNELS_BETWEEN_STEPS: Final = _OF.count("KERNELS_BETWEEN_STEPS", "kernels")
 KERNELS_OF_A_NEIGHBOUR: Final = _OF.count("KERNELS_OF_A_NEIGHBOUR", "kernels")
 
 
-def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Split into one input matmul per layer, for all steps, and dependent steps.
 
     A step is a small matmul, a pass over its gates, and short kernels in between. Matmuls that a library runs in
@@ -112,7 +112,7 @@ def _kind(name: str, gates: int, *, backward: bool) -> OperationSpec:
         reads=reads,
         # The backward pass writes a gradient for each tensor that it reads.
         writes=reads if backward else _outputs,
-        surrogate=_as_products,
+        surrogate=_as_matmuls,
     )
 
 

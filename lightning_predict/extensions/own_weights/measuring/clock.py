@@ -38,7 +38,7 @@ NOT_CUDA: Final = "not a CUDA device"
 """Reason for a missing graph on a device without CUDA."""
 
 WARM_UPS: Final = 3
-KINDS: Final = 3
+REPETITION_KINDS: Final = 3
 """Number of kinds of repetition: eager, warm and flushed."""
 
 FLUSH_TIMES_L2: Final = 2
@@ -108,7 +108,7 @@ def time_call(
     one = _event_times(call, 1, before=None)
     if one > problem_seconds:
         raise RuntimeError(f"one call takes {one:.3g} s, over the limit of {problem_seconds:g} s a problem")
-    replays = fitting(one, replays=replays, problem_seconds=problem_seconds)
+    replays = repetitions_that_fit(one, replays=replays, problem_seconds=problem_seconds)
     for _ in range(min(WARM_UPS, replays)):
         call()
     eager = _event_times(call, replays, before=None)
@@ -123,7 +123,7 @@ def time_call(
     return Timing(flushed_seconds=flushed, warm_seconds=warm, eager_seconds=eager, state=read_state(device))
 
 
-def fitting(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
+def repetitions_that_fit(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
     """Return the number of repetitions of each kind that fit in `problem_seconds`, at least `MIN_REPLAYS`.
 
     Args:
@@ -133,7 +133,7 @@ def fitting(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
     """
     if one_seconds <= 0:
         return replays
-    return max(min(replays, int(problem_seconds / KINDS / one_seconds)), min(MIN_REPLAYS, replays))
+    return max(min(replays, int(problem_seconds / REPETITION_KINDS / one_seconds)), min(MIN_REPLAYS, replays))
 
 
 def _host_time(call: Callable[[], object], replays: int) -> float:

@@ -148,7 +148,7 @@ def measure_main_rates(
     return MainRates(
         gpu=record,
         flops_per_second=products,
-        dram_bytes_per_second=explaining_bandwidth(record, timed),
+        dram_bytes_per_second=equivalent_bandwidth(record, timed),
         state=state,
     )
 
@@ -170,7 +170,7 @@ def largest_rows(gpu: Gpu) -> int:
     return min(ELEMENTS, most) // COLUMNS
 
 
-def explaining_bandwidth(
+def equivalent_bandwidth(
     gpu: Gpu, timed: Iterable[tuple[str, Mapping[str, float], float]], models: BundledModels | None = None
 ) -> float:
     """Return the data sheet bandwidth for which the models predict the times of memory-bound float32 operations.
@@ -190,23 +190,25 @@ def explaining_bandwidth(
     return gpu.dram_bytes_per_second * math.exp(math.fsum(ratios) / len(ratios))
 
 
-def gpus_file_text(anchors: MainRates) -> str:
+def gpus_file_text(main_rates: MainRates) -> str:
     """Return the measured rates in the format of the option `gpus_file`."""
-    rates = ", ".join(f"{dtype} = {flops_to_teraflops(rate):.4g}" for dtype, rate in anchors.flops_per_second.items())
+    rates = ", ".join(
+        f"{dtype} = {flops_to_teraflops(rate):.4g}" for dtype, rate in main_rates.flops_per_second.items()
+    )
     return (
-        f"[measured.{anchors.gpu.name}]\n"
-        f"dram_gb_per_s = {bytes_to_gigabytes(anchors.dram_bytes_per_second):.4g} # the bandwidth that explains the "
+        f"[measured.{main_rates.gpu.name}]\n"
+        f"dram_gb_per_s = {bytes_to_gigabytes(main_rates.dram_bytes_per_second):.4g} # the bandwidth that explains the "
         "measured times; the data sheet says "
-        f"{bytes_to_gigabytes(anchors.gpu.dram_bytes_per_second):.4g}\ntflops = {{ {rates} }}\n"
+        f"{bytes_to_gigabytes(main_rates.gpu.dram_bytes_per_second):.4g}\ntflops = {{ {rates} }}\n"
     )
 
 
-def comparison(anchors: MainRates) -> tuple[Figure, ...]:
+def comparison(rates: MainRates) -> tuple[Figure, ...]:
     """Return each measured rate with the value that is assumed without a measurement."""
     products = [
         Figure(f"{dtype} products", flops_to_teraflops(rate), flops_to_teraflops(assumed), "TFLOP/s")
-        for dtype, rate in anchors.flops_per_second.items()
-        for assumed in [sustained_flops(anchors.gpu, dtype)]
+        for dtype, rate in rates.flops_per_second.items()
+        for assumed in [sustained_flops(rates.gpu, dtype)]
     ]
-    measured, stated = (bytes_to_gigabytes(one.dram_bytes_per_second) for one in (anchors, anchors.gpu))
+    measured, stated = (bytes_to_gigabytes(one.dram_bytes_per_second) for one in (rates, rates.gpu))
     return (*products, Figure("memory, as a data sheet states it", measured, stated, "GB/s"))

@@ -1,7 +1,7 @@
 """Order in which operations are measured: most useful shapes first.
 
 A network is tuned only if its family of operations has at least `MIN_OWN_ROWS` rows; otherwise, the rows are not used.
-Therefore the families in `WORTH` are measured one after another, each until it has enough rows. Then, each other
+Therefore the families in `FAMILY_ORDER` are measured one after another, each until it has enough rows. Then, each other
 operation gets `FACTOR_PROBLEMS` shapes, for a correction factor. Other families and further shapes follow. Example::
 
     order = problems_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
@@ -33,7 +33,7 @@ from lightning_predict.kernels.operations import (
     shape_batch,
 )
 
-WORTH: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
+FAMILY_ORDER: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
 """Families of operations with the largest shares of a typical training step, largest share first."""
 
 USUAL_PROBLEMS: Final = 200
@@ -57,15 +57,15 @@ class MeasuringProblem:
 
     operation: str
     dtype: str
-    words: Words = field(hash=False)
-    passes: tuple[str, ...]
+    shape: Words = field(hash=False)
+    calls: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.operation} {self.dtype} {self.words}"
+        return f"{self.operation} {self.dtype} {self.shape}"
 
 
 @cache
-def passes_of(operation: str) -> tuple[str, ...]:
+def calls_of(operation: str) -> tuple[str, ...]:
     """Return the names of the forward and backward calls of an operation."""
     found = [name for name in operation_names() if name.startswith(f"{operation}_backward")]
     return (operation, *found)
@@ -92,15 +92,15 @@ def problems_by_worth(
     shapes = _Shapes(seed, problems)
     order: list[MeasuringProblem] = []
     known = network_specs()
-    for name in WORTH:
+    for name in FAMILY_ORDER:
         order += _of_family(known[name], operations, dtypes, shapes, is_possible)
     order += _for_factors(operations, dtypes, shapes)
     for name in known:
-        if name not in WORTH:
+        if name not in FAMILY_ORDER:
             order += _of_family(known[name], operations, dtypes, shapes, is_possible)
     rest = USUAL_PROBLEMS if problems is None else problems
     order += _round_robin(
-        (operation, dtype, passes_of(operation), shapes.of(operation, rest))
+        (operation, dtype, calls_of(operation), shapes.of(operation, rest))
         for operation in operations
         for dtype in dtypes_of(operation, dtypes)
     )
@@ -205,16 +205,16 @@ def _of_family(
             break
         if is_possible(one):
             order.append(one)
-            fitted += len(one.passes) * _is_fitted(one)
+            fitted += len(one.calls) * _is_fitted(one)
     return order
 
 
 def _learned(family: NetworkSpec, operation: str, dtype: str) -> tuple[str, ...]:
-    return tuple(name for name in passes_of(operation) if network_spec(name, dtype) is family)
+    return tuple(name for name in calls_of(operation) if network_spec(name, dtype) is family)
 
 
 def _is_fitted(one: MeasuringProblem) -> bool:
-    columns = shape_batch(one.operation, one.dtype, **one.words).columns
+    columns = shape_batch(one.operation, one.dtype, **one.shape).columns
     return bool(split_rows(columns, seed=0).fitted[0])
 
 
@@ -225,7 +225,7 @@ def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shap
             (operation, dtype, passes, shapes.of(operation, FACTOR_PROBLEMS))
             for operation in operations
             for dtype in dtypes_of(operation, dtypes)
-            if (passes := tuple(name for name in passes_of(operation) if network_spec(name, dtype) is None))
+            if (passes := tuple(name for name in calls_of(operation) if network_spec(name, dtype) is None))
         )
     )
 
@@ -245,9 +245,9 @@ def _once(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
     seen: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
     kept = []
     for one in order:
-        words = tuple(sorted(one.words.items()))
-        new = tuple(name for name in one.passes if (name, one.dtype, words) not in seen)
+        words = tuple(sorted(one.shape.items()))
+        new = tuple(name for name in one.calls if (name, one.dtype, words) not in seen)
         seen |= {(name, one.dtype, words) for name in new}
         if new:
-            kept.append(MeasuringProblem(one.operation, one.dtype, one.words, new))
+            kept.append(MeasuringProblem(one.operation, one.dtype, one.shape, new))
     return kept

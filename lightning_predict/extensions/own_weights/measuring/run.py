@@ -35,9 +35,9 @@ from lightning_predict.extensions.own_weights.measuring.benchmarks import (
     benchmark_of,
 )
 from lightning_predict.extensions.own_weights.measuring.clock import (
-    KINDS,
     NOT_CUDA,
     PROBLEM_SECONDS,
+    REPETITION_KINDS,
     REPLAYS,
     Timing,
     own_stream,
@@ -220,7 +220,7 @@ def measure(
     due = [
         one
         for one in asked
-        if not known[one.operation] or _key(name, one.passes[0], one.dtype, _columns(one)) not in known[one.operation]
+        if not known[one.operation] or _key(name, one.calls[0], one.dtype, _columns(one)) not in known[one.operation]
     ]
     if announce is not None:
         announce(len(due), None if record is None else estimate_seconds(due, record, problem_seconds=problem_seconds))
@@ -244,7 +244,7 @@ def measure(
             continue
         new = [_row(name, operation, one, timing) for operation, timing in found]
         waiting = [
-            f"{operation} {one.dtype} {one.words}: {timing.reason}" for operation, timing in found if timing.reason
+            f"{operation} {one.dtype} {one.shape}: {timing.reason}" for operation, timing in found if timing.reason
         ]
         if waiting:
             waiting[-1] += attempts.timed(one, [timing for _, timing in found])
@@ -345,12 +345,12 @@ def estimate_seconds(
     """Return the expected duration of measurements: repetitions at `USUAL_UTILISATION`, plus overhead."""
     alike: dict[tuple[str, str, tuple[str, ...]], list[MeasuringProblem]] = {}
     for one in problems:
-        alike.setdefault((one.operation, one.dtype, tuple(one.words)), []).append(one)
+        alike.setdefault((one.operation, one.dtype, tuple(one.shape)), []).append(one)
     total = 0.0
     for group in alike.values():
         least = _least_seconds(group, gpu)  # (problems,)
-        passes = np.array([len(one.passes) for one in group])
-        each = np.minimum(KINDS * REPLAYS * least / USUAL_UTILISATION, problem_seconds) + SECONDS_AROUND
+        passes = np.array([len(one.calls) for one in group])
+        each = np.minimum(REPETITION_KINDS * REPLAYS * least / USUAL_UTILISATION, problem_seconds) + SECONDS_AROUND
         total += float((passes * each)[least <= problem_seconds].sum())
     return total
 
@@ -358,7 +358,7 @@ def estimate_seconds(
 def _least_seconds(problems: Sequence[MeasuringProblem], gpu: Gpu) -> Array:
     """Return the minimum times of the forward calls of one operation and dtype, from the GPU's peak rates."""
     first = problems[0]
-    words = {word: np.array([one.words[word] for one in problems], dtype=np.float64) for word in first.words}
+    words = {word: np.array([one.shape[word] for one in problems], dtype=np.float64) for word in first.shape}
     batch = shape_batch(first.operation, first.dtype, **words)
     is_matrix = batch.spec.units == "tensor"
     peak = (gpu.peak(first.dtype) if is_matrix else None) or gpu.peak_flops_per_second["float32"]
@@ -378,7 +378,7 @@ def _reason_to_skip(
 
 def _is_large(problem: MeasuringProblem) -> bool:
     """Return whether a call takes seconds on a CPU."""
-    batch = shape_batch(problem.operation, problem.dtype, **problem.words)
+    batch = shape_batch(problem.operation, problem.dtype, **problem.shape)
     return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
 
 
@@ -386,11 +386,11 @@ def _timed(problem: MeasuringProblem, device: torch.device, problem_seconds: flo
     """Time the calls of a shape, or return the reason why the shape cannot run; its tensors are freed afterwards."""
     try:
         with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
-            calls = benchmark_of(problem.operation).calls(problem.words, DTYPES[problem.dtype], device)
+            calls = benchmark_of(problem.operation).calls(problem.shape, DTYPES[problem.dtype], device)
             return [
                 (name, time_call(call, device, problem_seconds=problem_seconds))
                 for name, call in calls.items()
-                if name in problem.passes
+                if name in problem.calls
             ]
     except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
@@ -458,7 +458,7 @@ def _key(gpu: str, operation: str, dtype: str, columns: dict[str, str]) -> _Key:
 
 def _columns(problem: MeasuringProblem) -> dict[str, str]:
     """Return every shape parameter as written in the table, including defaults."""
-    batch = shape_batch(problem.operation, problem.dtype, **problem.words)
+    batch = shape_batch(problem.operation, problem.dtype, **problem.shape)
     return {word: f"{batch.columns[word][0]:.15g}" for word in operation_spec(problem.operation).shape}
 
 
