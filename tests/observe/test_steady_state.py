@@ -84,12 +84,12 @@ def test_what_comes_rarely_may_be_to_come() -> None:
 def test_batches_of_a_window_are_one_value_together() -> None:
     # Windows of 1 + 1 + 1 + 3 s: 1.5 s a batch, without a spread.
     values = [1.0, 1.0, 1.0, 3.0] * 8
-    assert believed(values, together=4).mean.middle == 1.5
+    assert believed(values, group_size=4).mean.middle == 1.5
 
 
 def test_what_workers_hand_over_together_is_one_value_from_the_first_turn_on() -> None:
     # Two workers, a second for each batch: every other wait takes it, and half a second is the mean.
-    assert believed([0.0, 1.0, 0.0], together=2, turns=1).mean.middle == 0.5
+    assert believed([0.0, 1.0, 0.0], group_size=2, min_groups=1).mean.middle == 0.5
     assert believed([0.0, 1.0, 0.0]).mean.middle < 0.5
 
 
