@@ -21,7 +21,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
-from tests.training.example import write_matmul_table
+from tests.own_weights.training.example import write_matmul_table
 
 LINEAR = ("linear", "float32", "synthetic", "a")
 

@@ -31,7 +31,7 @@ from lightning_predict.kernels.operations import ShapeBatch, problem
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.uncertainty import StepSpread
 from tests.accuracy.test_report import TRANSFORMERS
-from tests.training.example import write_matmul_table
+from tests.own_weights.training.example import write_matmul_table
 
 PLAN = TrainingPlan(steps=60, batch_rows=128, hidden=(16,))
 QUICK = {"matmul_single": replace(RECIPES["matmul_single"], kin=(), start=None, base=PLAN, own=PLAN, fold=PLAN)}

@@ -22,8 +22,8 @@ from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.user_gpus import read_measured
 from lightning_predict.tracing.imports import import_trace
 from tests.cli.conftest import Run
+from tests.own_weights.training.example import write_own_table
 from tests.tracing.kineto_files import steps, write
-from tests.training.example import write_own_table
 from tests.weights.example import publish
 
 

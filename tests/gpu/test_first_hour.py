@@ -31,7 +31,7 @@ from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.trace import Trace
 from tests.callbacks.small import Small
 from tests.gpu.test_peak_memory import step_on
-from tests.measuring.test_measuring import MATRIX, TINY
+from tests.own_weights.measuring.test_measuring import MATRIX, TINY
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ from lightning_predict.interval import Interval
 from lightning_predict.run.history import HistoryRecord, append_record, read_history
 from lightning_predict.run.measured_gains import _CHANGES, architecture_of, measured_gains, own_gain, settings_of
 from lightning_predict.tracing.trace import Flags, Parameter, Trace
-from tests.changes.example_steps import GPU, REPORTED, trained
-from tests.changes.test_attention import captured as attention
+from tests.advice.example_steps import GPU, REPORTED, trained
+from tests.advice.test_attention import captured as attention
 
 FLOAT32 = replace(trained(64), gpu_reported_name=REPORTED, step_seconds=(0.02, 0.02))
 MIXED = replace(FLOAT32, flags=Flags(autocast_dtype="bfloat16"))

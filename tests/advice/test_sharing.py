@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from tests.changes.example_steps import REPORTED, trained
+from tests.advice.example_steps import REPORTED, trained
 
 
 def test_ddp_and_fsdp_exclude_each_other_and_answer_the_question_both_ways() -> None:

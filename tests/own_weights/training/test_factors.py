@@ -21,7 +21,7 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import ShapeBatch, shape_batch
 from lightning_predict.weights.files import parse_weights, read_weights, write_weights
 from lightning_predict.weights.records import MeasuredFactor
-from tests.measuring.test_measuring import by_graph
+from tests.own_weights.measuring.test_measuring import by_graph
 from tests.weights.example import weights as example_weights
 
 T4 = gpu("T4")

@@ -14,7 +14,7 @@ from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.roofline import roofline_seconds, with_sustained_peaks
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_weights
-from tests.training.example import GPUS, products
+from tests.own_weights.training.example import GPUS, products
 
 
 def quarter_utilisation_group() -> Group:

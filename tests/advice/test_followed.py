@@ -17,7 +17,7 @@ from lightning_predict.tracing.data_flow import has_data_flow, with_data_flow
 from lightning_predict.tracing.precision import in_precision
 from lightning_predict.tracing.recording import _followed
 from lightning_predict.tracing.trace import Kernel, Trace
-from tests.changes.example_steps import GPU, REPORTED, profiled, trained
+from tests.advice.example_steps import GPU, REPORTED, profiled, trained
 
 
 def as_profiled(trace: Trace) -> Trace:

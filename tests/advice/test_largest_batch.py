@@ -15,7 +15,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, TensorInfo, Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE
-from tests.changes.example_steps import trained
+from tests.advice.example_steps import trained
 
 
 def kept(samples: int = 4) -> Trace:

@@ -7,7 +7,7 @@ import pytest
 import lightning_predict as lp
 from lightning_predict.extensions.advice.layers import layer_table, module_kind
 from lightning_predict.gpus import gpu
-from tests.changes.example_steps import WIDTH, trained
+from tests.advice.example_steps import WIDTH, trained
 
 GPUS = [gpu("L4"), gpu("A100-SXM-80GB")]
 

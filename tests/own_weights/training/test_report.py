@@ -5,7 +5,7 @@ from rich.console import Console
 from benchmarks.training.surrogates import ProxyScore
 from benchmarks.training.weights import WIDTH, print_operators
 from lightning_predict.weights.manifest import HeldOutError
-from tests.training.example import manifest_of_base
+from tests.own_weights.training.example import manifest_of_base
 
 PROXY = ProxyScore(
     operation="lstm", dtype="float16", gpu="V100", rows=22, median=0.12, mean=0.2, bias=0.0, coverage=0.9

@@ -18,7 +18,7 @@ from lightning_predict.extensions.advice.table import CHANGES, change_named
 from lightning_predict.gpus import gpu
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Trace
-from tests.changes.example_steps import WIDTH, profiled, trained
+from tests.advice.example_steps import WIDTH, profiled, trained
 
 
 @pytest.fixture(scope="module")

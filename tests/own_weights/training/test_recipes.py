@@ -14,7 +14,7 @@ from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import ShapeBatch, network_specs, shape_batch
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
 from tests.example_gpu import BIG, SMALL
-from tests.training.example import GPUS, train_family
+from tests.own_weights.training.example import GPUS, train_family
 
 
 def convolutions(rows: int, dtype: str = "bfloat16") -> ShapeBatch:

@@ -11,7 +11,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.extensions.advice.gains import gain
 from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.tracing.trace import Trace
-from tests.changes.example_steps import GPU, profiled
+from tests.advice.example_steps import GPU, profiled
 from tests.recordings import recording
 
 

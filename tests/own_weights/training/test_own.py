@@ -15,7 +15,7 @@ from lightning_predict.weights.records import CROSS_GPU
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
-from tests.training.example import write_own_table
+from tests.own_weights.training.example import write_own_table
 
 briefly = partial(tune_weights, plan=TrainingPlan(steps=120, batch_rows=256, learning_rate=1e-3), jobs=1)
 

@@ -24,7 +24,7 @@ from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
-from tests.training.example import group, measured, products, write_matmul_table
+from tests.own_weights.training.example import group, measured, products, write_matmul_table
 
 PLAN = TrainingPlan(steps=60, batch_rows=128, hidden=(16,))
 QUICK = {

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.training.scores import baseline_errors, memory_bandwidth_of, peak_of, ratio_errors
 from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.operations import shape_batch
-from tests.training.example import GPUS
+from tests.own_weights.training.example import GPUS
 
 
 def timed(gpu: str, dtype: str, depths: list[int], seconds: list[float]) -> Group:

@@ -20,7 +20,7 @@ from lightning_predict.extensions.advice.gain_accuracy import (
 )
 from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.tracing.trace import Flags
-from tests.changes.example_steps import GPU, profiled, trained
+from tests.advice.example_steps import GPU, profiled, trained
 
 GPUS = ["L4", "A100-SXM-80GB"]
 

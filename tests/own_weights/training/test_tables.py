@@ -11,7 +11,7 @@ from benchmarks.training.tables import LONGEST_LAUNCH_SECONDS, SHORTEST_SECONDS,
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.extensions.own_weights.training.tables import Group
 from tests.example_gpu import SMALL
-from tests.training.example import group as synthetic_group
+from tests.own_weights.training.example import group as synthetic_group
 
 MATMUL = ["gpu", "op", "dtype", "b", "m", "n", "k", "latency_ms", "kernel", "software", "source"]
 

@@ -5,7 +5,7 @@ from rich.console import Console
 from benchmarks.training.publishing import unseen_cells, unseen_markdown, unseen_table
 from lightning_predict.weights.manifest import HeldOutError, Manifest
 from lightning_predict.weights.store import BUNDLED, read_manifest
-from tests.training.example import manifest_of_base
+from tests.own_weights.training.example import manifest_of_base
 
 ERROR = HeldOutError(rows=20, mean=0.125, median=0.1, coverage=0.9)
 

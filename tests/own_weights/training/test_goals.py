@@ -7,7 +7,7 @@ import pytest
 from benchmarks.training.scores import Score
 from benchmarks.training.weights import operator_goals
 from lightning_predict.weights.manifest import HeldOutError, Manifest
-from tests.training.example import manifest_of_base
+from tests.own_weights.training.example import manifest_of_base
 
 LINEAR = Score(
     operation="linear",

@@ -14,7 +14,7 @@ from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import network_specs, shape_batch
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_network
-from tests.training.example import GPUS, group, products, train_family
+from tests.own_weights.training.example import GPUS, group, products, train_family
 
 RECIPE = RECIPES["matmul_single"]
 HALF = constant_network("matmul_single", utilisation=0.5, interval=1.0)

@@ -21,7 +21,7 @@ from lightning_predict.kernels.models import log_utilisation_of, predict_log_uti
 from lightning_predict.kernels.operations import network_specs, shape_batch
 from lightning_predict.weights.records import Layer
 from tests.example_gpu import BIG, SMALL
-from tests.training.example import GPUS, group, law, measured, products, train_family
+from tests.own_weights.training.example import GPUS, group, law, measured, products, train_family
 from tests.weights.example import weights
 
 SINGLE = network_specs()["matmul_single"]

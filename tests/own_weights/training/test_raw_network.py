@@ -8,7 +8,7 @@ from benchmarks.training.scores import raw_inputs, train_raw_network
 from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.operations import shape_batch
 from tests.example_gpu import BIG, SMALL
-from tests.training.example import GPUS
+from tests.own_weights.training.example import GPUS
 
 
 def sums(gpu: str, seconds: float, *, rows: int = 600) -> Group:

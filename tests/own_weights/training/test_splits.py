@@ -8,7 +8,7 @@ from lightning_predict.extensions.own_weights.training.tables import (
     problem_shares,
     split_rows,
 )
-from tests.training.example import products
+from tests.own_weights.training.example import products
 
 
 def test_every_row_is_on_exactly_one_side_and_the_shares_hold() -> None:
