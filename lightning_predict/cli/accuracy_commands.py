@@ -26,8 +26,8 @@ def accuracy(*, like: Path | None = None, gpu: str | None = None, cases: int = 8
     The kind of model counts most, then the GPU, then the precision.
 
     Args:
-        like: A recorded step.
-        gpu: The GPU that you ask about.
+        like: Recorded step whose model, GPU and precision select the published steps.
+        gpu: GPU to show published steps for (default: any GPU).
         cases: Number of published models to show.
     """
     from lightning_predict.errors import InvalidArgumentError

@@ -20,7 +20,7 @@ _OURS: Final = ("*.safetensors*", "manifest.json*")
 def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> CommandAnswer:
     """Show the downloaded weights, or delete them; the weights that ship with the package stay.
 
-    A word directly after the command is the action: `cache clear`.
+    The action comes directly after the command: `cache clear`.
 
     Args:
         action: What to do.

@@ -38,7 +38,7 @@ def gpus(
 ) -> CommandAnswer:
     """List GPUs, or show all data of one, with sources.
 
-    A word directly after the command is the search: `gpus H100`.
+    The search text comes directly after the command: `gpus H100`.
 
     Args:
         search: Name of a GPU (ours, torch's or a cloud's) to show in full; or a part of names, or an architecture, to

@@ -36,8 +36,8 @@ def history(
     """Compare predicted and actual times of earlier runs, with the learned corrections; or delete runs.
 
     RuntimePredictor stores runs on GPUs of the catalogue, and no runs on CPUs. A team can share its history in a folder
-    (LIGHTNING_PREDICT_HISTORY=/shared/history). Each machine writes its own file there, and every file is read. A word
-    directly after the command is the action.
+    (LIGHTNING_PREDICT_HISTORY=/shared/history). Each machine writes its own file there, and every file is read. The
+    action comes directly after the command.
 
     Args:
         action: show the runs, or forget those selected by --gpu and --model (all if neither is given).

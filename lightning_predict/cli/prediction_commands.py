@@ -89,7 +89,7 @@ def predict(
 
     Args:
         trace: The recorded step, or a profile of torch.profiler (its median step).
-        model: Instead of a recorded step, a model by name: hf:Qwen/Qwen2.5-7B, timm:vit_base_patch16_224,
+        model: Predict a model by name, without a recorded step: hf:Qwen/Qwen2.5-7B, timm:vit_base_patch16_224,
             torchvision:resnet50, diffusers:facebook/DiT-XL-2-256, or the path of a config.json or its folder. The
             library must be installed.
         batch_size: With --model, samples of a step (default: 1).
@@ -100,22 +100,23 @@ def predict(
         lora_targets: With --lora, names of the adapted layers, separated by commas, or all-linear (default: PEFT's).
         quantization: With --lora, linear layers in 4 bits as in QLoRA, by bitsandbytes and PEFT.
         checkpointing: With --model, recompute activations in the backward pass.
-        optimizer: With --model, the optimizer (default: adamw); those with bits are bitsandbytes'.
-        gpus: all, datacenter or consumer (GPUs with a current price, of which the best are shown), or names of GPUs or
+        optimizer: With --model, the optimizer (default: adamw). Names with 8bit or 32bit are optimizers of
+            bitsandbytes.
+        gpus: all, datacenter or consumer (GPUs with a current price; the best are shown), or names of GPUs or
             layouts (8xL4, 2x8xH100), separated by commas.
         gpus_file: TOML file with your own GPUs: [gpu.NAME] with like = "RTX-4090" and the differences.
         iterations: Remaining training steps; without it, times and costs are for 1,000 steps.
         loader_seconds: Seconds in which the data loader of one process loads a batch; if longer than the step, the step
             waits for it.
-        loader_samples_per_second: The same as a rate.
+        loader_samples_per_second: Samples per second of the data loader of one process, instead of --loader-seconds.
         evaluation_seconds: Seconds of the run outside training steps, such as evaluation and checkpoints.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
             sharded embedding tables (embedding=auto, embedding=plan.json).
         network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
             system's).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
-        pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
-            access (host), or without it in a virtual machine or container (virtual).
+        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
+            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
         deadline_hours: Also recommend the cheapest GPU that finishes within this many hours.
         max_usd: Exit with 1 if the run costs more than this on the cheapest GPU, or its cost is unknown; for CI.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
@@ -131,8 +132,8 @@ def predict(
             (France, FR).
         pue: With --grid, power usage effectiveness of the data centre: total power per watt of its machines, including
             cooling, as published by operators (1: the GPU alone).
-        measured_tflops: Rates of large matrix products that your machine sustains: bf16=1103, or with several GPUs
-            B200:bf16=1103,H200:bf16=680. They correct the times of this GPU.
+        measured_tflops: Measured rates of large matmuls on your machine, in TFLOP/s: bf16=1103, or with several GPUs
+            B200:bf16=1103,H200:bf16=680. They correct the predicted times of this GPU.
         method: Prediction method; wave uses measured kernel times if the trace has them.
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.

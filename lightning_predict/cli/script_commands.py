@@ -46,7 +46,7 @@ def run(
         arguments: Arguments of the script.
         gpus: all, datacenter or consumer (GPUs with a current price), or names of GPUs or layouts (8xL4, 2x8xH100),
             separated by commas (default: all).
-        usd: Dollars that the run may cost; a run that would surely cost more is stopped, with a checkpoint.
+        usd: Maximum dollars of the run. A run that would surely cost more stops with a checkpoint.
         usd_per_hour: With --usd, your price of the machine in use (default: the listed price of its GPU).
         exit_code: Exit code if a budget ended a fit and the script itself exits with 0, for example 75.
     """

@@ -58,7 +58,7 @@ def trace(
             (default: the GPU that the trace was recorded on). With import: GPU that the file was recorded on, if the
             file does not name it or the catalogue lacks the name.
         keep_modules: With anonymise: keep the names of modules.
-        step: With import: number of the ProfilerStep to use (default: the median of those with operations).
+        step: With import: number of the ProfilerStep to use (default: the median step with operations).
         weights: With view, explain and layers: weights of the models: a folder, a file or an address (default: the
             cache, then the weights that ship).
     """

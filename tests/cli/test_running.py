@@ -37,6 +37,13 @@ def test_the_help_of_each_command(name: str, run: Run, golden: Callable[[str, st
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_no_sentence_of_the_help_is_longer_than_25_words(name: str, run: Run) -> None:
+    described = re.split(r"(?m)^  (?=\S)|\n\n", run(name, "--help").out)[1:]  # without the usage
+    sentences = [one for text in described for one in re.split(r"(?<=[.:;])\s+|\n\n", text)]
+    assert not [one for one in sentences if len(one.split()) > 25]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_documented_and_printed_with_hyphens(name: str, run: Run) -> None:
     text = run(name, "--help").out
     options = re.findall(r"(?m)^  (--[\w-]+)", text)

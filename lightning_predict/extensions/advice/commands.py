@@ -44,7 +44,7 @@ def advise(
 
     Args:
         trace: The recorded step.
-        gpus: all, datacenter or consumer (the best of them are used), or names of GPUs or layouts, separated by commas.
+        gpus: all, datacenter or consumer (the best are used), or names of GPUs or layouts, separated by commas.
             Gains are for the GPU in use, otherwise for the first of these.
         iterations: Remaining training steps, to show the savings of a run.
         allow: Side effects that changes may have (numerics, digits, memory, samples), separated by commas.

@@ -54,11 +54,11 @@ def shard(
         table_gib: Memory of each GPU available to tables (default: 85 %).
         skew: Skew of the lookups: the exponent of Zipf's law, or a CSV file with a sample of indices (columns table,
             index) to fit it to (default: 0, uniform).
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: that of the named machine type, otherwise of
-            a reference system).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine type's, otherwise a
+            reference system's).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
-        pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
-            access (host), or without this access in a virtual machine or container (virtual).
+        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
+            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
         timeline: Write the whole step under the fastest plan to this file, as a Chrome trace for ui.perfetto.dev.
         weights: Weights of the models: a folder, a file or an https:// address.

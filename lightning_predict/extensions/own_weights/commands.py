@@ -52,8 +52,8 @@ def measure(
         operations: Names of operations, separated by commas (default: all that have a benchmark).
         dtypes: Some of float32, tf32, float16, bfloat16 and float64, separated by commas (default: the first four; with
             --device cpu, the first).
-        problems: Number of shapes per operation and dtype (default: as many as train needs, then 200; with --device
-            cpu, 1).
+        problems: Number of shapes per operation and dtype (default: as many as train needs, then 200; 1 with --device
+            cpu).
         minutes: Minutes after which no further measurement starts (default: no limit).
         problem_seconds: Maximum seconds for the repetitions of one call. Shapes that take longer are skipped.
         seed: Seed of the shapes.

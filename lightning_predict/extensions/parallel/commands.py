@@ -59,7 +59,7 @@ def parallel(
         fp8: Also consider float8 matmuls in the blocks, with this scaling. Float8 changes the computed results.
         iterations: Remaining steps, for the time and cost of the run. With --global-batch, these are steps of the
             global batch, otherwise recorded steps.
-        budget: Dollars that the run may cost; needs --iterations.
+        budget: Maximum dollars of the run; needs --iterations.
         mtbf_hours: Mean hours between two failures of one GPU; the published value for H100s is 50,700. Shows the share
             of time that remains after failures and checkpoints, and adds their cost. With --spot, mean hours between
             interruptions.
@@ -69,14 +69,14 @@ def parallel(
         count: Number of results to print.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         spot: Use spot prices if they are below the on-demand prices.
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: that of the named machine type, otherwise of
-            a reference system).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine type's, otherwise a
+            reference system's).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
-        pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
-            access (host), or without this access in a virtual machine or container (virtual).
+        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
+            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
-        measured_tflops: Rates of large matrix products that your machine sustains: bf16=1103, or with several GPUs
+        measured_tflops: Measured rates of large matmuls on your machine, in TFLOP/s: bf16=1103, or with several GPUs
             B200:bf16=1103,H200:bf16=680. The rates correct the times of the GPUs that they name.
         weights: Weights of the networks that predict kernel times: a folder, a file or an https:// address.
     """
@@ -159,11 +159,11 @@ def curve(
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
         iterations: Remaining recorded steps, for the time and the cost of the run.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: that of the named machine type, otherwise of
-            a reference system).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine type's, otherwise a
+            reference system's).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
-        pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
-            access (host), or without this access in a virtual machine or container (virtual).
+        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
+            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
         weights: Weights of the networks that predict kernel times: a folder, a file or an https:// address.

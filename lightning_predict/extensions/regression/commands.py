@@ -58,13 +58,13 @@ def regress(
         model: Use only the runs of this model.
         columns: Your table's names for columns, for example batch_size=params.bs,seconds=Runtime.
         values: Values that the table lacks, the same for all runs, for example gpu=T4,num_gpus=1.
-        iterations: Training iterations of the runs to predict.
+        iterations: Training iterations of each run to predict.
         batch_sizes: Samples of one iteration on one GPU.
-        gpus: Names of GPUs, or of several GPUs (8xL4).
+        gpus: GPUs of the runs to predict, by name, or with a number (8xL4).
         gflops: Computing power of one GPU in GFLOP/s, for GPUs missing in the catalogue.
-        num_gpus: Numbers of GPUs.
+        num_gpus: Numbers of GPUs of the runs to predict.
         threads: CPU threads of the data loaders.
-        disk_delay_seconds: Delays of the disk.
+        disk_delay_seconds: Delays of the disk in seconds.
         inner_modules: Number of repeated modules, for a family of neural networks that differ in depth.
         degree: Maximum degree of products of variables.
         max_terms: Maximum number of terms of the regression (default: all significant ones).
