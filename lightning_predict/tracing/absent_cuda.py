@@ -229,8 +229,8 @@ def _made_for_cuda(plain: Callable[..., None]) -> Callable[..., None]:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        is_cuda = device_type == "cuda" and _SETTINGS.get() is not None
-        plain(self, device_type, dtype, enabled and not is_cuda, cache_enabled)
+        is_cuda = device_type in ("cuda", "meta") and _SETTINGS.get() is not None  # a tensor's device may be given
+        plain(self, "cuda" if is_cuda else device_type, dtype, enabled and not is_cuda, cache_enabled)
         if is_cuda:
             self._enabled = enabled
             _MADE.add(self)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +86,17 @@ def test_tables_files_and_loggers_hold_the_same_gains(advice: lp.Advice) -> None
     assert advice.to_html().count("<table>") == 2
     pytest.importorskip("pandas")
     assert advice.to_pandas().loc["bf16-mixed", "gain"] == half.middle
+
+
+def test_the_gain_of_compile_tells_its_part_by_padding() -> None:
+    """An odd vocabulary is slow on an A100 and not on an L40S, so the gain of compile differs widely between them."""
+    trace = lp.Trace.load(str(Path(__file__).parents[2] / "examples" / "gpt2.json.gz"))  # 50,257 words
+    advice = lp.advise(trace, ["A100-SXM-80GB", "L40S"])
+    gains, padded = advice["compile"].simulated_gains, advice["padding"].simulated_gains
+    assert gains["A100-SXM-80GB"] > 1.25 * gains["L40S"]
+    part = f"{padded['A100-SXM-80GB']:.2f}× of it by padding odd sizes"  # noqa: RUF001
+    assert f"compile {gains['A100-SXM-80GB']:.2f}× ({part})" in " ".join(str(advice).split())  # noqa: RUF001
+    assert f"on L40S, {part})" in " ".join(advice.text(verbose=True).split())
 
 
 def test_nothing_is_rented_for_a_run_that_ends_before_a_machine_would_be_ready() -> None:

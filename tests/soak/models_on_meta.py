@@ -37,7 +37,7 @@ _CAUSAL: Final = (
     "gpt2 gptj gpt_neox opt bloom llama mistral qwen2 qwen3 gemma gemma2 phi phi3 falcon olmo2 mamba mixtral qwen2_moe "
     "olmoe deepseek_v3"
 ).split()
-_EXPERTS: Final = frozenset({"mixtral", "qwen2_moe", "olmoe", "deepseek_v3"})
+_EXPERTS: Final = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "gpt_oss"})
 _SEQUENCES: Final = "t5 bart mbart m2m_100 whisper speech_to_text".split()
 _IMAGES: Final = "vit swin convnext beit dinov2 segformer".split()
 _SPEECH: Final = "wav2vec2 hubert".split()
@@ -52,6 +52,8 @@ _SMALL: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
     "qwen2_moe": {"num_experts": 8},
     "olmoe": {"num_experts": 8},
+    "qwen3_moe": {"num_experts": 8},
+    "gpt_oss": {"num_local_experts": 8},
     "convnext": {"hidden_sizes": [96, 192], "depths": [1, 1]},  # two stages
     "swin": {"depths": [1, 1, 1, 1]},
     "segformer": {"depths": [1, 1, 1, 1]},
@@ -198,6 +200,108 @@ def _denoiser(name: str) -> Step:
     return _trained(model, lambda: model(noise, timestep=times, **given).sample.square().mean())
 
 
+def _adapted(model: nn.Module, **options: Any) -> Any:
+    peft = import_module("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(r=8, **({"target_modules": "all-linear"} | options)))
+
+
+def _headed(kind: str, head: str, *, checkpoints: bool = False, **labels: torch.Tensor) -> Step:
+    """Return a step of a model of texts with another head than that for language."""
+    model: Any = _model(kind, head)
+    model.config.pad_token_id = 1
+    if head == "SequenceClassification":
+        model.config.problem_type = "single_label_classification"
+    if checkpoints:
+        model.gradient_checkpointing_enable()
+    tokens = _numbers(BATCH, LENGTH)
+    return _with_labels(model, input_ids=tokens, attention_mask=torch.ones_like(tokens), **labels)
+
+
+def _checkpointed_images(kind: str) -> Step:
+    model: Any = _model(kind, "ImageClassification", num_labels=CLASSES)
+    model.config.problem_type = "single_label_classification"
+    model.gradient_checkpointing_enable()
+    return _with_labels(model, pixel_values=torch.empty(BATCH, 3, 224, 224, device="meta"), labels=_numbers(BATCH))
+
+
+def _masked_images(kind: str) -> Step:
+    model: Any = _model(kind, "PreTraining")
+    return _with_labels(model, pixel_values=torch.empty(BATCH, 3, 224, 224, device="meta"))
+
+
+def _detected(kind: str) -> Step:
+    """Return a step that matches boxes to predictions on the CPU."""
+    model: Any = _model(kind, "ObjectDetection", num_labels=CLASSES, use_timm_backbone=False, backbone=None)
+    labels = [{"class_labels": _numbers(3), "boxes": torch.empty(3, 4, device="meta")}] * BATCH
+    images = torch.empty(BATCH, 3, 320, 320, device="meta")
+    return _trained(model, lambda: model(pixel_values=images, labels=labels).loss)
+
+
+def _depths(kind: str) -> Step:
+    model: Any = _model(kind, "DepthEstimation")
+    images = torch.empty(BATCH, 3, 384, 384, device="meta")
+    return _trained(model, lambda: model(pixel_values=images).predicted_depth.square().mean())
+
+
+def _sounds(kind: str) -> Step:
+    model: Any = _model(kind, "AudioClassification", num_labels=CLASSES)
+    return _with_labels(model, input_values=torch.empty(BATCH, 32_000, device="meta"), labels=_numbers(BATCH))
+
+
+def _whisper(*, adapters: bool = False, checkpoints: bool = False) -> Step:
+    model: Any = _model("whisper", "SpeechSeq2Seq")
+    features = torch.empty(BATCH, model.config.num_mel_bins, 3000, device="meta")
+    model = _adapted(model, target_modules=["q_proj", "v_proj"]) if adapters else model
+    if checkpoints:
+        model.gradient_checkpointing_enable()
+    return _with_labels(model, input_features=features, labels=_numbers(BATCH, 64))
+
+
+def _routed(kind: str) -> Step:
+    """Return a step of a mixture of experts with the loss that balances the experts."""
+    model: Any = _model(kind, "CausalLM", output_router_logits=True)
+    tokens = _numbers(BATCH, LENGTH)
+    return _with_labels(model, input_ids=tokens, labels=tokens, attention_mask=torch.ones_like(tokens))
+
+
+def combinations() -> Iterator[tuple[str, Callable[[], Step]]]:
+    """Yield combinations of a kind of model with labels, masks, checkpointing and adapters, as people train them."""
+    one, each = _numbers(BATCH), _numbers(BATCH, LENGTH)
+    both = {"checkpoints": True, "adapters": True}
+    yield "bert, sentences", lambda: _headed("bert", "SequenceClassification", labels=one)
+    yield "roberta, answers", lambda: _headed("roberta", "QuestionAnswering", start_positions=one, end_positions=one)
+    yield (
+        "deberta-v2, tokens and checkpointing",
+        lambda: _headed("deberta-v2", "TokenClassification", labels=each, checkpoints=True),
+    )
+    yield (
+        "modernbert, sentences and checkpointing",
+        lambda: _headed("modernbert", "SequenceClassification", labels=one, checkpoints=True),
+    )
+    yield "electra, LoRA", lambda: _text("electra", "MaskedLM", adapters=True)
+    yield "llama, sentences", lambda: _headed("llama", "SequenceClassification", labels=one)
+    yield "qwen3, mask, LoRA and checkpointing", lambda: _text("qwen3", "CausalLM", **both)
+    yield "phi3, LoRA and checkpointing", lambda: _text("phi3", "CausalLM", **both)
+    yield "gemma3_text, mask", lambda: _text("gemma3_text", "CausalLM")
+    yield "smollm3, mask and checkpointing", lambda: _text("smollm3", "CausalLM", checkpoints=True)
+    yield "gpt2, mask and checkpointing", lambda: _text("gpt2", "CausalLM", checkpoints=True)
+    yield "t5, mask and checkpointing", lambda: _sequences("t5", checkpoints=True)
+    yield "bart, LoRA and checkpointing", lambda: _sequences("bart", **both)
+    yield "pegasus, mask", lambda: _sequences("pegasus")
+    yield "vit, checkpointing", lambda: _checkpointed_images("vit")
+    yield "swinv2, checkpointing", lambda: _checkpointed_images("swinv2")
+    yield "vit_mae, masks at random", lambda: _masked_images("vit_mae")
+    yield "detr, boxes matched", lambda: _detected("detr")
+    yield "glpn, depths", lambda: _depths("glpn")
+    yield "wav2vec2, sounds", lambda: _sounds("wav2vec2")
+    yield "wavlm, CTC", lambda: _speech("wavlm")
+    yield "whisper, LoRA", lambda: _whisper(adapters=True)
+    yield "whisper, checkpointing", lambda: _whisper(checkpoints=True)
+    yield "qwen3_moe, LoRA and checkpointing", lambda: _text("qwen3_moe", "CausalLM", **both)
+    yield "olmoe, loss of the router", lambda: _routed("olmoe")
+    yield "gpt_oss, mask", lambda: _text("gpt_oss", "CausalLM")
+
+
 def models() -> Iterator[tuple[str, Callable[[], Step]]]:
     """Yield a name and the maker of a step for each model."""
     for kind in _MASKED:
@@ -268,7 +372,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     print(f"{'model':34} {'ops':>6} {'step ms':>9} {'GiB':>7}  notes, on an {GPU}")
     kept = True
-    for name, make in models():
+    for name, make in (*models(), *combinations()):
         if only in name:
             begin = time.perf_counter()
             outcome = outcome_of(make)

@@ -450,3 +450,19 @@ def test_steps_that_are_recorded_at_once_leave_torch_as_it_was() -> None:
         thread.join(60)
     assert len(seen) == 3
     assert {name: getattr(owner, name) for name, owner in owners.items()} == before
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_an_autocast_by_the_device_of_a_tensor_is_that_of_cuda(dtype: torch.dtype | None) -> None:
+    """PEFT's experts enter `autocast(device_type=weight.device.type)`, which torch refuses for "meta"."""
+    with torch.device("meta"):
+        layer, data = nn.Linear(8, 8), torch.empty(4, 8)
+
+    def step() -> None:
+        with torch.autocast(device_type=layer.weight.device.type, dtype=dtype, enabled=dtype is not None):
+            layer(data).sum().backward()
+
+    (product,) = (one for one in capture(step).operations if one.name == "aten::addmm")
+    assert product.inputs[1].dtype == ("float32" if dtype is None else "bfloat16")
+    with pytest.raises(RuntimeError, match="unsupported scalarType"):  # torch's own answer, outside a recording
+        torch.autocast(device_type="meta", enabled=False)

@@ -355,7 +355,7 @@ def _notes(advice: Advice) -> Iterator[str]:
 
     alike = [one for one in named("faster") if one not in numbered(advice)]
     untested = [
-        one.name if one.simulated_gain is None else f"{one.name} {_times(one.simulated_gain)}{_elsewhere(one)}"
+        one.name if one.simulated_gain is None else f"{one.name} {_times(one.simulated_gain)}{_elsewhere(one, advice)}"
         for one in named("untested")
     ]
     notes = [
@@ -391,7 +391,7 @@ def _full_notes(advice: Advice) -> Iterator[str]:
     if noise:
         yield f"{NOISE}: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + "."
     if untested:
-        told = "; ".join(f"{one.name} ({_simulated(one)})" for one in untested)
+        told = "; ".join(f"{one.name} ({_simulated(one)}{_by_padding(one, advice, ', ')})" for one in untested)
         yield f"{UNTESTED}: {told}."
     if closed:
         reasons: dict[str | None, list[str]] = {}
@@ -410,11 +410,26 @@ def _simulated(one: EvaluatedChange) -> str:
     return "" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}{on}"
 
 
-def _elsewhere(one: EvaluatedChange) -> str:
-    """Return the largest simulated gain on another GPU, if it is clearly larger than the gain on the first."""
-    best = max(one.simulated_gains, key=lambda name: one.simulated_gains[name], default="")
-    gain = one.simulated_gains.get(best, 0.0)
-    return f" ({_times(gain)} on {best})" if gain >= WORTH_IT * (one.simulated_gain or 1.0) else ""
+def _elsewhere(one: EvaluatedChange, advice: Advice) -> str:
+    """Return the largest simulated gain on another GPU if clearly larger than on the first; its part by padding."""
+    best, gain = _largest(one)
+    on = f"{_times(gain)} on {best}" if gain >= WORTH_IT * (one.simulated_gain or 1.0) else ""
+    told = on + _by_padding(one, advice, ", " if on else "")
+    return f" ({told})" if told else ""
+
+
+def _largest(one: EvaluatedChange) -> tuple[str, float]:
+    return max(one.simulated_gains.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def _by_padding(one: EvaluatedChange, advice: Advice, comma: str) -> str:
+    """Return the part of compile's gain that comes from padding odd sizes, which differs widely between GPUs."""
+    padding = next((other for other in advice.changes if other.name == "padding"), None)
+    if one.name != "compile" or padding is None:
+        return ""
+    gpu, gain = _largest(padding)
+    where = "" if gpu == _largest(one)[0] else f" on {gpu}"
+    return f"{comma}{_times(gain)} of it by padding odd sizes{where}" if gain >= WORTH_IT else ""
 
 
 def _rent(advice: Advice) -> Iterator[str]:
