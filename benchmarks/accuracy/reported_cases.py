@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import runpy
 import statistics
 import sys
@@ -20,6 +21,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, final
 
 import torch
@@ -35,6 +37,12 @@ from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes, seco
 AROUND_A_STEP: Final = ("loader", "validation", "rendering")
 """Words of a note by which a reported time has more than the step."""
 
+IN_DOUBT: Final = re.compile(r"(^|: )if |explanation: ")
+"""Pattern of a note by which a setting that matters was guessed, so that several rows can have one figure."""
+
+
+GUESSED: Final = ", setting guessed"
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,8 @@ class Reported:
     Attributes:
         name: Name of the case.
         gpu: Our name of the layout.
-        kind: `step`, `step and more` (in milliseconds), `allocated` or `process` (in GiB).
+        kind: `step` or `step and more` (in milliseconds), `allocated` or `process` (in GiB), with `, setting guessed`
+            if a setting was guessed.
         measured: The figure.
         predicted: Our interval.
     """
@@ -86,16 +95,20 @@ def common_module(found: list[Reported]) -> types.ModuleType:
         seconds = (prediction.iteration_seconds_low, prediction.iteration_seconds, prediction.iteration_seconds_high)
         interval = Interval(*(seconds_to_milliseconds(scale * value) for value in seconds))
         kind = "step and more" if any(word in note for word in AROUND_A_STEP) else "step"
+        kind = f"step{GUESSED}" if IN_DOUBT.search(note) else kind
         found.append(Reported(name=name, gpu=where, kind=kind, measured=measured, predicted=interval))
 
     def row(name: str, trace: lp.Trace, gpu: str, *, measured: float | None = None, **about: Any) -> None:
         kind = about.get("what", "allocated")
+        doubt = GUESSED if IN_DOUBT.search(about.get("note", "")) else ""
         settings = {key: about[key] for key in ("release", "strategy") if about.get(key) is not None}
-        (prediction,) = lp.predict(trace, [gpu], history=False, **settings).values()
+        gpus = about.get("n_gpus", 1)
+        layout = gpu if gpus == 1 or "x" in gpu.partition("-")[0] else f"{gpus}x{gpu}"
+        (prediction,) = lp.predict(trace, [layout], history=False, **settings).values()
         size = getattr(prediction.memory, kind)
         if measured is not None and size is not None:
             interval = Interval(*(value / GIBIBYTE for value in (size.low, size.middle, size.high)))
-            found.append(Reported(name=name, gpu=gpu, kind=kind, measured=measured, predicted=interval))
+            found.append(Reported(name=name, gpu=layout, kind=kind + doubt, measured=measured, predicted=interval))
 
     module = types.ModuleType("common")
     module.__dict__.update(torch=torch, lp=lp, timed=timed, case=case, row=row, G=GIBIBYTE, os=os, sys=sys, time=time)
@@ -105,17 +118,21 @@ def common_module(found: list[Reported]) -> types.ModuleType:
 
 
 def run_script(path: Path, found: list[Reported]) -> str | None:
-    """Run one script; return its error."""
-    before = list(sys.path)
+    """Run one script in a folder of its own, which has the folder build; return its error."""
+    before, folder = list(sys.path), Path.cwd()
+    path = path.resolve()
     sys.path.insert(0, str(path.parent))
     sys.modules["common"] = common_module(found)
     try:
-        with redirect_stdout(StringIO()):
+        with TemporaryDirectory() as own, redirect_stdout(StringIO()):
+            (Path(own) / "build").mkdir()
+            os.chdir(own)
             runpy.run_path(str(path), run_name="__main__")
     except Exception as error:
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     finally:
+        os.chdir(folder)
         sys.path[:] = before
         for name in ("common", "hf"):
             sys.modules.pop(name, None)
