@@ -158,16 +158,7 @@ def autocast_dtype() -> torch.dtype | None:
 
 @final
 class AutocastOnMeta:
-    """Casts the arguments of operations on meta tensors like autocast on CUDA.
-
-    Args:
-        on_copy: Called with the source and the result of each copy that autocast makes.
-        number: Returns the storage id of a tensor.
-
-    Attributes:
-        dtype: dtype of the active autocast; None if autocast is off.
-        has_cast: Whether autocast was active for an operation on the meta device.
-    """
+    """Casts the arguments of operations on meta tensors like autocast on CUDA, and reports each copy to `on_copy`."""
 
     def __init__(
         self, on_copy: Callable[[torch.Tensor, torch.Tensor], None], number: Callable[[torch.Tensor], int | None]
@@ -186,12 +177,7 @@ class AutocastOnMeta:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments under autocast; unchanged if autocast is off or does not apply to the operation.
 
-        Args:
-            name: Qualified name of the operation.
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-            in_backward: Whether the operation runs in a backward pass. Autocast is off in the backward pass, but the
-                forward pass may have cast saved tensors.
+        Autocast is off in the backward pass, but the forward pass may have cast saved tensors.
 
         Raises:
             CaptureError: CUDA's autocast rejects the operation.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Protocol, final
@@ -45,6 +45,7 @@ _WHOLE_CALLS: Final[Mapping[TorchFunction, str]] = {
 # Torch runs the body of its Python functions with the function mode disabled, so whole calls in the body would be
 # missed. These functions contain whole calls: attention, and recomputations by checkpointing in the backward pass.
 _HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
+_LINEAR: Final = functional.linear
 _RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
 _SHOWN_INSIDE: Final = _RUN_AUTOGRAD | {_HOLDS_ATTENTION}
@@ -333,10 +334,13 @@ class WholeCallMode(TorchFunctionMode):
             recorder.fail(own_error(error))
             return own.output if own.has_run else func(*args, **kwargs)
 
-    def _inside(self, func: Any) -> AbstractContextManager[None]:
+    def _inside(self, func: Any) -> AbstractContextManager[object]:
         """Report calls inside a torch function, because torch runs its body with this mode disabled."""
         if func is _HOLDS_ATTENTION:
-            return _shown(functional, "scaled_dot_product_attention", self._attend, self._recorder)
+            shown = ExitStack()
+            for name, instead in (("scaled_dot_product_attention", self._attend), ("linear", self._project)):
+                shown.enter_context(_shown(functional, name, instead, self._recorder))
+            return shown
         if func in _RUN_AUTOGRAD:
             return _shown(torch.autograd, "_engine_run_backward", self._run_autograd, self._recorder)
         return nullcontext()
@@ -346,6 +350,10 @@ class WholeCallMode(TorchFunctionMode):
             return own(*args, **kwargs)
         return self._recorder.record_whole_call(ATTENTION, own, args, kwargs)
 
+    def _project(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
+        with self._recorder.cast_call(_LINEAR, args, kwargs) as (cast_args, cast_kwargs):
+            return own(*cast_args, **cast_kwargs)
+
     def _run_autograd(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         with self:
             return own(*args, **kwargs)
@@ -353,16 +361,11 @@ class WholeCallMode(TorchFunctionMode):
 
 @final
 class _Dispatcher:
-    """Replacement of a torch function, which calls a substitute on some threads, and the original on others.
-
-    Attributes:
-        original: Original torch function.
-        by_thread: Stack of substitutes per thread, innermost last. The recorder beside a substitute gets its errors.
-    """
+    """Replacement of a torch function, which calls a substitute on some threads, and the original on others."""
 
     def __init__(self, original: TorchFunction) -> None:
         self.original = original
-        self.by_thread: dict[int, list[tuple[TorchFunction, Recorder]]] = {}
+        self.by_thread: dict[int, list[tuple[TorchFunction, Recorder]]] = {}  # the recorder gets the errors
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call this thread's substitute, or the original."""
@@ -386,10 +389,7 @@ _DISPATCHERS_LOCK: Final = threading.Lock()
 
 @contextmanager
 def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -> Iterator[None]:
-    """Call `instead(original, ...)` instead of a torch function, only on this thread.
-
-    The last thread to leave restores the original, unless other code has replaced the function in the meantime.
-    """
+    """Call `instead(original, ...)` instead of a torch function on this thread; the last to leave restores it."""
     if getattr(holder, name, None) is None:  # this torch release does not have it
         yield
         return

@@ -70,13 +70,7 @@ PRECISIONS: Final = ("bfloat16", "float16")
 @final
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A precision of Lightning's Trainer.
-
-    Attributes:
-        word: Name in Lightning.
-        dtype: dtype of the parameters.
-        autocast: Autocast dtype of matmuls; None without autocast.
-    """
+    """A precision of Lightning's Trainer, with the dtype of the parameters and the autocast dtype of matmuls."""
 
     word: str
     dtype: str
@@ -131,6 +125,9 @@ _WEIGHT_AT: Final[Mapping[str, int]] = {
 }
 """Matmuls and convolutions of layers, with the position of the weight among their tensors."""
 
+_PRODUCTS: Final = named("addmm mm bmm baddbmm")
+"""Products whose backward passes are products of the gradient with one operand."""
+
 _LOG_SOFTMAX_BACKWARD: Final = "aten::_log_softmax_backward_data"
 
 _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
@@ -146,10 +143,7 @@ def is_cast_by_autocast(operation: Operation) -> bool:
 
 
 def in_float16(trace: Trace) -> Trace:
-    """Return a step under autocast in bfloat16 as it would be under autocast in float16.
-
-    The scaler of the loss, which skips few steps, is left out.
-    """
+    """Return a step under autocast in bfloat16 as under autocast in float16, without the scaler of the loss."""
 
     def changed(tensor: TensorInfo) -> TensorInfo:
         return replace(tensor, dtype="float16") if tensor.dtype == "bfloat16" else tensor
@@ -168,14 +162,7 @@ def emulates_bfloat16(gpu: Gpu) -> bool:
 
 
 def in_precision(trace: Trace, dtype: str) -> Trace:
-    """Return the trace as it would be under autocast.
-
-    Measurements (kernels, times, the GPU, the memory peak) are only valid for the old precision. These measurements are
-    removed, so that all times are predicted again.
-
-    Args:
-        trace: Trace in float32.
-        dtype: `bfloat16` or `float16`.
+    """Return a float32 trace as under autocast, without measurements, which are only valid for the old precision.
 
     Raises:
         InvalidArgumentError: The dtype is not supported, or the trace already runs in 16 bits.
@@ -213,6 +200,13 @@ class _Autocast:
         self._weights = shapes | {shape[::-1] for shape in shapes}
         losses = (one for one in trace.operations if one.name.startswith("aten::nll_loss"))
         self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
+        self._products: set[int | None] = (
+            set()
+        )  # results of forward products, to which a decomposed layer adds its bias
+        self._lowered: set[int | None] = set()  # activations in float32 that forward operations cast to 16 bits
+        self._multiplied: set[int | None] = set()  # other operands of products with such activations
+        made = (one for one in trace.operations if one.name == "aten::zeros")
+        self._blank = {tensor.id for one in made for tensor in one.outputs}  # masks in the dtype of the query
         # A profiler records no outputs, so the data flow is unknown. Activations between matmuls are then assumed to be
         # 16-bit.
         self._is_blind = not any(one.outputs for one in trace.operations)
@@ -223,9 +217,7 @@ class _Autocast:
             operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
             if operation.phase == "optimizer":
                 yield operation  # gradients are cast back before the optimizer
-            elif is_cast_by_autocast(operation) or (
-                operation.name == _LOG_SOFTMAX_BACKWARD and self._keeps_softmax(operation)
-            ):
+            elif is_cast_by_autocast(operation) or self._adds_bias(operation) or self._keeps_gradient(operation):
                 yield from self._in_half(operation)
             elif operation.name in _FLOAT32_OPERATIONS and not self._keeps_softmax(operation):
                 yield from self._in_float32(operation)
@@ -233,13 +225,20 @@ class _Autocast:
                 yield self._in_widest(operation)
             self._produced |= {tensor.id for tensor in operation.outputs}
 
-    def _keeps_softmax(self, operation: Operation) -> bool:
-        """Return whether the operation is the log-softmax of a cross entropy, forward or backward.
+    def _adds_bias(self, operation: Operation) -> bool:
+        """Return whether a linear layer adds its bias, which autocast casts together with the weight."""
+        if operation.phase != "forward" or operation.name != "aten::add" or len(operation.inputs) < 2:
+            return False
+        product, bias = operation.inputs[:2]
+        return product.id in self._products and len(bias.shape) == 1
 
-        Such a log-softmax uses the dtype of its input. Only the loss after it is in float32.
-        """
+    def _keeps_softmax(self, operation: Operation) -> bool:
+        """Return whether the log-softmax of a cross entropy uses the dtype of its input. Only the loss uses float32."""
         if operation.name == "aten::_log_softmax":
             return any(tensor.id in self._kept_softmax for tensor in operation.outputs)
+        return self._keeps_gradient(operation)
+
+    def _keeps_gradient(self, operation: Operation) -> bool:
         return operation.name == _LOG_SOFTMAX_BACKWARD and any(
             tensor.id in self._kept_softmax & self._half for tensor in operation.inputs[1:]
         )
@@ -273,7 +272,16 @@ class _Autocast:
             yield from self._blindly(operation)
             return
         inputs = []
-        for tensor in map(self._now, operation.inputs):
+        now = tuple(map(self._now, operation.inputs))
+        if operation.phase == "forward":
+            self._note_casts(operation, now)
+        wide = self._weights | {tensor.shape for tensor in now if tensor.id in self._lowered}
+        if operation.name in _PRODUCTS and any(tensor.id in self._multiplied for tensor in now):
+            wide |= {tensor.shape for tensor in operation.outputs}
+        for index, tensor in enumerate(now):
+            if index == 3 and operation.arguments.get("attn_mask"):  # a mask of another dtype is not cast
+                inputs.append(replace(tensor, dtype=self._dtype) if tensor.id in self._blank else tensor)
+                continue
             copy, cast = self._cast(tensor, self._dtype, operation)
             if cast is not None:
                 yield cast
@@ -281,14 +289,24 @@ class _Autocast:
         outputs, after = [], []
         for tensor in operation.outputs:
             result = replace(tensor, dtype=self._dtype) if tensor.dtype == "float32" else tensor
-            if operation.phase == "backward" and tensor.dtype == "float32" and tensor.shape in self._weights:
+            if operation.phase == "backward" and tensor.dtype == "float32" and tensor.shape in wide:
                 result = replace(result, id=self._number())
-                after.append(_copy(operation, result, tensor))  # the weight gradient in the dtype of the weight
+                after.append(_copy(operation, result, tensor))  # the gradient in the dtype of its tensor
             elif tensor.id is not None and tensor.dtype == "float32":
                 self._half.add(tensor.id)
             outputs.append(result)
         yield replace(operation, inputs=tuple(inputs), outputs=tuple(outputs))
         yield from after
+
+    def _note_casts(self, operation: Operation, now: tuple[TensorInfo, ...]) -> None:
+        """Note which activations this operation casts, because their gradients are cast back."""
+        lowered = {one.id for one in now if one.dtype == "float32" and one.id in self._produced and one.shape} - {None}
+        if operation.name in _PRODUCTS:
+            self._products |= {tensor.id for tensor in operation.outputs}
+            one, other = (tensor.id for tensor in now[-2:])
+            self._multiplied |= {back for cast, back in ((one, other), (other, one)) if cast in lowered}
+        else:
+            self._lowered |= lowered
 
     def _in_float32(self, operation: Operation) -> Iterator[Operation]:
         inputs = []
@@ -324,10 +342,7 @@ class _Autocast:
         return replace(operation, inputs=inputs, outputs=tuple(map(self._now, operation.outputs)))
 
     def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
-        """Return the tensor in a dtype, and the copy operation if the cast needs a copy.
-
-        Copies of parameters are kept, and copies of the forward pass still exist in the backward pass.
-        """
+        """Return the tensor in a dtype, and the copy operation unless an earlier copy still exists."""
         others = {"float32", self._dtype} - {dtype}
         if tensor.dtype not in others or (not tensor.shape and dtype != "float32"):
             return tensor, None

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
+import lightning_predict as lp
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.trace import Operation
 from tests.tracing.test_hooks import hooks_left
@@ -152,6 +153,14 @@ def test_attention_inside_a_function_of_torch_is_seen_and_the_function_is_put_ba
     assert names(operations).count("aten::scaled_dot_product_attention") == 1
     assert torch.equal(results[0], expected)
     assert functional.scaled_dot_product_attention is original
+
+
+def test_projections_inside_a_function_of_torch_are_cast_with_their_bias() -> None:
+    with torch.device("meta"):
+        layer, data = nn.MultiheadAttention(8, 2, batch_first=True), torch.empty(2, 3, 8)
+    trace = lp.capture(lambda: layer(data, data, data, need_weights=False), precision="bf16-mixed")
+    (attention,) = (one for one in trace.operations if one.name == "aten::scaled_dot_product_attention")
+    assert {tensor.dtype for tensor in attention.inputs} == {"bfloat16"}
 
 
 def test_root_mean_square_norm_is_whole() -> None:
