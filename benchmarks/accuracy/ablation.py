@@ -159,7 +159,7 @@ def scores(rows: Sequence[PublishedStep], cache: Path) -> dict[str, Score]:
 
 
 def sampled(rows: Sequence[PublishedStep], cache: Path, every: int) -> tuple[PublishedStep, ...]:
-    """Choose every so many recordable steps of each table, with all GPUs that ran them."""
+    """Choose every n-th recordable step of each table, with all GPUs that ran them."""
     files: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.file not in files[row.table] and ((cache / row.file).is_file() or row.recorded(cache) is not None):

@@ -3,7 +3,7 @@
 Keras's page on its backends (keras-team/keras-io, `templates/getting_started/benchmarks.md` at 18c6544) tells how long
 a step takes in "native PyTorch", eager and compiled, on one A100-SXM-40GB, with scripts of their own
 (haifeng-jin/keras-benchmarks, v0.0.5, torch 2.2.1): BERT-base, Gemma 7B and Mistral 7B in transformers' Trainer, which
-allows TF32 where it compiles, the last two in bfloat16 with adapters beside queries and values; and the encoders of
+allows TF32 where it compiles, the last two in bfloat16 with adapters on queries and values; and the encoders of
 Segment Anything and of Stable Diffusion's images in plain loops. Which of Segment Anything's three sizes ran is not
 told: the largest alone takes so long. They compile with "reduce-overhead", predicted as plain `torch.compile`. Nothing
 was fitted to these times.
@@ -53,7 +53,7 @@ ADAPTED: Final = ("Gemma", "Mistral")
 
 
 class Adapted(nn.Module):
-    """A frozen layer beside two small ones that are trained."""
+    """A frozen layer with two small trainable layers (LoRA)."""
 
     def __init__(self, frozen: nn.Linear) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def bert() -> Callable[[], None]:
 
 
 def _adapted(model: GemmaForCausalLM | MistralForCausalLM) -> Callable[[], None]:
-    """Return a step of a language model, eight texts of 128 tokens, most of which are padding."""
+    """Return a step of a language model, eight texts of 128 tokens, mostly padding."""
     model.to(torch.bfloat16).requires_grad_(False)  # type: ignore[arg-type]
     for layer in model.model.layers:
         for name in ("q_proj", "v_proj"):

@@ -1,4 +1,4 @@
-"""What was read off the training benchmarks, chosen again without each GPU, and without each release of torch.
+"""Constants derived from the training benchmarks, chosen again without each GPU, and without each release of torch.
 
 Two constants of the package were: the rate of 16-bit products of odd sizes, by Transformer-XL, and that products on
 lanes take as long under old releases as under new ones, by steps in float32 on GPUs without TF32. Here each of these
@@ -35,9 +35,9 @@ class Choice:
     """A constant that was chosen on rows of the table.
 
     Attributes:
-        name: What it says.
+        name: Meaning of the constant.
         concerns: Tells the rows that it was chosen on.
-        options: What else it could have been, each by the context in which it holds; the first is the package's.
+        options: Alternative values, each as the context in which it holds; the first is the package's.
     """
 
     name: str

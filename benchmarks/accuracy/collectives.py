@@ -56,7 +56,7 @@ class BusCase:
         operation: The collective.
         message_bytes: Its message.
         busbw: Bytes per second that were printed.
-        kind: What the table says of machines without NVLink, a key of `PCIE_MACHINES`; None of those with.
+        kind: The table's statement about machines without NVLink, a key of `PCIE_MACHINES`; None of those with.
         source: Where it is from.
     """
 
@@ -120,7 +120,7 @@ class RatioCase:
 
     Attributes:
         source: The table.
-        model: What is trained.
+        model: Model that is trained.
         layout: The cards.
         step: File of a recorded step; None records ResNet-18 for CIFAR.
         batch: Samples of each card.
@@ -148,7 +148,7 @@ CIFAR_BATCH: Final = 256
 
 @lru_cache
 def _shared_step(step: Path | None, gpu: str) -> tuple[MultiGpuStep, StepPrediction]:
-    """Return a step ready to be shared, and what it takes on one card."""
+    """Return a step ready to be shared, and its time on one card."""
     trace = cifar_resnet18_trace(CIFAR_BATCH) if step is None else Trace.load(str(step))
     gpus, models = (find_gpu(gpu),), kernel_models((gpu,), None)
     single = single_steps(trace, PredictionContext(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))

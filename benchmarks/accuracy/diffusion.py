@@ -4,9 +4,9 @@ NeMo's page on ControlNet (docs.nvidia.com/nemo-framework, user guide 24.12) cha
 samples a second and memory on one A100, which is taken as the 80 GB one, as one row needs 76 G. The networks are Stable
 Diffusion 1.5's, of images of 512 x 512 in float16 autocast: its encoders of images and of text, its U-Net, and a copy
 of the U-Net's first half that is trained. As NeMo's code has it, the U-Net's first half runs without gradients, and its
-second half with those of its weights, though none is updated. Which release of torch ran is not told; 2.1 is assumed.
-Norms that Apex fuses with what follows, and its optimizer, are predicted as torch's, and all of the step as compiled
-where NeMo compiles the U-Nets. Nothing was fitted to these rows.
+second half with gradients of its weights, though no weight is updated. Which release of torch ran is not told; 2.1 is
+assumed. Norms that Apex fuses with what follows, and its optimizer, are predicted as torch's, and all of the step as
+compiled where NeMo compiles the U-Nets. Nothing was fitted to these rows.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Norm(nn.GroupNorm):
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut, told the time of the noise."""
+    """Two convolutions with a shortcut, told the time of the noise."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class SecondHalf(nn.Module):
         self.out = nn.Sequential(Norm(width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1))
 
     def forward(self, kept: Sequence[Tensor], time: Tensor, words: Tensor) -> Tensor:
-        """The noise that was found, for what the first half gave."""
+        """The predicted noise, from the output of the first half."""
         *skips, data = kept
         for number, stage in enumerate(self.stages):
             data = stage(torch.cat((data, skips.pop()), dim=1), time, words)
@@ -242,7 +242,7 @@ def _skip_widths() -> Iterator[int]:
 
 
 class Hint(nn.Module):
-    """What the control image says, at the size of a latent one."""
+    """The control image, encoded at the size of a latent image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Hint(nn.Module):
 
 
 class ImageBlock(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ def predicted(row: Row) -> lp.Prediction:
         words, waves = torch.zeros(row.batch, WORDS, WORD_WIDTH), torch.zeros(row.batch, WIDTHS[0])
     trained = list(network.trained.parameters())
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
-    for parameter in network.second.parameters():  # nobody clears these gradients
+    for parameter in network.second.parameters():  # the script never clears these gradients
         parameter.grad = torch.zeros_like(parameter)
 
     def step() -> None:

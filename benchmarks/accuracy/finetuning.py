@@ -1,9 +1,9 @@
 """Predict Qwen's published fine-tuning with LoRA before it is looked at: `python -m benchmarks.accuracy.finetuning`.
 
 The README of QwenLM/Qwen (at 03cd81f) tells seconds and memory of an update, eight sequences one by one, of three
-models at six lengths on one A100-SXM-80GB: adapters of rank 64 beside every layer, all in bfloat16, each block computed
-again in the backward pass, FlashAttention 2 (which torch has since 2.2; they ran it beside torch 2.0). Nothing was
-fitted to these times. What the page calls G is taken as 10^9 bytes.
+models at six lengths on one A100-SXM-80GB: adapters of rank 64 on every layer, all in bfloat16, each block computed
+again in the backward pass, FlashAttention 2 (which torch has since 2.2; they ran it with torch 2.0). Nothing was
+fitted to these times. We take the page's G as 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Norm(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A frozen layer beside two small ones that are trained."""
+    """A frozen layer with two small trainable layers (LoRA)."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__()

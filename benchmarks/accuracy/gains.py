@@ -1,13 +1,13 @@
 """Score the gains of changes on pairs of measured steps that differ by one option: `--of gains`.
 
-Of each pair the step before is read from a recording, the change is made as advice makes it, and the foretold gain is
-held against the measured one. Beside it stands a constant: the median gain of the other families, each weighing the
-same. What is told of a family, a power of the simulated gain with a shift and an interval, is fitted on the others,
-too, so that errors and coverage are of families that nobody fitted; the last two columns are of what advice tells by
-`advice/gain_accuracy.py`, whose constants were fitted on them all. Mixed precision is foretold as its scripts ran it
-(float16 parameters and activations, another optimizer), as this is what was measured; `autocast` beside it makes the
+For each pair, the original step is read from a recording, the change is made as advice makes it, and the predicted gain
+is compared with the measured one. The baseline is a constant: the median gain of the other families, with equal weights
+. The correction of a family (a power of the simulated gain, a shift and an interval) is fitted on the other families,
+so errors and coverage are held out. The last two columns score the gains of advice, by
+`advice/gain_accuracy.py`, whose constants were fitted on them all. Mixed precision is predicted as its scripts ran it
+(float16 parameters and activations, another optimizer), because the pairs measured it; the kind `autocast` makes the
 change that a user of a Trainer makes. KernelBench's modules were called one at a time, with a wait after each, and are
-foretold so: what the host does before the first launch counts, and a compiled call does more. Pairs without a recorded
+predicted accordingly: host work before the first launch counts, and a compiled call does more. Pairs without a recorded
 step, and those that the tables call doubtful or bound by launches, are left out. Example::
 
     python -m benchmarks.accuracy validation --of gains
@@ -54,11 +54,11 @@ COUNTS: Final = 0.05
 LEVEL: Final = 0.9
 
 AUTOCAST: Final = ", autocast"
-"""End of the name of a kind of which a twin was run, and not what its scripts did."""
+"""Suffix of a kind for which a replica was run instead of the original scripts."""
 
 POWERS: Final = tuple(step / 20 for step in range(12, 33))
-"""Powers of the simulated gain to choose from, 0.6 to 1.6: a model that sees a part of what a change does foretells
-that part of its gain, in logarithms."""
+"""Powers of the simulated gain to choose from, 0.6 to 1.6: a model that captures a part of the effect of a change
+predicts that part of its gain, in logarithms."""
 
 SHIFTS: Final = tuple(step / 200 for step in range(-4, 11))
 """Logarithms to choose from that every gain of a kind is told higher by, -0.02 to 0.05."""
@@ -67,7 +67,8 @@ FAMILIES_FOR_SHIFT: Final = 10
 """Fewest families that a shift is fitted to: of a few, it is their own."""
 
 NEW: Final = (2, 1)
-"""First release of torch whose convolutions channels last are those of today: its cuDNN is the first of version 8.9."""
+"""First release of torch whose convolutions channels last behave as in current releases: its cuDNN is the first of
+version 8.9."""
 
 MOST_RECORDINGS: Final = 2
 """Batch sizes of each training that are recorded, those with most pairs: a recording takes up to a minute."""
@@ -82,7 +83,7 @@ SHARES: Final = (0.0, 0.1, 0.2, 0.3, 0.5)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A measured pair with what was foretold.
+    """A measured pair with its predicted gain.
 
     Attributes:
         kind: Kind of change and mode, `channels_last train`.
@@ -102,12 +103,12 @@ class Pair:
 
     @property
     def error(self) -> float:
-        """Foretold over measured, less one."""
+        """Predicted over measured gain, minus one."""
         return self.foretold / self.measured - 1
 
     @property
     def log_error(self) -> float:
-        """Logarithm of measured over foretold."""
+        """Logarithm of measured over predicted gain."""
         return math.log(self.measured / self.foretold)
 
 
@@ -119,7 +120,7 @@ def pairs_of(folder: Path, cache: Path | None = None) -> tuple[Pair, ...]:
     """Foretell the gains of all pairs whose step before was recorded.
 
     Args:
-        folder: The validation tables, with `pairs` and `traces_pairs` beside each other.
+        folder: The validation tables, with `pairs` and `traces_pairs` next to each other.
         cache: Folder of further recordings of timm's steps, named as those in `traces_pairs/timm`, and of trainings,
             which are kept there.
 
@@ -190,7 +191,7 @@ def _recorded(row: Checked, table: str, folder: Path, cache: Path | None) -> Pat
 
 
 def _counts(row: Checked, table: str) -> bool:
-    """Return whether a row says what it is about: it is bound by the device, and not doubtful."""
+    """Return whether a row is usable: it is bound by the device and not doubtful."""
     if table != "kernelbench_compile":
         return True
     return all(row.member(each).text() != "True" for each in ("launch_bound", "doubtful"))
@@ -265,7 +266,7 @@ def _recording(model: str, precision: str, batch: int, cache: Path | None) -> Tr
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What is told of a kind: `simulated ** power * exp(shift)`, with a half-width of `least + share * |log(gain)|`."""
+    """Correction of a kind: `simulated ** power * exp(shift)`, half-width `least + share * |log(gain)|`."""
 
     power: float
     shift: float

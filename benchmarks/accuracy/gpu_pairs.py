@@ -53,7 +53,7 @@ class GpuErrors:
     """Problems that one GPU ran.
 
     Attributes:
-        subject: What they are; pairs of one subject count as much as those of another.
+        subject: Subject of the rows; pairs of each subject have equal total weight.
         together: Operation, dtype, source and build, which a pair must share.
         gpu: Its name.
         problems: Each problem as a value that can be compared, in any order, without repetition.
@@ -83,7 +83,7 @@ class PairErrors:
     is_trained: bool
 
     def left(self, power: float) -> Array:
-        """What is left of the target's errors with this power of the origin's taken back."""
+        """Errors of the target that remain after this power of the origin's errors is removed."""
         left: Array = np.abs(self.target_errors - power * self.origin_errors)
         return left
 
@@ -91,16 +91,16 @@ class PairErrors:
 @final
 @dataclass(frozen=True, slots=True)
 class ExponentStudy:
-    """One kinship; errors are medians of |log|, of which means over pairs, subjects and GPUs are taken, in this order.
+    """One kinship; errors are medians of |log|, averaged over pairs, subjects and GPUs, in this order.
 
     Attributes:
         pairs: Ordered pairs of GPUs.
         rows: Rows of all pairs.
         chosen: The power with the least error.
-        cross_validation_error: Error of the pairs with a GPU by the power chosen on those without.
+        cross_validation_error: Error of the pairs with a GPU by the power chosen on the pairs without this GPU.
         errors: Error by each of `POWERS`.
-        half_width: Conformal 90 % quantile of what the power in use leaves where a network was trained on the
-            operation; every pair counts the same. None without such pairs: a stand-in's own interval is wider.
+        half_width: Conformal 90 % quantile of the errors that the power in use leaves for operations with a trained
+            network; every pair counts the same. None without such pairs: a stand-in's own interval is wider.
     """
 
     pairs: int
@@ -116,7 +116,7 @@ def measured_pairs(tables: Path, models: BundledModels) -> tuple[PairErrors, ...
 
     Args:
         tables: Folder of the measurement tables.
-        models: Trained models; the split of their training is that of seed 0.
+        models: Trained models; their training used the split of seed 0.
 
     Raises:
         MeasurementTableError: Tables are missing or wrong.

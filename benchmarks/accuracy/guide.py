@@ -35,7 +35,7 @@ class Row:
     """A run of the guide.
 
     Attributes:
-        name: What was added.
+        name: Option that was added.
         seconds: Measured, of the run.
         mebibytes: Measured memory.
         one_by_one: An update adds up four batches of one sequence.

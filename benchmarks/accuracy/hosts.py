@@ -45,8 +45,8 @@ MOST_SECONDS: Final = 2e-3
 """Of KernelBench's modules, which are a few operations each: a longer one was predicted wrongly, or the device's."""
 
 FROM_IDLE_SECONDS: Final = 12e-6
-"""What a call from an idle device takes besides its operations: events, the start and the end of its last kernel, and
-the call of the module. Fitted to KernelBench's rows of a single operation together with the table of overheads."""
+"""Time of a call from an idle device in addition to its operations: events, the start and the end of its last kernel,
+and the call of the module. Fitted to KernelBench's rows of a single operation together with the table of overheads."""
 
 QUEUED: Final = frozenset({"RTX_3090_Ti"})
 """Machines that timed calls behind a full queue, so that the host is not in their times (a ReLU takes 3 us)."""
@@ -60,7 +60,7 @@ class HostRow:
     Attributes:
         machine: Table and machine.
         measured_seconds: The step.
-        host_seconds: What a median host is predicted to take for it.
+        host_seconds: Predicted time of a median host.
     """
 
     machine: str
@@ -125,7 +125,7 @@ def host_factors(rows: Sequence[HostRow]) -> Mapping[str, float]:
 
 
 def print_report(rows: Sequence[HostRow], console: Console) -> None:
-    """Print each machine's factor, what the others say of it, and how many of its rows the interval holds."""
+    """Print each machine's factor, the factor of the other machines, and how many of its rows the interval holds."""
     factors = host_factors(rows)
     table = report_table(
         "Hosts: measured over a median host's predicted time, on steps that launches dominate",

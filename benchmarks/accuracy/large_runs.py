@@ -45,7 +45,7 @@ MPT_TABLE: Final = "mpt_fsdp.csv"
 MEGATRON_TABLE: Final = "megatron_single_node.csv"
 
 MPT_RELEASE: Final = "2.1"
-"""Release of torch whose attention is as old as that of MPT's runs of 2023."""
+"""Release of torch whose attention is as old as in MPT's runs of 2023."""
 
 MEGATRON_GPU: Final = "A100-SXM-80GB"
 MPT_GPUS: Final = {"a100_40gb": "A100-SXM-40GB", "a100_80gb": "A100-SXM-80GB", "h100_80gb": "H100-SXM-80GB"}
@@ -63,7 +63,7 @@ GPUS_PER_NODE: Final = 8
 @final
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one row trains; rows with equal ones share a recording.
+    """Workload of one row; rows with equal workloads share a recording.
 
     Attributes:
         table: `mpt`, `megatron` or `published`.
@@ -74,8 +74,8 @@ class Workload:
         length: Tokens of a sample.
         batch: Samples of a replica and step.
         recompute: With activation checkpointing.
-        vocabulary: Tokens that are told apart.
-        kind: What else rows are told apart by.
+        vocabulary: Number of distinct tokens.
+        kind: What else rows are distinguished by.
     """
 
     table: str
@@ -108,7 +108,7 @@ class Workload:
 
 
 class AnyWorkload(Hashable, Protocol):
-    """What a row trains, recorded by itself; rows with equal ones share a recording."""
+    """Workload of a row, recorded on its own; rows with equal workloads share a recording."""
 
     @property
     def table(self) -> str:
@@ -124,7 +124,7 @@ class AnyWorkload(Hashable, Protocol):
 
     @property
     def kind(self) -> str:
-        """What else rows are told apart by."""
+        """What else rows are distinguished by."""
 
     @property
     def name(self) -> str:
@@ -143,12 +143,12 @@ class LargeRunCase:
     """One row.
 
     Attributes:
-        workload: What it trains.
+        workload: Workload.
         layout: The GPUs.
         strategy: How they share.
         micro_batch: Samples of a replica's micro-batch.
         measured_seconds: A step.
-        interconnect: What the table says of the links.
+        interconnect: Links as stated in the table.
         memory_bytes: Peak of a GPU; None where the table does not say.
         is_reserved: That counts what the allocator reserves beyond the tensors.
     """
@@ -165,7 +165,7 @@ class LargeRunCase:
 
 FRAMEWORK_HOSTS: Final = (1.0, 1.3, 1.55, 1.8)
 SPREADS: Final = (0.0, 0.025, 0.05, 0.075, 0.1)
-"""The grid of what is read off these tables: the framework's host, and how far paces differ."""
+"""The grid of the constants that are chosen on these tables: the framework's host, and how far paces differ."""
 
 
 @final
@@ -176,8 +176,8 @@ class LargeRunResult:
     Attributes:
         case: The row.
         step: As predicted.
-        studied: Seconds of the step for each of `FRAMEWORK_HOSTS`: without waiting for the slowest, and what the
-            default's waiting adds.
+        studied: Seconds of the step for each of `FRAMEWORK_HOSTS`: without waiting for the slowest, and the time
+            that the default's waiting adds.
     """
 
     case: LargeRunCase
@@ -290,7 +290,7 @@ def _megatron_case(row: Checked, degrees: Sequence[str], time: str) -> LargeRunC
 
 
 def published_cases() -> tuple[LargeRunCase, ...]:
-    """Return the runs of `published_runs.py`; what was computed again in full is recorded so, the rest by strategy."""
+    """Return the runs of `published_runs.py`. Only runs with full recomputation are recorded with it."""
     return tuple(
         LargeRunCase(
             workload=Workload(
@@ -449,7 +449,7 @@ LEAVE_OUT: Final[Sequence[tuple[str, Callable[[LargeRunCase], str]]]] = (
     ("machines", lambda case: f"{case.layout.nodes}"),
     ("model", lambda case: f"{case.workload.table} {case.workload.model}"),
 )
-"""What is left out at a time, where the constants are read off the rest."""
+"""Groups that are left out one at a time; the constants are chosen on the others."""
 
 
 def read_off(results: Sequence[LargeRunResult]) -> tuple[float, float]:
@@ -469,13 +469,13 @@ def read_off(results: Sequence[LargeRunResult]) -> tuple[float, float]:
 
 
 def width_of(results: Sequence[LargeRunResult], share: float = 0.9) -> float:
-    """Find what the logarithmic widths of the intervals must be multiplied by to hold this share of the rows."""
+    """Find the factor on the logarithmic widths with which the intervals hold this share of the rows."""
     needed = sorted(map(_needed_width, results))
     return needed[min(math.ceil(share * len(needed)), len(needed)) - 1]
 
 
 def _needed_width(result: LargeRunResult) -> float:
-    """Distance of the measured time from the middle over that of the interval's end, as logarithms."""
+    """Distance of the measured time from the middle over the distance of the interval's end, as logarithms."""
     step, measured = result.step, result.case.measured_seconds
     end = step.high_seconds if measured > step.seconds else step.low_seconds
     return abs(math.log(measured / step.seconds) / math.log(end / step.seconds))
@@ -533,7 +533,7 @@ BY: Final[Sequence[tuple[str, Callable[[LargeRunCase], str]]]] = (
     ("length", lambda case: f"{case.workload.length}"),
     ("", lambda case: case.workload.kind),
 )
-"""What rows are told apart by."""
+"""What rows are distinguished by."""
 
 
 def _degrees(case: LargeRunCase) -> str:

@@ -1,8 +1,8 @@
 """Score predicted memory of tensor, pipeline and context parallelism on Megatron-LM's steps on eight B200.
 
 SimuMax (github.com/MooreThreads/SimuMax, Apache-2.0) publishes torch's peaks of allocated and reserved memory, most of
-all ranks, beside what that tool says after its calibration on the same machine: Llama 3 70B cut to 12 layers, bfloat16,
-micro-batches of one sample, distributed optimizer, float32 gradients, fused cross entropy. Example::
+all ranks, next to the tool's own results after its calibration on the same machine: Llama 3 70B cut to 12 layers,
+bfloat16, micro-batches of one sample, distributed optimizer, float32 gradients, fused cross entropy. Example::
 
     python -m benchmarks.accuracy validation --of layout-memory --cache STEPS
 """
@@ -42,13 +42,13 @@ LENGTH: Final = 4096
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutMemoryCase:
-    """A row: measured memory, that of the peer, and what is predicted.
+    """A row: measured memory, the peer's result, and the prediction.
 
     Attributes:
         name: Layout, length and micro-batches.
         measured: Allocated and reserved bytes.
         peer: The same by SimuMax.
-        need: What is predicted for the fullest GPU.
+        need: Prediction for the fullest GPU.
     """
 
     name: str

@@ -2,12 +2,12 @@
 
 Two tables have rows of several GPUs: `training_throughput.csv` and `deep_learning_examples.csv`.
 
-Efficiency is the throughput of n GPUs over n times that of one. The step of one GPU is the measured one, as somebody
-has it who has run on one; what the others add is predicted, from the links that the GPU's name promises. They may not
-be there (a virtual machine without NVLink): `calibrated` takes the bus bandwidth that suits the machine's other
-benchmarks best, as if it had been measured. Rows that no weak scaling explains are left out, each with its reason.
-Benchmarks of which only the size is known spread their gradients evenly over a backward pass of two thirds of the step.
-Example::
+Efficiency is the throughput of n GPUs over n times the throughput of one GPU. The step of one GPU is the measured one,
+as a user has who ran on one GPU; the additional time of several GPUs is predicted, from the links that the GPU's name
+promises. They may not be there (a virtual machine without NVLink): `calibrated` takes the bus bandwidth that suits the
+machine's other benchmarks best, as if it had been measured. Rows that no weak scaling explains are left out, each with
+its reason. Benchmarks with only a known size spread their gradients evenly over a backward pass of two thirds of the
+step. Example::
 
     report = evaluate_scaling(Path("validation/training_throughput.csv"))
     report.results[0].efficiency, report.results[0].case.efficiency, report.excluded
@@ -59,11 +59,11 @@ FORWARD_SHARE: Final = 1 / 3
 @final
 @dataclass(frozen=True, slots=True)
 class UniformBenchmark:
-    """What is published of a benchmark.
+    """Published properties of a benchmark.
 
     Attributes:
         parameters: Its trainable parameters.
-        units_per_sample: What the table counts in one sample.
+        units_per_sample: Units that the table counts per sample.
     """
 
     parameters: int
@@ -101,7 +101,7 @@ def uniform_step(benchmark: str | UniformBenchmark, *, precision: str, gpus: Seq
     """The step of a benchmark.
 
     Args:
-        benchmark: A key of `UNIFORM_BENCHMARKS`, or what is known of another.
+        benchmark: A key of `UNIFORM_BENCHMARKS`, or the known properties of another benchmark.
         precision: `FP32`, or a precision that keeps its gradients in 16 bits.
         gpus: GPUs to run it on; on each it takes a second.
     """
@@ -141,7 +141,7 @@ LARGEST_EFFICIENCY: Final = 1.05
 
 WITHOUT_EXCHANGE: Final = frozenset({"transformerxlbase", "transformerxllarge"})
 """Benchmarks whose efficiency is 0.95 to 1.0 on every link, also where their gradients cannot pass in the time: their
-processes do not exchange them in every step, whatever the reason. Shown apart."""
+processes do not exchange them in every step, for unknown reasons. Shown apart."""
 
 Key = tuple[str, str, str, str]
 """GPU as reported, model, precision, container."""
@@ -150,7 +150,7 @@ Key = tuple[str, str, str, str]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingCase:
-    """A row of several GPUs with that of one.
+    """A row of several GPUs with the row of one GPU.
 
     Attributes:
         gpu: Our name of the GPU.
@@ -184,7 +184,7 @@ class ScalingCase:
 
 
 def read_scaling_cases(path: Path) -> tuple[tuple[ScalingCase, ...], dict[str, list[str]]]:
-    """Rows of several GPUs that have one of a single GPU, and what was left out by reason.
+    """Rows of several GPUs that have one of a single GPU, and the number of rows left out, by reason.
 
     Raises:
         MeasurementTableError: A missing column.
@@ -209,7 +209,7 @@ def read_scaling_cases(path: Path) -> tuple[tuple[ScalingCase, ...], dict[str, l
 
 
 def _case(row: Mapping[str, str], key: Key, singles: Mapping[str, float]) -> ScalingCase | str:
-    """The case of a row, or why there is none."""
+    """The case of a row, or the reason why the row has no case."""
     reported, model, precision, container = key
     count = int(row["n_gpus"])
     if not row["batch"].replace(".", "", 1).isdigit():
@@ -253,7 +253,7 @@ def read_example_cases(path: Path) -> tuple[tuple[ScalingCase, ...], dict[str, l
     """Read the rows of several GPUs of `deep_learning_examples.csv` that have one of a single GPU, as weak scaling.
 
     Returns:
-        The cases, and what was left out by reason.
+        The cases, and the number of rows left out, by reason.
 
     Raises:
         MeasurementTableError: A missing column.
@@ -281,13 +281,13 @@ def _example_key(row: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _example(row: Mapping[str, str], singles: Mapping[tuple[str, ...], float]) -> ScalingCase | str:
-    """Return the case of a row, or why there is none."""
+    """Return the case of a row, or the reason why the row has no case."""
     model, machine = row["path"].split("/")[2], row["hardware"]
     name = next((own for words, own in MACHINES.items() if words in machine), None)
     count, printed = int(float(row["gpus"])), json.loads(row["row_json"])
     single = singles.get(_example_key(row))
     batches = row["batch_per_gpu"].replace("/", ",").split(",")
-    # "100, 200" and "10240/5120" are those of either precision.
+    # "100, 200" and "10240/5120" belong to both precisions.
     is_float32 = row["precision"] in ("FP32", "TF32")
     batch = batches[0 if len(batches) == 1 or is_float32 == ("/" not in row["batch_per_gpu"]) else -1].strip()
     if model not in UNIFORM_BENCHMARKS:
@@ -361,13 +361,13 @@ class ScalingResult:
 
     Attributes:
         case: The row.
-        study: What it would be under other assumptions.
+        study: Efficiency under other assumptions.
         efficiency: As predicted.
         low: Lower end of its 90 % interval.
         high: Upper end.
         left_out: As predicted with the overlap costs that suits the other GPUs' rows.
         calibrated: As predicted at the bus bandwidth that suits the machine's other benchmarks; None if it has none.
-        link_share: That bandwidth over the one that the GPU's name promises; None likewise.
+        link_share: That bandwidth over the one that the GPU's name promises; None in the same case.
     """
 
     case: ScalingCase
@@ -386,7 +386,7 @@ class ScalingResult:
 
     @property
     def has_its_links(self) -> bool:
-        """The machine's links reach a quarter of what the GPU's name promises, or nobody can tell."""
+        """The machine's links reach a quarter of what the GPU's name promises, or this is unknown."""
         return self.link_share is None or self.link_share >= LEAST_LINK_SHARE
 
 
@@ -456,7 +456,7 @@ def _predicted(cases: Sequence[ScalingCase], weights: Path | None) -> list[Scali
 def _prepared(
     case: ScalingCase, gpus: Sequence[Gpu], weights: Path | None
 ) -> tuple[Sequence[StepPrediction], MultiGpuStep, float]:
-    """The step of a case on one of each GPU, ready to be shared, and what it processes."""
+    """The step of a case on one of each GPU, ready to be shared, and the samples that it processes."""
     if case.model in UNIFORM_BENCHMARKS:
         uniform = uniform_step(case.model, precision=case.precision, gpus=gpus)
         return uniform.singles, uniform.shared, case.batch * UNIFORM_BENCHMARKS[case.model].units_per_sample

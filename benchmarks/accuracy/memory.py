@@ -2,8 +2,8 @@
 
 The models of timm are read from recorded steps (`traces_memory/MODEL_BATCH.json.gz`) and, with a cache, recorded on the
 meta device from timm itself. In these runs `cudnn.benchmark` was on, and 1,700 MiB of each process were its context
-(both read off the rows, as the table says); what is scored is the rest, where it is 1.7 GiB and more, against what the
-allocator reserves. Families that the workspaces of convolutions were chosen on are shown apart. Example::
+(both read off the rows, as the table says); the remainder is scored against the allocator's reserved memory, if it is
+at least 1.7 GiB. Families that the workspaces of convolutions were chosen on are shown apart. Example::
 
     python -m benchmarks.accuracy validation --of memory --cache traces-of-timm
 """
@@ -43,7 +43,7 @@ CONTEXT_BYTES: Final = 1700 * MEBIBYTE
 """Of the processes of the table of timm, as its README says."""
 
 MILABENCH_CONTEXT_BYTES: Final[Mapping[str, int]] = {"L40S": 920 * MEBIBYTE, "H100-SXM-80GB": 1275 * MEBIBYTE}
-"""Of milabench's processes, likewise."""
+"""The same for milabench's processes."""
 
 LEAST_BYTES: Final = 1.7 * GIBIBYTE
 """Own memory of the processes that are scored."""
@@ -55,11 +55,11 @@ VERDICT_SIZES: Final = tuple(gibibytes * GIBIBYTE for gibibytes in (4, 6, 8, 10,
 """Memory of the cards that verdicts are given for, less the context."""
 
 NEAR: Final = 0.15
-"""Of a card's memory: verdicts on what is as near to it count."""
+"""Share of a card's memory: verdicts on steps as close to it count."""
 
 
 def is_of_the_step(tensors_bytes: float, measured_bytes: float) -> bool:
-    """Return whether a figure can be that of a step: it is no less than the tensors that must live at a time.
+    """Return whether a figure can belong to a step: it is at least the size of the tensors that live at a time.
 
     Args:
         tensors_bytes: These, as FakeTensor counted them.
@@ -71,18 +71,18 @@ def is_of_the_step(tensors_bytes: float, measured_bytes: float) -> bool:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCase:
-    """A run, and what is predicted for it.
+    """A run, and its prediction.
 
     Attributes:
         model: Its model.
         family: Family of the model.
         kind: `cnn`, `cnn-depthwise`, `hybrid`, `transformer` or `mlp`.
         batch: Samples of a step.
-        status: `ok`, or why the figure is not one of the run.
-        measured_bytes: What nvidia-smi showed, less the context.
-        peer_bytes: What another tool said, FakeTensor of the table of timm; None if it said nothing.
-        tensors_bytes: What lives at the fullest moment, by our count.
-        reserved: What is predicted.
+        status: `ok`, or the reason why the figure does not belong to the run.
+        measured_bytes: Memory as shown by nvidia-smi, minus the context.
+        peer_bytes: Estimate of another tool (FakeTensor in timm's table); None without an estimate.
+        tensors_bytes: Tensors that live at the fullest moment, by our count.
+        reserved: Prediction.
     """
 
     model: str
@@ -112,7 +112,8 @@ def timm_cases(folder: Path, cache: Path | None) -> tuple[MemoryCase, ...]:
 
     Args:
         folder: Where the table and the recorded steps lie.
-        cache: Folder of further steps; those that are missing are not recorded. None reads those of the folder alone.
+        cache: Folder of further steps; those that are missing are not recorded. None reads only the recordings of the
+            folder.
 
     Raises:
         MeasurementTableError: A wrong table.
@@ -155,8 +156,8 @@ def _timm_trace(folder: Path, cache: Path | None, model: str, batch: int, image_
 def milabench_cases(folder: Path, cache: Path | None) -> tuple[MemoryCase, ...]:
     """Predict milabench's runs on a GPU of known context whose step is recorded; arguments, errors as for `timm_cases`.
 
-    In these loops a variable holds what the loss reads until the next step. With a cache, Reformer is recorded anew: in
-    its step of the folder the backward pass ran under autocast, which the loop has left by then.
+    In these loops a variable keeps the inputs of the loss until the next step. With a cache, Reformer is recorded anew:
+    in its step of the folder the backward pass ran under autocast, which the loop has left by then.
     """
     columns = ("source", "case", "family", "batch", "gpu", "measured_mib", "status")
     cases = []
@@ -181,7 +182,7 @@ def milabench_cases(folder: Path, cache: Path | None) -> tuple[MemoryCase, ...]:
 
 
 def with_held_outputs(trace: Trace) -> Trace:
-    """Let a variable of the loop hold what the loss reads: the last large storage of the forward pass by a module."""
+    """Let a variable of the loop keep the input of the loss: the last large storage of the forward pass by a module."""
     written: dict[int, int] = {}
     losses = ("aten::_log_softmax", "aten::nll_loss", "aten::binary_cross_entropy", "aten::mse_loss")
     for operation in trace.operations:
@@ -307,7 +308,7 @@ def _error_cells(cases: Sequence[MemoryCase]) -> tuple[str, ...]:
 
 
 def slope_table(cases: Sequence[MemoryCase]) -> Table:
-    """What one more sample takes, predicted over measured."""
+    """Memory of one additional sample, predicted over measured."""
     table = report_table("One more sample, predicted over measured", ("kind",), ("models", "median", "5 %", "95 %"))
     slopes: dict[str, list[float]] = defaultdict(list)
     for own in _grouped([one for one in cases if one.is_scored], lambda one: one.model).values():

@@ -1,10 +1,10 @@
-"""Run what others offer for a step's memory on rows of which a GPU said how much it was.
+"""Run other tools that estimate a step's memory, on rows with memory measured on a GPU.
 
-Of timm's models, one a family that nothing was chosen on: torch's own `MemTracker`, FakeTensor (as published beside the
-runs), accelerate's estimate and torch-kitsune, each by its own code where it is installed, beside ours. Of the ten runs
-that xMem's authors published with what four estimators said, the torchvision models are recorded here at their 86 x 86
-images. Install peers without their dependencies (`pip install --no-deps timm torchvision accelerate torch-kitsune`).
-Example::
+Of timm's models, one a family on which nothing was chosen: torch's own `MemTracker`, FakeTensor (as published beside
+the runs), accelerate's estimate and torch-kitsune, each by its own code where it is installed, beside ours. Of the ten
+runs that xMem's authors published with what four estimators said, the torchvision models are recorded here at their 86
+x 86 images. Install peers without their dependencies (`pip install --no-deps timm torchvision accelerate
+torch-kitsune`). Example::
 
     python -m benchmarks.accuracy validation --of memory-peers --sample 12
 """
@@ -59,7 +59,7 @@ class Said:
 
     Attributes:
         run: Its name.
-        measured_bytes: What the process took less its context.
+        measured_bytes: Memory of the process minus its context.
         by_tool: Bytes, by tool.
     """
 

@@ -1,7 +1,7 @@
 """Scores of single operators and small modules on published times, with the roofline and the untrained fallback.
 
-Two tables: KernelBench (`kernelbench/times.csv.gz`, modules in eager mode and compiled, with the recorded steps beside
-it) and Liger's operators (`liger_operators.csv`, forward and backward). A row counts where the device bounds it: it
+Two tables: KernelBench (`kernelbench/times.csv.gz`, modules in eager mode and compiled, with the recorded steps next
+to it) and Liger's operators (`liger_operators.csv`, forward and backward). A row counts where the device bounds it: it
 takes at least `LEAST_SECONDS`, and `LEAST_SECONDS_A_LAUNCH` for each kernel that eager mode launches. Example::
 
     print_scores(kernel_bench_results(Path("validation/kernelbench")), Console(), title="KernelBench")
@@ -45,7 +45,7 @@ COMPILED: Final = "torch_compile_inductor_default"
 
 LEAST_SECONDS: Final = 100 * MICROSECOND
 LEAST_SECONDS_A_LAUNCH: Final = 20 * MICROSECOND
-"""Twice what the slower of the hosts that timed these tables need for a launch."""
+"""Twice the launch time of the slower hosts that timed these tables."""
 
 FAMILIES: Final[Mapping[str, str]] = {
     "recurrent layers": r"RNN|LSTM|LTSM|GRU",
@@ -64,19 +64,19 @@ FAMILIES: Final[Mapping[str, str]] = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorResult:
-    """A published time and what was predicted for it, in seconds.
+    """A published time and its prediction, in seconds.
 
     Attributes:
         gpu: Our name of the GPU.
         name: The operator or module.
         family: Family of operators that it belongs to.
-        measured: What was published.
+        measured: Published time.
         predicted: Middle of the prediction.
         low: Low end of its 90 % interval.
         high: High end of it.
         roofline: Sum of the rooflines of its problems.
-        fallback: What the package predicts without any trained weights.
-        speed_up: Measured time of the eager call over that of the compiled one; None if it is not compiled.
+        fallback: Prediction without any trained weights.
+        speed_up: Measured time of the eager call over the time of the compiled call; None if it is not compiled.
         predicted_speed_up: The same, predicted.
     """
 

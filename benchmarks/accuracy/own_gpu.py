@@ -111,7 +111,7 @@ def sum_rows(folder: Path) -> list[tuple[str, ...]]:
 
 
 def operator_rows(folder: Path) -> list[tuple[str, ...]]:
-    """Return the errors of each operation and dtype, those of the longer rows."""
+    """Return the errors of each operation and dtype, only for the longer rows."""
     card = gpu(GPU)
     models = kernel_models((GPU,))
     errors: dict[tuple[str, str], np.ndarray[Any, Any]] = {}

@@ -7,9 +7,9 @@ today. Times are predicted from shapes, with the interval of a spread that saw n
 (`whole_steps.LEFT_OUT`), and deadlines are asked to be kept with 90 %. Then the plan is carried out, and planned again
 twice on the way: once with the measured times themselves, and once for each of the 5th, 50th and 95th percentile of
 measured over predicted times of these rows, by which all jobs are off together. In half of the
-teams deadlines bind: each is what one GPU that none beats in both price and time, drawn at random, keeps with 90 %, and
-there are machines for all jobs at once; in the others deadlines are drawn as in the planning study, and half as many
-machines are rented. Being an hour late is dear, so that it pays to keep them. The planner plans once, without the
+teams deadlines bind: each is the time that a random GPU, which no other beats in both price and time, keeps with 90 %,
+and there are machines for all jobs at once; in the others deadlines are drawn as in the planning study, and half as
+many machines are rented. Being an hour late is dear, so that it pays to keep them. The planner plans once, without the
 trials of `cheapest_plan`.
 """
 
@@ -85,8 +85,8 @@ class TeamReplay:
     Attributes:
         team: Its number.
         binds: See `Team`.
-        times: What the real times were.
-        replay: What became of it.
+        times: Source of the real times.
+        replay: Outcome of the plan.
     """
 
     team: int
@@ -100,7 +100,7 @@ def teams(cases: Sequence[StepCase], number: int) -> Iterator[Team]:
 
     Args:
         cases: Steps with intervals, and their samples.
-        number: Teams, of which every second one has deadlines that bind.
+        number: Teams, every second team has deadlines that bind.
     """
     sources: dict[str, list[StepCase]] = defaultdict(list)
     for case in cases:
@@ -161,7 +161,7 @@ def _usd_per_hour(gpu: str) -> float:
 
 
 def _unbeaten(seconds: Mapping[Configuration, float]) -> list[Configuration]:
-    """List the GPUs of which no other is both faster and cheaper for the run."""
+    """List the GPUs that no other GPU beats in both time and price of the run."""
     found: list[Configuration] = []
     for place in sorted(seconds, key=seconds.__getitem__):
         cost = seconds[place] * _usd_per_hour(place.machine)
@@ -203,7 +203,7 @@ def _planned(problem: PlanningProblem, *, since: PlanState | None = None) -> Pla
 
 
 def replays_table(found: Sequence[TeamReplay]) -> Table:
-    """Deadlines kept and work lost, by what the real times were."""
+    """Deadlines kept and work lost, by the source of the real times."""
     table = report_table(
         f"Plans carried out, planned again {AGAIN} times; deadlines asked at {100 * PROBABILITY:.0f} %",
         ("deadlines", "real times"),

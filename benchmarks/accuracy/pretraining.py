@@ -1,7 +1,7 @@
 """Read tables of published pretraining, torchtitan's, nanotron's and NeMo's, as cases of `large_runs.py`.
 
-Each row's micro-batch is recorded on the meta device and repeated by the strategy. What a table does not say is as the
-framework's own configuration has it, from memory: torchtitan gathers in bfloat16, reduces in float32 and shares the
+Each row's micro-batch is recorded on the meta device and repeated by the strategy. Values that a table lacks follow the
+framework's own configuration, from memory: torchtitan gathers in bfloat16, reduces in float32 and shares the
 stream along the sequence; nanotron does that, too, and exchanges gradients in float32; NeMo runs Megatron's kernels,
 taken to be as fused as a compiled step's, behind its distributed optimizer with everything overlapped, and launches
 the products of each expert. Example::
@@ -53,8 +53,8 @@ class PretrainingWorkload:
         length: Tokens of a sample.
         batch: Samples of a micro-batch.
         is_compiled: Point-wise work is fused.
-        kind: What rows of the table are told apart by, in words.
-        release: Release of torch of its time, which decides on the kernels of attention; None for today's.
+        kind: What rows of the table are distinguished by, in words.
+        release: Release of torch of its time, which determines the kernels of attention; None for the current release.
         compiles_loss: The loss is compiled, too.
         is_all_bfloat16: So are the optimizer's state and the logits of the loss; else both are in float32.
     """
@@ -184,7 +184,7 @@ def read_torchtitan_cases(path: Path) -> Cases:
 
 
 def network_of(note: str) -> Interconnect:
-    """Return what a note says of the links between machines."""
+    """Return the links between machines as stated in a note."""
     return Interconnect(inter_node_bytes_per_second=gigabytes_to_bytes(400)) if "400 Gb/s" in note else CATALOGUE
 
 
@@ -235,7 +235,7 @@ def read_nanotron_cases(path: Path) -> Cases:
 
 
 def blocks_of_last_stage(config: LlamaConfig, pipeline: int) -> int:
-    """Count the blocks that nanotron leaves to the last stage of a pipeline, beside the output layer; at least one.
+    """Count the blocks, at least one, that nanotron leaves to the last pipeline stage with the output layer.
 
     It deals out modules in order by their multiplications for a token; a stage is full with the module that takes the
     sum beyond the stage's share of all.
@@ -401,6 +401,6 @@ TRAY: Final = 4
 
 
 def machines_of(name: str, count: int) -> Layout:
-    """Return so many GPUs in machines as large as such GPUs come in."""
+    """Return the given number of GPUs in machines as large as such GPUs come in."""
     per_node = min(count, TRAY if name.startswith("GB") else GPUS_PER_NODE)
     return Layout(find_gpu(name), per_node, count // per_node)

@@ -59,13 +59,13 @@ READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
     "ibm": ("", ibm_cases),
     "kempner": ("", kempner_cases),
 }
-"""File and reader of each table; what is no table, reads none."""
+"""File and reader of each table; an entry without a table reads no rows."""
 
 
 def print_report(
     folder: Path, of: str, console: Console, *, weights: Path | None, cache: Path | None
 ) -> tuple[PublishedCase, ...]:
-    """Print the errors of a table's rows, by what may explain them and one by one, and what was left out.
+    """Print the errors of a table's rows, by possible causes and one by one, and the rows left out.
 
     Returns a summary of the rows by model and layout.
 

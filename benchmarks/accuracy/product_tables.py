@@ -1,10 +1,10 @@
-"""Scores of single matrix products that others timed: TF32 beside bfloat16 (XLA), and float8 (vLLM's kernels).
+"""Scores of single matrix products that others timed: TF32 and bfloat16 (XLA), and float8 (vLLM's kernels).
 
     python -m benchmarks.accuracy MEASUREMENTS --of products
 
-A row counts on GPUs of the catalogue; of float8's hundreds of thousands a sample does, evenly spread. Products whose
-roofline is below `LONG_SECONDS` are apart: of these the launch decides (of `fp8_block` 0.1 ms and more). Layers in
-float8 were timed with the cast of their activations, which is predicted beside the product. Example::
+A row counts on GPUs of the catalogue; of float8's hundreds of thousands of rows, an evenly spread sample counts.
+Products whose roofline is below `LONG_SECONDS` are apart: of these the launch decides (of `fp8_block` 0.1 ms and more).
+Layers in float8 were timed with the cast of their activations, which is predicted in addition to the matmul. Example::
 
     scores = tf32_scores(Path("measurements/matmul_tf32.csv"))
 """
@@ -44,7 +44,7 @@ Shape = tuple[float, float, float, float]
 
 
 def tf32_scores(path: Path) -> tuple[Score, ...]:
-    """Score products in TF32, bfloat16 beside; errors as for `read_csv`."""
+    """Score matmuls in TF32 and in bfloat16; errors as for `read_csv`."""
     columns = ("gpu", "op", "dtype", "b", "m", "n", "k", "latency_ms")
     rows: dict[tuple[str, str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
     for row in read_csv(path, MeasurementTableError, columns=columns):

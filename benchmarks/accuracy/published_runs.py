@@ -2,7 +2,7 @@
 
 Narayanan et al. (2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", table 1)
 state floating-point operations per second and GPU over a whole step, with every activation computed again; the sizes of
-micro-batches and of interleaved stages are those of Megatron-LM's `examples/sc21`. Korthikanti et al. (2022, "Reducing
+micro-batches and of interleaved stages come from Megatron-LM's `examples/sc21`. Korthikanti et al. (2022, "Reducing
 Activation Recomputation in Large Transformer Models", tables 3 and 5) state the time of a step with all activations
 computed again, and with sequence parallelism and selective recomputation. All ran on DGX A100 80GB with eight adapters
 of 200 Gbit/s, at 2,048 tokens a sample and a vocabulary of 51,200. Nothing is fitted to them. Example::

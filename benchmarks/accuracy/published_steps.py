@@ -1,10 +1,10 @@
 """Rows of the tables of whole steps on one GPU, before they are predicted, and readers of four tables.
 
-What each row timed decides how it is scored. milabench times a pass of a loop with events, without the host's first
+The score of a row depends on its measurement. milabench times a pass of a loop with events, without the host's first
 batches; Lin's ResNet-50 is a plain step at locked clocks; Gavel's steps hold real loaders (2020, torch 1.4); AdaptDL's
-steps (Sia) hold loaders and statistics, so that small batches have a floor: what one more sample adds, and ratios, are
-scored instead.
-The recorded steps lie beside the tables in `traces_new`; ResNet-18 for CIFAR is recorded here. Example::
+steps (Sia) hold loaders and statistics, so that small batches have a floor: the time of one additional sample, and
+ratios, are scored instead.
+The recorded steps lie next to the tables in `traces_new`; ResNet-18 for CIFAR is recorded here. Example::
 
     rows = tuple(milabench_steps(Path("validation")))
     rows[0].gpu, rows[0].model, rows[0].samples, rows[0].measured_seconds
@@ -30,7 +30,7 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds
 
 RECORDED: Final = "traces_new"
-"""Folder of recorded steps beside the tables."""
+"""Folder of recorded steps next to the tables."""
 
 MILABENCH_TABLE: Final = "milabench.csv"
 LIN_TABLE: Final = "lin_2024.csv"
@@ -68,10 +68,10 @@ class PublishedStep:
         file: Name of the recorded step.
         measured_seconds: One step.
         record: Records the step; None if it cannot.
-        release: Release of torch that it is predicted for; None for that of the trace.
+        release: Release of torch that it is predicted for; None for the trace's release.
         samples: Samples of the step; None where the table does not count them.
-        tf32: Both switches of TF32; None for those of the trace.
-        waits_for_input: The source names the host's input as what decides the step.
+        tf32: Both switches of TF32; None for the trace's switches.
+        waits_for_input: The source names the host's input as the bottleneck of the step.
         clock_hz: Clock that the GPU was locked at; None where it was free.
     """
 

@@ -1,9 +1,10 @@
 """Predict LoRA and QLoRA steps on a T4: `python -m benchmarks.accuracy.qlora VALIDATION`.
 
-`fitcheck_t4.csv` (Anassbzdd/fitcheck, MIT) has torch's allocated and reserved memory, that of the process and the
-seconds of a step: float16 models with checkpointing, adapters of q, k, v and o in float32. Their script is not known.
-Three of its settings follow from the peaks of these rows, by hand: no autocast, no double quantization (transformers'
-default), and a loop that holds the model's output, with the logits, in the backward pass. Needs transformers and peft.
+`fitcheck_t4.csv` (Anassbzdd/fitcheck, MIT) has torch's allocated and reserved memory, the memory of the process and
+the seconds of a step: float16 models with checkpointing, adapters of q, k, v and o in float32. Their script is not
+known. Three of its settings follow from the peaks of these rows, by hand: no autocast, no double quantization
+(transformers' default), and a loop that holds the model's output, with the logits, in the backward pass. Needs
+transformers and peft.
 """
 
 from __future__ import annotations

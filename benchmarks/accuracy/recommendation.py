@@ -1,4 +1,4 @@
-"""DLRM: published training throughputs on one and several GPUs, and sharding plans beside those of TorchRec's planner.
+"""DLRM: published training throughputs on one and several GPUs, and sharding plans against TorchRec's planner.
 
     python -m benchmarks.accuracy FOLDER --of dlrm
 
@@ -135,7 +135,7 @@ def evaluate_dlrm(path: Path) -> tuple[DlrmResult, ...]:
         if key not in traces:
             trace = criteo_trace(case.size, precision=case.precision, batch=case.batch)
             # On one GPU their script looks all tables up in one kernel, and so are its dot products; on several it
-            # does not. What the tables' own plan adds there is `sharding`'s.
+            # does not. The time that the tables' own plan adds there comes from `extensions/embeddings`.
             is_alone = layout_of(case.layout).count == 1
             traces[key] = with_fused_tables(trace, has_sparse_gradients=True) if is_alone else trace
         found = predict(traces[key], [case.layout], strategy="embedding=auto", history=False)[case.layout]

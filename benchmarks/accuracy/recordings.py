@@ -78,7 +78,7 @@ class ShapesScore:
 
 
 def score_shapes(trace: Trace, gpu: str) -> ShapesScore | None:
-    """Predict what the shapes of a recording tell; None where they tell nothing."""
+    """Predict the step from the shapes of a recording; None without usable shapes."""
     told = [operation for operation in trace.operations if operation.inputs and is_known(operation)]
     measured = math.fsum(kernel.seconds for operation in told for kernel in operation.kernels)
     if not measured:
@@ -102,7 +102,7 @@ class RecordingScore:
         busy_seconds: Time in which the device worked on it; None without kernels.
         from_kernels: Predicted on its own GPU from its kernels.
         from_shapes: Predicted on its own GPU from shapes alone; None if it has none.
-        shapes: Its device time from shapes alone, as far as they tell it; None likewise.
+        shapes: Its device time from shapes alone, as far as shapes determine it; None in the same case.
         exchanges: It exchanged data with other GPUs, whose waits are part of `step_seconds`.
         refusal: Why it cannot be used; None if it can.
     """
@@ -366,7 +366,7 @@ def _error(predicted: float, measured: float) -> str:
 
 
 def print_report(folder: Path, console: Console) -> None:
-    """Print both tables and, in words, what was refused.
+    """Print both tables and, in words, the refused recordings.
 
     Raises:
         LightningPredictError: The folder holds no recording.

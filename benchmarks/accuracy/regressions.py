@@ -4,11 +4,11 @@ Published errors of the same kind stand next to them for context: they were meas
 settings.
 
 A sweep is simulated: each step is recorded on the meta device and predicted by this package, on one GPU and on several.
-So its times are as smooth, and as wrong, as the predictions; what it shows is how far linear regressions reach, not how
-long training takes. Published training throughputs, on one to eight GPUs and on one GPU of many kinds, are measured
-sweeps, and so is one on the processor at hand.
+So its times are as smooth, and as wrong, as the predictions; the study shows how far linear regressions extrapolate,
+not how long training takes. Published training throughputs, on one to eight GPUs and on one GPU of many kinds, are
+measured sweeps, and so is one on the processor at hand.
 
-Each axis is split as in the published experiments: what is below a limit is fitted, what is above is predicted.
+Each axis is split as in the published experiments: values below a limit are fitted, values above are predicted.
 Example::
 
     print_report(evaluate_regressions(throughputs=Path("validation/training_throughput.csv")), Console())
@@ -166,8 +166,8 @@ def measured_sweep(
 ) -> list[PastRun]:
     """The fastest training step at each batch size, as a run of `steps` iterations.
 
-    Batch sizes take turns, so that whatever else the machine does strikes all of them alike; it only adds time, so the
-    fastest step is the one that was disturbed least.
+    Batch sizes alternate, so other work on the machine affects all of them equally. Other work only adds time, so the
+    fastest step was disturbed least.
 
     Args:
         batch_sizes: Samples of a step.
@@ -218,7 +218,7 @@ class SweptModel:
 
     Attributes:
         network: Makes it, on the current device.
-        batch: Data and labels of so many samples.
+        batch: Data and labels with the given number of samples.
     """
 
     network: Callable[[], nn.Module]
@@ -235,7 +235,7 @@ def _speech(samples: int) -> Batch:
 
 
 def resnet_of(inner_modules: int) -> nn.Module:
-    """A ResNet with so many bottlenecks in each of its four stages."""
+    """A ResNet with the given number of bottlenecks in each of its four stages."""
     return ResNet50((inner_modules,) * 4)
 
 
@@ -351,13 +351,13 @@ def layer_scores(
 ) -> list[LayerScore]:
     """Predict whole networks by lines over layers: AlexNet from its own smaller batches, and from GoogLeNet.
 
-    Nobody publishes the layers' times of both on one GPU, so these are this package's predictions of each call.
+    No source publishes the layers' times of both on one GPU, so these are this package's predictions of each call.
 
     Args:
         gpus: Each by itself.
         batches: Samples of a step.
         fitted: Those of AlexNet that are fitted to predict the others.
-        networks: What makes both.
+        networks: Functions that make both networks.
     """
     found = tuple(find_gpu(name) for name in gpus)
     models = kernel_models(tuple(one.name for one in found), None)
@@ -491,13 +491,13 @@ PUBLISHED_LARGEST_FITTED: Final = 4
 
 
 ALL_BENCHMARKS: Final = "all benchmarks"
-"""What the published throughputs of all networks together are called."""
+"""Name of the published throughputs of all networks together."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What is swept, and up to where it is fitted.
+    """Variable that is swept, and the limit up to which it is fitted.
 
     Attributes:
         models: Names of networks.
@@ -576,7 +576,7 @@ def cpu_scores(
     Args:
         batch_sizes: Samples of a step.
         largest_fitted: Limit.
-        steps: Steps of each size, of which the fastest counts.
+        steps: Steps of each size, the fastest step counts.
     """
     runs = measured_sweep(batch_sizes=batch_sizes, steps=steps)
     return [_scored("small network", "this processor", runs, "batch_size", largest_fitted, is_measured=True)]
@@ -586,7 +586,7 @@ def published_number_scores(path: Path) -> list[AxisScore]:
     """Published training throughputs: one to four GPUs are fitted and eight predicted, each benchmark by itself.
 
     Args:
-        path: `training_throughput.csv`, of which the rows count that the scaling report takes.
+        path: `training_throughput.csv`, with the rows that the scaling report uses.
 
     Raises:
         MeasurementTableError: A missing column.
@@ -595,7 +595,7 @@ def published_number_scores(path: Path) -> list[AxisScore]:
     sweeps: dict[tuple[str, str, str, int], list[PastRun]] = {}
     for case in read_scaling_cases(path)[0]:
         key = (case.model, case.system, case.precision, case.batch)
-        alone = case.batch / case.single_per_second  # in proportion to the seconds, whatever units the table counts
+        alone = case.batch / case.single_per_second  # in proportion to the seconds, for any units of the table
         runs = sweeps.setdefault(key, [_published_run(case, 1, alone)])
         runs.append(_published_run(case, case.count, alone / case.efficiency))
     scores: dict[str, list[AxisScore]] = {}
@@ -750,7 +750,7 @@ def print_report(axes: Sequence[AxisScore], console: Console) -> None:
 
 
 def summary_tables(axes: Sequence[AxisScore]) -> tuple[Table, ...]:
-    """Errors by network and axis, and what the intervals hold."""
+    """Errors by network and axis, and the coverage of the intervals."""
     return _summary_table(axes), _inside_table(axes)
 
 
@@ -818,7 +818,7 @@ def _summary_table(scores: Sequence[AxisScore]) -> Table:
 
 
 def _inside_table(scores: Sequence[AxisScore]) -> Table:
-    """Count what the intervals hold beyond the fitted runs."""
+    """Count the runs inside the intervals, beyond the fitted runs."""
     table = report_table(
         "Runs beyond the fitted ones in the 90 % interval", ("along", "runs"), ("predicted", "in 90 %")
     )

@@ -328,7 +328,7 @@ def _goals(transformers: Sequence[TransformerResult], throughput: ThroughputRepo
 @final
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the accuracy report found.
+    """Results of the accuracy report.
 
     Attributes:
         transformers: One result a row of `transformers_fp32.csv`; empty without the table.

@@ -1,4 +1,4 @@
-"""What the rest of a run on the machine in use was predicted to take, against what it took, on the CPU.
+"""Predicted and actual time of the rest of a run on the machine in use, on the CPU.
 
     python -m benchmarks.accuracy.rest_of_run [--processor-time] [KIND ...]
 
@@ -48,7 +48,7 @@ THREADS: Final = 1
 
 @final
 class Rows(Dataset[tuple[Tensor, Tensor]]):
-    """Samples of one shape, each made with so much work of the processor.
+    """Samples of one shape, each made with the given amount of CPU work.
 
     Args:
         samples: How many.
@@ -212,7 +212,7 @@ class Probe(Callback):
         self.ends: dict[int, tuple[float, Interval[float]]] = {}
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Note the first prediction, and those that stand after so many steps."""
+        """Note the first prediction, and the predictions that are valid after the given numbers of steps."""
         left = self.predictor.remaining
         if left is None:
             return
@@ -224,7 +224,7 @@ class Probe(Callback):
 
 
 def errors(kind: Kind) -> tuple[float, dict[int, tuple[float, bool]]]:
-    """Seconds that a fit took after the capture; of each prediction of what was left its error, and whether it held."""
+    """Measure a fit after the capture: its seconds, and each forecast's error and whether its interval held."""
     torch.manual_seed(0)
     predictor = RuntimePredictor(["T4"], print_table=False, learn_from_history=False)
     probe = Probe(predictor)

@@ -1,10 +1,10 @@
-"""The experiments of the papers that the methods are from, on what is published today, beside the papers' own figures.
+"""Experiments of the papers behind the methods, on currently published data, next to the papers' own figures.
 
     python -m benchmarks.accuracy FOLDER --of seeds
 
 FOLDER holds `training_throughput.csv`, `timm.csv.gz`, `deep_learning_examples.csv`, `lin_2024.csv` with its steps, and
 `gavel.csv` with `gavel_jobs`; each part is left out where its table is missing, and a folder without any of them is
-refused. A folder `traces` beside it may hold recordings of GPUs. The papers' GPUs, frameworks and rows are others than
+refused. A folder `traces` next to it may hold recordings of GPUs. The papers' GPUs, frameworks and rows are others than
 these, which is why the tables say what differs, and no figure is called better.
 """
 
@@ -69,7 +69,7 @@ class PairScore:
 
     Attributes:
         model: Its name.
-        what: What was measured.
+        what: Measured quantity.
         gpus: GPUs.
         errors: predicted / measured - 1 of each ordered pair, from one GPU's measured row to another's.
     """
@@ -228,7 +228,7 @@ def lin_scores(folder: Path) -> tuple[LinScore, ...]:
 
 
 def lin_table(scores: Sequence[LinScore]) -> Table:
-    """Tabulate steps and the device's active time, beside the errors that the paper states."""
+    """Tabulate steps and the device's active time, next to the errors that the paper states."""
     peers = tuple(scores[0].published)
     table = report_table(
         "Lin et al.: ResNet-50, a step and the device's active time in it",
@@ -292,7 +292,7 @@ STREAM_NODES: Final = (3, 4, 6)
 
 
 def prototype_table(seeds: Sequence[int] = PROTOTYPE_SEEDS) -> Table:
-    """Play the prototype with drawn deadlines and real times, beside the paper's figures."""
+    """Play the prototype with drawn deadlines and real times, next to the paper's figures."""
     table = report_table(
         "The prototype: two nodes, four types of machines, JJ1 to JJ6, one every 300 s",
         ("what",),

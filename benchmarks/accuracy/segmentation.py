@@ -1,9 +1,9 @@
 """Predict nnU-Net's published epochs before they are looked at: `python -m benchmarks.accuracy.segmentation`.
 
 nnU-Net (MIC-DKFZ/nnUNet, `documentation/expected_epoch_times.md` at 13b2fa9) tells the fastest of five epochs of its
-U-Nets on seven GPUs, in float16 autocast under torch 1.7.1 and cuDNN 8.1: 250 training and 50 validation steps. Of its
-three data sets that of the liver is taken, whose plans are public (issue 856 there: patches of 128 x 128 x 128, five
-halvings, of which nnU-Net takes two a step; slices of 512 x 512, twelve of them). `volumes` had dummy input, the others
+U-Nets on seven GPUs, in float16 autocast under torch 1.7.1 and cuDNN 8.1: 250 training and 50 validation steps. We use
+the liver data set, one of three, because its plans are public (issue 856 there: patches of 128 x 128 x 128, five
+halvings, nnU-Net uses two patches per step; slices of 512 x 512, twelve of them). `volumes` had dummy input, the others
 their loader, with which epochs of `volumes` take 5 to 9 % longer. The V100 of 350 W (SXM3) is predicted as the SXM2.
 Nothing was fitted to these times.
 """
@@ -51,7 +51,7 @@ class Plan:
     """A network of the page.
 
     Attributes:
-        name: What it cuts up.
+        name: Data that is divided into patches.
         batch: Patches of a step.
         patch: Sides of a patch.
         halvings: Times that a patch is halved.
@@ -120,7 +120,7 @@ class UNet(nn.Module):
 
 
 def _overlap(answer: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what was found, what was not there and what was missed, by patch and class."""
+    """Return true positives, false positives and false negatives, by patch and class."""
     truth = torch.zeros(answer.shape, device=answer.device).scatter_(1, label.long(), 1)
     axes = tuple(range(2, answer.dim()))
     parts = answer * truth, answer * (1 - truth), (1 - answer) * truth

@@ -1,6 +1,6 @@
-"""Scores of a table of whole steps: absolute, of what one more sample adds, and of one GPU's step from another's.
+"""Scores of a table of whole steps: errors of times, of the time of an additional sample, and of ratios of GPUs.
 
-Beside each score stand the same for the package's fallback without networks and for the roofline. Rows whose step the
+Next to each score are the scores of the package's fallback without networks and for the roofline. Rows whose step the
 host is predicted to bound are a group of their own, since a GPU does not decide them. Example::
 
     scored = scored_steps(tuple(lin_steps(Path("validation"))), cache=Path("recorded-steps"))
@@ -33,13 +33,14 @@ from lightning_predict.reports.published_cases import PublishedCase, StepDescrip
 from lightning_predict.timeline.step_prediction import predict_steps
 
 GROWTH: Final = 1.4
-"""Times as many samples as the step before has one that tells what a sample adds: of closer ones the noise decides."""
+"""Minimum ratio of the batch sizes of two steps whose difference gives the time of a sample; closer sizes are dominated
+by noise."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredStep:
-    """A row and what was predicted for it.
+    """A row and its prediction.
 
     Attributes:
         row: The row.
@@ -160,7 +161,7 @@ def absolute_scores(steps: Iterable[ScoredStep]) -> Iterator[Score]:
 
 
 def sample_scores(steps: Iterable[ScoredStep]) -> Iterator[Score]:
-    """Give what one more sample adds, from each step to the next of `GROWTH` times its samples; not from one sample."""
+    """Return the time of one additional sample, from each step to the next with `GROWTH` times its samples."""
     groups: dict[tuple[str, str, str], dict[int, ScoredStep]] = defaultdict(dict)
     for one in steps:
         if one.row.samples is not None and one.row.samples > 1 and not one.is_host_bound:
@@ -262,7 +263,7 @@ def print_grouped(scores: Sequence[Score], console: Console, *, title: str) -> N
 
 
 def print_scores(steps: Sequence[ScoredStep], console: Console, *, title: str) -> None:
-    """Print a table's absolute errors, what one more sample adds, and ratios of GPUs."""
+    """Print a table's absolute errors, the time of one additional sample, and ratios of GPUs."""
     print_grouped(tuple(absolute_scores(steps)), console, title=f"{title}: steps")
     print_grouped(tuple(sample_scores(steps)), console, title=f"{title}: what one more sample adds")
     print_grouped(tuple(ratio_scores(steps)), console, title=f"{title}: one GPU's step over another's")

@@ -4,7 +4,7 @@ A step is a sum over kinds of work, so to first order log(measured / predicted) 
 factors, each weighted by its share of the step, and of effects of the GPU, of the source (a machine and its software)
 and of the model. All are normal with mean 0: factors around 1 with `FACTOR_DEVIATION`, effects with deviations that the
 cases themselves tell (EM of a linear mixed model). The posterior mean of the factors corrects predictions; effects of a
-GPU, source or model are not carried to others, and are what the interval must hold. Example::
+GPU, source or model are not carried to others, and the interval must cover them. Example::
 
     fit = fit_steps(cases)
     fit.factors["products/float32"], fit.deviations["source"]
@@ -100,12 +100,12 @@ EFFECTS: Final[Mapping[str, Callable[[StepCase], Hashable]]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """What the cases say.
+    """Results of the cases.
 
     Attributes:
         factors: Measured over predicted time by kind of work.
         errors: Deviation of the logarithm of each.
-        deviations: Deviations of the logarithms of effects, and of what is left, by `gpu`, `source`, `model`, `rest`.
+        deviations: Deviations of the logarithms of effects, and of the remainder, by `gpu`, `source`, `model`, `rest`.
     """
 
     factors: Mapping[str, float]
@@ -113,7 +113,7 @@ class StepFit:
     deviations: Mapping[str, float]
 
     def log_factor(self, case: StepCase) -> float:
-        """Compute the logarithm of what a case's prediction is multiplied by, to first order."""
+        """Compute the logarithm of the factor on a case's prediction, to first order."""
         return math.fsum(share * math.log(self.factors.get(kind, 1.0)) for kind, share in case.shares.items())
 
 
@@ -187,9 +187,9 @@ LEAST_HELD: Final = 0.85
 def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
     """Choose the spread that holds nine in ten cases, each table weighing as much as another.
 
-    What all operations of a step share are the deviations of the GPU's and of the source's effect on whole models, and
-    no less where one table's operations happen to be right; the share of the operations' own half-width is then the
-    least that is enough, as conformal prediction asks, and holds `LEAST_HELD` of each table.
+    The error that all operations of a step share consists of the deviations of the GPU's and of the source's effect on
+    whole models, and not less where one table's operations happen to be right; the share of the operations' own
+    half-width is then the least that is enough, as conformal prediction asks, and holds `LEAST_HELD` of each table.
 
     Args:
         cases: Published steps with the operations' own intervals.
@@ -214,7 +214,7 @@ def _shared_deviation(cases: Sequence[StepCase]) -> float:
     """Find the deviation of what another GPU and another source do to whole steps.
 
     Constants were chosen on rows of some tables, which therefore deviate less than others will: it is the largest that
-    is found with one table left out in turn.
+    is found with each table left out once.
     """
     tables = dict.fromkeys(case.table for case in cases)
     rest = [[case for case in cases if case.table != table] for table in tables] if len(tables) > 1 else [cases]
@@ -229,7 +229,7 @@ def _weights(cases: Sequence[StepCase]) -> Array:
 
 
 def spread_out(case: StepCase, spread: StepSpread, besides: float = 0.0) -> StepCase:
-    """Return the case with an interval that is spread out, by what nobody knows of its GPU besides."""
+    """Return the case with an interval that is spread out, by the additional uncertainty of an unmeasured GPU."""
     own = case.predicted
     low, high = spread.widened(own.low / own.middle, own.high / own.middle, besides)
     return replace(case, predicted=Interval(own.middle * low, own.middle, own.middle * high))

@@ -56,7 +56,7 @@ FAMILY_OF: Final[Mapping[str, str]] = {
     "GPT3-2.7B": "GPT",
     "OPT-1.3B": "GPT",
 }
-"""Models that are one architecture in several sizes: what is left out goes together."""
+"""Models that are one architecture in several sizes: all sizes are left out together."""
 
 
 @final
@@ -82,7 +82,7 @@ class CorrectionScore:
 @final
 @dataclass(frozen=True, slots=True)
 class CorrectionStudy:
-    """Each family left out in turn."""
+    """Each family left out once."""
 
     families: tuple[CorrectionScore, ...]
 
@@ -208,7 +208,7 @@ def least_correlation(cases: Sequence[Held]) -> float:
 
 
 def interval_study(cases: Sequence[Held]) -> tuple[CorrelationScore, ...]:
-    """Each family left out in turn."""
+    """Each family left out once."""
     found = []
     for family in sorted({case.family for case in cases}):
         own = [case for case in cases if case.family == family]

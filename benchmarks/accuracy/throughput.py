@@ -56,7 +56,7 @@ class ThroughputCase:
 @final
 @dataclass(frozen=True, slots=True)
 class ThroughputResult:
-    """A case, what was predicted for it, and the 90 % interval, all in units per second."""
+    """A case, its prediction and the 90 % interval, all in units per second."""
 
     case: ThroughputCase
     predicted_per_second: float
@@ -102,7 +102,7 @@ class RatioResult:
 @final
 @dataclass(frozen=True, slots=True)
 class ThroughputReport:
-    """Absolute results, and those of all ordered pairs of GPUs on the same benchmark, precision and container."""
+    """Absolute results, and the results of all ordered pairs of GPUs on the same benchmark, precision and container."""
 
     absolute: tuple[ThroughputResult, ...]
     ratios: tuple[RatioResult, ...]

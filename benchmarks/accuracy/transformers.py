@@ -1,4 +1,4 @@
-"""Predict the cases of `transformers_fp32.csv`, recorded on the meta device, next to what the peers said.
+"""Predict the cases of `transformers_fp32.csv`, recorded on the meta device, next to the predictions of the peers.
 
 Columns read: gpu, model, mode, seq, batch, variant, iteration_ms, and `<peer>_predicted_ms` for each peer. Example::
 
@@ -65,7 +65,7 @@ PEERS: Final[Mapping[str, str]] = {
     "Habitat-style": "habitat_predicted_ms",
     "roofline": "roofline_predicted_ms",
 }
-"""Columns of what others predicted, by name."""
+"""Columns of the predictions of other tools, by name."""
 
 THROTTLED_GPUS: Final = frozenset({"P4"})
 """Cards that could not hold their clocks when they were timed: shown apart."""
@@ -110,7 +110,7 @@ class TransformerCase:
 @final
 @dataclass(frozen=True, slots=True)
 class TransformerResult:
-    """A case and what was predicted for it, with the 90 % interval."""
+    """A case and its prediction, with the 90 % interval."""
 
     case: TransformerCase
     predicted_seconds: float

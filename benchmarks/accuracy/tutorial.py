@@ -33,7 +33,7 @@ HEADS: Final = 12
 @final
 @dataclass(frozen=True)
 class Chapter:
-    """What the lecture has changed by then, and what a step took.
+    """Changes of the lecture up to this row, and the time of a step.
 
     Attributes:
         words: The change.

@@ -1,11 +1,11 @@
 """Whole steps on GPUs whose measurements no network was trained on, next to the weights as they ship.
 
-Each chip that both the measurement tables and the whole steps have is left out in turn, with all of its boards: the
-bases are trained again without its rows, and its own weights are taken away. Beside it, the chip is predicted by the
+Each chip that both the measurement tables and the whole steps have is left out once, with all of its boards: the
+bases are trained again without its rows, and its own weights are taken away. The chip is also predicted by the
 same networks with the few figures that `measure --quick` finds on a GPU, here read off the tables: the rates of its
-large products, where the catalogue states none that others measured, and the pace of its memory. What nobody knows of
-a chip widens its interval by as much as the other chips ask for (`unknown_half_width`). Constants that were chosen by
-hand stay as they ship. Example::
+large products, where the catalogue has no rates measured by others, and the pace of its memory. The interval of a
+left-out chip is widened by the uncertainty derived from the other chips (`unknown_half_width`). Constants that were
+chosen by hand stay as they ship. Example::
 
     python -m benchmarks.accuracy FOLDER --of unseen --tables measurements --cache recorded-steps --chips A40 L40S
 """
@@ -137,7 +137,7 @@ def _on_chip(
 
 
 def spread_apart(results: Sequence[UnseenResult], spread: StepSpread) -> tuple[UnseenResult, ...]:
-    """Give each case the interval of a step, and those of a chip that was left out what the other chips add to it.
+    """Give each case the interval of a step, widened for a left-out chip by the uncertainty of the other chips.
 
     Args:
         results: Cases with their operations' own intervals.

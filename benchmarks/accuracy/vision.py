@@ -70,7 +70,7 @@ class VisionCase:
 
     Attributes:
         gpu: Our name of the GPU.
-        step: What ran.
+        step: Step that ran.
         software: Release of torch; empty where the table does not say.
         measured_seconds: One step.
     """
@@ -89,7 +89,7 @@ class VisionCase:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionResult:
-    """A case, what was predicted for it with the 90 % interval, and what the baselines say.
+    """A case, its prediction with the 90 % interval, and the baselines' results.
 
     Attributes:
         case: The case.
@@ -123,7 +123,7 @@ class VisionResult:
 
 
 def read_timm_cases(path: Path, *, sample: int | None = None) -> tuple[VisionCase, ...]:
-    """Read the rows of eager steps, of each GPU, model, mode and layout that of the newest software.
+    """Read the rows of eager steps, for each GPU, model, mode and layout the row of the newest software.
 
     Args:
         path: `timm.csv.gz`.
@@ -170,7 +170,7 @@ def _named(row: Checked) -> str:
 
 
 def _torchvision_release(row: Checked) -> str:
-    """Release of torch: as the row says, of AMD's cards that of their ROCm, else that of the table's year."""
+    """Release of torch: as the row says, for AMD's cards the release of their ROCm, otherwise of the table's year."""
     said = re.match(r"\d+\.\d+", row.value.get("software") or "")
     if said is not None:
         return said[0]

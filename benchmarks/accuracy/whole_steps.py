@@ -70,7 +70,7 @@ MODULES: Final = "KernelBench"
 
 HOST_SHARE: Final = 0.6
 """A step counts as bound by the device where a median host needs less than this share of the device's time: then even
-a host 1.7 times as slow, of which there is one in ten, does not decide it."""
+a host 1.7 times as slow, as slow as one host in ten, is not the bottleneck."""
 
 DTYPE_CLASSES: Final[Mapping[str, str]] = {"float16": "16-bit", "bfloat16": "16-bit"}
 """Dtypes that share a factor; each other one has its own."""
@@ -262,7 +262,7 @@ LEFT_OUT: Final[Mapping[str, Callable[[StepCase], Hashable]]] = {
     "sources": lambda case: (case.table, case.source),
     "tables": lambda case: case.table,
 }
-"""What is left out together."""
+"""Rows that are left out together."""
 
 
 def print_report(cases: Sequence[StepCase], console: Console) -> None:
@@ -398,7 +398,7 @@ def behind_table(cases: Sequence[StepCase]) -> Table:
     """List the groups of more than `LARGE_GROUP` rows in which a simpler predictor has the least median error.
 
     In the last column each source's rows are predicted as is nearest on the group's other sources: were the simpler
-    predictor used there, so well would it do on a source that nobody has seen.
+    predictor used there, this is its accuracy on an unseen source.
     """
     names = tuple(dict.fromkeys(name for case in cases for name in case.baselines))
     table = report_table(
@@ -419,7 +419,7 @@ def behind_table(cases: Sequence[StepCase]) -> Table:
 
 
 def chosen_by_others(cases: Sequence[StepCase], names: Sequence[str]) -> list[float]:
-    """Return errors by the predictor that is nearest on the cases of other sources; our own where there are none.
+    """Return errors by the predictor that is nearest on the cases of other sources; ours without such cases.
 
     Args:
         cases: A group of cases.
@@ -435,7 +435,7 @@ def chosen_by_others(cases: Sequence[StepCase], names: Sequence[str]) -> list[fl
 
 
 def effects_table(cases: Sequence[StepCase]) -> Table:
-    """Say what whole models of each table say of a GPU, which part of it predictions carry, and what is left.
+    """Print each GPU's deviation in the models of each table, the part that predictions contain, and the rest.
 
     Modules of a few operations say more of these than of the card.
     """

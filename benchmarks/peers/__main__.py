@@ -2,7 +2,7 @@
 
 Memory: the runs of `--of memory`, models of timm trained in float32 by SGD on an A100, of families that nothing here
 was chosen on, against what nvidia-smi showed less the context. Time: steps of torchvision's models in float32 that
-others published, forward alone and whole, on GPUs that the tool is told of by the figures it asks for. Each tool is
+others published, forward alone and whole, on GPUs that the tool knows by the figures it asks for. Each tool is
 asked as its own documentation shows. The tools, timm and torchvision go into a folder of their own, as they bring
 versions of torch that the checks do not take::
 
@@ -65,7 +65,7 @@ def _alloc(model: Any, batch: int, _side: int) -> float:
 
 
 def _alloc_traced(model: Any, batch: int, side: int) -> float:
-    """Ask with what the outputs of all modules take of one image, as alloc's hooks count it where they can."""
+    """Ask with the size of the outputs of all modules for one image, as alloc's hooks count it where they can."""
     outputs: list[int] = []
 
     def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -98,7 +98,7 @@ MEMORY_TOOLS: Final[Mapping[str, Callable[[Any, int, int], float]]] = {
 
 
 def _blink_seconds(model: Any, batch: int, gpu_name: str) -> float:
-    """Ask for a time on a GPU, of which its network knows three figures; `predict` of its facade names none."""
+    """Ask for a time on a GPU, whose network uses three figures; `predict` of its facade names no GPU."""
     features = import_module("blink.model_analyser").ModelAnalyzer().extract_features(model, (3, 224, 224))
     row = gpu(gpu_name)
     figures = {
@@ -200,7 +200,7 @@ def _table(title: str) -> Table:
 
 
 def _row(answers: Sequence[Callable[[], tuple[float, float]]], names: Sequence[str]) -> list[str]:
-    """Ask for everything, and write the scores of what was answered; what was refused goes to stderr."""
+    """Ask for everything, and write the scores of what was answered; the refused recordings goes to stderr."""
     errors: list[float] = []
     took: list[float] = []
     refused: list[str] = []

@@ -1,4 +1,4 @@
-"""Deadlines of jobs for which nobody states any: drawn evenly, as in the published study, in units of the fastest run.
+"""Deadlines of jobs without stated deadlines: drawn evenly, as in the published study, in units of the fastest run.
 
 Example::
 

@@ -31,7 +31,7 @@ from lightning_predict.extensions.planning.problem import Configuration, Job, Li
 from lightning_predict.extensions.planning.queues import QUEUE_RULES
 
 JOBS: Final = (2, 3, 4, 5, 6, 8, 12, 20)
-"""Numbers of jobs of the problems, in turn."""
+"""Numbers of jobs of the problems, one after another."""
 
 MOST_AT_ONCE: Final = 6
 """Most jobs of a problem whose jobs are all submitted at the start."""
@@ -57,7 +57,7 @@ class Comparison:
         plan_usd: Cost of the recommended plan.
         rule_usd: Cost of the cheapest queue rule.
         found_usd: Cost of the best plan that either found.
-        bound_usd: Lower bound: that of CP-SAT, or the cost of all jobs without idle GPUs.
+        bound_usd: Lower bound: CP-SAT's bound, or the cost of all jobs without idle GPUs.
         seconds: Time that the planner took.
     """
 

@@ -31,7 +31,7 @@ _TITLE: Final = (
 
 
 def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw what each policy saves against what a move costs, one panel per number of nodes and time between jobs.
+    """Draw the saving of each policy against the cost of a move, one panel per number of nodes and time between jobs.
 
     A point is the median of the seeds, a bar goes from the worst seed to the best one.
 

@@ -28,7 +28,7 @@ from lightning_predict.extensions.planning.policies import PREDICTED_TIMES, chea
 from lightning_predict.extensions.planning.problem import Configuration, Limits, PlanningProblem
 
 JOBS: Final = (2, 3, 4, 5, 6, 8)
-"""Numbers of jobs of the problems, in turn."""
+"""Numbers of jobs of the problems, one after another."""
 
 ERROR: Final = 0.3
 """Half width of the 90 % interval of each job's times, as a share of the predicted time."""
@@ -72,7 +72,7 @@ def problem_of(seed: int) -> PlanningProblem:
 
 
 def fresh_draws(problem: PlanningProblem) -> dict[str, Mapping[Configuration, Draws]]:
-    """Return draws of other random numbers than those of the planner, whose seed is the name of the job."""
+    """Return draws of other random numbers than the planner's, whose seed is the name of the job."""
     renamed = replace(problem, jobs=tuple(replace(job, name=job.name + FRESH) for job in problem.jobs))
     return {name.removesuffix(FRESH): own for name, own in time_draws(renamed, None).items()}
 

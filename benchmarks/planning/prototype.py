@@ -1,6 +1,6 @@
 """The published prototype, played again: two nodes, four types of machines, JJ1 to JJ6 submitted one every 300 s.
 
-Its jobs' true lengths are not published: times are those of the study (`job_times.toml`), real ones off by up to 10 %,
+Its jobs' true lengths are not published: times are from the study (`job_times.toml`), real ones off by up to 10 %,
 deadlines and weights drawn as in the study. A slot lasts from one decision to the next. Example::
 
     plans = played_prototype(seed=2)
@@ -30,7 +30,7 @@ ERROR: Final = 0.1
 @final
 @dataclass(frozen=True, slots=True)
 class PlayedPrototype:
-    """What was expected and what happened."""
+    """Expected and actual outcome."""
 
     predicted: Plan
     real: Plan

@@ -2,7 +2,7 @@
 
 A folder holds `gavel.csv`, steps per second of training jobs on 1 to 8 GPUs of three kinds (Gavel, OSDI 2020),
 and `gavel_jobs/<name>.trace`, who trained which of them when and for how many steps. The table has two measurements of
-each: one stands for what is predicted, the other is what is real. Streams state no deadlines; these are drawn as in the
+each: one stands for the prediction, the other is what is real. Streams state no deadlines; these are drawn as in the
 planning study. Machines are what clouds rent out with these GPUs. Example::
 
     stream = read_stream(Path("validation"), "max_min_fairness")
@@ -60,7 +60,7 @@ class StreamedJob:
 
     Attributes:
         name: Its number and what it trains.
-        model: What it trains.
+        model: Workload.
         batch: Samples of a step, as the table writes them.
         steps: How many.
         num_gpus: On how many GPUs.
@@ -82,9 +82,9 @@ class Stream:
 
     Attributes:
         jobs: Those whose model the table has.
-        left_out: How many it has not.
-        predicted: What is believed of them.
-        real: What they really do.
+        left_out: Number of jobs whose model the table lacks.
+        predicted: Predicted times.
+        real: Actual times.
     """
 
     jobs: tuple[StreamedJob, ...]
@@ -134,10 +134,10 @@ def read_stream(folder: Path, name: str) -> Stream:
 
     Args:
         folder: Holds both.
-        name: Of the stream: that of its file, without `.trace`.
+        name: Of the stream: the name of its file, without `.trace`.
 
     Raises:
-        PlanningFormatError: A file that is missing or malformed, or a stream of which the table knows no job.
+        PlanningFormatError: A file that is missing or malformed, or a stream without any job of the table.
     """
     columns = ("source", "gpu", "consolidated", "n_gpus", "model", "batch_size", "steps_per_second")
     rates: dict[str, dict[tuple[str, str, str, int], float]] = {PREDICTED: {}, REAL: {}}

@@ -1,7 +1,7 @@
 """The study: a planner compared with queue rules, over settings and seeds, in parallel.
 
 Random instances draw jobs that arrive like customers from a fixed mix, with deadlines and weights. Their times and
-machines are those of a published study, derived in `job_times.toml`, and real times are off evenly by `error`; or
+machines come from a published study, derived in `job_times.toml`, and real times are off evenly by `error`; or
 (`setting: clouds`) machines that clouds rent out today, with the times that this package predicts (`cloud_jobs.json`),
 and real times as far off as its predictions were from published measurements. Each run simulates one policy on one
 random instance twice: with the predicted times, and with the real ones. Runs are independent and go through joblib, so
@@ -76,7 +76,7 @@ def study_machines(setting: str = "published", interruptions_per_hour: float | N
 
     Args:
         setting: `published` or `clouds`.
-        interruptions_per_hour: Of spot machines, which are then offered beside the others; None offers none.
+        interruptions_per_hour: Of spot machines, which are then offered in addition to the others; None offers none.
 
     Raises:
         CatalogueError: The table breaks a rule.
@@ -274,8 +274,8 @@ def random_actual_seconds(problem: PlanningProblem, *, seed: int) -> ActualSecon
 def cloud_actual_seconds(problem: PlanningProblem, *, seed: int) -> ActualSeconds:
     """Real times of predicted jobs: off as predictions of whole steps were from published measurements.
 
-    Logarithms of measured over predicted times deviate by GPU, by model and by what is left (`PREDICTION_DEVIATIONS`).
-    Kinds of jobs are models, and what is left is drawn for each kind on each GPU.
+    Logarithms of measured over predicted times deviate by GPU, by model and by the remainder (`PREDICTION_DEVIATIONS`).
+    Kinds of jobs are models, and the remainder is drawn for each kind on each GPU.
 
     Args:
         problem: Of the setting `clouds`.
@@ -407,7 +407,7 @@ class StudyRun:
     """One policy on one instance.
 
     Attributes:
-        instance: What was planned.
+        instance: The planned problem.
         policy: Its name.
         predicted_usd: Machines and tardiness, had all times been as predicted.
         least_usd: No plan costs less than this, with the real times (see `least_usd`).
@@ -445,12 +445,12 @@ class Saving:
     """The share of the cost that is saved against the best queue rule of the same seed, over the seeds.
 
     Attributes:
-        low: Of the worst seed. From it to the best seed is a confidence interval of the median, whatever the
+        low: Of the worst seed. From it to the best seed is a confidence interval of the median, for any
             distribution: of n seeds, all lie on one side of it with a chance of 2^(1-n), 6 % of five.
         median: Half of the seeds save more.
         high: Of the best seed.
-        possible: Median of what a plan at `least_usd` would save.
-        share: Median of what is saved over what is possible.
+        possible: Median of the saving of a plan at `least_usd`.
+        share: Median of the saving over the possible saving.
     """
 
     low: float

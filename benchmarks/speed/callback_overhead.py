@@ -1,16 +1,16 @@
-"""What the callbacks cost a training run on the CPU: each step after the capture, and the capture itself.
+"""Cost of the callbacks for a training run on the CPU: each step after the capture, and the capture itself.
 
     python -m benchmarks.speed.callback_overhead
 
 Runs of 200 steps. From step 20 on, when the capture is over, the callbacks are taken out of the Trainer and put back
-every five steps, so that a stretch with them and one without lie next to each other on whatever else the machine does.
+every five steps, so that a stretch with them and one without lie next to each other under the same load of the machine.
 The cost of a step is the median over all such pairs of the ratio of the two, with an interval that holds the true
 median with 95 % confidence (bootstrap over pairs); by processor time on one thread, which other programs hardly
-disturb, and by the wall clock. Lightning itself takes a while for any callback: compare with an empty one. Beside it,
-what the callbacks' own hooks take, clocked one by one.
+disturb, and by the wall clock. Lightning itself takes a while for any callback: compare with an empty one. It also
+prints the time of the callbacks' own hooks, measured one by one.
 
-The cost of the capture and of the prediction is what the first 20 steps take more than those of runs without
-callbacks: in the first run of the process, which loads the weights, and in later ones.
+The cost of the capture and of the prediction is the additional time of the first 20 steps over runs without callbacks
+: in the first run of the process, which loads the weights, and in later ones.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Network(LightningModule):
 @final
 @dataclass(slots=True)
 class Clocks:
-    """What one run took.
+    """Times of one run.
 
     Attributes:
         starts: Wall and processor seconds at the beginning of each batch.
@@ -154,7 +154,7 @@ def median_in_words(ratios: Iterable[float]) -> str:
 
 
 def report(name: str, runs: list[Clocks]) -> tuple[Figure, ...]:
-    """Return what one case costs a step."""
+    """Return the cost of one case per step."""
     wall, processor = (median_in_words(ratio for one in runs for ratio in one.pairs(clock)) for clock in (0, 1))
     hooks = [seconds for one in runs for step, seconds in one.hook_seconds.items() if step > CAPTURE_STEPS] or [0.0]
     step = statistics.median(seconds for one in runs for seconds in one.steps(1)[CAPTURE_STEPS:])
@@ -167,7 +167,7 @@ def report(name: str, runs: list[Clocks]) -> tuple[Figure, ...]:
 
 
 def main() -> None:
-    """Print what the callbacks cost."""
+    """Print the cost of the callbacks."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args()

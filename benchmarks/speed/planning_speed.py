@@ -1,4 +1,4 @@
-"""How fast decisions are, and what planning saves against queue rules, by what a move costs.
+"""How fast decisions are, and the saving of planning over queue rules, by the cost of a move.
 
 python -m benchmarks.speed.planning_speed            # decisions only: a minute
 python -m benchmarks.speed.planning_speed --study    # and the comparison in its fixed setting: an hour on two cores

@@ -4,7 +4,7 @@
 
 A trace of 5,000 operations, 500 of them distinct, is predicted for 40 GPUs at once; the baseline calls the same models
 once for each operation and GPU (on a tenth of the work, scaled up). Then GPT-2 Large is recorded on the meta device.
-Beside the time on the clock stands that of the processors, which other work on the machine changes less. In the end the
+Next to the wall-clock time is the CPU time, which other work on the machine changes less. In the end the
 best ten ways to share a model of 13 billion parameters among 8 x 8 H100 are searched (`lightning-predict parallel`).
 """
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.speed.recording_speed [--large | --accumulation]
 
-Two steps of small operations, forward, backward and update: their difference is what recording adds to an operation,
-what is left is what it adds to a step (most of it the search for a profiler of the user's). Its baselines are torch's
+Two steps of small operations, forward, backward and update: their difference is the cost of recording per operation,
+the remainder is the cost per step (most of it the search for a profiler of the user's). Its baselines are torch's
 own FlopCounterMode, and a mode that does nothing. With `--large`, a step of 100,000 operations is recorded once: the
 seconds, and the memory that the recording takes. With `--accumulation`, a Trainer records a window of 1 and of 64
 batches. All in processor time of this thread.
@@ -34,7 +34,7 @@ from benchmarks.result_files import Figure, ResultConsole, write_run
 from lightning_predict.callbacks import RuntimePredictor
 
 LAYERS: Final = (20, 80)
-"""Of two steps, whose difference is that of their operations."""
+"""Of two steps, whose difference comes from their operations."""
 
 WIDTH, REPEATS = 16, 15
 LARGE_OPERATIONS = 100_000
@@ -64,7 +64,7 @@ def seconds(runs: list[Callable[[], object]]) -> list[float]:
 
 
 def training_step(layers: int) -> Callable[[], None]:
-    """Return a training step of so many layers."""
+    """Return a training step with the given number of layers."""
     model = nn.Sequential(
         *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(layers))
     )
@@ -81,7 +81,7 @@ def training_step(layers: int) -> Callable[[], None]:
 
 
 def small() -> list[Figure]:
-    """Print what each mode adds to an operation, and what it adds to a step besides: a line through two steps."""
+    """Print the cost of each mode per operation, and its additional cost per step: a line through two steps."""
     steps = [training_step(layers) for layers in LAYERS]
     counts = [len(lp.capture(step, warmup_steps=0).operations) for step in steps]
 
@@ -164,7 +164,7 @@ class Deep(LightningModule):
 
 
 def accumulation() -> list[Figure]:
-    """Print what the window that is recorded takes more than those before and after it."""
+    """Print the additional time of the recorded window over the windows before and after it."""
     figures: list[Figure] = []
     for batches in ACCUMULATED:
         for folder in [tempfile.mkdtemp()] * 3:

@@ -1,4 +1,4 @@
-"""Draw pairs of problems of which one is twice as large along one side, far beyond what was measured.
+"""Draw pairs of problems with one problem twice as large along one side, far beyond the measured range.
 
 Example::
 

@@ -2,7 +2,7 @@
 
 A base is trained on all GPUs; each GPU with enough measurements gets a copy of it, or of a base of the family alone
 (`Recipe.start`), fine-tuned on its own rows where that is better on the calibration rows. The interval of own weights
-rests on their own errors; that of the base, on the errors of bases that never saw the GPU (`Recipe.folds`), because
+rests on their own errors; the base's interval, on the errors of bases that never saw the GPU (`Recipe.folds`), because
 that is how the base is used. Families that are kin are fitted to the same rows, so they share their bases' trainings.
 
 The half width is the 90 % quantile of |log(predicted / measured)| on the calibration rows, which no fit saw, so that
@@ -101,7 +101,7 @@ def _half_width(errors: Sequence[Array]) -> float:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenError:
-    """Errors on held-out rows of one (operation, dtype, GPU) by a base that never saw the GPU nor its like.
+    """Errors on held-out rows of one (operation, dtype, GPU) by a base that never saw the GPU or a similar GPU.
 
     Attributes:
         operation: Operation.
@@ -212,7 +212,7 @@ class Training:
 
     @property
     def examples(self) -> int:
-        """Rows that the training goes through, over all members: what it takes, up to a factor."""
+        """Rows that the training goes through, over all members: its cost, up to a factor."""
         return self.plan.steps * self.plan.batch_rows * self.plan.members
 
 

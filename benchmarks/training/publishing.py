@@ -1,8 +1,8 @@
 """Write trained networks: one file per GPU and the base, the manifest and the model card.
 
-The manifest keeps how the base does on GPUs that it never saw: for each GPU, a base that saw neither it nor its like
-(`Recipe.folds`) predicted the held-out rows that are scored for own weights. It was trained like the base that ships,
-or more briefly. Example::
+The manifest keeps how the base does on GPUs that it never saw: for each GPU, a base that saw neither it nor a similar
+GPU (`Recipe.folds`) predicted the held-out rows that are scored for own weights. It was trained like the base that
+ships, or more briefly. Example::
 
     publish(results, groups, gpus, folder=Path("weights"), seed=0)
 """
@@ -75,7 +75,7 @@ def publish(
     seed: int,
     raw_networks: Mapping[tuple[str, str], RawNetwork] | None = None,
 ) -> tuple[Score, ...]:
-    """Write all files into the folder, score what was written and describe it; old weights files there are removed."""
+    """Write all files into the folder, score the written files and describe it; old weights files there are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.safetensors"):
         old.unlink()
@@ -158,7 +158,7 @@ def _entry(
 
 
 def model_card(manifest: Manifest, scores: Sequence[Score], families: Iterable[str]) -> str:
-    """Say what the weights are, what they were trained on and how far they can be trusted, as Markdown."""
+    """Describe the weights, their training data and their reliability, as Markdown."""
     sources = sorted({title for entry in manifest.files.values() for title in entry.trained_on})
     files = "\n".join(
         f"| `{name}` | {entry.bytes / 1000:.0f} kB | {', '.join(entry.dtypes)} | {entry.rows} | `{entry.sha256[:16]}` |"

@@ -1,4 +1,4 @@
-"""The recipes, one a family: how long to train, on what random problems to keep the model tame, and what is scored.
+"""Recipes, one per family: training length, random problems to regularise the model, and the rows that are scored.
 
 Example::
 
@@ -28,8 +28,8 @@ class Recipe:
 
     Attributes:
         family: The family.
-        kin: Families of the same features whose measurements its bases learn from as well: what a GPU's clock, caches
-            and multiprocessors do to a product is alike in all dtypes, and more GPUs show it.
+        kin: Families of the same features whose measurements its bases learn from as well: the effect of a GPU's
+            clock, caches and multiprocessors on a matmul is similar in all dtypes, and more GPUs show it.
         base: Plan of the base.
         start: Plan of a base of the family alone, from which own weights are tuned; None if the base serves.
         own: Plan of a GPU's own weights.
@@ -152,8 +152,9 @@ _PRODUCT_FOLDS: Final = (
     ("RTX-PRO-6000-Server",),
     DATA_CENTRE_BLACKWELL,
 )
-# Small, short and strongly decayed, with little or no sight of the machine's own figures: what is learnt beyond that is
-# the GPUs that are seen, and those have weights of their own. Chosen by the errors on GPUs that were left out.
+# Small, short and strongly decayed, with little or no sight of the machine's own figures: anything else that the base
+# learns is specific to the training GPUs, which have their own weights. Chosen by the errors on GPUs that were left
+# out.
 _PRODUCT_BASE: Final = TrainingPlan(
     steps=500, hidden=(64, 64), members=4, weight_decay=1.0, machine_weight=0.3, group_rows=4000
 )
@@ -228,7 +229,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             ),
             shortest_seconds=6e-6,
         ),
-        # A few hundred rows of an old cuDNN on Volta and Turing would stand for all GPUs: only one's own count.
+        # A few hundred rows of an old cuDNN on Volta and Turing would represent all GPUs, so only own measurements
+        # count.
         Recipe(
             family=network_specs()["convolution_tensor"],
             sources=frozenset({"own"}),

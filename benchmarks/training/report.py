@@ -38,13 +38,13 @@ def report_table(title: str, names: Sequence[str], numbers: Sequence[str], *, no
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """One figure with what it should reach.
+    """One figure with its goal.
 
     Attributes:
         what: The figure in words.
         cases: Cases that it is over.
         reached: Its value, as a share.
-        reach: What it should be, as a share.
+        reach: Its goal, as a share.
         is_error: It should be at most that; otherwise at least.
     """
 

@@ -6,7 +6,7 @@
 * `raw network`: a network on raw shapes and raw latency, the recipe of Habitat (Yu et al., USENIX ATC 2021).
 
 Both ratios know a measurement of the problem that the models do not have. Each other GPU that measured the problem
-counts, so their errors are over pairs; where no other GPU did, there is none. Example::
+counts, so their errors are over pairs; without another GPU, there is no error. Example::
 
     scores = score_groups(models, groups, gpus, seed=0)
     print(score_table(scores))
@@ -207,8 +207,8 @@ class Score:
         bias: Mean of predicted / measured - 1.
         coverage: Share of the rows inside the 90 % interval.
         called: Mean error of whole calls, where a launch was taken off them (`launches.py`): prediction and launch over
-            what was timed, of calls from the same length on; None if none was taken off.
-        baselines: Errors of simpler predictors on the same rows, by name; absent where one says nothing.
+            what was timed, of calls from the same length on; None if no launch was subtracted.
+        baselines: Errors of simpler predictors on the same rows, by name; absent without a prediction.
     """
 
     operation: str
@@ -236,7 +236,7 @@ def score_groups(
     """Score all groups that a model serves, in order of operation, dtype and GPU.
 
     Args:
-        models: What is scored.
+        models: Models to score.
         groups: Measurements; only the held-out ones that are long enough to show the device count.
         gpus: GPUs by name; groups of others are left out.
         seed: Seed of the split.

@@ -2,8 +2,9 @@
 
 A recurrent layer is predicted through matrix products, the backward pass of a norm through its forward pass
 (`kernels/families`). A few hundred of them were measured, by others and on a few GPUs: too few to train on, enough
-to say how far such times are off; one's own measurements add to them. A factor of a proxy may rest on some of the
-rows: that of attention's backward pass on the H200's, those of norms and convolutions on their medians. Example::
+to say how far such times are off; own measurements add to them. A factor of a proxy may rest on some of the
+rows: the factor of attention's backward pass on the H200's rows, the factors of norms and convolutions on their
+    medians. Example::
 
     print(proxy_table(proxy_scores(Path("measurements"), models)))
 """
@@ -44,7 +45,7 @@ class Published:
 
     Attributes:
         gpu: The GPU as the table spells it; without a form factor, the catalogue's default.
-        problem: What ran.
+        problem: Step that ran.
         left_out: Parts of it that did not run.
         seconds: How long it took.
     """
@@ -171,7 +172,7 @@ def published_times(folder: Path) -> Iterator[Published]:
 
 
 def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
-    """Find what one's own micro-benchmarks (`own_weights/measuring/`) timed that no network serves."""
+    """Find the timings of own micro-benchmarks (`own_weights/measuring/`) that no network covers."""
     for kind in OWN_TABLES:
         if not (folder / kind.file).is_file():
             continue

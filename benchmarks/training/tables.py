@@ -1,13 +1,13 @@
 """Read measurement tables: checked, grouped by GPU, operation, dtype and source, and split for training.
 
 A table is a CSV file (gzip where the name ends in `.gz`) of one row a measurement: GPU, operation, dtype, shape
-parameters and milliseconds. What a source times differs: `neusight` times a Python call with events, so its short rows
-hold the launch; `TIMED_CALLS` names such sources, and a group's `floor_seconds` is that launch. Where it grew while the
-table was measured, it is taken off, so there the order of the rows matters. Several software builds of one problem
-count once, by their mean.
+parameters and milliseconds. Sources time different things: `neusight` times a Python call with events, so its short
+rows hold the launch; `TIMED_CALLS` names such sources, and a group's `floor_seconds` is that launch. Where it grew
+while the table was measured, it is taken off, so there the order of the rows matters. Several software builds of one
+problem count once, by their mean.
 
 NeuSight's convolutions come in the order in which they were timed: random shapes, the same on every GPU. The shortest
-call of each stretch of rows gets longer and longer, on all GPUs alike and whatever the shapes: from about 0.07 ms at
+call of each stretch of rows gets longer and longer, on all GPUs alike and for all shapes: from about 0.07 ms at
 the top to 0.3 ms (V100) or 0.8 ms (P100, P4) at the bottom. The host took more time before each launch the more
 convolutions it had run. That is not GPU time, and no shape explains it, so it is subtracted.
 
@@ -47,7 +47,7 @@ SHORTEST_SECONDS: Final = 10e-6
 """Of a call that took no longer than the launch, this is left: what its kernels took at least."""
 
 MOST_LAUNCH: Final = 0.7
-"""Calls of which the launch was a larger share are left out: what remains of them is mostly error."""
+"""Calls with a larger share of launch time are left out, because their remainder is mostly error."""
 
 
 def growing_launch(seconds: Array) -> Array:
@@ -67,7 +67,7 @@ def growing_launch(seconds: Array) -> Array:
 
 
 def without_launch(seconds: Array) -> tuple[Array, BoolArray]:
-    """Find what calls of a growing launch took on the device, and of which calls that says something.
+    """Find the device time of calls with a growing launch time, and the calls for which it is meaningful.
 
     Args:
         seconds: Times of calls in the order of their measurement, shape (calls,).

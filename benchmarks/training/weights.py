@@ -145,7 +145,7 @@ def evaluate_proxies(tables: Path, *, weights: Path | None = None) -> tuple[Prox
 
 
 def manifest_of(weights: Path | None) -> Manifest | None:
-    """Return the manifest next to these weights, or the bundled one; None if there is none."""
+    """Return the manifest next to these weights, or the bundled one; None without a manifest."""
     folder = BUNDLED if weights is None else weights if weights.is_dir() else weights.parent
     return read_manifest(folder)
 
@@ -208,7 +208,7 @@ def operator_goals(scores: Sequence[Score], manifest: Manifest | None) -> tuple[
 
     Args:
         scores: Scores of the weights, with own weights where the GPU has some.
-        manifest: What was found in training on GPUs that were left out; None leaves that out.
+        manifest: Results of the training for left-out GPUs; None omits them.
     """
     own = [score for score in scores if score.own_weights]
     goals = [goal for reach in REACHES for goal in _reached(reach, own)]
@@ -280,8 +280,8 @@ def print_operators(
 
     Args:
         scores: Scores of the weights on held-out problems.
-        manifest: What was found in training on GPUs that were left out; None leaves that out.
-        proxies: Scores of operations without a network; none leaves them out.
+        manifest: Results of the training for left-out GPUs; None omits them.
+        proxies: Scores of operations without a network; an empty list omits them.
         console: Where to.
     """
     console.print(score_table(scores))

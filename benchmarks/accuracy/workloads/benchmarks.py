@@ -1,8 +1,8 @@
 """The training benchmarks of NVIDIA's DeepLearningExamples, recorded as their scripts run on one GPU.
 
 A step is forward, loss, backward and update. `FP32` is TF32 where the GPU has it; `FP16` and `AMP` keep parameters and
-activations in float16 and update float32 copies of the parameters (apex's level O2, or by hand). What the scripts do
-beside is part of the step: they clip the norm of all gradients, some set them to zeros instead of dropping them, and
+activations in float16 and update float32 copies of the parameters (apex's level O2, or by hand). Other work of the
+scripts is part of the step: they clip the norm of all gradients, some set them to zeros instead of dropping them, and
 all but NCF's ask for the loss, which waits for the device. Releases of torch before 1.10 wait once more where they clip
 gradients, and cuBLAS before 11 has no tensor cores for 16-bit products of odd sizes. Example::
 
@@ -85,7 +85,7 @@ class Benchmark:
 @final
 @dataclass(frozen=True, slots=True)
 class RecordedBenchmark:
-    """One step and what it processed."""
+    """One step and the samples that it processed."""
 
     trace: Trace
     units: int
@@ -229,7 +229,7 @@ def benchmark_trace(name: str, *, precision: str, batch: int, torch_release: str
         name: A key of `BENCHMARKS`.
         precision: A key of `PRECISIONS`.
         batch: Samples of the step.
-        torch_release: Release that ran it, with what it did otherwise.
+        torch_release: Release that ran it, with the differences of that release.
 
     Raises:
         InvalidArgumentError: A benchmark or precision that is not known.
@@ -248,7 +248,7 @@ def benchmark_trace(name: str, *, precision: str, batch: int, torch_release: str
 
 @lru_cache(maxsize=1)
 def _recording(name: str, precision: str, batch: int) -> tuple[Benchmark, Trace]:
-    """Record a step once for all releases that are asked for in turn."""
+    """Record a step once for all releases that are requested one after another."""
     dtype = PRECISIONS[precision]
     with torch.device("meta"):
         benchmark = BENCHMARKS[name](batch, dtype)

@@ -20,7 +20,7 @@ STAGES: Final = ((64, 1), (128, 2), (256, 2), (512, 2))
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside an identity, or beside a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with an identity, or with a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def cifar_resnet18(*, divisor: int = 1, classes: int = 10) -> nn.Module:
 
 
 def cifar_resnet18_trace(batch: int) -> Trace:
-    """Record a training step of so many images on the meta device."""
+    """Record a training step of the given number of images on the meta device."""
     with torch.device("meta"):
         model = cifar_resnet18()
         images, labels = torch.empty(batch, 3, 32, 32), torch.empty(batch, dtype=torch.int64)

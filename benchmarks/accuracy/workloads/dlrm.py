@@ -1,7 +1,8 @@
 """DLRM as NVIDIA's DeepLearningExamples train it on Criteo's terabyte of clicks: 26 tables, one look-up a sample each.
 
-`criteo_trace("large", precision="TF32", batch=8192)` is a step of SGD; tables of `small` hold what occurs at least 15
-times, those of `large` at least 3 times (15.6 and 84.9 GiB in float32). Tables are updated by their sparse gradients.
+`criteo_trace("large", precision="TF32", batch=8192)` is a step of SGD; the tables of `small` hold values that occur at
+least 15 times, the tables of `large` at least 3 times (15.6 and 84.9 GiB in float32). Tables are updated by their
+sparse gradients.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a layer norm and beside a shortcut."""
+    """Attention and a two-layer perceptron, each behind a layer norm and with a shortcut."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()

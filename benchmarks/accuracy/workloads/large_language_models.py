@@ -103,7 +103,7 @@ class UnfusedAttention(nn.Module):
 
 
 class GptBlock(nn.Module):
-    """Attention and a two-layer perceptron, each behind a layer norm and beside a shortcut."""
+    """Attention and a two-layer perceptron, each behind a layer norm and with a shortcut."""
 
     def __init__(self, attention: nn.Module, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class LargeGpt(nn.Module):
         block: Makes a block.
         layers: Blocks.
         hidden: Width.
-        vocabulary: Tokens that are told apart.
+        vocabulary: Number of distinct tokens.
         context: Positions.
         recompute: Run each block again in the backward pass.
     """
@@ -162,7 +162,7 @@ class LargeGpt(nn.Module):
 
 
 def mpt_trace(name: str, *, length: int, batch: int, recompute: bool) -> Trace:
-    """One step of an MPT on the meta device, of so many samples at once.
+    """One step of an MPT on the meta device, with the given number of samples at once.
 
     Args:
         name: A key of `MPT`.
@@ -195,7 +195,7 @@ def mpt_trace(name: str, *, length: int, batch: int, recompute: bool) -> Trace:
 
 
 def megatron_trace(config: MegatronConfig, *, batch: int, recompute: bool = True) -> Trace:
-    """One step of a Megatron GPT on the meta device, of so many samples at once.
+    """One step of a Megatron GPT on the meta device, with the given number of samples at once.
 
     Args:
         config: Its sizes.
@@ -262,7 +262,7 @@ def with_fused_adam(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
 
 
 def _passes(model: nn.Module, loss: Callable[[], Tensor], updated: list[nn.Parameter]) -> Trace:
-    """Record forward and backward pass beside the state of an optimizer."""
+    """Record forward and backward pass with the state of an optimizer."""
     optimizer = torch.optim.AdamW(updated, lr=1e-4)
     for parameter in updated:
         parameter.grad = torch.empty_like(parameter)

@@ -30,7 +30,7 @@ def _input(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def _cross_entropy(sizes: Sizes, _dtype: torch.dtype) -> Callable[[], Tensor]:
-    """Logits in float32, whatever the model's dtype."""
+    """Logits in float32, for every dtype of the model."""
     rows = sizes["B"] * sizes["T"]
     logits = _input(rows, sizes["V"], dtype=torch.float32)
     target = torch.zeros(rows, dtype=torch.int64, device="meta")

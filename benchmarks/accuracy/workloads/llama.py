@@ -40,12 +40,12 @@ class LlamaConfig:
         heads: Heads of the queries.
         kv_heads: Heads of the keys and values.
         inner: Width of the perceptron, or of each expert.
-        vocabulary: Tokens that are told apart.
+        vocabulary: Number of distinct tokens.
         head_width: Width of a head; None for the stream's share.
         is_gated: With a gated perceptron and RMS norms; GPT-3's GELU and layer norms else.
         norms_heads: Queries and keys are normed (Qwen3).
         is_tied: The output layer is the embedding.
-        experts: Experts of a layer; 0 for none.
+        experts: Experts of a layer; 0 without experts.
         active: Experts that a token visits.
     """
 
@@ -95,7 +95,7 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     "gpt3-20b": replace(_llama(44, 6144, 48, 48, 24576, 51200), is_gated=False),
     "gpt3-175b": replace(_llama(96, 12288, 96, 96, 49152, 51200), is_gated=False),
 }
-"""As their authors publish them; nanotron's model as its table words it, NeMo's GPT-3 by its parameters; those of
+"""As their authors publish them; nanotron's model as its table words it, NeMo's GPT-3 by its parameters; models of
 Llama 3's form with 15 and 175 billion parameters are KempnerForge's. The one with 12 blocks is SimuMax's."""
 
 
@@ -187,7 +187,7 @@ class Mixture(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Attention and a perceptron, each behind a norm and beside a shortcut."""
+    """Attention and a perceptron, each behind a norm and with a shortcut."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class Llama(nn.Module):
 def llama_trace(
     config: LlamaConfig, *, length: int, batch: int, recompute: bool = False, is_all_bfloat16: bool = False
 ) -> Trace:
-    """One step on the meta device, of so many samples at once.
+    """One step on the meta device, with the given number of samples at once.
 
     Args:
         config: Its sizes.

@@ -1,4 +1,4 @@
-"""NeuMF, neural collaborative filtering: a product of embeddings beside a perceptron on others.
+"""NeuMF, neural collaborative filtering: a product of embeddings next to a perceptron on other embeddings.
 
 Example::
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 @final
 @dataclass(frozen=True)
 class NeuMfConfig:
-    """Sizes of a NeuMF; the first of `widths` is that of the perceptron's joined embeddings."""
+    """Sizes of a NeuMF; the first of `widths` is the width of the perceptron's joined embeddings."""
 
     users: int
     items: int

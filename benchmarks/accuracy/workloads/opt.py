@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.query, self.key, self.value = (nn.Linear(config.hidden, config.hidden) for _ in range(3))
         self.output = nn.Linear(config.hidden, config.hidden)
-        self.dropout = nn.Dropout(0.0)  # published with dropout beside the shortcuts only
+        self.dropout = nn.Dropout(0.0)  # published with dropout only on the shortcuts
 
     def forward(self, data: Tensor, mask: Tensor) -> Tensor:
         """(batch, length, hidden) in and out; `mask` is (batch, 1, length, length)."""
@@ -62,7 +62,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a two-layer perceptron with ReLU, each behind a layer norm and beside a shortcut."""
+    """Attention and a two-layer perceptron with ReLU, each behind a layer norm and with a shortcut."""
 
     def __init__(self, config: OptConfig) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ from lightning_predict.tracing.trace import Flags, Trace
 Mode = Literal["inference", "training"]
 
 PUBLISHED_MODELS: Final[Mapping[str, Callable[[Mode], nn.Module]]] = {
-    # BERT's inference was that of a sequence classifier, its training that of the pre-training model.
+    # BERT's inference used a sequence classifier, its training the pre-training model.
     "BERT-Large": lambda mode: Bert(BERT_LARGE, head="classification" if mode == "inference" else "pretraining"),
     "GPT2-Large": lambda _mode: Gpt(GPT2_LARGE),
     "GPT3-XL": lambda _mode: Gpt(GPT3_XL),

@@ -1,4 +1,4 @@
-"""What the machine that records a workload must not leave in its trace."""
+"""Properties of the recording machine that must not enter a workload's trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_predict.tracing.trace import Trace
 def without_pauses(trace: Trace) -> Trace:
     """Take out pauses between operations: these workloads do no Python work of their own.
 
-    What is found between their operations is the machine that records them, which had something else to do.
+    Time between their operations belongs to the recording machine, which did other work.
 
     Args:
         trace: Trace of one step.

@@ -30,7 +30,7 @@ def reformer_trace(batch: int, cache: Path) -> Trace:
 
     Args:
         batch: Samples.
-        cache: Folder that keeps traces. Empty it when what is recorded changes.
+        cache: Folder that keeps traces. Empty it when the recordings change.
 
     Raises:
         MissingDependencyError: transformers is not installed.

@@ -16,7 +16,7 @@ _EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with batch norm, beside a shortcut."""
+    """1x1, 3x3 and 1x1 convolutions with batch norm, with a shortcut."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()

@@ -138,7 +138,7 @@ class Experts(nn.Module):
 
 
 class Feed(nn.Module):
-    """A perceptron, or a row of experts, behind a norm and beside a shortcut."""
+    """A perceptron, or a row of experts, behind a norm and with a shortcut."""
 
     def __init__(self, config: SwitchConfig, *, sparse: bool) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ class RelativeAttention(nn.Module):
 
         Args:
             data: The segment.
-            memory: What is remembered, (remembered, batch, hidden).
+            memory: Remembered states, (remembered, batch, hidden).
             places: Encoded distances, (remembered + length, 1, hidden).
             mask: True where a token must not look, (length, remembered + length).
             biases: Added to queries by content and by distance, (2, heads, head width).

@@ -84,7 +84,7 @@ def vision_trace(step: VisionStep, cache: Path | None = None) -> Trace | None:
 
     Args:
         step: The step.
-        cache: Folder that keeps traces; None keeps none. Empty it when what is recorded changes.
+        cache: Folder that keeps traces; None keeps none. Empty it when the recordings change.
 
     Raises:
         MissingDependencyError: timm or torchvision is not installed.
@@ -161,7 +161,7 @@ def _with_copied_images(trace: Trace, images: torch.Tensor) -> Trace:
 
 
 def _import_torchvision() -> None:
-    """Import torchvision; define its operators first if its own library of them does not load beside this torch.
+    """Import torchvision; define its operators first if its own library of them does not load with this torch.
 
     Raises:
         ImportError: torchvision is not installed.
