@@ -1,0 +1,527 @@
+"""Run 43 short scripts with and without our callbacks, each in a process of its own, and compare end and weights.
+
+    python -m tests.soak.whole_scripts [--only WORD]
+
+The scripts resume, nest, interleave, copy and interrupt Trainers, and their surroundings are odd: folders that are
+files, links in circles, damaged ledgers and histories, clocks that step, signals within hooks. Compared are the exit
+code, weights, random numbers and the number of batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import hashlib
+import json
+import logging
+import os
+import pickle
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from tests.callbacks.small import BATCH_SIZE, Rows, Small
+from tests.processes import Ran, run
+
+SMALL: Final = Small("lightning.pytorch")
+Ours = Callable[[], list[Any]]
+Script = Callable[[Path, Ours], list[Any]]
+SCRIPTS: Final[dict[str, Script]] = {}
+
+BATCHES: Final = 12
+
+
+def script(name: str) -> Callable[[Script], Script]:
+    """Register a script, which returns its modules."""
+
+    def register(made: Script) -> Script:
+        SCRIPTS[name] = made
+        return made
+
+    return register
+
+
+def fit(folder: Path, callbacks: list[Any], *, model: Any = None, loader: Any = None, **options: Any) -> Any:
+    """Fit two epochs, and return the Trainer."""
+    path = options.pop("ckpt_path", None)
+    trainer = SMALL.trainer(folder, **({"max_epochs": 2, "callbacks": callbacks} | options))
+    trainer.fit(model or SMALL.model(), loader or SMALL.loader(BATCHES), ckpt_path=path)
+    return trainer
+
+
+def acting(hook: str, act: Callable[..., object], *, at: int = 5) -> Any:
+    """Return a callback that acts once, at a call of a hook."""
+    calls = [0]
+
+    def method(_: Any, trainer: Any, *__: Any) -> None:
+        calls[0] += 1
+        if calls[0] == at:
+            act(trainer)
+
+    return type("Acting", (SMALL.lightning.Callback,), {hook: method})()
+
+
+def modules_of(*trainers: Any) -> list[Any]:
+    """Return the modules of Trainers."""
+    return [trainer.lightning_module for trainer in trainers]
+
+
+# Trainers within, beside and after one another.
+
+
+@script("a Trainer within a hook of another")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    inner: list[Any] = []
+    nests = acting("on_train_epoch_start", lambda _: inner.append(fit(folder / "inner", ours())), at=2)
+    return modules_of(fit(folder, [*ours(), nests]), *inner)
+
+
+@script("the same callbacks in a Trainer within a hook of another")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    shared, inner = ours(), list[Any]()
+    nests = acting("on_train_batch_end", lambda _: inner.append(fit(folder / "inner", shared)))
+    return modules_of(fit(folder, [*shared, nests]), *inner)
+
+
+@script("two Trainers in two threads")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    found: dict[int, Any] = {}
+    models = [SMALL.model(seed=seed) for seed in (0, 1)]
+    for model in models:  # without draws, the order of the threads does not matter
+        model.network[1] = nn.Identity()
+
+    def train(number: int) -> None:
+        found[number] = fit(folder / str(number), ours(), model=models[number])
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return modules_of(*(found[number] for number in sorted(found)))
+
+
+@script("two Trainers that share their callbacks, one after the other")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    shared = ours()
+    return modules_of(fit(folder / "a", shared), fit(folder / "b", shared))
+
+
+@script("fit, validate, test, predict and fit again")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model(validates=True)
+    model.test_step, model.predict_step = model.validation_step, lambda batch, _: model.network(batch)
+    trainer = SMALL.trainer(folder, max_epochs=1, callbacks=ours())
+    trainer.fit(model, SMALL.loader(BATCHES), SMALL.loader(2))
+    for again in (trainer.validate, trainer.predict):
+        again(model, SMALL.loader(2))
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, SMALL.loader(BATCHES), SMALL.loader(2))
+    return [model]
+
+
+@script("copies and pickles of callbacks that have run")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    first = ours()
+    trainers = [fit(folder / "a", first)]
+    for number, made in enumerate((copy.deepcopy(first), pickle.loads(pickle.dumps(first)))):
+        trainers.append(fit(folder / str(number), made))
+    return modules_of(*trainers)
+
+
+@script("a run that continues in a Trainer with other callbacks")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    fit(folder, ours(), max_epochs=1).save_checkpoint(folder / "a.ckpt")
+    fit(folder, [], max_epochs=2, ckpt_path=folder / "a.ckpt").save_checkpoint(folder / "b.ckpt")
+    return modules_of(fit(folder, ours()[:1], max_epochs=4, ckpt_path=folder / "b.ckpt"))
+
+
+@script("the best checkpoint is restored within the run")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    best = SMALL.lightning.callbacks.ModelCheckpoint(folder, monitor="val_loss", save_top_k=1)
+    model = SMALL.model(validates=True)
+    trainer = SMALL.trainer(folder, max_epochs=3, callbacks=[*ours(), best], enable_checkpointing=True)
+    trainer.fit(model, SMALL.loader(BATCHES), SMALL.loader(2))
+    trainer.fit_loop.max_epochs = 5
+    trainer.fit(model, SMALL.loader(BATCHES), SMALL.loader(2), ckpt_path="best")
+    return [model]
+
+
+@script("checkpoints after every step, none kept")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    saves = SMALL.lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=1, save_last=True)
+    return modules_of(fit(folder, [*ours(), saves], enable_checkpointing=True))
+
+
+@script("averaged weights, resumed")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    def averages() -> Any:
+        return SMALL.lightning.callbacks.WeightAveraging(avg_fn=lambda old, new, _: 0.9 * old + 0.1 * new)
+
+    fit(folder, [*ours(), averages()]).save_checkpoint(folder / "a.ckpt")
+    return modules_of(fit(folder, [*ours(), averages()], max_epochs=4, ckpt_path=folder / "a.ckpt"))
+
+
+@script("stochastic weight averaging")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    averages = SMALL.lightning.callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)
+    return modules_of(fit(folder, [*ours(), averages], max_epochs=4))
+
+
+@script("accumulation that a scheduler changes, with clipping")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    grows = SMALL.lightning.callbacks.GradientAccumulationScheduler({0: 1, 1: 3, 2: 5})
+    return modules_of(fit(folder, [*ours(), grows], max_epochs=4, gradient_clip_val=0.1))
+
+
+@script("a learning rate and a batch size that a Tuner finds")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model()
+    model.lr = 0.01
+    model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=model.lr)
+    trainer = SMALL.trainer(folder, max_epochs=2, callbacks=ours())
+    SMALL.lightning.tuner.Tuner(trainer).lr_find(model, SMALL.loader(BATCHES), num_training=8)
+    trainer.fit(model, SMALL.loader(BATCHES))
+    return [model]
+
+
+@script("a module that is compiled, saved and resumed")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    def compiled() -> Any:
+        model = SMALL.model()
+        model.network = torch.compile(model.network, backend="eager")
+        return model
+
+    fit(folder, ours(), model=compiled()).save_checkpoint(folder / "a.ckpt")
+    return modules_of(fit(folder, ours(), model=compiled(), max_epochs=3, ckpt_path=folder / "a.ckpt"))
+
+
+@script("a whole module that is compiled")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    return modules_of(fit(folder, ours(), model=torch.compile(SMALL.model(), backend="eager")))
+
+
+@script("two optimizers by hand with toggles, unequal steps and schedules")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    gan = SMALL.gan(accumulates=2)
+    plain = gan.training_step
+
+    def training_step(batch: torch.Tensor, batch_idx: int) -> None:
+        first = gan.optimizers()[batch_idx % 2]
+        gan.toggle_optimizer(first)
+        gan.untoggle_optimizer(first)
+        plain(batch, batch_idx)
+        for schedule in gan.lr_schedulers():
+            schedule.step()
+
+    def configure_optimizers() -> Any:
+        optimizers = [torch.optim.Adam(part.parameters(), 0.01) for part in (gan.generator, gan.discriminator)]
+        return optimizers, [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in optimizers]
+
+    gan.training_step, gan.configure_optimizers = training_step, configure_optimizers
+    return modules_of(fit(folder, ours(), model=gan))
+
+
+@script("a stream without a length, validated every seven batches")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model(validates=True)
+    trainer = SMALL.trainer(folder, max_steps=30, val_check_interval=7, callbacks=ours(), limit_val_batches=2)
+    trainer.fit(model, SMALL.stream(BATCHES), SMALL.stream(3))
+    return [model]
+
+
+@script("loaders in a dictionary that end at different times")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model()
+    plain = model.training_step
+    model.training_step = lambda batch, batch_idx: plain(next(iter(batch.values())), batch_idx)
+    combined = SMALL.lightning.utilities.CombinedLoader({"a": SMALL.loader(4), "b": SMALL.loader(9)}, "max_size_cycle")
+    return modules_of(fit(folder, ours(), model=model, loader=combined))
+
+
+@script("a plateau schedule that reads a metric each epoch")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model(validates=True)
+
+    def configure_optimizers() -> dict[str, Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+
+    model.configure_optimizers = configure_optimizers
+    trainer = SMALL.trainer(folder, max_epochs=5, callbacks=ours())
+    trainer.fit(model, SMALL.loader(BATCHES), SMALL.loader(2))
+    return [model]
+
+
+# Ends of a process.
+
+
+@script("SIGTERM within a hook")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    kills = acting("on_train_batch_end", lambda _: os.kill(os.getpid(), signal.SIGTERM), at=8)
+    return modules_of(fit(folder, [*ours(), kills]))
+
+
+@script("SIGINT within a hook")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    kills = acting("on_train_batch_end", lambda _: os.kill(os.getpid(), signal.SIGINT), at=8)
+    return modules_of(fit(folder, [*ours(), kills]))
+
+
+@script("sys.exit(3) within a hook")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    return modules_of(fit(folder, [*ours(), acting("on_validation_end", lambda _: sys.exit(3), at=1)], max_epochs=1))
+
+
+@script("an error in the last batch")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    return modules_of(fit(folder, [*ours(), acting("on_train_end", lambda _: 1 / 0, at=1)]))
+
+
+@script("the process ends within a step")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    return modules_of(fit(folder, [*ours(), acting("on_before_backward", lambda _: os._exit(7), at=6)]))
+
+
+@script("a child that is forked in a hook and exits by sys.exit")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    def forks(_: Any) -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    return modules_of(fit(folder, [*ours(), acting("on_after_backward", forks, at=6)]))
+
+
+@script("max_time that ends within the second epoch")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    timer = SMALL.lightning.callbacks.Timer(duration={"seconds": 1000})
+    late = acting("on_train_batch_end", lambda _: setattr(timer, "_duration", 0.0), at=17)
+    return modules_of(fit(folder, [*ours(), late, timer]))
+
+
+# Files and folders.
+
+
+@script("HOME is a file")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    file = folder / "home"
+    file.write_text("")
+    os.environ |= {"HOME": str(file), "XDG_DATA_HOME": str(file), "XDG_CACHE_HOME": str(file)}
+    os.environ.pop("LIGHTNING_PREDICT_HISTORY", None)
+    return modules_of(fit(folder, ours()))
+
+
+@script("TMPDIR is a folder that does not exist")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder / "none"), str(folder / "none")
+    return modules_of(fit(folder, ours()))
+
+
+@script("the folder of the run is a link in a circle")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    (folder / "a").symlink_to(folder / "b")
+    (folder / "b").symlink_to(folder / "a")
+    return modules_of(fit(folder / "a" / "run", ours()))
+
+
+@script("the history is a link in a circle")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    (folder / "a").symlink_to(folder / "a")
+    os.environ["LIGHTNING_PREDICT_HISTORY"] = str(folder / "a")
+    return modules_of(fit(folder, ours()))
+
+
+@script("the folder of the run has a path of 4,000 characters")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    return modules_of(fit(Path(folder, *["x" * 200] * 20), ours()))
+
+
+@script("names of no Latin letters and of no UTF-8")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model()
+    model.add_module("слой_层_\u202eكتلة", nn.Linear(2, 2))
+    return modules_of(fit(folder / os.fsdecode(b"run \xff\xfe \xe2\x80\xae"), ours(), model=model))
+
+
+@script("a ledger with NaN and infinity")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    text = '{"run": "a", "seconds": NaN, "usd": Infinity, "date": "2026-01-01"}'
+    (folder / "lightning_predict_budget.json").write_text(text)
+    return modules_of(fit(folder, ours()))
+
+
+@script("a ledger of a later version, and one that is a folder")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    (folder / "lightning_predict_budget-0123.json").mkdir()
+    text = '{"version": 99, "run": {"name": "a"}, "seconds": "many"}'
+    (folder / "lightning_predict_budget.json").write_text(text)
+    return modules_of(fit(folder, ours()))
+
+
+@script("a history with lines that are double, cut, of NaN, and of 10 MB")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    line = {
+        "fingerprint": "a", "gpu": "T4", "samples": 1, "step_seconds": 1.0, "predicted_seconds": 1.0,
+        "actual_seconds": 1.0, "date": "2026-01-01",
+    }  # fmt: skip
+    whole, history = json.dumps(line), folder / "history.jsonl"
+    nan = json.dumps(line | {"actual_seconds": float("nan")})
+    long = json.dumps(line | {"fingerprint": "b" * 10_000_000})
+    history.write_text("\n".join([whole, whole, whole[:40], nan, "", "null", "[]", "\x00\x00", long, whole[:60]]))
+    os.environ["LIGHTNING_PREDICT_HISTORY"] = str(history)
+    return modules_of(fit(folder, ours()))
+
+
+@script("files of the run that are read-only, and a folder that is")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    (folder / "lightning_predict_budget.json").write_text("{}")
+    (folder / "lightning_predict_budget.json").chmod(0o400)
+    folder.chmod(0o500)
+    try:
+        return modules_of(fit(folder, ours()))
+    finally:
+        folder.chmod(0o700)
+
+
+@script("hyper-parameters of 20 MB and of every kind")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model()
+    odd = {"a": float("nan"), "b": torch.ones(3), "c": lambda: 1, "d": {1, 2}, "e": b"\xff", "f": "x" * 20_000_000}
+    model.save_hyperparameters(odd)
+    logger = SMALL.lightning.loggers.CSVLogger(folder)
+    with contextlib.suppress(Exception):
+        logger.log_hyperparams = lambda *_, **__: None
+    return modules_of(fit(folder, ours(), model=model, logger=logger))
+
+
+@script("a logger whose file disappears after each epoch")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    logger = SMALL.lightning.loggers.CSVLogger(folder, flush_logs_every_n_steps=1000)
+    return modules_of(fit(folder, ours(), logger=logger))
+
+
+# Clocks and the interpreter.
+
+
+@script("the clock of the system steps back by a year and forth by two")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    real, offset = time.time, [0.0]
+    steps = [
+        acting("on_train_batch_end", lambda _, by=by: offset.__setitem__(0, by), at=at)
+        for at, by in ((4, -3.2e7), (9, 6.4e7), (14, -1.0))
+    ]
+    with mock.patch("time.time", side_effect=lambda: real() + offset[0]):
+        return modules_of(fit(folder, [*ours(), *steps]))
+
+
+@script("the zone of the process changes within the run")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    def moves(_: Any) -> None:
+        os.environ["TZ"] = "Pacific/Kiritimati"
+        time.tzset()
+
+    return modules_of(fit(folder, [*ours(), acting("on_train_batch_end", moves)]))
+
+
+@script("the seed is set and random states are read in each batch")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    class Seeds(SMALL.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            SMALL.lightning.seed_everything(trainer.global_step, verbose=False)
+
+    return modules_of(fit(folder, [*ours(), Seeds()]))
+
+
+@script("loader workers that are spawned, with a seed")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    SMALL.lightning.seed_everything(3, workers=True, verbose=False)
+    loader = DataLoader(
+        Rows(BATCHES), batch_size=BATCH_SIZE, shuffle=True, num_workers=1, multiprocessing_context="forkserver"
+    )
+    return modules_of(fit(folder, ours(), loader=loader))
+
+
+@script("a strategy that spawns its process")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model()
+    trainer = SMALL.trainer(folder, max_epochs=2, callbacks=ours(), strategy="ddp_spawn")
+    trainer.fit(model, SMALL.loader(BATCHES))
+    return [model]
+
+
+def main_of_process(folder: Path, name: str, how: str) -> None:
+    """Run a script in this process, and print a hash of its modules and random states."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    for seed in (torch.manual_seed, random.seed):
+        seed(11)
+
+    def ours() -> list[Any]:
+        return [RuntimePredictor(["T4"], print_table=False), CostBudget(hours=1000)] if how == "ours" else []
+
+    found = hashlib.sha256()
+    for module in SCRIPTS[name](folder, ours):
+        for key, value in module.state_dict().items():
+            found.update(key.encode(errors="surrogatepass") + value.detach().double().numpy().tobytes())
+        found.update(str(getattr(module, "batches_trained", 0)).encode())
+    found.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
+    print("end", found.hexdigest())
+
+
+def ran(name: str, how: str) -> tuple[int | None, str, Ran]:
+    """Run a script in a process of its own; its exit code, its last words, and all of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "run")
+        place.mkdir()
+        variables = {"LIGHTNING_PREDICT_HISTORY": str(Path(folder, "history.jsonl")), "OMP_NUM_THREADS": "1"}
+        done = run("-m", "tests.soak.whole_scripts", place, name, how, variables=variables, seconds=300)
+    words = [line for line in done.stdout.splitlines() if line.startswith("end ")]
+    raised = done.stderr.strip().splitlines()[-1:] if "Traceback" in done.stderr and done.returncode else []
+    return done.returncode, "".join(words or raised), done
+
+
+def compared(name: str) -> tuple[str, str]:
+    """Run a script in both ways; how the plain script ends, and what differs, which is empty without a difference."""
+    (plain, its, _), (code, our, watched) = ran(name, "plain"), ran(name, "ours")
+    end = f"exit code {plain}" + ("" if its.startswith("end ") else f", {its[:80]}")
+    if (plain, its) == (code, our) or (plain, its) != ran(name, "plain")[:2]:  # the script itself may be uncertain
+        return end, ""
+    return end, f"exit code {code}, {our!r}: {watched.stderr[-2000:]}"
+
+
+def main() -> None:
+    """Run all scripts and print those that harm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="scripts whose name contains this")
+    only = parser.parse_args().only
+    chosen, harmed = [name for name in SCRIPTS if only in name], 0
+    for name in chosen:
+        end, problem = compared(name)
+        harmed += bool(problem)
+        print(f"{'HARM' if problem else 'ok':4} {name} ({end}) {problem}", flush=True)
+    print(f"{harmed} of {len(chosen)} scripts harmed")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[3] in ("plain", "ours"):
+        main_of_process(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    else:
+        main()
