@@ -43,6 +43,10 @@ LARGE_SEGMENT_BYTES: Final = 20 * MEBIBYTE
 OWN_SEGMENT_BYTES: Final = 10 * MEBIBYTE
 OWN_SEGMENT_STEP_BYTES: Final = 2 * MEBIBYTE
 
+# A free block's key is one integer, its size and then its address: integers compare faster than tuples.
+ADDRESS_BITS: Final = 61
+ADDRESSES: Final = (1 << ADDRESS_BITS) - 1
+
 
 def rounded_up(size: int, step: int) -> int:
     """Round up to a multiple of `step`."""
@@ -103,8 +107,8 @@ class CachingAllocator:
         self.peak_reserved_bytes = self.peak_allocated_bytes = self.unused_bytes = 0
         self.growth: list[tuple[int, int]] = []
         self._expandable, self._capacity = expandable_segments, capacity_bytes
-        # for each pool (small, large): free blocks by (size, address), and all blocks by address
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        # for each pool (small, large): keys of free blocks, by size and address; and all blocks by address
+        self._free: dict[bool, list[int]] = {True: [], False: []}
         self._blocks: dict[int, MemoryBlock] = {}
         self._end = 0
         # last block of each pool's expandable segment
@@ -115,9 +119,9 @@ class CachingAllocator:
         size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         is_small = size <= SMALL_BYTES
         free = self._free[is_small]
-        position = bisect_left(free, (size, -1))
+        position = bisect_left(free, size << ADDRESS_BITS)
         if position < len(free):
-            block = self._blocks[free.pop(position)[1]]
+            block = self._blocks[free.pop(position) & ADDRESSES]
             if block.before is None and block.after is None:
                 self.unused_bytes -= block.size
         elif self._expandable:
@@ -139,24 +143,25 @@ class CachingAllocator:
         free = self._free[block.is_small]
         before, after = block.before, block.after
         if before is not None and before.is_free:
-            free.pop(bisect_left(free, (before.size, before.address)))
+            free.pop(bisect_left(free, before.size << ADDRESS_BITS | before.address))
             self._join(before, block)
             block = before
         if after is not None and after.is_free:
-            free.pop(bisect_left(free, (after.size, after.address)))
+            free.pop(bisect_left(free, after.size << ADDRESS_BITS | after.address))
             self._join(block, after)
         if block.before is None and block.after is None:
             self.unused_bytes += block.size
         block.is_free = True
-        insort(free, (block.size, block.address))
+        insort(free, block.size << ADDRESS_BITS | block.address)
 
     def empty_cache(self) -> None:
         """Release unused segments to the GPU. An expandable segment releases the free pages at its end."""
         for is_small, free in self._free.items():
             page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
             kept = []
-            for size, address in free:
-                block = self._blocks[address]
+            for key in free:
+                block = self._blocks[key & ADDRESSES]
+                size, address = block.size, block.address
                 if block.before is None and block.after is None:
                     self.reserved_bytes -= size
                     self.unused_bytes -= size
@@ -174,7 +179,7 @@ class CachingAllocator:
                         self._last[is_small] = block.before
                         del self._blocks[address]
                         continue
-                kept.append((size, address))
+                kept.append(size << ADDRESS_BITS | address)
             self._free[is_small] = sorted(kept)
 
     def _make_room(self, size: int) -> None:
@@ -202,7 +207,7 @@ class CachingAllocator:
         last = self._last[is_small]
         if last is not None and last.is_free:
             free = self._free[is_small]
-            free.pop(bisect_left(free, (last.size, last.address)))
+            free.pop(bisect_left(free, last.size << ADDRESS_BITS | last.address))
             self.unused_bytes -= last.size if last.before is None else 0
             more = rounded_up(size - last.size, page)
             last.size += more
@@ -210,7 +215,7 @@ class CachingAllocator:
             return last
         more = rounded_up(size, page)
         # Each pool has its own address range, so expandable segments never overlap.
-        address = (0 if is_small else 1 << 60) if last is None else last.address + last.size
+        address = (0 if is_small else 1 << ADDRESS_BITS - 1) if last is None else last.address + last.size
         block = self._blocks[address] = MemoryBlock(address, more, is_small=is_small)
         block.before = last
         if last is not None:
@@ -234,7 +239,7 @@ class CachingAllocator:
         self._blocks[rest.address] = rest
         if self._expandable and self._last[block.is_small] is block:
             self._last[block.is_small] = rest
-        insort(self._free[block.is_small], (rest.size, rest.address))
+        insort(self._free[block.is_small], rest.size << ADDRESS_BITS | rest.address)
 
     def _join(self, block: MemoryBlock, after: MemoryBlock) -> None:
         block.size += after.size

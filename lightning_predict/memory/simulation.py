@@ -15,14 +15,15 @@ Several steps are simulated, because fragmentation builds up over steps. Example
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final, final
 
 from lightning_predict.memory.allocator import AllocationError, CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
-from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, batch_bytes, written_storages
+from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, storages_and_batch
 from lightning_predict.tracing.torch_releases import MULTI_TENSOR, frees_gradients, updates_one_by_one
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
@@ -94,7 +95,7 @@ class Blocks:
 def blocks_of(trace: Trace) -> Blocks:
     """Return the memory blocks of a step, with their sizes and lifetimes."""
     operations, memory = trace.operations, trace.memory
-    storages = written_storages(trace)
+    storages, batch = storages_and_batch(trace)
     phases = [operation.phase for operation in operations]
     backward_at = phases.index("backward") if "backward" in phases else len(operations)
     keeps = memory.forward_gradient_bytes is None or 2 * memory.forward_gradient_bytes > (memory.gradient_bytes or 0)
@@ -120,7 +121,7 @@ def blocks_of(trace: Trace) -> Blocks:
         lasting=(*sizes, *(size for size in (rest, unseen, copy_bytes(trace), memory.resident_bytes or 0) if size > 0)),
         kept=tuple(kept),
         state=_copies(memory.optimizer_state_bytes or 0, trained),
-        batch=batch_bytes(operations, trace.parameters, trace.buffers or ()),
+        batch=batch,
         storages=tuple(one for one in storages if at_once or one.cause != "update"),
         update=update,
         count=len(operations),
@@ -225,48 +226,67 @@ def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int =
     return _run(CachingAllocator(expandable_segments=expandable_segments), blocks, steps)
 
 
+@final
+@dataclass(slots=True)
+class _Event:
+    """Allocations and frees during one operation; storages by their position in `Blocks.storages`."""
+
+    born: list[int] = field(default_factory=list)
+    trials: list[int] = field(default_factory=list)
+    workspace: int = 0
+    updates: bool = False
+    freed: list[int] = field(default_factory=list)
+    drops_gradients: bool = False
+
+
+def _events(blocks: Blocks) -> list[_Event]:
+    """Return the operations that allocate or free memory, in order."""
+    events: dict[int, _Event] = defaultdict(_Event)
+    for number, one in enumerate(blocks.storages):
+        if one.size_bytes:
+            events[one.allocated_at].born.append(number)
+            if one.freed_at is not None:
+                events[one.freed_at].freed.append(number)
+    for index, size in blocks.trials:
+        events[index].trials.append(size)
+    for index, size in blocks.workspaces:
+        events[index].workspace = size
+    events[blocks.update_at].updates = True
+    events[blocks.drops_gradients_at].drops_gradients = True
+    return [events[index] for index in sorted(events) if 0 <= index < blocks.count]
+
+
 def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedStep:
     _allocate_all(allocator, (*blocks.lasting, *blocks.kept))
-    storages, count = blocks.storages, blocks.count
-    born: list[list[int]] = [[] for _ in range(count)]
-    freed: list[list[int]] = [[] for _ in range(count)]
-    for number, one in enumerate(storages):
-        if one.size_bytes:
-            born[one.allocated_at].append(number)
-            if one.freed_at is not None:
-                freed[one.freed_at].append(number)
-    trials: list[list[int]] = [[] for _ in range(count)]
-    for index, size in blocks.trials:
-        trials[index].append(size)
-    workspaces = dict(blocks.workspaces)
+    storages, events = blocks.storages, _events(blocks)
     living: dict[int, MemoryBlock] = {}
     batch: list[MemoryBlock] = []
     for step in range(steps):
         # Variables of the training loop hold the previous batch until the next batch exists.
         batch, before = _allocate_all(allocator, blocks.batch), batch
         _free_all(allocator, before)
-        left = {number: living.pop(number) for number, one in enumerate(storages) if number in living}
+        left, living = dict(sorted(living.items())), {}
         gradients = [left.pop(number) for number in tuple(left) if storages[number].cause == "gradient"]
         if blocks.drops_gradients_at < 0:
             _free_all(allocator, gradients)
-        for index in range(count):
-            for number in born[index]:
+        for event in events:
+            for number in event.born:
                 living[number] = allocator.allocate(storages[number].size_bytes)
                 if number in left:  # the variable now refers to the tensor of this step
                     allocator.free(left.pop(number))
             if step == 0:
-                for size in trials[index]:
+                for size in event.trials:
                     _free_all(allocator, _allocate_all(allocator, (size,)))
                     allocator.empty_cache()
-            if index in workspaces:
-                _free_all(allocator, _allocate_all(allocator, (workspaces[index],)))
-            if index == blocks.update_at:
+            if event.workspace:
+                _free_all(allocator, _allocate_all(allocator, (event.workspace,)))
+            if event.updates:
                 if step == 0:
                     _allocate_all(allocator, blocks.state)
                 _free_all(allocator, _allocate_all(allocator, blocks.update))
-            for number in freed[index]:
+            for number in event.freed:
                 allocator.free(living.pop(number))
-            if index == blocks.drops_gradients_at:
+            if event.drops_gradients:
                 _free_all(allocator, gradients)
     return SimulatedStep(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, tuple(allocator.growth))
 

@@ -79,14 +79,20 @@ class _Life:
 
 def written_storages(trace: Trace) -> tuple[Storage, ...]:
     """Return the storages that the step writes, in order of allocation."""
+    return _written(trace, _lives(trace.operations))
+
+
+def storages_and_batch(trace: Trace) -> tuple[tuple[Storage, ...], tuple[int, ...]]:
+    """Return `written_storages` and `batch_bytes` of a step, from one search for storages."""
+    lives = _lives(trace.operations)
+    return _written(trace, lives), _batch_bytes(lives, trace.parameters, trace.buffers or ())
+
+
+def _written(trace: Trace, lives: Sequence[_Life]) -> tuple[Storage, ...]:
     held = None if trace.held is None else frozenset(trace.held)
     trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
     again = computed_again(trace.operations)
-    written = [
-        _storage(life, held, trained)
-        for life in _lives(trace.operations)
-        if not life.is_given and life.tensor.id not in again
-    ]
+    written = [_storage(life, held, trained) for life in lives if not life.is_given and life.tensor.id not in again]
     return tuple(sorted([*written, *_kept_inside(trace.operations)], key=lambda one: one.allocated_at))
 
 
@@ -128,11 +134,11 @@ def batch_bytes(
     operations: Sequence[Operation], parameters: Iterable[Parameter], buffers: Collection[int] = ()
 ) -> tuple[int, ...]:
     """Return the sizes of storages that the forward pass reads but no operation writes: the batch."""
-    given = [
-        life
-        for life in _lives(operations)
-        if life.is_given and life.phase == "forward" and life.tensor.id not in buffers
-    ]
+    return _batch_bytes(_lives(operations), parameters, buffers)
+
+
+def _batch_bytes(lives: Sequence[_Life], parameters: Iterable[Parameter], buffers: Collection[int]) -> tuple[int, ...]:
+    given = [life for life in lives if life.is_given and life.phase == "forward" and life.tensor.id not in buffers]
     frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)
     frozen.subtract(life.kind for life in given if life.is_for_optimizer)
     sizes = []

@@ -131,6 +131,8 @@ class ScaledMemory:
         return memory_need_of(self.at(samples), layout, strategy)
 
     def _corrected(self, derived: StepMemory) -> StepMemory:
+        if self._correction == 1:
+            return derived
         total = derived.persistent_bytes + derived.temporary_bytes + derived.slack_bytes
         return replace(derived, slack_bytes=derived.slack_bytes + round((self._correction - 1) * total))
 
