@@ -1,10 +1,10 @@
-"""Golden files: what is printed, kept beside the tests as `golden/<name>`.
+"""Golden files: printed output, kept next to the tests as `golden/<name>`.
 
 A test compares with `golden("name.txt", text)`. After a wanted change of the output, look at it and run `make renew`,
 which rewrites the files (`pytest --overwrite-golden` runs only tests that write); the difference is reviewed like code.
 
 Slow tests: the functions of `slow_tests.txt` are marked `slow`, which `make test` leaves out and `make test-all`, like
-any plain `pytest`, runs. `pytest --renew-slow` times what it runs and writes the file.
+any plain `pytest`, runs. `pytest --renew-slow` times the tests that run and writes the file.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 # other test processes, longer than they work. Torch reads it when it is imported, which it is not yet.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No weights of whoever runs the tests, from the first import on; nothing is kept there unless a test asks for it.
+# No weights of the user who runs the tests, from the first import on; nothing is kept there unless a test asks for it.
 os.environ["LIGHTNING_PREDICT_CACHE"] = os.path.join(tempfile.gettempdir(), "lightning-predict-tests-keep-no-weights")
 
 # The day of the outputs in the documentation, which say how old a price is: 2026-11-27.
 os.environ["SOURCE_DATE_EPOCH"] = "1795780800"
 
-# Nor fetched prices of whoever runs the tests.
+# Nor fetched prices of the user who runs the tests.
 os.environ["LIGHTNING_PREDICT_PRICES"] = os.path.join(tempfile.gettempdir(), "lightning-predict-tests-fetch-no-prices")
 
-# The same examples every time, so that a change is refused for what it broke; speed is for benchmarks.
+# The same examples every time, so that a failure has one cause; speed is for benchmarks.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)  # other examples every time: --hypothesis-profile search
 settings.load_profile("steady")
@@ -147,7 +147,7 @@ def _histories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _own_history(_histories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the history of whoever runs it, nor that of another test."""
+    """No test reads or writes the history of the user who runs it, or of another test."""
     monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(_histories / f"{next(_HISTORIES)}.jsonl"))
 
 
@@ -159,13 +159,13 @@ def _no_silent_translators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def overwrites(request: pytest.FixtureRequest) -> bool:
-    """Return whether what is kept is to be written instead of compared."""
+    """Return whether kept values are written instead of compared."""
     return bool(request.config.getoption("--overwrite-golden"))
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest, overwrites: bool) -> Callable[[str, str], None]:
-    """Compare a text with the file `golden/<name>` beside the test's module."""
+    """Compare a text with the file `golden/<name>` next to the test's module."""
 
     def compare(name: str, text: str) -> None:
         path = request.path.parent / "golden" / name
@@ -180,7 +180,7 @@ def golden(request: pytest.FixtureRequest, overwrites: bool) -> Callable[[str, s
 
 @pytest.fixture
 def kept(request: pytest.FixtureRequest, overwrites: bool) -> Kept:
-    """Compare numbers with `golden/kept.json` beside the test's module (see `tests/kept.py`)."""
+    """Compare numbers with `golden/kept.json` next to the test's module (see `tests/kept.py`)."""
     from tests.kept import kept_at
 
     path = request.path.parent / "golden" / "kept.json"

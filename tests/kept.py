@@ -1,4 +1,4 @@
-"""Sentinels: a few numbers that predictions gave once, kept beside the tests as `golden/kept.json`.
+"""Sentinels: a few numbers that predictions gave once, kept next to the tests as `golden/kept.json`.
 
 No test says that such a number is right. It says which ones a change of the code moves by more than `TOLERANCE`, from
 what to what: those that you did not mean to move are a mistake. Keep whole steps, ends of intervals and totals; write a
@@ -25,7 +25,8 @@ from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Trace
 
 TOLERANCE: Final = 1e-2
-"""Relative difference below which a value did not move: a sentinel shows what a change moves, not its last digits."""
+"""Relative difference below which a value did not move: a sentinel shows the effect of a change, not its last
+digits."""
 
 FLOOR: Final = 1e-12
 """Absolute difference below which a value did not move: 0 s against 3e-16 s."""
@@ -61,7 +62,7 @@ def kept_at(path: Path, *, overwrites: bool) -> Kept:
 
 
 def numbers(value: Any) -> list[object]:
-    """List the numbers and words of a value, whatever it is made of."""
+    """List the numbers and words of a value, of any type."""
     if value is None or isinstance(value, str | bool | int | float):
         return [value]
     if isinstance(value, Mapping):
@@ -101,7 +102,7 @@ def _text(table: Mapping[str, Values]) -> str:
 
 
 def _moved(before: Values, after: Values) -> Iterable[str]:
-    """Describe each value that is not what it was."""
+    """Describe each value that changed."""
     for name in dict.fromkeys((*before, *after)):
         if name not in after:
             yield f"{name}: gone"

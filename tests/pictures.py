@@ -61,7 +61,7 @@ def report(found: Predictions) -> str:
 
 
 def terminal(found: Predictions) -> Console:
-    """Print what a terminal of 120 columns shows, and keep it."""
+    """Print the output of a terminal with 120 columns, and keep it."""
     console = Console(record=True, width=120, file=StringIO(), force_terminal=True)
     print_table(found, console)
     console.print()
@@ -89,7 +89,7 @@ def texts(found: Predictions) -> dict[str, str]:
 
 
 def hashes(found: Predictions) -> dict[str, str]:
-    """Give a hash of the text of each picture, without what the calendar changes."""
+    """Give a hash of the text of each picture, without dates."""
     plain = {name: " ".join(_AGES.sub("", " ".join(text.split())).split()) for name, text in texts(found).items()}
     return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in plain.items()}
 

@@ -34,8 +34,8 @@ class Ran:
 
     Attributes:
         returncode: Its status.
-        stdout: What it printed.
-        stderr: What it complained of.
+        stdout: Standard output.
+        stderr: Standard error.
     """
 
     returncode: int | None
@@ -48,7 +48,7 @@ class Started:
 
     Args:
         program: Code; or `-m`, a module and its arguments; or the path of a script and its arguments.
-        variables: Of the environment, beside those of this process.
+        variables: Of the environment, in addition to this process's.
         folder: Where it runs; None: here.
     """
 
@@ -58,7 +58,7 @@ class Started:
         self._place = tempfile.TemporaryDirectory()
         self._files = [Path(self._place.name, name) for name in ("stdout", "stderr")]
         environment = {**os.environ, **(variables or {})}
-        # The process runs what a fork of the server was told: a daemon would be allowed no processes of its own.
+        # The process runs the command of a fork of the server: a daemon would be allowed no processes of its own.
         self._process = CONTEXT.Process(
             target=_begin,
             args=([str(word) for word in program], environment, str(folder or Path.cwd()), list(map(str, self._files))),

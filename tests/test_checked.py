@@ -1,4 +1,4 @@
-"""What a wrong value in a file is answered with."""
+"""Error message for a wrong value in a file."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Stack(nn.Module):
 
 
 def recorded(*, checkpointed: bool = False, batches: int = 1, updates: int = 1) -> Trace:
-    """A step on the meta device: so many batches, and so many updates by optimizers of their own."""
+    """A step on the meta device: the given number of batches and updates by optimizers of their own."""
     with torch.device("meta"):
         model = Stack(checkpointed=checkpointed)
         data = torch.empty(ROWS, WIDTH)

@@ -23,7 +23,7 @@ def checked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A branch beside main, without commits of its own."""
+    """A branch next to main, without commits of its own."""
     (tmp_path / ".ci").mkdir()
     (tmp_path / "lightning_predict").mkdir()
     shutil.copy(SCRIPT, tmp_path / ".ci")

@@ -1,4 +1,4 @@
-"""`constants.toml`: what the fast reader reads, the rows themselves, and the one file of uncertainty."""
+"""`constants.toml`: the fast reader, the rows themselves, and the one file of uncertainty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every argument of the callbacks is told of in a how-to, and every option of the command line in some page."""
+"""Every argument of the callbacks is documented in a how-to, and every option of the command line in some page."""
 
 from __future__ import annotations
 

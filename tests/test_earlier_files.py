@@ -1,4 +1,4 @@
-"""What commit 910625a wrote is read today, and means what it meant; see `tests/earlier/README.md`."""
+"""What commit 910625a wrote is still readable, with the same meaning; see `tests/earlier/README.md`."""
 
 from __future__ import annotations
 

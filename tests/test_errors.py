@@ -1,4 +1,4 @@
-"""What holds for all errors."""
+"""Rules for all errors."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Reader:
 
     Attributes:
         name: Of the file.
-        write: Writes a good one, with what it needs beside it, into a folder.
+        write: Writes a good one, with other needed files, into a folder.
         read: Reads it.
     """
 

@@ -1,4 +1,4 @@
-"""The versions that the checks install are those of `constraints.txt`, each with the hashes of its files."""
+"""The versions that the checks install come from `constraints.txt`, each with the hashes of its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def normal(name: str) -> str:
 
 
 def pinned(text: str) -> dict[str, str]:
-    """Versions by name; every line that is neither a comment nor a hash must pin one."""
+    """Versions by name; every line that is not a comment and not a hash must pin one."""
     lines = [line.rstrip(" \\") for line in text.splitlines() if line and not line.startswith(("#", " "))]
     found = dict(line.split("==") for line in lines)
     assert len(found) == len(lines)

@@ -11,7 +11,7 @@ import lightning_predict
 PACKAGE = Path(lightning_predict.__file__).parent
 
 SAME_MEANING = {
-    # A type variable stands for whatever it is bound to; each module declares its own.
+    # A type variable stands for its bound type; each module declares its own.
     *("Batch", "Parameters", "Result", "Value", "Default"),
     # A command of the command line, and the function that it calls.
     *("advise", "measure", "predict", "simulate"),

@@ -1,4 +1,4 @@
-"""Notes are sentences, some of them details, and stay both wherever a string would do."""
+"""Notes are sentences, some of them details, and stay both in place of any string."""
 
 from __future__ import annotations
 

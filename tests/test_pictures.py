@@ -1,4 +1,4 @@
-"""The pictures of the documentation show what the package says now."""
+"""The pictures of the documentation show the package's current output."""
 
 from __future__ import annotations
 

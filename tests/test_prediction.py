@@ -134,7 +134,7 @@ def test_a_measurement_here_moves_the_prediction_there() -> None:
     direct = alone["L4"].device_seconds
     ratio = 0.040 * direct / alone["T4"].device_seconds
     scaled = lp.predict(measured_trace(), gpus=["L4"])["L4"].device_seconds
-    # Other kernels for the same units: three quarters of what is believed of the measurement beyond the prediction.
+    # Other kernels for the same units: three quarters of the trusted part of the measurement beyond the prediction.
     believed = float(transferable_residuals(np.array([math.log(ratio / direct)]), np.array([0]))[0])
     assert scaled == pytest.approx(direct * math.exp(0.75 * believed))
     assert min(direct, ratio) < scaled < max(direct, ratio)
@@ -271,7 +271,7 @@ def test_float8_takes_what_hopper_reaches_of_half_of_bfloat16_and_is_refused_els
 
 
 def coverage_of(operation: Operation, gpu: str = "T4") -> dict[str, float]:
-    """Shares of at least a percent: the few launches beside an operation do not matter."""
+    """Shares of at least a percent: the few launches in addition to an operation do not matter."""
     found = lp.predict(replace(TRACE, operations=(operation,)), gpus=[gpu])[gpu].coverage
     return {method: round(share, 2) for method, share in found.items() if share >= 0.01}
 

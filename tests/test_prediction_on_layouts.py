@@ -1,4 +1,4 @@
-"""Layouts of several GPUs through the public call: time, samples, memory and price, and what is refused."""
+"""Layouts of several GPUs through the public call: time, samples, memory and price, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_machines_may_be_said_apart() -> None:
 
 
 def test_the_network_of_the_machine_that_is_priced_counts() -> None:
-    """AWS alone rents eight V100 of 32 GB: what is recommended there is joined by 100 Gbit/s, not by 400."""
+    """AWS alone rents eight V100 of 32 GB: the recommended machines are joined by 100 Gbit/s, not by 400."""
     named, plain = (
         lp.predict(TRACE, gpus=[name]).items_in_order[0] for name in ("2xp3dn.24xlarge", "2x8xV100-SXM2-32GB")
     )
@@ -132,7 +132,7 @@ def test_the_network_of_the_machine_that_is_priced_counts() -> None:
     assert plain.iteration_seconds == named.iteration_seconds
     words = "Network: 100 Gbit/s between machines, as in p3dn.24xlarge, whose price is used, (EFA; "
     assert any(note.startswith(words) for note in plain.notes)
-    # A price of one's own says nothing of a network, and a figure of one's own says it all.
+    # An own price has no network, and an own bandwidth replaces it.
     own = lp.predict(TRACE, gpus=["2x8xV100-SXM2-32GB"], usd_per_hour=1.0).items_in_order[0]
     assert own.iteration_seconds < plain.iteration_seconds
     assert any(note.startswith("Assumed: 400 Gbit/s between machines") for note in own.notes)

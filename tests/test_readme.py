@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its code runs, its output is the program's own."""
+"""The README's examples are real: its code runs, its output is the program's own."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_demo_trains_and_says_what_to_rent(tmp_path: Path) -> None:
 
 
 def commands() -> list[str]:
-    """The commands of the README's command line, without what is said of them."""
+    """The commands of the README's command line, without their comments."""
     blocks = re.findall(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith("lightning-predict ")]
@@ -140,7 +140,7 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
 
 
 def test_what_people_train_is_recorded_in_seconds(tmp_path: Path) -> None:
-    # The longer ones (LoRA, ResNet) lie beside it as they were recorded.
+    # The longer ones (LoRA, ResNet) are next to it as they were recorded.
     done = run(
         ROOT / "examples" / "what_people_train.py", "--save", "packed", "graph", "tabular", folder=tmp_path, seconds=300
     )

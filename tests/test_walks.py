@@ -58,7 +58,7 @@ def walked(run: Callable[[], object]) -> tuple[list[str], int]:
 
 
 def check_order(heading: str, calls: list[str]) -> None:
-    """What is told was called, in this order."""
+    """The listed functions were called, in this order."""
     walk = told(heading)
     assert [call for call in walk if call not in calls] == []
     assert sorted(walk, key=calls.index) == walk

@@ -62,7 +62,7 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not(traces: dict[int, Trac
 
 
 def test_captures_that_disagree_with_a_scaled_step_give_lines(traces: dict[int, Trace]) -> None:
-    """Two sizes whose memory is alike, as of a model that pads every batch: its largest power of two is told."""
+    """Two sizes whose memory is alike, as of a model that pads every batch: its largest power of two is shown."""
     padded = {1024: traces[4096], 4096: traces[4096]}
     (option,) = batch_size_what_if({**padded, 1024: replace(traces[4096], samples=1024)}, ["T4"])
     assert option.batch_size is not None
@@ -139,7 +139,7 @@ def test_half_precision_casts_what_autocast_does(traces: dict[int, Trace]) -> No
 
 
 class Residual(nn.Module):
-    """Two convolutions with their norms beside a short cut."""
+    """Two convolutions with their norms with a shortcut."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PyTorch's side of Keras's benchmarks, beside what is predicted of it."""
+"""PyTorch's side of Keras's benchmarks, next to its prediction."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def recorded(name: str, precision: str, release: str) -> Trace:
 
 
 def waits(trace: Trace) -> int:
-    """Count what the scripts ask the device for; torch's own optimizers read their step from the host."""
+    """Count the values that the scripts read from the device; torch's own optimizers read their step from the host."""
     return sum(operation.name == WAIT and operation.phase != "optimizer" for operation in trace.operations)
 
 

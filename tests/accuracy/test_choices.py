@@ -35,7 +35,7 @@ def test_each_gpu_is_predicted_by_what_is_best_for_the_others() -> None:
 def test_each_release_is_predicted_by_what_is_best_for_the_others() -> None:
     found = list(left_out((*ROWS, row("T4", "1.7", 105.0, 100.0)), LEFT_OUT["releases left out"]))
     assert [place for place, _ in found] == [0, 0, 0, 0]
-    # Only rows of 1.7 are right with the second option, which those of 1.4 then get.
+    # Only rows of 1.7 are right with the second option, which rows of 1.4 then get.
     rows = (row("T4", "1.4", 100.0, 105.0), row("T4", "1.7", 105.0, 100.0))
     assert [place for place, _ in left_out(rows, LEFT_OUT["releases left out"])] == [1, 0]
 

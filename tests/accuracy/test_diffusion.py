@@ -1,4 +1,4 @@
-"""Training of a diffusion model that NVIDIA published, beside what is predicted of it."""
+"""Training of a diffusion model that NVIDIA published, next to its prediction."""
 
 from __future__ import annotations
 

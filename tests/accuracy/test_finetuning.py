@@ -1,4 +1,4 @@
-"""Fine-tuning that others published, beside what is predicted of it."""
+"""Fine-tuning that others published, next to its prediction."""
 
 from __future__ import annotations
 

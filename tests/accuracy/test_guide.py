@@ -1,4 +1,4 @@
-"""Hugging Face's guide to a bigger model and faster training, beside what is predicted of it."""
+"""Hugging Face's guide to a bigger model and faster training, next to its prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaling efficiencies: which rows count, how overlap costs are chosen, and what the report prints (made-up rows)."""
+"""Scaling efficiencies: which rows count, how overlap costs are chosen, and the printed report (made-up rows)."""
 
 from __future__ import annotations
 

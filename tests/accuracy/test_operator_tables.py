@@ -35,7 +35,7 @@ softmax,torch,full,N,16384,"{""M"": 2048, ""dtype"": ""torch.float32""}",NVIDIA 
 softmax,torch,forward,N,16,"{""M"": 2048, ""dtype"": ""torch.float32""}",NVIDIA H100 80GB HBM3,0.01
 unheard_of,torch,forward,N,16384,"{}",NVIDIA H100 80GB HBM3,0.2
 """
-"""Made-up times: one row that counts; a compiled one, one of both passes, one of launches, one that nobody recorded."""
+"""Made-up times: one row that counts; a compiled one, one of both passes, one of launches, one without a recording."""
 
 
 @pytest.fixture

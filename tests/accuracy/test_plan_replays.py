@@ -1,4 +1,4 @@
-"""Plans carried out with published times: teams from rows, deadlines that bind, and what is counted."""
+"""Plans carried out with published times: teams from rows, deadlines that bind, and the counts."""
 
 from __future__ import annotations
 

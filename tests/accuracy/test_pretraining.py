@@ -94,7 +94,7 @@ def test_dgx_clouds_other_models_accumulate_as_their_pages_say() -> None:
 def test_ibms_and_kempners_rates_are_those_of_their_pages() -> None:
     # 2 x 4,096 tokens a GPU at 3,700 a second.
     assert ibm_cases(Path())[0][0].measured_seconds == pytest.approx(2.214, rel=1e-3)
-    # 13B on 160 GPUs, of which four share each block: 534,644 tokens a second.
+    # 13B on 160 GPUs, four of which share each block: 534,644 tokens a second.
     cases, _ = kempner_cases(Path())
     for case, rate in ((cases[15], 534_644), (cases[-1], 154_523), (cases[1], 18_728)):
         replicas = case.strategy.replicas(case.layout)

@@ -75,7 +75,7 @@ STEP = StepDescription(kind="convolutional network", precision="float32")
 
 
 def save_step(folder: Path, file: str, samples: int) -> None:
-    """Keep a forward pass of two linear layers on so many rows of 4096 as a recorded step."""
+    """Keep a forward pass of two linear layers on the given number of rows of 4096 as a recorded step."""
     with torch.device("meta"):
         model, data = nn.Linear(4096, 4096), torch.empty(samples * 512, 4096)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The command on a small plan: axes, summaries, and what is printed of them."""
+"""The command on a small plan: axes, summaries, and the printed summary."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_pairs_are_of_one_container_and_precision(tmp_path: Path) -> None:
     (tmp_path / "training_throughput.csv").write_text("\n".join(lines) + "\n")
     (resnet, gnmt, transformer) = habitat_scores(tmp_path)
     assert (resnet.model, resnet.gpus, len(resnet.errors)) == ("ResNet-50", 2, 2)
-    # What is too long one way is too short the other way.
+    # Times that are too long in one direction are too short in the other.
     assert (1 + resnet.errors[0]) * (1 + resnet.errors[1]) == pytest.approx(1)
     assert gnmt.errors == transformer.errors == ()
 
@@ -68,7 +68,7 @@ def test_workloads_of_the_paper_without_a_training_row() -> None:
     assert "backward" not in phases
     trained = dcgan_trace(2, width=8)
     convolutions = [one for one in trained.operations if one.name == "aten::convolution"]
-    # Five layers of the generator once, five of the discriminator for what is real, what is not, and once more.
+    # Five layers of the generator once, five of the discriminator for real data, for generated data, and once more.
     assert len([one for one in convolutions if one.phase == "forward"]) == 5 + 3 * 5
     assert any(one.phase == "optimizer" for one in trained.operations)
 

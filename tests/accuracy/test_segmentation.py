@@ -1,4 +1,4 @@
-"""Segmentation of volumes that others published, beside what is predicted of it."""
+"""Segmentation of volumes that others published, next to its prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed of whole steps: what tables say of a GPU, and where a simpler predictor is nearer."""
+"""Output for whole steps: deviations of a GPU in each table, and where a simpler predictor is nearer."""
 
 from __future__ import annotations
 

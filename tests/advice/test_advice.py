@@ -69,7 +69,7 @@ def test_the_chain_takes_one_precision_and_nothing_that_is_not_allowed(advice: l
     assert not any("digits" in CHANGES[name].side_effects for name in advice.chain.names)
     careful = lp.advise(trained(4096), ["L4"], allow=["memory"])
     assert careful.chain is None
-    assert careful["bf16-mixed"].verdict == "faster"  # it is told, and left out
+    assert careful["bf16-mixed"].verdict == "faster"  # the change is listed, and its gain left out
 
 
 def test_tables_files_and_loggers_hold_the_same_gains(advice: lp.Advice) -> None:
@@ -146,7 +146,7 @@ def test_a_gain_is_told_as_a_power_with_a_width_that_grows() -> None:
 
 
 def test_beyond_the_largest_gain_of_its_pairs_a_gain_grows_as_simulated() -> None:
-    # A power of a half up to 2, and what is left of 4 as it is: sqrt(2) x 2.
+    # A power of a half up to 2, and the remainder of 4 unchanged: sqrt(2) x 2.
     far = replace(PROVEN, max_validated_gain=2.0)
     assert far.calibrated_gain(4.0).middle == pytest.approx(2 * math.sqrt(2))
     assert far.calibrated_gain(1.5) == PROVEN.calibrated_gain(1.5)
@@ -275,7 +275,7 @@ def test_what_would_make_a_step_fit_is_named() -> None:
 
 
 def test_compiling_takes_no_more_memory_for_masks_and_views() -> None:
-    # Dropout's masks stay bytes, and what is viewed inside a kernel is nobody's: it was counted as part of the batch.
+    # Dropout's masks stay bytes, and views inside a kernel have no owner: they were counted as part of the batch.
     with torch.device("meta"):
         block = (torch.nn.TransformerEncoderLayer(256, 4, batch_first=True) for _ in range(2))
         model, data = torch.nn.Sequential(*block), torch.empty(64, 512, 256)

@@ -1,4 +1,4 @@
-"""Attention that is written out becomes one call, and is then what a capture of the fused call holds."""
+"""Attention that is written out becomes one call, and then equals a capture of the fused call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each change of a step: what it does to the operations, and why it does not apply."""
+"""Each change of a step: its effect on the operations, and why it does not apply."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.advice.example_steps import GPU, REPORTED, profiled, trained
 
 
 def as_profiled(trace: Trace) -> Trace:
-    """The step as a profiler of a GPU sees it: kernels of 50 us, no results, nobody's storages."""
+    """The step as a profiler of a GPU sees it: kernels of 50 us, no results, storages without owners."""
 
     def kernel(number: int) -> Kernel:
         begin = 60e-6 * number
@@ -96,9 +96,9 @@ def test_capture_follows_one_step_more_and_says_so_where_it_cannot(captured: Tra
 
 
 def test_memory_that_was_measured_stays_in_the_ratio_of_what_is_derived() -> None:
-    """Half of what the blocks keep for twice the measured bytes: the changed step is told by the ratio.
+    """Half of what the blocks keep for twice the measured bytes: the changed step follows the ratio.
 
-    Each of the blocks keeps 64 MiB of 8,192 rows, beside 64 MiB of gradients, which come when it is gone.
+    Each of the blocks keeps 64 MiB of 8,192 rows, in addition to 64 MiB of gradients, which come when it is gone.
     """
     large = trained(8192)
     followed = with_data_flow(as_profiled(large), large)

@@ -1,4 +1,4 @@
-"""What was measured is kept on both sides of a change."""
+"""Measurements are kept on both sides of a change."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_operations_that_a_change_leaves_keep_their_kernels() -> None:
 
 
 def test_a_step_without_kernels_keeps_its_measured_pace() -> None:
-    """Measured at twice what shapes say, it is predicted at twice what the changed shapes say."""
+    """Measured at twice the time by shapes, it is predicted at twice the time of the changed shapes."""
     trace = profiled(kernel_seconds=1e-3, every=20e-6)
     from dataclasses import replace
 
@@ -80,7 +80,7 @@ def test_a_step_without_kernels_keeps_its_measured_pace() -> None:
 
 @pytest.mark.recorded
 def test_half_precision_does_not_help_the_recorded_resnet_that_its_host_bounds() -> None:
-    """213 ms of launches beside 40 ms of kernels on an A100."""
+    """213 ms of launches and 40 ms of kernels on an A100."""
     trace = lp.Trace.load(recording("married_resnet50_a100.json.gz"))
     for name in ("16-mixed", "bf16-mixed", "half"):
         assert 0.9 <= gain_of(name, trace) <= 1.3

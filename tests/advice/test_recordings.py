@@ -1,4 +1,4 @@
-"""No change refuses a recording of a real GPU without saying what is missing, or why it has nothing to change."""
+"""No change refuses a recording of a real GPU without naming the missing part, or why it has nothing to change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = (
 )
 
 MISSING = ("recording", "samples a step holds is not known", "capture the same step", "no wait for the loader")
-"""How sentences name what a recording lacks."""
+"""How sentences name the missing parts of a recording."""
 
 
 @pytest.mark.recorded

@@ -1,4 +1,4 @@
-"""What would take memory off a step, beside captures of steps that were changed so; and its report."""
+"""Ways to reduce the memory of a step, against captures of changed steps, and their report."""
 
 from __future__ import annotations
 

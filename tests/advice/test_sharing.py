@@ -1,4 +1,4 @@
-"""DDP, FSDP and accumulation: gains of several GPUs, and what one GPU is told."""
+"""DDP, FSDP and accumulation: gains of several GPUs, and the output for one GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_run_of_accumulated_batches_on_one_gpu_takes_each_batch_once() -> None
 
 
 def test_a_step_measured_on_several_gpus_is_told_by_the_ratio_of_two_predictions() -> None:
-    """Both sides hold the measured step, so that the gain is that of two predictions alone."""
+    """Both sides hold the measured step, so the gain comes from two predictions alone."""
     step = replace(trained(256), gpu_reported_name=REPORTED, world_size=8, step_seconds=(0.05, 0.05))
     told = lp.advise(step, ["8xA100-SXM-40GB"])
     assert told.on == "8xA100-SXM-40GB"

@@ -1,4 +1,4 @@
-"""Changes that really run, on this machine's processor; what they gain is told by a clock that counts steps."""
+"""Changes that really run, on this machine's processor; a clock that counts steps measures their gain."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def lightning() -> Small:
 
 @dataclass(frozen=True)
 class Call:
-    """What the predictor was asked."""
+    """Arguments of the predictor's calls."""
 
     trace: Trace
     workload: Workload
@@ -124,5 +124,5 @@ def said() -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predict by roofline alone: what a callback does must not hang on which weights there are."""
+    """Predict by roofline alone: a callback's behaviour must not depend on the installed weights."""
     monkeypatch.setattr("lightning_predict.step_predictor.kernel_models", lambda names, weights: None)

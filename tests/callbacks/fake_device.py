@@ -1,7 +1,7 @@
 """A GPU that is not there: its clock, its memory and its profiler, so that a whole fit runs as on CUDA, or on Metal.
 
-Batches stay on the processor; only this package is told of a device. The host of a batch takes `host_seconds`, the
-device, which works behind it, `device_seconds`, on a clock that nobody waits for; the profiler gives back a document
+Batches stay on the processor; only this package sees a device. The host of a batch takes `host_seconds`, the
+device, which works behind it, `device_seconds`, on a virtual clock; the profiler gives back a document
 that a real GPU recorded, or one that was written here. Example::
 
     device = FakeDevice(document, name="Tesla V100-SXM2-32GB")
@@ -33,7 +33,7 @@ GIB = 2**30
 
 
 def _without_cuda(*, activities: object, **options: Any) -> profile:
-    """Make torch's profiler for the processor alone, whatever it is asked for."""
+    """Make torch's profiler for the processor alone, for all requested activities."""
     return profile(activities=[ProfilerActivity.CPU], **options)
 
 
@@ -42,9 +42,9 @@ class FakeDevice:
     """One GPU.
 
     Attributes:
-        document: What the profiler exports after each recorded part of a step.
-        name: What the driver calls the GPU.
-        kind: What torch calls such devices.
+        document: Document that the profiler exports after each recorded part of a step.
+        name: Name of the GPU by the driver.
+        kind: torch's name for such devices.
         memory_bytes: Its memory.
         host_seconds: Host time of a batch.
         device_seconds: Device time of a batch; it begins when the host has launched half of it.

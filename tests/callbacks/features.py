@@ -31,13 +31,13 @@ Fit = Callable[[Path, list[Any]], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fit came to.
+    """Result of a fit.
 
     Attributes:
         weights: Of the model, by name.
         optimizers: State of each optimizer.
         random: States of the generators of torch, numpy and Python.
-        metrics: Logged, without those of our own.
+        metrics: Logged metrics, without our own.
         counts: Optimizer steps, epochs and batches.
     """
 
@@ -54,7 +54,7 @@ def callbacks() -> list[Any]:
 
 
 def outcome(fit: Fit, folder: Path, ours: list[Any]) -> Outcome:
-    """Fit from the same seeds and say what it came to."""
+    """Fit from the same seeds and return its result."""
     torch.manual_seed(7)
     np.random.seed(7)
     random.seed(7)

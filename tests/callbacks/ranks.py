@@ -1,6 +1,6 @@
 """Fits on several ranks with gloo, one scenario after another: `python -m tests.callbacks.ranks FOLDER SCENARIO ...`.
 
-Each process finds its rank in the environment, as torchrun sets it, and writes what it has seen of each scenario to
+Each process finds its rank in the environment, as torchrun sets it, and writes its observations of each scenario to
 `<scenario>.<rank>.json` in the folder. A fault is a function that fails on one rank from its n-th call on.
 """
 
@@ -33,7 +33,7 @@ from tests.callbacks.small import Small
 from tests.processes import Ran, Started
 
 TIMEOUT_SECONDS: Final = 300
-"""Of the process group, a third of which a meeting waits: no busy machine keeps a rank away for so long."""
+"""Of the process group, a meeting waits a third of it: no busy machine keeps a rank away for so long."""
 
 SHORT_SECONDS: Final = 9
 """The same where a rank does not come, which the other one waits for."""
@@ -71,7 +71,7 @@ def within() -> list[Any]:
 
 
 def keeps_progress() -> list[Any]:
-    """A file of progress beside a budget that is never used up."""
+    """A progress file with a budget that is never used up."""
     file = Path(tempfile.mkdtemp()) / "progress.json"
     predictor = RuntimePredictor(["T4"], print_table=False)
     predictor.progress_file = str(file)
@@ -231,7 +231,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
 
 
 def launched(module: str, *words: str | Path, world_size: int, folder: Path) -> list[Ran]:
-    """Run a module on so many ranks, as torchrun does, with the store in this process: its port is nobody else's."""
+    """Run a module on the given number of ranks, as torchrun does, with the store in this process."""
     store = TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
     shared = {
         "OMP_NUM_THREADS": "1",
@@ -251,7 +251,7 @@ def launched(module: str, *words: str | Path, world_size: int, folder: Path) -> 
 
 
 def start(folder: Path, world_size: int, scenarios: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Run scenarios on so many ranks; what each rank saw of each, empty where it did not come to the end."""
+    """Run scenarios on ranks; return the observations of each rank, empty if the rank did not finish."""
     for rank, ran in enumerate(
         launched("tests.callbacks.ranks", folder, *scenarios, world_size=world_size, folder=folder)
     ):

@@ -69,7 +69,7 @@ class Small:
         return DataLoader(Stream(batches), batch_size=BATCH_SIZE)
 
     def trainer(self, folder: Path, **options: Any) -> Any:
-        """A Trainer that writes nothing but what is asked for."""
+        """A Trainer that writes only requested files."""
         defaults: dict[str, Any] = {
             "accelerator": "cpu",
             "devices": 1,

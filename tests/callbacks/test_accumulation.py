@@ -1,4 +1,4 @@
-"""A window of many micro-batches costs a recording of two, and the trace is that of a window recorded whole."""
+"""A window of many micro-batches costs a recording of two, with the same trace as a full recording."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def traced(small: Small, folder: Path, accumulates: int, model: Any, **options: Any) -> Trace:
-    """Train two windows, of which the second is recorded."""
+    """Train two windows, and record the second."""
     predictor = RuntimePredictor(["T4"], warmup_steps=1, print_table=False)
     trainer = small.trainer(folder, max_epochs=1, accumulate_grad_batches=accumulates, callbacks=predictor, **options)
     trainer.fit(model, small.loader(2 * accumulates))
@@ -84,7 +84,7 @@ def collecting(small: Small) -> Any:
 
 
 def remembering(small: Small) -> Any:
-    """Keeps what the last batch gave until the next one does."""
+    """Keeps the output of the last batch until the next one does."""
     model = small.model()
     step = model.training_step
 
@@ -140,7 +140,7 @@ def test_two_recorded_batches_of_four_make_the_trace_of_four(
     )
     assert named_in_order(trace) == named_in_order(whole)
     assert trace.memory == whole.memory
-    # The recorder looks for what was freed every few operations, not at the same ones in both.
+    # The recorder looks for freed storages every few operations, not at the same ones in both.
     assert simulated_step(trace).allocated_bytes == pytest.approx(simulated_step(whole).allocated_bytes, rel=0.05)
     lives = [
         sorted(written_storages(each), key=lambda one: (one.allocated_at, one.size_bytes)) for each in (trace, whole)

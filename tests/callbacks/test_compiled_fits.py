@@ -17,7 +17,7 @@ from tests.callbacks.small import Small
 
 pytestmark = [
     pytest.mark.usefixtures("readings"),
-    # Of the compiler itself, as it looks at what comes in.
+    # Of the compiler itself, as it inspects its inputs.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor"),
 ]
 

@@ -1,4 +1,4 @@
-"""CostBudget in real fits: when it ends them, what it leaves behind, and what it says."""
+"""CostBudget in real fits: when it ends them, its files, and its messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def time() -> Iterator[Clock]:
 
 
 def timed_model(small: Small, time: Clock, seconds: list[float] | float = 1.0, **options: Any) -> Any:
-    """A model each of whose training batches takes these seconds of `time`; the last of them goes on for ever."""
+    """A model each of whose training batches takes these seconds of `time`; the last of them goes on forever."""
     model = small.model(**options)
     step = model.training_step
     given = [seconds] if isinstance(seconds, float) else seconds
@@ -64,7 +64,7 @@ def fit(small: Small, folder: Path, budget: Any, *, model: Any = None, batches: 
 def test_it_ends_a_run_whose_forecast_breaks_the_budget_by_far(
     small: Small, tmp_path: Path, time: Clock, options: dict[str, Any], batches: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # After 16 steps, or half a minute, of batches of a second, of which there are 400, or 100: more than twice 38 s.
+    # After 16 steps, or half a minute, of batches of a second, 400 or 100 in all: more than twice 38 s.
     budget = CostBudget(usd=38, usd_per_hour=3600)
     with caplog.at_level(logging.INFO):
         model = fit(small, tmp_path, budget, model=timed_model(small, time), batches=80, **{"max_epochs": 5} | options)
@@ -108,7 +108,7 @@ def test_what_went_beside_training_counts_as_used(lightning: Small, tmp_path: Pa
 def test_a_run_that_ends_within_a_window_says_what_it_loses(
     small: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Batches of a second, an update after each third, and a budget of so many seconds.
+    # Batches of a second, an update after each third, and a budget of the given number of seconds.
     for batches, lost in ((1, "the last batch"), (2, "the last 2 batches"), (3, None)):
         caplog.clear()
         budget = hours_of(batches - 0.1)
@@ -143,7 +143,7 @@ def test_slow_first_steps_do_not_end_a_run_that_is_within_its_budget(
 
 
 def test_the_middle_over_the_budget_warns_and_the_low_end_stops(lightning: Small, tmp_path: Path, time: Clock) -> None:
-    # After 16 steps of a second, 84 are to come, 74 at the least; after 32, 68.
+    # After 16 steps of a second, 84 remain, 74 at the least; after 32, 68.
     with pytest.warns(LightningPredictWarning) as warned:
         model = fit(lightning, tmp_path, hours_of(98.0), model=timed_model(lightning, time), batches=100)
     said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
@@ -615,7 +615,7 @@ def test_a_validation_that_would_exceed_the_budget_by_far_ends_the_run(
 def test_a_validation_that_exceeds_the_budget_by_little_ends_and_with_it_the_run(
     small: Small, tmp_path: Path, time: Clock
 ) -> None:
-    # 10 s of training and 20 batches of 60 s are 1,210 s: 1.7 % more than 1,190 s, of which 19 batches leave nothing.
+    # 10 s of training and 20 batches of 60 s are 1,210 s: 1.7 % more than 1,190 s, 19 batches leave nothing of it.
     model, budget = slow_validation(small, time, 60.0), hours_of(1190.0)
     trainer = validated_fit(small, tmp_path, budget, model, max_epochs=3)
     assert (model.batches_trained, model.validated) == (10, 20)
@@ -684,8 +684,8 @@ def test_the_best_checkpoint_and_the_metrics_survive_a_validation_that_ends_the_
     assert [float(best.best_model_score), float(stopping.best_score)] == [1.0, 1.0]
     assert float(trainer.callback_metrics["monitored"]) == float(trainer.logged_metrics["monitored"]) == 1.0
     logged = [row["monitored"] for row in logger.experiment.metrics if "monitored" in row]
-    assert logged in ([], [1.0])  # what is not in memory any more is in the file
-    # A resume from the budget's own checkpoint trains what was left, and what it validates it validates whole.
+    assert logged in ([], [1.0])  # the file has the state that memory lost
+    # A resume from the budget's own checkpoint trains the remainder, and validates completely.
     resumed = slow_validation(small, time, 60.0)
     losing(resumed, {})
     later = small.trainer(tmp_path, callbacks=hours_of(1e6), num_sanity_val_steps=0, max_epochs=3)

@@ -1,4 +1,4 @@
-"""Deadlines on the days when clocks change: the time left is that of the clock on the wall, in true seconds."""
+"""Deadlines on the days when clocks change: the time left follows the wall clock, in true seconds."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_deadline_says_its_zone() -> None:
 
 @pytest.mark.parametrize(("deadline", "ends"), [("2026-10-25T03:00", False), ("2026-10-25T02:30", True)])
 def test_a_run_across_the_change_has_its_hour_more(tmp_path: Path, deadline: str, ends: bool, said: list[str]) -> None:
-    # At 00:30 UTC it is 02:30 summer time; 03:00 winter time is 1.5 h away, of which 72 batches take 1.2 h.
+    # At 00:30 UTC it is 02:30 summer time; 03:00 winter time is 1.5 h away, 72 batches take 1.2 h.
     shown, small = Clock(), Small("lightning.pytorch")
     model = small.model()
     plain = model.training_step

@@ -1,4 +1,4 @@
-"""Whatever a Trainer or torch calls of ours is guarded: found by listing every such call, not by hand."""
+"""Every function of ours that a Trainer or torch calls is guarded: found by listing every such call, not by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_USERS: Final = (
     "callbacks/cost_budget.py CostBudget.__init__",
     "callbacks/runtime_predictor.py RuntimePredictor.__init__",
 )
-"""Called by the user's own code, to which they raise what is wrong with its arguments."""
+"""Called by the user's own code, which sees errors about its arguments."""
 
 OF_PYTHON: Final = (
     "tracing/graph_release.py _after_collection",

@@ -1,4 +1,4 @@
-"""Faults in functions that a fit reaches: a sample of those of `python -m tests.soak.faults`, which takes all."""
+"""Faults in functions that a fit reaches: a sample of the faults of `python -m tests.soak.faults`, which takes all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.processes import run
 from tests.soak.faults import ENDS, ERRORS, Fault, drawn, fit, injected, reached, sampled
 
 SAMPLES: Final = {"trainer": 23, "device": 211, "fabric": 151, "torch": 151, "transformers": 211}
-"""One function in so many is taken; what a Trainer with both callbacks reaches is what most users run."""
+"""One function in n is taken; a Trainer with both callbacks reaches the code that most users run."""
 
 KINDS: Final = tuple(kind for kind in ERRORS if kind not in ENDS)
 
@@ -31,7 +31,7 @@ def test_no_fault_of_ours_reaches_a_fit_or_leaves_anything_behind(
     for number, name in enumerate(chosen):
         fault = Fault(loop, name, KINDS[number % len(KINDS)], 0)
         result, was_reached = injected(tmp_path, fault)
-        faults += was_reached  # What is kept from one fit to the next is computed in the first alone.
+        faults += was_reached  # State that is kept between fits is computed in the first alone.
         assert result.left == (), fault
         assert result.error is None, fault
         assert result.batches == alone.batches, fault
@@ -54,7 +54,7 @@ def test_the_same_functions_are_drawn_in_every_process_and_order() -> None:
     names = [f"a.py f{number}" for number in range(100)]
     other = run(f"from tests.soak.faults import sampled; print(*sampled({names[::-1]}, 7), sep=chr(10))")
     assert sampled(names, 7) == other.stdout.splitlines()
-    # A function that is reached now and then changes nothing in what is drawn of the others.
+    # A function that is reached now and then does not change the draw of the other functions.
     assert sampled([*names[:50], "a.py now and then", *names[50:]], 7) in (
         sampled(names, 7),
         sorted([*sampled(names, 7), "a.py now and then"]),

@@ -16,7 +16,7 @@ WORK = Workload(training_iterations=100, training=Batches(optimizer_steps=100, b
 
 
 def answer(workload: Workload = WORK) -> RestPrediction:
-    """11,520 s on the T4 and 1,440 s on the H100, of which 5 % are 72 s."""
+    """11,520 s on the T4 and 1,440 s on the H100, 5 % of it are 72 s."""
     counts = RemainingCounts(
         batches=100, windows=100, full_windows=100, windows_per_epoch=None, validation_batches=0, at_most=False
     )

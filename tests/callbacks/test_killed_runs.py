@@ -1,4 +1,4 @@
-"""A run that `kill -9` ends between two hourly checkpoints: the ledger knows what it used, to within a minute."""
+"""A run that `kill -9` ends between two hourly checkpoints: the ledger knows its usage, to within a minute."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR = 180
 
 
 def hourly(folder: Path, *, in_batch: Callable[[int], None] = lambda _: None, resumes: bool = False) -> float:
-    """Train for 8,000 s of a clock of its own; returns what the budget counts in the end."""
+    """Train for 8,000 s of a clock of its own; returns the final count of the budget."""
     small, time = Small("lightning.pytorch"), Clock()
     model = small.model()
     step = model.training_step
@@ -70,7 +70,7 @@ def kill_while_it_writes(number: int) -> Callable[[int], None]:
 @pytest.mark.parametrize("how", [kill_in_batch, kill_while_it_writes])
 @pytest.mark.filterwarnings("ignore:.*dataloader is not resumable", "ignore:Checkpoint directory .* is not empty")
 def test_the_ledger_of_a_killed_run_is_within_a_minute(how: Callable[[int], Any], tmp_path: Path) -> None:
-    # 280 batches and the one in which it is killed: 5,620 s, of which the checkpoint, an hour old, knows 3,600.
+    # 280 batches and the one in which it is killed: 5,620 s, the hour-old checkpoint knows 3,600 of it.
     ran = run("-m", "tests.callbacks.test_killed_runs", tmp_path, how.__name__)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     assert (tmp_path / "hour.ckpt").exists()

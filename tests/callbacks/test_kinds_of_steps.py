@@ -82,7 +82,7 @@ def updates(trace: Trace) -> dict[int, float]:
 
 
 def products(trace: Trace) -> int:
-    """Matrix products; a forward and backward pass of the critic has few, those of both networks more."""
+    """Matrix products; a forward and backward pass of the critic has few, passes of both networks have more."""
     return sum(one.name in ("aten::addmm", "aten::mm") for one in trace.operations)
 
 
@@ -118,7 +118,7 @@ def test_the_mean_step_is_predicted_from_the_run_and_from_the_file(
         assert result[gpu].iteration_seconds == pytest.approx(mean, rel=1e-9)
         assert result[gpu].total_seconds == pytest.approx(1000 * mean, rel=1e-9)
         assert both[gpu].iteration_seconds > 2 * alone[gpu].iteration_seconds
-        # Memory is that of the step which needs most, and that has the state of both optimizers.
+        # Memory is the maximum over the steps, and that has the state of both optimizers.
         assert result[gpu].memory_bytes == both[gpu].memory_bytes
     state = [kind.trace.memory.optimizer_state_bytes for kind in loaded.kinds]
     assert state[1] is not None

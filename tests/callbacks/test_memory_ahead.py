@@ -1,4 +1,4 @@
-"""What the rest of a run may need of the GPU in use, said before training goes on."""
+"""Memory that the rest of a run may need on the GPU in use, logged before training continues."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sentences(Rows):
 
 
 def said(small: Small, folder: Path, model: Any, *loaders: Any, gpu: str = "T4", **options: Any) -> list[str]:
-    """Train with the callback and return what it says of memory."""
+    """Train with the callback and return its messages about memory."""
     predictor = RuntimePredictor(gpus=["T4"], learn_from_history=False, print_table=False)
     trainer = small.trainer(folder, callbacks=[predictor], max_epochs=2, **options)
     with recordings_on(gpu), warnings.catch_warnings(record=True) as caught:
@@ -111,7 +111,7 @@ def two_optimizers(small: Small, elements: int) -> Any:
 
 def test_the_state_of_an_optimizer_that_has_made_no_update(small: Small, tmp_path: Path) -> None:
     (sentence,) = said(small, tmp_path, two_optimizers(small, 2**31), small.loader(8))
-    # Two values of 4 bytes for each of 2^31: 16 GiB, beside the parameter and its gradient, 8 GiB each.
+    # Two values of 4 bytes for each of 2^31: 16 GiB, in addition to the parameter and its gradient, 8 GiB each.
     assert sentence.startswith("The first optimizer update (16.0 GiB of new state) needs about 32")
     assert sentence.endswith("Use a smaller batch or an optimizer with less state.")
     assert said(small, tmp_path, two_optimizers(small, 2**20), small.loader(8)) == []

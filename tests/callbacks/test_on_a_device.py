@@ -103,7 +103,7 @@ def test_a_fit_ends_with_the_weights_that_it_has_without_the_callback(
 
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
-"""Categories of what the device does, in newer and older files."""
+"""Categories of device activities, in newer and older files."""
 
 
 def without_device_work(document: Document) -> Document:
@@ -167,7 +167,7 @@ FAULTS: dict[str, tuple[Callable[[Document], Document], str | None]] = {
     "clocks that step back": (with_clocks_that_step_back, None),
     "many events": (with_many_events, None),
 }
-"""What a profile may lack or hold beside the step, and how the sentence begins that says so."""
+"""Parts that a profile may lack or contain in addition, and the start of the sentence about them."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -278,7 +278,7 @@ def test_a_profiler_that_fails_in_compiled_code_leaves_training_alone(
 
 
 def document_of_a_small_step(batch: int = BATCH_SIZE) -> Document:
-    """What a profiler shows of the small model's own step: its calls, a kernel of 100 us behind each."""
+    """Profile of the small model's own step: its calls, a kernel of 100 us behind each."""
     model, rows = network(), torch.randn(batch, FEATURES)
 
     def train() -> None:
@@ -342,7 +342,7 @@ def test_a_run_with_a_change_says_what_it_gained_and_later_advice_tells_it(
         torch.set_float32_matmul_precision("highest")
     said = re.search(r"tf32 made steps ([\d.]+) times as fast on A100-SXM-40GB, compared with", caplog.text)
     assert said is not None
-    assert float(said[1]) == pytest.approx(2.0, rel=0.05)  # what the first steps of a fit begin with is of both
+    assert float(said[1]) == pytest.approx(2.0, rel=0.05)  # the first steps of a fit begin with parts of both
     assert f"without it (predicted {foretold:.2f})." in caplog.text
     again, _ = fitted(FakeDevice(document, name=name), tmp_path, monkeypatch, learns=True, asked=asked)
     assert again.advice is not None

@@ -164,11 +164,11 @@ def test_a_later_run_of_the_same_model_learns(small: Small, tmp_path: Path, call
     assert after.iteration_seconds == before.iteration_seconds == 1.0  # measured in this run
     note = "The total of every GPU is corrected by a factor of 1.22, from 1 earlier run of this model on T4."
     assert note in second.predictions.notes
-    # What lengthened the run goes for every GPU: the comparison stays what it was.
+    # The extension of the run applies to every GPU: the comparison stays what it was.
     other = first.predictions["L4"].total_seconds
     assert other is not None
     assert second.predictions["L4"].total_seconds == pytest.approx(factor * other)
-    # What is learnt is the error of what was measured, so that a correction is not learnt again.
+    # The learnt error is the error of the measured part, so that a correction is not learnt again.
     assert read_history()[-1].predicted_seconds == pytest.approx(record.predicted_seconds)
 
 

@@ -1,4 +1,4 @@
-"""What a user sees in the terminal: the table is whole, whatever progress bar runs beside it."""
+"""Terminal output of a user: the table is complete with every kind of progress bar."""
 
 from __future__ import annotations
 

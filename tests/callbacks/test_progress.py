@@ -1,4 +1,4 @@
-"""The file that a fit keeps of how far it is, for whoever plans again."""
+"""The file that a fit keeps of how far it is, for planning again."""
 
 from __future__ import annotations
 

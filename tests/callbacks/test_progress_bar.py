@@ -1,4 +1,4 @@
-"""What is left of the run, in the Trainer's own progress bar."""
+"""Remaining time of the run, in the Trainer's own progress bar."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def time() -> Iterator[Clock]:
 
 
 def fitted(small: Small, folder: Path, time: Clock, bar: Any, predictor: RuntimePredictor) -> dict[int, Any]:
-    """What the bar shows after some of 400 steps of 1 s, and what the Trainer would log."""
+    """Text of the bar after some of 400 steps of 1 s, and the values that the Trainer would log."""
     shown: dict[int, Any] = {}
 
     class Watch(small.lightning.Callback):  # type: ignore[misc,name-defined]
@@ -64,7 +64,7 @@ def test_it_can_be_turned_off(small: Small, tmp_path: Path, time: Clock) -> None
 
 
 class Bar:
-    """A bar of one's own."""
+    """A user's own progress bar."""
 
     def get_metrics(self, trainer: Any, module: Any) -> dict[str, Any]:
         return {"loss": trainer}
@@ -121,7 +121,7 @@ def test_what_is_no_terminal_has_room_for_all(monkeypatch: pytest.MonkeyPatch) -
 def test_richs_bar_keeps_to_one_line_of_80_columns(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The column of what is logged has 19 columns of 80; `left: 59 min 59 s` has 17.
+    # The column of logged values has 19 columns of 80; `left: 59 min 59 s` has 17.
     monkeypatch.setenv("COLUMNS", "80")
     longest = max((left_in_words(Interval(t, t, t), usd_per_hour=9.0) or "" for t in (3599.0, 86_399.0, 8e6)), key=len)
     assert len(f"left: {longest}") <= 19

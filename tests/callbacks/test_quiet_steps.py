@@ -1,4 +1,4 @@
-"""A step after the recording, of which nothing is to be said: it is timed, and that is all."""
+"""A step after the recording, without any message: it is only timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that train together: whatever fails on one of them, all decide alike, and none waits beyond the bound."""
+"""Ranks that train together: after any failure on one of them, all decide alike, and none waits beyond the bound."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_settings_that_differ_by_rank_are_said_and_those_of_rank_zero_count(seen
 def test_a_validation_that_uses_the_budget_up_ends_all_ranks(seen: Seen) -> None:
     first, second = seen["validation uses the budget up"]
     assert first["batches"] == second["batches"] == EPOCHS * BATCHES
-    # The first validation tells what a batch takes; of the second, the hook of the batch that ends it is left out.
+    # The first validation measures a batch; in the second, the hook of the batch that ends it is left out.
     assert (first["validated"], second["validated"]) == (3 + 1, 3 + 1)
     assert first["reason"] == second["reason"] == "it is used up"
     assert first["ended"] == second["ended"] == ""  # a stop never raises

@@ -1,4 +1,4 @@
-"""What is left of a fit, against what the fit then does: real Trainers run to their end and are counted."""
+"""Forecast of the rest of a fit, against the actual rest: real Trainers run to their end and are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.callbacks.small import Small
 pytestmark = pytest.mark.usefixtures("readings")
 
 WARMUP = 2
-"""The third step is recorded; what is left is counted from there."""
+"""The third step is recorded; the remainder is counted from there."""
 
 
 def run(small: Small, folder: Path, *, stream: bool = False, batches: int = 4, **options: Any) -> tuple[Any, Any]:
@@ -32,7 +32,7 @@ def run(small: Small, folder: Path, *, stream: bool = False, batches: int = 4, *
 
 
 def stopping_after(small: Small, batches: int) -> Any:
-    """A callback that ends a fit that would go on for ever."""
+    """A callback that ends a fit that would go on forever."""
 
     class Stop(small.lightning.Callback):  # type: ignore[misc,name-defined]
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -131,7 +131,7 @@ def test_validation_batches(small: Small, tmp_path: Path, calls: list[Call], opt
 
     run(small, tmp_path, validates=True, callbacks=[Count()], **options)
     (call,) = calls
-    # The third batch is recorded; a validation that follows it directly is still to come then.
+    # The third batch is recorded; a validation that follows it directly still remains then.
     assert call.workload.validation_iterations == sum(1 for step in validated if step >= 3)
 
 
@@ -167,7 +167,7 @@ def test_accumulation_that_changes(small: Small, tmp_path: Path, calls: list[Cal
     scheduler = small.lightning.callbacks.GradientAccumulationScheduler({0: 1, 2: 2})
     trainer, _ = run(small, tmp_path, max_epochs=4, callbacks=[scheduler])
     assert trainer.global_step == 4 + 4 + 2 + 2
-    # What is left is counted in windows of one batch, like the recorded one.
+    # The remainder is counted in windows of one batch, like the recorded one.
     assert calls[0].workload.training_iterations == 16 - 3
 
 

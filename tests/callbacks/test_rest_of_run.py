@@ -1,4 +1,4 @@
-"""What is left of a run on the machine in use, in real fits whose time the tests let pass: predicted, and again."""
+"""Remaining time of a run on the machine in use, in real fits whose time the tests let pass: predicted, and again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def time() -> Iterator[Clock]:
 
 
 class Watching:
-    """A fit that notes, after some steps, what was then predicted to be left."""
+    """A fit that notes, after some steps, the remaining time that was then predicted."""
 
     def __init__(self, small: Small, steps: tuple[int, ...], predictor: RuntimePredictor | None = None) -> None:
         self.small = small
@@ -234,7 +234,7 @@ def test_earlier_runs_correct_the_first_prediction_alone(lightning: Small, tmp_p
 
 
 def streamed(small: Small, folder: Path, time: Clock, batches: int, **options: Any) -> tuple[dict[int, Any], Any]:
-    """What was predicted to be left after some steps of 1 s, with a loader that does not tell its length."""
+    """Predicted remaining time after some steps of 1 s, with a loader that does not tell its length."""
     watching = Watching(small, (16, 59, 61, 100), RuntimePredictor(["T4"], learn_from_history=False))
     trainer = small.trainer(folder, callbacks=[watching.predictor, watching.watch], **options)
     trainer.fit(timed_model(small, time, [1.0]), small.stream(batches))

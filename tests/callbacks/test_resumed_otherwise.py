@@ -1,4 +1,4 @@
-"""A run that is resumed with another batch size or another accumulation: forecast and budget count what is left."""
+"""A run that is resumed with another batch size or another accumulation: forecast and budget count the remainder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_rest_is_forecast_from_the_batches_and_steps_that_are_left(
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_budget_counts_both_parts(tmp_path: Path, time: Clock, way: dict[str, Any], said: list[str]) -> None:
-    # 40 s are used, and three more epochs of 40 s are left, whatever the batch size: 160 s.
+    # 40 s are used, and three more epochs of 40 s are left, for every batch size: 160 s.
     path = first_part(tmp_path, time, max_epochs=1)
     enough, short = CostBudget(hours=170 / 3600), CostBudget(hours=140 / 3600)
     fit(tmp_path, time, ours=(enough,), max_epochs=4, ckpt_path=path, **way)

@@ -23,7 +23,7 @@ def ranks(request: pytest.FixtureRequest) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def seen(ranks: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Return what the ranks saw, by case and part."""
+    """Return the observations of the ranks, by case and part."""
     folder, found = tmp_path_factory.mktemp("resumed"), Seen()
     for part, world_size, cases in (("first", ranks[0], CASES), ("rest", ranks[1], CASES + SHORT)):
         module = "tests.callbacks.resumed_ranks"

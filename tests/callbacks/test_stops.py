@@ -107,6 +107,6 @@ def test_only_whole_validations_count_for_what_else_decides_by_them(
     if kind != "a forecast":
         assert float(stopping.best_score) == 1.0
         assert stopping.wait_count == whole - 1
-    # What a sweep compares is the value that was logged last.
+    # A sweep compares the value that was logged last.
     assert float(trainer.callback_metrics["monitored"]) == whole
     assert [row["monitored"] for row in rows if "monitored" in row] == list(range(1, whole + 1))

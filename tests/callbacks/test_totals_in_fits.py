@@ -63,7 +63,7 @@ def test_a_smaller_batch_is_not_the_one_that_is_recorded(small: Small, tmp_path:
 
 
 def test_short_windows_are_not_whole_ones(small: Small, tmp_path: Path, calls: list[Call]) -> None:
-    # Windows of 3 and of 1 batches; after the first two of three epochs the third epoch's are to come.
+    # Windows of 3 and of 1 batches; after the first two of three epochs the third epoch's remain.
     fit(small, tmp_path, small.loader(4), max_epochs=4, accumulate_grad_batches=3)
     assert calls[0].workload.training_iterations == 8 - 5
     assert calls[0].workload.training == Batches(optimizer_steps=8 - 5, batches=16 - 4 - 4 - 3)
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_was_timed_before_counts(small: Small, tmp_path: Path,
     saving = checkpoint(small, tmp_path, every_n_train_steps=1)
     fit(small, tmp_path, small.loader(8), max_epochs=1, callbacks=[saving], enable_checkpointing=True)
     checkpoints = calls[0].workload.checkpoints
-    assert (checkpoints.count, checkpoints.is_estimated) == (8 - 3 + 1, False)  # the third step's is still to come
+    assert (checkpoints.count, checkpoints.is_estimated) == (8 - 3 + 1, False)  # the third step's still remains
     assert checkpoints.seconds is not None
 
 

@@ -15,7 +15,7 @@ from tests.callbacks.ranks import launched
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where each rank wrote what it saw of each fit."""
+    """Folder of the observations of each rank and fit."""
     folder = tmp_path_factory.mktemp("fits")
     for ran in launched("tests.callbacks.two_processes", folder, world_size=2, folder=folder):
         assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,6 +1,6 @@
 """Fits on two processes with gloo: `python -m tests.callbacks.two_processes FOLDER`.
 
-Each process writes what it has seen of a fit to `<fit>/rank<n>.json` in the folder.
+Each process writes its observations of a fit to `<fit>/rank<n>.json` in the folder.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from lightning_predict.cli import main
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command printed, and its exit code."""
+    """Output of a command, and its exit code."""
 
     code: int
     out: str
@@ -68,6 +68,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(code: str) -> str:
-    """What a fresh Python prints."""
+    """Output of a fresh Python."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout

@@ -341,7 +341,7 @@ def test_offers_of_a_file(run: Run, tmp_path: Path) -> None:
     out = run("offers", "--offers", file).out
     assert "Us        node        4  0.04" in out
     assert "1 offer, without tax or commitment." in out
-    assert "when read" not in out  # nothing says what was in stock
+    assert "when read" not in out  # the stock is unknown
     file.write_text(PRICES.replace("date:", "in_stock: false, date:"))
     lines = run("offers", "--offers", file).out.splitlines()
     assert (lines[0].split()[-2:], lines[2].split()[-2:]) == (["when", "read"], ["sold", "out"])

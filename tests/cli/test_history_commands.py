@@ -1,4 +1,4 @@
-"""`history`: past runs beside their predictions, shared in a folder, and forgotten."""
+"""`history`: past runs next to their predictions, shared in a folder, and forgotten."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def test_a_team_shares_a_folder_in_which_each_machine_has_a_file(
         monkeypatch.setattr("platform.node", lambda name=name: name)
         append_record(record)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.jsonl", "two.jsonl"]
-    assert read_history() == (RECORD, SLOWER, OTHER)  # by date, whoever wrote them
+    assert read_history() == (RECORD, SLOWER, OTHER)  # by date, from all writers
     assert run("history", "forget", "--gpu", "T4").out == f"2 runs forgotten in {tmp_path}.\n"
     assert read_history() == (OTHER,)

@@ -203,7 +203,7 @@ def test_a_curve_leaves_out_what_nobody_knows_and_says_where_the_provider_change
         "samples/s",
         "efficiency",
         "per million samples",
-    ]  # no length, hence neither time nor cost
+    ]  # no length, hence no time and no cost
     assert rows[-1] == ["8xL4", "80.0", "100 %", "$40.00"]
     assert curve.sentences[1] == ("The provider and its price change along this curve (1xL4, 2xL4: Pods; 8xL4: Racks).")
     assert len(CostCurve("L4", curve.points[:2]).sentences) == 1

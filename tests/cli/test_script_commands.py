@@ -117,7 +117,8 @@ def test_what_cannot_be_is_said_before_anything_starts(words: list[str], problem
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_is_passed_on(name: str, tmp_path: Path) -> None:
-    # Those of a cluster: to end, to save a checkpoint and be requeued. The command died of them, and the script ran on.
+    # Signals of a cluster: to end, to save a checkpoint and be requeued. The command died of them, and the script ran
+    # on.
     script = tmp_path / "waits.py"
     script.write_text(
         f"import signal, sys, time\nsignal.signal(signal.{name}, lambda *_: sys.exit(7))\n"

@@ -15,7 +15,7 @@ def test_a_place_is_found_by_its_region_and_by_its_name() -> None:
     assert grid_of("Zurich") == grid_of("zürich") == zurich
     assert zurich.sentence == "21.2 g/kWh (europe-west6, Zürich, 2025)"
     assert grid_of(400).sentence == "400 g/kWh"
-    assert grid_of("0").grams_per_kwh == 0.0  # one's own panels
+    assert grid_of("0").grams_per_kwh == 0.0  # own solar panels
 
 
 def test_every_row_can_be_asked_for_and_lies_between_water_and_coal() -> None:

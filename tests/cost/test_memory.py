@@ -1,4 +1,4 @@
-"""Peak memory by hand, against what a tracker of living tensors sees of real models, and whether it fits."""
+"""Peak memory by hand, against a tracker of living tensors of real models, and whether it fits."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_mask_of_dropout_has_a_byte_an_element_as_on_cuda() -> None:
 def test_the_batch_is_what_forward_reads_and_nobody_wrote() -> None:
     parameters = [Parameter(name="weight", shape=(5,), dtype="uint8")]
     assert batch_bytes(STEP, parameters) == (7,)
-    assert batch_bytes(STEP[:1], parameters) == (7,)  # a frozen weight is none, by its shape
+    assert batch_bytes(STEP[:1], parameters) == (7,)  # a frozen weight is not a gradient, by its shape
     assert batch_bytes(STEP, []) == (7,)  # nor is one that the optimizer updates, listed or not
     # Of two that look like the one parameter there is, the one that is updated is the parameter.
     alike = operation("forward", (tensor(8, 5),), (tensor(9, 1),))
@@ -187,7 +187,7 @@ def test_buffers_of_nccl() -> None:
     assert nccl_bytes(nvlink, communicators=1).middle == 480 * MEBIBYTE
     assert nccl_bytes(pcie, communicators=2).middle == 160 * MEBIBYTE
     assert nccl_bytes(nvlink, communicators=0) == Interval(0, 0, 0)
-    # Eight H100, one of them itself: what was measured.
+    # Eight H100, one is the origin: the measured time.
     assert nccl_bytes(nvlink, communicators=0, all_to_all_peers=7).middle == pytest.approx(3.28e9)
 
 
@@ -213,7 +213,7 @@ def test_several_gpus_need_room_for_nccls_buffers() -> None:
     assert beside[1] - beside[0] == pytest.approx(480 * MEBIBYTE)
 
 
-# What torch reports as total_memory, in GiB, read in messages of out-of-memory errors; of what is left, the context.
+# torch's total_memory, in GiB, read in messages of out-of-memory errors; the context is in the remainder.
 REPORTED = {
     "T4": 14.56,
     "L40S": 44.53,
@@ -364,7 +364,8 @@ def test_a_workspace_a_thread_that_computes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "tolerance"),
-    # Off CUDA attention is not fused: in the transformer 18 calls write what the recorder leaves out, 131 of 2,137 MiB.
+    # Off CUDA attention is not fused: in the transformer 18 calls write storages that the recorder omits, 131 of 2,137
+    # MiB.
     [("resnet50", 0.05), ("transformer", 0.065), ("dlrm", 0.05), ("gpt2", 0.05), ("unet", 0.05)],
 )
 def test_tensors_are_those_that_a_tracker_of_living_tensors_sees(name: str, tolerance: float) -> None:
@@ -415,5 +416,5 @@ def test_the_interval_widens_with_what_convolutions_write() -> None:
         assert found is not None
         return found.relative.low, found.relative.high
 
-    assert ends(3) == ends(1) == pytest.approx((0.91, 1.14))  # a quarter of what is written, or more
+    assert ends(3) == ends(1) == pytest.approx((0.91, 1.14))  # a quarter of the written bytes, or more
     assert ends(7) == pytest.approx((0.925, 1.11))  # an eighth: half way to (0.94, 1.08)

@@ -1,4 +1,4 @@
-"""The user's own prices: YAML with the line of each error, SkyPilot catalogues as they are, machines of one's own."""
+"""The user's own prices: YAML with the line of each error, SkyPilot catalogues as they are, own machines."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_a_sky_catalogue_gives_each_machine_in_its_cheapest_region(tmp_path: Pat
     assert shown == [
         ("g5.xlarge", "A10G", 1, 1.0, 0.4, "us-east-1"),  # cheapest; of the two zones, the one with the cheaper spot
         ("p3.16xlarge", "V100-SXM2-16GB", 8, 24.48, None, "us-east-1"),
-        ("vast-1", "RTX-4090", 2, 0.8, None, "Oslo, NO"),  # a spot price of 0.00 is none
+        ("vast-1", "RTX-4090", 2, 0.8, None, "Oslo, NO"),  # a spot price of 0.00 means no price
     ]
     assert {offer.provider for offer in found.offers} == {"AWS"}  # as the shipped lists spell the folder's name
     assert {offer.date for offer in found.offers} == {"2026-11-01"}

@@ -46,7 +46,7 @@ def test_a_file_is_kept_under_its_provider_with_its_day(source: Path, tmp_path: 
     l4, t4 = updated.file.offers
     assert (l4.provider, l4.gpu, l4.usd_per_hour, l4.spot_usd_per_hour) == ("AWS", "L4", 0.20, 0.05)
     assert l4.date == t4.date == "2026-09-21"
-    assert [path.name for path in prices_folder().iterdir()] == ["aws.csv"]  # nothing lies beside it
+    assert [path.name for path in prices_folder().iterdir()] == ["aws.csv"]  # no other file is next to it
 
 
 def test_later_predictions_take_the_prices(source: Path) -> None:

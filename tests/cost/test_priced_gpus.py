@@ -1,4 +1,4 @@
-"""Groups of GPUs: those with a current price, of which a table shows the best."""
+"""Groups of GPUs: those with a current price, the table shows the best."""
 
 from __future__ import annotations
 

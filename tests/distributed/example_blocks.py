@@ -2,8 +2,8 @@
 
 Each block: a norm of 0.1 s, the projection to queries, keys and values (1 s), attention (1 s) and the projection back
 (1 s); backward 0.2 s of the norm, 2 s of attention, 1 s for the projection's input and 1 s for its weight. The update
-takes 0.5 s, whatever there is. Four samples of 256 tokens, 1,024 wide, in 8 heads, so that large products stay bound by
-computing, and every time goes by the share of the work (`half_speed` adds nothing to it).
+takes 0.5 s, independent of the parameters. Four samples of 256 tokens, 1,024 wide, in 8 heads, so that large products
+stay bound by computing, and every time goes by the share of the work (`half_speed` adds nothing to it).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def block_backward(name: str) -> Iterator[tuple[Operation, float]]:
 
 
 def trace_of(blocks: int, *, trains: bool = True) -> tuple[Trace, list[float]]:
-    """A model of so many blocks, and the seconds of its operations."""
+    """A model of the given number of blocks, and the seconds of its operations."""
     names = [f"blocks.{position}" for position in range(blocks)]
     work = [each for name in names for each in block(name)]
     if trains:

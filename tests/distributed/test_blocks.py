@@ -1,4 +1,4 @@
-"""Which modules are transformer blocks, and what is read off their operations."""
+"""Which modules are transformer blocks, and the properties derived from their operations."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ from lightning_predict.gpus.layouts import layout_of
             "--context-parallel-size 2 --expert-model-parallel-size 8 --pipeline-model-parallel-size 1",
             Strategy(context=2, expert=8, expert_launches=True, overlap_grad_reduce=False),
         ),
-        # As in NeMo's configuration, with its groups, flags that are said, and what is none.
+        # As in NeMo's configuration, with its groups, flags, and keys that are no options.
         (
             "model.tensor_model_parallel_size=4 ++model.pipeline_model_parallel_size=2 "
             "model.virtual_pipeline_model_parallel_size=null model.sequence_parallel=True "
             "model.tp_comm_overlap=False trainer.accumulate_grad_batches=16",
             Strategy(tensor=4, pipeline=2, sequence=True, gather_again=True, accumulate=16, overlap_grad_reduce=False),
         ),
-        # What is not about sharing is passed over, with its values.
+        # Keys that are not about sharing are ignored, with its values.
         (
             "--num-layers 80 --hidden-size 8192 --bf16 --swiglu --lr 1.5e-4 --tensor-model-parallel-size 8 "
             "--data-path /data/parallel_corpus",
@@ -83,7 +83,7 @@ def test_what_no_option_says_is_refused(arguments: str, message: str) -> None:
 
 
 def made(module: str, name: str, options: dict[str, Any]) -> Any:
-    """Make a strategy; Fabric's model parallelism is told who shares the model."""
+    """Make a strategy; Fabric's model parallelism gets the groups that share the model."""
     if name == "ModelParallelStrategy" and "fabric" in module:
         options = {"parallelize_fn": lambda model, _mesh: model, **options}
     return getattr(import_module(module), name)(**options)

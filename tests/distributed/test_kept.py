@@ -1,4 +1,4 @@
-"""Steps and memory of layouts under strategies that differ in one thing, and what a search finds."""
+"""Steps and memory of layouts under strategies that differ in one thing, and the results of a search."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_recomputation_by_operation_keeps_attention_and_every_second_product() -
     assert repeated(["aten::mm", "aten::silu", "aten::mm", "aten::mm"], "operations") == [1, 2]
     attention = ["aten::mm", "aten::scaled_dot_product_attention", "aten::mm", "aten::add"]
     assert repeated(attention, "operations") == [2, 3]
-    # Batched products of experts are none of attention's.
+    # Batched products of experts do not belong to attention.
     experts = [*attention, "experts aten::bmm", "experts aten::silu", "experts aten::bmm"]
     assert repeated(experts, "operations") == [2, 3, 4, 5, 6]
     assert list(repeated(experts, "selective")) == [1]
@@ -329,7 +329,7 @@ def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
         )
         return found
 
-    # Four all-to-alls a layer, of which half goes to the other of two GPUs, 0.1 s each; room for half as many again.
+    # Four all-to-alls a layer, half of the data goes to the other of two GPUs, 0.1 s each; room for half as many again.
     even, roomy = moved("ddp,expert=2"), moved("ddp,expert=2,capacity=1.5")
     assert roomy.communication_seconds - even.communication_seconds == pytest.approx(0.5 * 2 * 4 * 0.1, rel=0.02)
     assert roomy.device_seconds - even.device_seconds == pytest.approx(2 * 0.5 * 0.5, rel=0.02)
@@ -383,7 +383,7 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
     layout, experts, dense = Layout(A100, 8), 2 * 4 * HIDDEN * HIDDEN * 4, 2 * WEIGHT_BYTES
 
     def exchanged(count: int, size: float) -> float:
-        """The all_reduce of this size among so many GPUs, beside other work."""
+        """The all_reduce of this size among the given number of GPUs, at the same time as other work."""
         return 2 * (count - 1) / count * size / 2**30 * OVERLAP_COSTS.slowdown
 
     def moved(words: str) -> float:
@@ -402,9 +402,9 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
         wanted = exchanged(8, dense) + exchanged(8 // expert, experts / expert)
         assert moved(f"ddp,expert={expert}") == pytest.approx(wanted, rel=0.02)
     # In numbers, for two: 32 MiB among eight GPUs pass a link 7/4 times, 16 MiB of experts among four 3/2 times,
-    # together 80 MiB, half as long again beside work.
+    # together 80 MiB, half as long again with other work.
     assert moved("ddp,expert=2") == pytest.approx(80 / 1024 * 1.5, rel=0.02)
-    # Over as many GPUs as there are, nobody else has the same; ZeRO 1 then gathers what is not of experts alone.
+    # Over as many GPUs as there are, no other GPU has the same; ZeRO 1 then gathers what is not of experts alone.
     trace, seconds = mixture(2, 8)
     timed = timed_as(trace, seconds)
     (step,) = predict_steps(trace, timed, [A100])
@@ -418,9 +418,10 @@ def test_what_zero_gathers_hides_behind_the_next_forward_pass() -> None:
     words = ("zero1", "zero1,overlap_param_gather=true")
     after, behind = (on(2, one, Layout(A100, 2), links=bus) for one in words)
     assert behind.communication_seconds == pytest.approx(after.communication_seconds)
-    # Both blocks' parameters, half of which passes each link, would take a second and half of it again beside the step.
+    # Both blocks' parameters, half of which passes each link, would take a second and half of it again at the same time
+    # as the step.
     gathering = OVERLAP_COSTS.slowdown * 1.0
-    # What is hidden slows the work that hides it.
+    # Overlapped communication slows the work that overlaps with it.
     assert after.seconds - behind.seconds == pytest.approx((1 - OVERLAP_COSTS.contention) * gathering, abs=0.02)
     with pytest.raises(InvalidArgumentError, match="overlap_param_gather=true is of zero1 and zero2"):
         parse_strategy("fsdp,overlap_param_gather=true")
@@ -449,7 +450,8 @@ def test_zero_divides_the_state_of_experts_among_those_that_hold_the_same_ones()
         found = shared_memory_bytes(single, trace, Layout(A100, 8), parse_strategy(words))
         # Parameters, gradients and their buckets; of the state an eighth, of experts' an eighth of all of them, too.
         assert found == pytest.approx(3 * (dense + experts / expert) + state / 8)
-        # In MiB: 32 beside the experts' 64; two states of 32 among eight GPUs, of an expert's among those that hold it.
+        # In MiB: 32 in addition to the experts' 64; two states of 32 among eight GPUs, of an expert's among those that
+        # hold it.
         by_hand = {1: 3 * 96 + 8 + 16, 2: 3 * (32 + 32) + 8 + 2 * 32 / 4, 8: 3 * (32 + 8) + 8 + 2 * 8 / 1}
         assert found / MEBIBYTE == pytest.approx(by_hand[expert])
 
@@ -463,7 +465,7 @@ def test_zero_divides_the_state_of_experts_among_those_that_hold_the_same_ones()
         ("ddp,tensor=2,sequence=true", 2, 1, 1 / 2, 1 / 2),
         ("ddp,context=2", 2, 1, 5 / 4, 1 / 2),  # DDP's buckets hold the gradients once more
         ("ddp,pipeline=2,micro_batches=4,schedule=zero_bubble", 2, 1, 1 / 2, 1 / 4),  # as 1F1B: two of four at once
-        ("ddp,fp8=tensorwise", 2, 1, 5 / 4, 1.0),  # what is kept stays as it was recorded
+        ("ddp,fp8=tensorwise", 2, 1, 5 / 4, 1.0),  # kept storages stay as recorded
         ("ddp,overlap_grad_reduce=false", 2, 1, 5 / 4, 1.0),
         ("ddp,tensor=2,pipeline=2,micro_batches=2", 4, 1, 1 / 4, 1 / 2 * (1 / 4 + 3 / 8)),
     ],

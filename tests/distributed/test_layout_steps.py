@@ -79,8 +79,8 @@ def test_the_step_by_itself() -> None:
 
 
 def test_ddp_hides_the_first_bucket_and_waits_for_the_last() -> None:
-    # Beside the step a collective takes 1.5 times as long: 1.5 s. On the link from 4 to 5.5 and from 6 to 7.5 s; then
-    # the update. 1.5 s of the 3 are hidden and slow computing down by so much times the contention.
+    # At the same time as the step, a collective takes 1.5 times as long: 1.5 s. On the link from 4 to 5.5 and from 6 to
+    # 7.5 s; then the update. 1.5 s of the 3 are hidden and slow computing down by this time times the contention.
     found = shared(2, Strategy(), alone=1.0)
     assert found.communication_seconds == pytest.approx(3.0, rel=1e-3)
     assert found.seconds == pytest.approx(8.0 + OVERLAP_COSTS.contention * 1.5 + waiting(2), abs=5e-3)
@@ -112,7 +112,7 @@ def test_zero_shares_the_update_and_gathers_the_parameters_after_it() -> None:
 
 def test_fsdp_gathers_each_unit_twice_and_scatters_it_once() -> None:
     # 2 units x (2 gathers + 1 scatter) of half an all_reduce, 0.75 s each; unit 1 is still there when its backward pass
-    # begins in the next visit, but is gathered again, as FSDP frees what it used.
+    # begins in the next visit, but is gathered again, as FSDP frees used parameters.
     found = shared(2, Strategy(data="fsdp"), alone=1.0)
     assert found.communication_seconds == pytest.approx(6 * 0.75, rel=1e-3)
     # The first gather hides behind nothing, the update is halved, the last scatter is waited for.

@@ -69,7 +69,7 @@ def test_the_whole_model_is_what_the_single_gpu_holds() -> None:
 
 
 def test_blocks_over_two_gpus() -> None:
-    # Half of everything that lasts; of what a block leaves, the stream (a quarter of it) whole and the rest halved.
+    # Half of everything that lasts; of a block's kept storages, the stream (a quarter of it) whole and the rest halved.
     expected = 2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2))
     assert memory("ddp", 2, tensor=2) == pytest.approx(expected)
     # With a second replica, DDP's buckets of half the gradients.
@@ -77,7 +77,7 @@ def test_blocks_over_two_gpus() -> None:
 
 
 def test_what_products_gather_of_a_sequence_is_kept_whole_or_gathered_again() -> None:
-    # The stream of each block, a quarter of what it leaves, is multiplied there.
+    # The stream of each block, a quarter of its kept storages, is multiplied there.
     streams = [TensorInfo((4, 256, HIDDEN), "float32", id=2 * block) for block in range(2)]
     products = tuple(
         Operation(name="aten::mm", phase="forward", inputs=(stream,), module=f"blocks.{block}.norm")
@@ -125,13 +125,13 @@ def test_what_the_loss_writes_in_passing_is_there_whatever_is_computed_again() -
         return held.activation_bytes
 
     assert activations(single - lasting) == 4 * ACTIVATION_BYTES
-    # Two inputs of a quarter each, one block computed again at a time, and what the loss wrote.
+    # Two inputs of a quarter each, one block computed again at a time, and the output of the loss.
     again = ACTIVATION_BYTES * (2 * 0.25 + 1 + 2)
     assert activations(single - lasting, recompute="full") == pytest.approx(again)
     # GPUs that share blocks share it, too; of a block the inputs are shared along the sequence.
     shared = Strategy(recompute="full", tensor=2, sequence=True, gather_again=True)
     assert unsharded_memory(single, trace, shared).activation_bytes == pytest.approx(again / 2)
-    # What the allocator reserves beyond the tensors, a tenth of them, is a tenth of what is left.
+    # What the allocator reserves beyond the tensors, a tenth of them, is a tenth of the remainder.
     assert activations(1.1 * (single - lasting), recompute="full") == pytest.approx(1.1 * again)
 
 
@@ -155,7 +155,8 @@ def test_replicas_share_a_part_of_the_model() -> None:
 
 
 def test_fsdp_in_a_pipeline_keeps_what_it_gathered_and_the_sums_of_its_gradients() -> None:
-    # Two replicas of two stages of one block: a half of the states, all parameters beside their half, all gradients.
+    # Two replicas of two stages of one block: a half of the states, all parameters in addition to their half, all
+    # gradients.
     kept = WEIGHT_BYTES * (2 * 0.5 + 0.5 + 1) + ACTIVATION_BYTES / 2
     options: dict[str, Any] = {"pipeline": 2, "micro_batches": 4}
     assert memory("fsdp", 4, **options) == pytest.approx(kept + WEIGHT_BYTES)
@@ -259,7 +260,7 @@ def test_sharded_gradients_move_the_fullest_moment_to_the_end_of_the_forward_pas
         memory=Memory(parameter_bytes=48 * MEBIBYTE, gradient_bytes=48 * MEBIBYTE, forward_gradient_bytes=0),
         held=(3,),
     )
-    single = 48 + 48 + 48 + 1  # weight and batch; hidden, with what is summed; the gradient comes later
+    single = 48 + 48 + 48 + 1  # weight and batch; hidden, with its sums; the gradient comes later
     found = shared_memory_bytes(single * MEBIBYTE, trace, Layout(H100, 8), Strategy(data="zero2")) / MEBIBYTE
     assert found == pytest.approx(single)
 
@@ -287,7 +288,7 @@ def test_the_optimizers_temporaries_are_sharded_like_its_state() -> None:
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 @pytest.mark.parametrize("foreach", [None, True])
 def test_the_copy_of_an_update_is_divided_with_the_weights(gpus: int, foreach: bool | None) -> None:
-    """On meta, torch's default is that of CUDA: AdamW updates all parameters at once, with a copy of one state."""
+    """On meta, torch's default is CUDA's default: AdamW updates all parameters at once, with a copy of one state."""
     with torch.device("meta"):
         blocks = nn.ModuleList(nn.Linear(2048, 2048, bias=False) for _ in range(24))
         data = torch.empty(4, 2048)

@@ -78,7 +78,7 @@ def test_blocks_over_two_gpus() -> None:
 
 def test_nothing_hides_the_all_reduces_of_a_block() -> None:
     # One projection a block leads back to the stream: one all_reduce forward, one backward, of two blocks. On two GPUs
-    # the bus carries the message once, 0.25 s each; no slowdown, as nothing computes beside them.
+    # the bus carries the message once, 0.25 s each; no slowdown, as no computation runs at the same time.
     bus = Interconnect(intra_node_bytes_per_second=STREAM_BYTES / 0.25)
     found = on(2, Strategy(tensor=2), 2, interconnect=bus)
     assert found.communication_seconds == pytest.approx(4 * 0.25, rel=1e-3)
@@ -122,7 +122,7 @@ def test_the_longest_stage_sets_the_pace() -> None:
 
 
 def test_micro_batches_without_a_pipeline_follow_each_other() -> None:
-    # Four times a quarter, and one update; gradients are exchanged beside the last one.
+    # Four times a quarter, and one update; gradients are exchanged at the same time as the last one.
     bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.5)
     found = on(2, Strategy(micro_batches=4), 2, interconnect=bus)
     whole = on(2, Strategy(), 2, interconnect=bus)
@@ -148,14 +148,14 @@ def test_fsdp_gathers_for_each_micro_batch() -> None:
     bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.01)
     once, often = (on(2, Strategy(data="fsdp", micro_batches=parts), 2, interconnect=bus) for parts in (1, 4))
     assert often.communication_seconds == pytest.approx(4 * once.communication_seconds, rel=1e-2)
-    # A pipeline keeps what it gathered.
+    # A pipeline keeps gathered parameters.
     piped = on(2, Strategy(data="fsdp", pipeline=2, micro_batches=4), 4, interconnect=bus)
     assert piped.communication_seconds < once.communication_seconds
 
 
 def test_fsdp_in_a_pipeline_gathers_once_and_scatters_behind_the_last_backward_pass() -> None:
     # Four blocks of 16 MiB in two stages, two replicas: 32 MiB of a stage, each way 0.2 s, and half as long again
-    # beside work. What is gathered before the first block, a half of it, and what is scattered stand in the way.
+    # with other work. The gather before the first block, a half of it, and the scatter do not overlap.
     bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.2)
     strategy = Strategy(data="fsdp", pipeline=2, micro_batches=4)
     alone, both = (on(4, strategy, count, interconnect=bus) for count in (2, 4))
@@ -179,7 +179,7 @@ def test_what_stages_hand_over_stands_in_the_way() -> None:
 
 def test_replicas_exchange_their_part_of_the_gradients() -> None:
     # Two replicas of two GPUs. Of 2 x 16 MiB of gradients each GPU has half, 16 MiB, in one bucket behind the first and
-    # one behind the rest; the bus carries them once, slowed down by the work beside them.
+    # one behind the rest; the bus carries them once, slowed down by concurrent work.
     bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.5)
     alone, both = (on(2, Strategy(tensor=2), count, interconnect=bus) for count in (2, 4))
     assert both.communication_seconds - alone.communication_seconds == pytest.approx(

@@ -55,7 +55,7 @@ def test_ends_of_a_collective() -> None:
     alone = collective_seconds("all_reduce", [1e8], layout)
     (found,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
     assert found[1] == 2 * alone.middle[0]
-    # Nobody measured the machine of the catalogue; who says what the links do is taken at their word.
+    # The machine of the catalogue was not measured; a user's bandwidth is taken as given.
     assert found[2] == pytest.approx(2 * alone.high[0] * UNMEASURED_LINKS_SPREAD)
     said = Interconnect(intra_node_bytes_per_second=1e9)
     (exact,) = Links(layout, said, slowdown=1.0).collective("all_reduce", [1e8])

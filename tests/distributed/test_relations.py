@@ -218,7 +218,7 @@ def test_no_layout_reaches_the_peak_nor_a_hundredth_of_it(words: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "mixtral-8x7b"])
 def test_large_examples_hold_float32_copies(name: str) -> None:
-    # Two moments and a copy of each parameter, 4 bytes each, beside the parameter in 2.
+    # Two moments and a copy of each parameter, 4 bytes each, in addition to the parameter in 2.
     memory = Trace.load(str(EXAMPLES / f"{name}.json.gz")).memory
     assert memory.optimizer_state_bytes == pytest.approx(6 * (memory.parameter_bytes or 0), rel=1e-4)
 

@@ -25,7 +25,7 @@ SINGLE_BYTES = 3 * GIBIBYTE
 
 
 def prepared(blocks: int, *, scale: float = 1e-3, on: Gpu = A100) -> tuple[MultiGpuStep, StepPrediction]:
-    """Round numbers of milliseconds, so that launches and links count beside them."""
+    """Round numbers of milliseconds, so that launches and links count in comparison."""
     trace, seconds = trace_of(blocks)
     timed = timed_as(trace, [scale * each for each in seconds])
     shared = MultiGpuStep(trace, timed, [on], models=MODELS)

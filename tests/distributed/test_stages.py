@@ -60,7 +60,7 @@ def stages(strategy: Strategy, blocks: int = 2) -> tuple[Stage, ...]:
 def test_the_embedding_is_the_first_stages_and_the_head_the_last_ones() -> None:
     trace, _ = speaking(2)
     first, last = stage_parameters(trace, split_model(trace), Strategy(tensor=4, pipeline=2))
-    # Matrices in quarters, whatever their side; vectors whole.
+    # Matrices in quarters, for any side; vectors whole.
     assert [(each.name, each.shape) for each in first] == [
         ("tokens.weight", (VOCABULARY // 4, HIDDEN)),
         ("blocks.0.attention.project.weight", (3 * HIDDEN // 4, HIDDEN)),

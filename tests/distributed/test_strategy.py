@@ -1,4 +1,4 @@
-"""The words of strategies: Lightning's names, options, and what is refused in which words."""
+"""The words of strategies: Lightning's names, options, and the messages of rejected inputs."""
 
 from __future__ import annotations
 

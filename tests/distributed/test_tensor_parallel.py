@@ -99,7 +99,7 @@ def test_micro_batches_have_fewer_rows() -> None:
     assert part("aten::native_layer_norm", STREAM, cut=cut).dims == (TOKENS / 4, HIDDEN)
     heads = part("aten::scaled_dot_product_attention", HEAD, HEAD, HEAD, cut=cut)
     assert heads == problem("attention", "float32", batch=1, heads=HEADS, seq=256, head_dim=128)
-    # A cast of a weight moves as many bytes whatever the batch.
+    # A cast of a weight moves as many bytes for any batch.
     weight = matrix(3 * HIDDEN, HIDDEN)
     assert part("aten::_to_copy", weight, cut=cut) == translate(
         Operation(name="aten::_to_copy", phase="forward", inputs=(weight,)), Flags()
@@ -136,7 +136,7 @@ def test_every_kind_of_work_goes_by_its_share(name: str) -> None:
         columns = batch_shapes([problem]).columns
         return float((kind.flops(columns) + kind.reads(columns) + kind.writes(columns))[0])
 
-    # Weights are read whole whatever the rows, and a kernel's inputs may overlap.
+    # Weights are read whole for any rows, and a kernel's inputs may overlap.
     assert work(quarter) <= 0.55 * work(whole), (whole, quarter)
 
 
@@ -176,7 +176,7 @@ def test_the_vocabulary_is_split_outside_of_blocks() -> None:
 
 def test_messages_of_a_split_vocabulary() -> None:
     stream = TOKENS * HIDDEN * 4
-    # The looked-up rows; what the output layer reads, and three numbers a token of the loss.
+    # The looked-up rows; the input of the output layer, and three numbers a token of the loss.
     assert vocabulary_messages(SPEAKING, MODEL) == ([stream], [stream, 3 * TOKENS * 4])
     assert vocabulary_messages(TRACE, split_model(TRACE)) == ([], [])
 
@@ -308,7 +308,7 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
     assert apart - shared == pytest.approx((apart - many) / 2, rel=0.05)
     assert apart - half == pytest.approx((apart - many) / 2, rel=0.05)
     # A cast reads 2 x 2 bytes and writes 2 x 1; with scales of rows it reads 4 x 2: 10 bytes for 6, and slower kernels.
-    # Products and attention, which are as many in both, are what is left where nothing is cast.
+    # Products and attention, which are as many in both, are the remainder without casts.
     rest = seconds((1, 3, 4, 2), cast=0.0) - (apart - many)
     by_rows = seconds((1, 3, 4, 2), scales="rowwise")
     assert by_rows < ROWWISE_TIME * (rest + 10 / 6 * (apart - rest))
@@ -316,7 +316,7 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
 
 
 def test_gradients_of_micro_batches_are_added_up() -> None:
-    # A sum as large as the weight is read; in a wider dtype, what is written grows by the difference.
+    # A sum as large as the weight is read; in a wider dtype, the written bytes grow by the difference.
     gpus = [gpu("A100-SXM-80GB")]
     cutter = WorkSharder(TRACE, timed_as(TRACE, SECONDS), MODEL, ShapeTimer(gpus, MODELS))
 

@@ -106,7 +106,7 @@ def test_small_tables_are_worth_a_copy() -> None:
 
 def test_the_links_that_a_user_knows_decide() -> None:
     # On eight GPUs an all-reduce of a table's 49 MiB puts 2 x 7/8 of that on each link. The vectors of the whole table,
-    # there and back, put 2 x 7 x 2 MiB on the link of one GPU, those of its columns an eighth of that on all links.
+    # there and back, put 2 x 7 x 2 MiB on the link of one GPU, vectors of its columns an eighth of it on all links.
     fast, slow = (
         place_tables([table(2e5)], EIGHT, samples=65536, interconnect=Interconnect(intra_node_bytes_per_second=speed))
         for speed in (1e15, 1e8)

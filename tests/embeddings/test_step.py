@@ -69,7 +69,7 @@ def test_the_step_is_the_slowest_look_up_the_slowest_update_and_all_exchanges() 
     plan = sharded_step([Assignment(LARGE, "table_wise", 0), Assignment(SMALL, "table_wise", 1)], FOUR, samples=1024)
     assert plan.compute_seconds == max(plan.forward_seconds) + max(plan.backward_seconds)
     layout = layout_of(FOUR)
-    exchanged = OVERLAP_COSTS.slowdown * sum(  # beside a training step
+    exchanged = OVERLAP_COSTS.slowdown * sum(  # during a training step
         float(collective_seconds(operation, message, layout).middle[0])
         for (operation, _), message in messages(plan).items()
     )
@@ -171,7 +171,7 @@ def test_an_unknown_gpu_is_said() -> None:
 
 
 def test_dense_gradients_are_exchanged_as_fast_as_predict_has_them() -> None:
-    # One bucket of the table's 80 MB: the same message over the same links beside a training step.
+    # One bucket of the table's 80 MB: the same message over the same links during a training step.
     table = EmbeddingTable(rows=200_000, dim=100, pooling=10)
     plan = sharded_step([Assignment(table, "data_parallel")], FOUR, samples=1024)
     (exchange,) = plan.exchanges

@@ -66,7 +66,7 @@ def step() -> Trace:
 
 
 FAST_HOST = host_of(0.1)
-"""A host that never keeps the device waiting: what is derived by hand here is the device's."""
+"""A host that never keeps the device waiting: the values derived by hand here are device times."""
 
 
 def setting_of(layout: Layout) -> PredictionContext:
@@ -124,7 +124,8 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
     else:
         indices, vectors, gradients = (total(events, name) for name in EXCHANGES[kind])
         # Look-ups wait for indices. While vectors travel, the bottom perceptron computes. The gradients of the vectors
-        # travel when the layers on them are done, behind whatever the link still carries, beside what is left.
+        # travel when the layers on them are done, after earlier messages on the link, at the same time as the
+        # remainder.
         ready = indices + total(events, "look-ups") + max(vectors, free) + total(events, "layers on the vectors")
         assert start(events, EXCHANGES[kind][1]) == pytest.approx(indices + total(events, "look-ups"))
         assert start(events, EXCHANGES[kind][2]) >= ready * (1 - 1e-9)

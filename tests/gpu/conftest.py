@@ -1,4 +1,4 @@
-"""Every test here needs a GPU and is skipped where there is none; a page says at the end which facts hold."""
+"""Every test here needs a GPU and is skipped without a GPU; a page says at the end which facts hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _needs_cuda() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep each test's outcome, with what it measured."""
+    """Keep each test's outcome, with its measurements."""
     if "tests/gpu/" not in report.nodeid or (report.when != "call" and report.passed):
         return
     name = report.nodeid.partition("::")[2].removeprefix("test_")

@@ -1,6 +1,6 @@
 """The page at the end of `make test-gpu`: which facts hold on this machine, for a reader and as JSON for a report.
 
-Every test in this folder is a fact; its name is the sentence. What it measured stands beside it (`record_property`).
+Every test in this folder is a fact; its name is the sentence. Its measurements are next to it (`record_property`).
 Example::
 
     lines = page([Fact("a step is recorded with its kernels", "holds", "1,204 kernels")], {"gpu": "Tesla T4"})
@@ -27,9 +27,9 @@ class Fact:
     """One fact.
 
     Attributes:
-        words: What is held to be true.
+        words: Statement of the fact.
         outcome: Whether it is.
-        detail: What was measured, or why it was not tried.
+        detail: Measurement, or the reason for skipping.
     """
 
     words: str
@@ -38,7 +38,7 @@ class Fact:
 
 
 def machine() -> dict[str, Any]:
-    """Describe what the facts are of; nothing that names the machine or its user."""
+    """Describe the tested machine; nothing that names the machine or its user."""
     known: dict[str, Any] = {
         "torch": torch.__version__,
         "python": platform.python_version(),

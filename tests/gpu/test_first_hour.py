@@ -1,4 +1,4 @@
-"""What is believed of a GPU without having had one: the first things to see when there is one."""
+"""Assumptions about GPUs that were made without access to a GPU: the first things to see when there is one."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_what_a_change_gains_lies_in_what_advice_says(change: str, record_proper
     simulated = told.simulated_gain
     assert simulated is not None, told.why_not
     record_property("simulated / measured", f"{simulated:.2f} / {tried.gain.middle:.2f}")
-    if told.gain is None:  # no pair of measured steps proves such gains: twice and half are what is promised
+    if told.gain is None:  # no pair of measured steps proves such gains: the test promises half to twice
         assert 0.5 < simulated / tried.gain.middle < 2
     else:
         assert told.gain.low <= tried.gain.high
@@ -256,7 +256,7 @@ def test_a_profiler_of_the_trainers_own_ends_neither_the_fit_nor_the_process(tmp
     predictor = RuntimePredictor(gpus=["T4"], learn_from_history=False, print_table=False)
     trainer = small.trainer(tmp_path, accelerator="gpu", max_epochs=1, callbacks=[predictor], profiler="pytorch")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it records nothing beside another profiler
+        warnings.simplefilter("ignore")  # that it records nothing during another profiler
         trainer.fit(small.model(), small.loader(40))
     assert trainer.state.finished
 

@@ -33,7 +33,7 @@ MATRIX_RATE = {(9, 0): 1024, (9, 4): 2048, (9, 5): 4096, (11, 0): 512, (10, 1): 
 instructions (2 x 128 lanes x 2), packed instructions of RDNA and RDNA 2 (64 lanes x 2 x 2)."""
 
 HALF_AS_FAST = {(9, 0): 2, (9, 4): 2, (9, 5): 1}
-"""float64 of CDNA's matrix cores over that of its lanes; CDNA 4 halved it."""
+"""float64 of CDNA's matrix cores over the rate of its lanes; CDNA 4 halved it."""
 
 
 @each
@@ -60,7 +60,7 @@ def test_measured_rates_are_below_the_peaks_and_most_of_the_figures_are_cited(ro
     for dtype, rate in row.measured_flops_per_second.items():
         assert 0.25 <= rate / row.peak_flops_per_second[dtype] <= 1.0
     (cache,) = row.sources["l2_bytes_per_second"]
-    assert "not measured" in cache.title  # makers' peaks: nobody's measurement was read
+    assert "not measured" in cache.title  # makers' peaks: no measurements were used
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What generations have, the vendor of a GPU, and what is said of one that nobody measured."""
+"""What generations have, the vendor of a GPU, and the notes about an unmeasured GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of layouts: what each form means, that names are canonical, and what is refused in which words."""
+"""The grammar of layouts: what each form means, that names are canonical, and the messages of rejected inputs."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_cards_that_a_short_name_may_have_meant() -> None:
         *("A100-SXM-80GB", "A100-PCIe-40GB", "A100-PCIe-80GB", "A100-SXM-64GB"),
     )
     assert other_forms("A100-SXM-40GB", gpu("A100-SXM-40GB")) == ()
-    assert other_forms("L4", gpu("L4")) == ()  # neither the L40 nor the L40S
+    assert other_forms("L4", gpu("L4")) == ()  # not the L40 and not the L40S
     assert layout_of("8x h100").requested_name == "h100"
     assert layout_of("T4").requested_name is None
     assert layout_of("8xH100") == layout_of("8xH100-SXM-80GB")  # the same GPUs, however they were asked for

@@ -1,4 +1,4 @@
-"""What a Gpu answers about itself."""
+"""Properties of a Gpu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices of a GPU (MIG): what they have, how they are named, and what is refused in which words."""
+"""Slices of a GPU (MIG): what they have, how they are named, and the messages of rejected inputs."""
 
 from __future__ import annotations
 

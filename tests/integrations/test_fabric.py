@@ -1,4 +1,4 @@
-"""A loop of Fabric that is watched, beside Lightning's Trainer on the same steps."""
+"""A loop of Fabric that is watched, against Lightning's Trainer on the same steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callback in a real Trainer of Hugging Face: what it records and says, and that training does not notice it."""
+"""The callback in a real Trainer of Hugging Face: its records and messages, and unchanged training."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_evaluations_still_to_come_are_in_the_total(tmp_path: Path, time: Clock)
 
 
 def test_evaluations_that_are_not_known_yet_are_said_to_be_left_out(tmp_path: Path, time: Clock) -> None:
-    # The first comes after eight steps; what is predicted after four knows of none, and after 16 of one.
+    # The first comes after eight steps; the prediction after four steps knows none, and after 16 steps one.
     predictor = RuntimePredictorCallback(["T4"], print_table=False)
     found: list[str] = []
     predictor._tell = lambda state, predictions: found.append(str(predictions))  # type: ignore[method-assign]
@@ -167,7 +167,7 @@ def test_evaluations_that_are_not_known_yet_are_said_to_be_left_out(tmp_path: Pa
 
 
 def test_a_part_of_the_run_is_taken_for_the_steps_that_it_is(tmp_path: Path, time: Clock) -> None:
-    # Evaluations after each quarter of 40 steps of a second, of 4 batches of 0.25 s: after 30 steps one is to come.
+    # Evaluations after each quarter of 40 steps of a second, of 4 batches of 0.25 s: after 30 steps one remains.
     predictor = RuntimePredictorCallback(["T4"], print_table=False)
     left: list[float] = []
 

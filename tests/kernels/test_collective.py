@@ -38,7 +38,7 @@ def test_far_beyond_the_largest_message_time_is_proportional_to_it(operation: st
 
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_bus_bandwidth_hardly_moves_from_half_a_gibibyte_on(operation: str) -> None:
-    """Published machines gain 5 to 9 % from 512 MiB to 4 GiB, and nobody passes the link."""
+    """Published machines gain 5 to 9 % from 512 MiB to 4 GiB, and none exceeds the link."""
     for name in bundled_curves().curves:
         link = link_bandwidth(gpu(name))
         for count in (2, 4, 8):

@@ -1,4 +1,4 @@
-"""Convolutions that no network knows: what holds on every GPU, and the kernels of a real step."""
+"""Convolutions that no network knows: rules for every GPU, and the kernels of a real step."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_depthwise_filters_of_four_bytes_wait_for_each_tap_with_channels_last(op
 
 
 def test_small_squares_of_four_bytes_take_as_long_as_their_traffic_and_few_channels_waste_a_tile() -> None:
-    """KernelBench's modules 82 and 83 on the H100-PCIe: 1.4 and 27 ms compiled, beside the copies of their images."""
+    """KernelBench's modules 82 and 83 on the H100-PCIe: 1.4 and 27 ms compiled, with the copies of their images."""
     where = [one.name for one in GPUS].index("H100-PCIe-80GB")
     words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 512, "groups": 64, "channels_last": 1}
     square = by_formula(problem("conv2d", "tf32", kernel_size=3, **words))[where, 0]
@@ -136,7 +136,7 @@ def test_groups_that_libraries_have_kernels_for_gain_channels_last() -> None:
 
 
 def test_large_depthwise_filters_are_slower_channels_last() -> None:
-    """ConvMixers of 9 x 9 run at half their speed channels last, those of 7 x 7 gain (RTX 3090, torch 2.4)."""
+    """ConvMixers of 9 x 9 run at half their speed channels last, filters of 7 x 7 gain (RTX 3090, torch 2.4)."""
     place = GPUS.index(gpu("RTX-3090"))
     for taps, gains in ((7, True), (9, False)):
         first, last = (by_formula(grouped("conv2d", 1, channels_last=each, taps=taps))[place] for each in (0, 1))
@@ -170,7 +170,7 @@ def test_depthwise_filters_in_float16_are_handed_to_the_library_as_torch_does(
     )
     assert bool(half < 0.9 * brain) is is_served
     if not words:
-        # 200 instructions an output and 10 a tap, of which the library's take 0.4; 9.75e12 a second (19.5 TFLOP/s).
+        # 200 instructions an output and 10 a tap, the library needs 0.4 of it; 9.75e12 a second (19.5 TFLOP/s).
         assert half == pytest.approx(256 * 192 * 56 * 56 * 290 * 0.4 / 9.75e12, rel=1e-2)
 
 
@@ -381,7 +381,7 @@ def test_a_transposed_volume_stays_one() -> None:
         arguments={"transposed": True, "stride": [2, 2, 2], "padding": [1, 1, 1], "groups": 1},
     )
     (found,) = translate(operation, Flags(cudnn_tf32=False))
-    # What it writes is the image: (6 - 1) x 2 - 2 + 3 = 11 positions, and 13 and 15.
+    # Its output is the image: (6 - 1) x 2 - 2 + 3 = 11 positions, and 13 and 15.
     assert found.operation == "conv3d_backward_input"
     assert [found.shape[side] for side in ("in_channels", "out_channels", "depth", "height", "width")] == [
         4,

@@ -1,4 +1,4 @@
-"""Each variant against torch's own count of FLOPs, and against what a recorded call of it is translated to."""
+"""Each variant against torch's own count of FLOPs, and against the translation of a recorded call."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_a_norm_in_training_is_two_kernels_which_its_neighbours_join() -> None:
 def test_a_convolution_that_nothing_follows_keeps_its_bias() -> None:
     images, filters, convolution, back = compiled(meta_step(nn.Conv2d(3, 8, 3), 4, 3, 34, 34))
     assert len(convolution.inputs) == 3
-    # Inductor reads and writes channels last: what comes from outside, and what goes there, is copied.
+    # Inductor reads and writes channels last: inputs from outside and outputs are copied.
     assert convolution.arguments[CHANNELS_LAST]
     assert {images.name, filters.name, back.name} == {"aten::clone"}
     assert (*images.outputs, *filters.outputs) == convolution.inputs[:2]
@@ -182,7 +182,7 @@ def test_a_convolution_that_nothing_follows_keeps_its_bias() -> None:
 def test_convolutions_lie_channels_last_between_kernels_unless_they_have_groups() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
     kernels = [one for one in compiled(meta_step(plain, 4, 3, 34, 34)) if not is_free(one)]
-    # The images are copied once, and the filters; each kernel writes what the next convolution reads.
+    # The images are copied once, and the filters; each kernel writes the input of the next convolution.
     layer = ["aten::clone", "aten::convolution", "aten::relu"]
     assert [one.name for one in kernels] == ["aten::clone", *layer, *layer]
     assert all(one.arguments[CHANNELS_LAST] for one in kernels if one.name == "aten::convolution")

@@ -66,7 +66,7 @@ def test_smooth_l1_takes_what_was_measured() -> None:
 
 
 def test_a_logarithm_of_sums_of_exponentials_passes_six_times() -> None:
-    """The largest, what is left, its exponentials, their sum: four reads of 1,024 numbers and two writes."""
+    """The maximum, the difference, its exponentials, their sum: four reads of 1,024 numbers and two writes."""
     trace = recorded(lambda x: torch.logsumexp(x, dim=1), 32, 32)
     problems = [problem for one in trace.operations for problem in translate(one, Flags())]
     kept = 32 * 4.0

@@ -41,7 +41,7 @@ def seconds(operation: str, size: float, layout: Layout, interconnect: Interconn
 
 
 def chunks(shorter: float) -> float:
-    """Add what the best number of chunks of a message takes to pass the faster of two fabrics."""
+    """Add the time of the best number of chunks of a message to pass the faster of two fabrics."""
     return 2 * math.sqrt(CHUNK_SECONDS * shorter)
 
 
@@ -122,7 +122,7 @@ def test_a_gpu_sends_through_its_own_rail() -> None:
     assert float(collective_seconds("all_gather", 48e9, alone, groups_per_node=16).middle[0]) == pytest.approx(
         2, rel=0.01
     )
-    # What a user says of a machine's network, its GPUs reach, however many they are.
+    # GPUs reach the network bandwidth that a user states, however many they are.
     said = Interconnect(inter_node_bytes_per_second=45e9)
     assert seconds("all_gather", 48e9, alone, said) == pytest.approx(1.0, rel=0.01)
 
@@ -163,7 +163,7 @@ def test_a_named_machine_brings_its_network() -> None:
     size = 2**30
     bus = bus_factor("all_reduce", 16) * size / seconds("all_reduce", size, layout_of("2xp4d.24xlarge"))
     assert bus == pytest.approx(57.2e9, rel=0.5)
-    # What the user says counts more.
+    # The user's value takes precedence.
     said = Interconnect(inter_node_bytes_per_second=45e9)
     assert seconds("all_gather", 10e9, named, said) == pytest.approx(10 * 31 / 32 / 45 + hops(4), rel=0.01)
     assert link_assumption_notes(named, CATALOGUE) == (

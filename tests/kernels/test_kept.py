@@ -1,4 +1,4 @@
-"""What is counted of every operation, and what it takes: a formula or a constant that changes moves some of it."""
+"""Counts and times of every operation: a formula or a constant that changes moves some of it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SHAPES: Final = (
 
 
 def dims(kind: OperationSpec, sizes: dict[str, float]) -> Iterator[float]:
-    """Yield the sizes of an operation, its defaults where there is none."""
+    """Yield the sizes of an operation, with its defaults."""
     found: dict[str, float] = {}
     for word in (*(one for one in kind.shape if one not in kind.defaults), *kind.defaults):
         default = kind.defaults.get(word)
@@ -183,7 +183,7 @@ def weight(problems: Iterable[OperationShape]) -> float:
 
 
 def test_translators(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Problems of all calls, together for those of one module of translators."""
+    """Problems of all calls, grouped by the module of their translators."""
     monkeypatch.setenv(STRICT_VARIABLE, "0")  # an error is a note, and counts
     problems = defaultdict[str, list[OperationShape]](list)
     for name, translator in sorted(operations._TRANSLATORS.items()):

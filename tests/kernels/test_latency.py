@@ -90,7 +90,7 @@ def test_rows_are_found_again_where_all_that_run_at_once_fit_the_l2() -> None:
 
 
 def test_batch_norm_has_a_block_a_channel() -> None:
-    """16 channels of 64 x 63 x 63 x 63 numbers: 8 to 9 ms on an H100-PCIe beside their convolution (KernelBench)."""
+    """16 channels of 64 x 63 x 63 x 63 numbers: 8 to 9 ms on an H100-PCIe with their convolution (KernelBench)."""
     few = problem("batch_norm", "float32", rows=1024, cols=63**3, channels=16)
     many = problem("batch_norm", "float32", rows=1024, cols=63**3, channels=1024)
     on_few, on_many = seconds(few, many, gpus=("H100-PCIe-80GB",))[0] * 1e3
@@ -121,8 +121,8 @@ def test_batch_norm_in_16_bits_waits_less_beside_gddr() -> None:
     """Steps of timm's models and of ResNet-50 in FP16 on GeForce and workstation boards ask for half as much again."""
     few = [problem("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32) for dtype in ("float32", "float16")]
     single, half = seconds(*few, gpus=("RTX-3090",))[0]
-    # 3 x 256 x 32 x 112^2 numbers by 32 blocks: 2.83 ms at 3.4e9 a second, and 1.89 ms at 5.1e9; beside them the bytes
-    # take 1.2 and 0.6 ms at 0.936 TB/s, which adds by the root of squares.
+    # 3 x 256 x 32 x 112^2 numbers by 32 blocks: 2.83 ms at 3.4e9 a second, and 1.89 ms at 5.1e9; the bytes alone take
+    # 1.2 and 0.6 ms at 0.936 TB/s, which adds by the root of squares.
     assert single == pytest.approx(math.hypot(2.83e-3, 1.2e-3), rel=0.15)
     assert half == pytest.approx(math.hypot(1.89e-3, 0.6e-3), rel=0.15)
 

@@ -140,7 +140,8 @@ def test_the_interval_reaches_down_as_far_as_the_dtypes_own_kernels_may(models: 
     assert half.interval.high[0, 0] == single.interval.high[0, 0] * SURROGATE_SPREAD
 
 
-# Weights that fit in the L2 with 1 or 2 bytes an element and not with 2 or 4: what is timed comes from DRAM either way.
+# Weights that fit in the L2 with 1 or 2 bytes an element and not with 2 or 4: the timed data comes from DRAM either
+# way.
 ROWS = np.array([16, 64, 256, 1024])
 
 
@@ -164,7 +165,7 @@ def test_no_product_is_more_than_twice_as_fast_in_float8_as_in_16_bits() -> None
 
 
 def test_float32s_convolutions_are_no_faster_than_tf32s_where_only_the_base_knows_them(models: BundledModels) -> None:
-    """Eleven by eleven taps of three channels, of which the base says a third less than TF32's kernels take."""
+    """Eleven by eleven taps of three channels, for which the base predicts a third less than TF32's kernels take."""
     words = {"batch": 256, "in_channels": 3, "out_channels": 96, "kernel_size": 11, "image_size": 224, "stride": 4}
     single, tf32 = (problem("conv2d", dtype, **words, padding=2) for dtype in ("float32", "tf32"))
     unmeasured, measured = gpu("L40S"), gpu("A100-PCIe-80GB")

@@ -67,7 +67,7 @@ def test_without_measurements_each_item_is_predicted_directly() -> None:
 def test_auto_takes_the_models_ratio_where_it_knows_and_wave_scaling_elsewhere() -> None:
     timed = predict_work_times(trace(measured=True), [BIG], origin=SMALL, models=MODELS)
     # The product by the model, 2 x 2 · 4096^3 FLOPs / 1 TFLOP/s = 0.275 s on SMALL and half on BIG, and by three
-    # quarters of what is believed of the 0.5 s that it took, log(0.5 / 0.275) = 0.6. The others are bound by memory: a
+    # quarters of the trusted part of the 0.5 s that it took, log(0.5 / 0.275) = 0.6. The others are bound by memory: a
     # third.
     modelled = 2 * 2 * 4096**3 / 1e12
     beyond = math.log(0.5 / modelled)
@@ -189,7 +189,7 @@ def recorded_step(reported_name: str) -> Trace:
 
 @pytest.mark.parametrize(("origin", "target"), [("V100-SXM2-32GB", "A100-SXM-40GB"), ("H100-SXM-80GB", "T4")])
 def test_twice_the_measured_time_is_twice_the_prediction_of_the_same_code(origin: str, target: str) -> None:
-    """The lines of the issue: doubling every kernel moved a prediction by 2 to 60 %, one of one's own not at all."""
+    """The lines of the issue: doubling every kernel moved a prediction by 2 to 60 %, an own kernel had no effect."""
     here, there = gpu(origin), gpu(target)
     models = kernel_models((origin, target))
     before = recorded_step(here.reported_names[0])
@@ -198,7 +198,7 @@ def test_twice_the_measured_time_is_twice_the_prediction_of_the_same_code(origin
     )
     ratios = twice / once
     np.testing.assert_allclose(ratios[:7], 2, rtol=0.005)
-    # Times far beyond what the networks err by are believed, and with them almost all of what comes on top.
+    # Times far beyond the networks' errors are trusted, with almost all of the excess.
     assert ratios[7] == pytest.approx(2 ** RATIO_EXPONENTS["same units"], rel=0.02)
     assert ratios[8] == pytest.approx(1)  # TF32 on one of the two: the model stands
 
@@ -291,7 +291,7 @@ def test_never_more_is_believed_than_was_measured(residuals: list[float]) -> Non
 
 
 def test_noise_of_a_measurement_moves_a_gpu_with_measurements_of_its_own_by_little() -> None:
-    """2 % more on the H100 than its network says is what it errs by; of an operation of nobody's, all of it comes."""
+    """2 % above the H100's network is the network's error; an unmeasured operation transfers all of it."""
     here, there = gpu("H100-SXM-80GB"), gpu("A100-SXM-80GB")
     models = kernel_models((here.name, there.name))
     rows, weight = TensorInfo((4096, 4096), "bfloat16"), TensorInfo((4096, 4096), "bfloat16")

@@ -186,7 +186,7 @@ def test_a_list_of_a_file_has_elements_of_the_size_that_its_kernel_moves(tmp_pat
 
 
 def test_a_sum_over_rows_waits_for_the_root_of_their_number() -> None:
-    # A bias's gradient of 25,088 x 384 in bfloat16 took 33.5 us on the H200, of which its traffic explains 7.6.
+    # A bias's gradient of 25,088 x 384 in bfloat16 took 33.5 us on the H200, its traffic explains 7.6 of it.
     h200 = gpu("H200-SXM-141GB")
     data, kept = TensorInfo((25_088, 384), "bfloat16"), TensorInfo((1, 384), "bfloat16")
 

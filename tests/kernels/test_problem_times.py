@@ -125,7 +125,7 @@ def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> N
         times.interval.high[:, 1] / times.seconds[:, 1], [1.1 * FLOAT32_FALLBACK_SPREAD, 1.1, FLOAT32_FALLBACK_SPREAD]
     )
     np.testing.assert_array_equal(times.shares["proxy"], [[0, 1], [0, 0], [0, 1]])
-    # No lower than float32's units allow, whatever rate libraries reach.
+    # No lower than float32's units allow, for any rate of libraries.
     assert (times.interval.low[[0, 2], 1] >= 2 * 4096**3 / 1e12).all()
     assert (times.interval.low < times.seconds).all()
 

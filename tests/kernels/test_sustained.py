@@ -1,4 +1,4 @@
-"""What GPUs sustain in large products, and what the base makes of it."""
+"""Sustained rates of GPUs in large matmuls, and their effect on the base."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_large_products_are_no_faster_than_the_highest_clock_and_near_what_was_m
         measured = card.measured_flops_per_second.get(dtype)
         if measured is not None and not models.has_own_weights(card.name, "linear", dtype):
             slower = math.log(seconds * measured / (2 * SQUARE**3))
-            # Where its own products in the other 16-bit dtype are slower than people's bursts, most of it is believed.
+            # Where its own products in the other 16-bit dtype are slower than people's bursts, most of it is trusted.
             other = OTHER_16_BIT.get(dtype)
             is_known = other is not None and models.has_own_weights(card.name, "linear", other)
             assert -0.15 < slower < (0.35 if is_known else 0.15)
@@ -159,7 +159,8 @@ def test_a_board_of_a_measured_chip_that_has_no_more_power_lasts_no_longer() -> 
     known = replace(own, measured_flops_per_second={"float16": sustained_flops(own, "float16")})
     smaller = replace(own, streaming_multiprocessors=own.streaming_multiprocessors - 1)
     seconds, *others = models.estimate(batch, [own, known, smaller]).seconds[:, 0]
-    # With a rate of its own, or as another chip, it is as fast as the base says; what is carried is more than a tenth.
+    # With a rate of its own, or as another chip, it is as fast as the base says; the transferred part is more than a
+    # tenth.
     assert all(seconds > 1.1 * other for other in others)
     hungry = replace(own, power_watts=gpu("L40S").power_watts + 1)
     assert models.estimate(batch, [hungry]).seconds[0, 0] < seconds / 1.1

@@ -140,7 +140,7 @@ def test_autocast_inside_a_whole_call_decides_its_dtype() -> None:
     layer = translated("aten::gru", tensor(20, 4, 32), tensor(1, 4, 64), num_layers=1, compute_dtype="float16")
     assert layer[0].dtype == "float16"
     allowed = Flags(matmul_tf32=True, cudnn_tf32=False)
-    # PyTorch's memory-efficient kernel keeps the precision of float32, whatever products are allowed.
+    # PyTorch's memory-efficient kernel keeps the precision of float32, for all settings of matmuls.
     assert translated("aten::scaled_dot_product_attention", query, query, query, flags=allowed)[0].dtype == "float32"
 
 
@@ -246,7 +246,7 @@ def test_an_unknown_operation_is_timed_by_its_bytes() -> None:
 
 @pytest.mark.parametrize("name", sorted(operations._TRANSLATORS))
 def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing(name: str) -> None:
-    """Whatever is asked for with one tensor of one dimension, no tensor or a scalar, no translator raises."""
+    """For every call with one tensor of one dimension, no tensor or a scalar, no translator raises."""
     got = translated(name, tensor(8))
     assert got
     assert all(float(batch_shapes([one]).bytes_moved[0]) > 0 for one in got)
@@ -294,7 +294,7 @@ def test_a_translators_bug_is_a_note_and_a_wide_interval_in_the_field(monkeypatc
     monkeypatch.undo()
     meant = lp.predict(trace, gpus=["H100-SXM-80GB"])["H100-SXM-80GB"]
     broken = predictions["H100-SXM-80GB"]
-    # The interval holds what a working translator says, though the bytes alone are an order of magnitude below.
+    # The interval covers the time of a working translator, though the bytes alone are an order of magnitude below.
     assert broken.iteration_seconds < meant.iteration_seconds / 5
     assert broken.iteration_seconds_low <= meant.iteration_seconds <= broken.iteration_seconds_high
 
@@ -315,7 +315,7 @@ def test_views_of_every_kind_are_free() -> None:
         if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
             views.add(base)
     assert {name for name in views - copying if f"aten::{name}" not in FREE_OPERATIONS} == set()
-    # What the autograd of complex numbers and of negations wraps around a view of itself.
+    # Wrappers of autograd for complex numbers and negations around a view of itself.
     for name in ("aten::_conj", "aten::_neg_view", "aten::_reshape_alias"):
         assert translated(name, tensor(64, 64, dtype="complex64")) == ()
 

@@ -89,7 +89,7 @@ def test_what_a_gpus_products_in_one_16_bit_dtype_say_is_carried_to_the_other(ow
 
     measured, carried = said("bfloat16"), said("float16")
     assert measured[1] == carried[1] == 0  # its products were never measured
-    # Of x, x^2 / (x^2 + 0.15^2) is believed: half of 0.15, nearly all of what is far beyond; nothing of a gain.
+    # Of x, x^2 / (x^2 + 0.15^2) is trusted: half of 0.15, nearly all of larger values; nothing of a gain.
     slower = max(measured[0], 0.0)
     assert carried[0] == pytest.approx(slower**3 / (slower**2 + 0.15**2), abs=1e-6)
 
@@ -116,7 +116,7 @@ def test_problems_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base(
         "conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=[3, 1, 5], image_size=56
     )
     estimate = models.estimate(batch, [BIG, SMALL])
-    # The base sees the rates that the GPUs sustain, and doubts them where nobody measured them.
+    # The base sees the rates that the GPUs sustain, and doubts them without measurements.
     by_base = reference_seconds(batch, [with_sustained_peaks(BIG), with_sustained_peaks(SMALL)]) / estimate.seconds
     by_own = reference_seconds(batch, [SMALL]) / estimate.seconds[1]
     np.testing.assert_allclose(by_base[[0, 0, 0, 1, 1], [0, 1, 2, 1, 2]], 0.5, rtol=1e-5)

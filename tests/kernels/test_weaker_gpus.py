@@ -96,7 +96,7 @@ def test_a_measured_gpu_is_no_slower_than_its_chip_with_a_lower_peak() -> None:
     assert (both.seconds[1] <= both.seconds[0]).all()
     assert both.held["a measured GPU of lesser figures"][1].tolist() == [False, False, False, True, True]
     own = both.interval.high[1] / both.seconds[1]
-    assert own[-1] > own[0]  # what it measured itself stays within
+    assert own[-1] > own[0]  # its own measurement stays inside
 
 
 def test_the_base_does_not_call_a_gpu_slower_than_a_much_weaker_one() -> None:
@@ -179,7 +179,7 @@ def test_a_lesser_board_of_a_chip_is_no_faster_than_a_greater_one_that_was_measu
         (lesser, greater)
         for lesser, greater in permutations(range(len(cards)), 2)
         if measured[greater] and not measured[lesser]
-        # Of a board whose rate in products people measured, that is believed.
+        # Of a board whose rate in products people measured, that is trusted.
         if batch.operation not in ("linear", "bmm") or batch.dtype not in cards[lesser].measured_flops_per_second
         if is_lesser_board(cards[lesser], cards[greater], batch.dtype)
     ]

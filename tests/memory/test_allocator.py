@@ -24,7 +24,7 @@ from lightning_predict.units import KIBIBYTE, MEBIBYTE
         ((9 * MEBIBYTE, 9 * MEBIBYTE, 9 * MEBIBYTE), 40),
         ((10 * MEBIBYTE,), 10),  # one of its own
         ((11 * MEBIBYTE,), 12),
-        ((1, 2 * MEBIBYTE, 11 * MEBIBYTE), 2 + 20),  # beside the 2 are 18 free
+        ((1, 2 * MEBIBYTE, 11 * MEBIBYTE), 2 + 20),  # in addition to the 2, 18 are free
         ((1, 11 * MEBIBYTE, 2 * MEBIBYTE), 2 + 12 + 20),
     ],
 )
@@ -44,7 +44,7 @@ def test_the_smallest_free_block_that_is_large_enough_is_taken_and_its_rest_spli
     allocator.free(small)
     taken = allocator.allocate(24 * MEBIBYTE)
     assert (taken.address, taken.size) == (small.address, 24 * MEBIBYTE)
-    again = allocator.allocate(6 * MEBIBYTE)  # what was left of the 30
+    again = allocator.allocate(6 * MEBIBYTE)  # the remainder of the 30
     assert again.address == small.address + 24 * MEBIBYTE
     assert allocator.reserved_bytes == 70 * MEBIBYTE
 

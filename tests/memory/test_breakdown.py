@@ -73,7 +73,7 @@ def test_the_curve_rises_to_the_peak_and_falls_in_the_backward_pass(trace: Trace
     report = memory_report(trace, gpu("L4"))
     assert report is not None
     curve, top = report.breakdown.curve, max(report.breakdown.curve)
-    # Without free blocks, the highest point is the process less what the allocator keeps.
+    # Without free blocks, the highest point is the process minus the allocator's cache.
     kept = sum(part.bytes for part in report.breakdown.parts if part.name.startswith("allocator"))
     assert top == pytest.approx(report.breakdown.total_bytes - kept)
     assert curve[0] < top > curve[-1]

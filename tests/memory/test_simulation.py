@@ -46,7 +46,7 @@ STEP = Trace(
 
 
 def mebibytes(trace: Trace) -> tuple[float, float]:
-    """The most that lives in the passes, in tensors, and what is reserved."""
+    """The most that lives in the passes, in tensors, and reserved memory."""
     return (
         fullest_moments(blocks_of(trace))[0].total_bytes / MEBIBYTE,
         simulated_step(trace).reserved_bytes / MEBIBYTE,
@@ -83,7 +83,7 @@ def test_before_torch_2_gradients_stay_filled_with_zeros_and_parameters_are_upda
         parameters=more,
         memory=replace(STEP.memory, parameter_bytes=48 * MEBIBYTE, gradient_bytes=48 * MEBIBYTE),
     )
-    # Today's update writes all roots at once, as many bytes as two calls were seen to write; that of old one root.
+    # Today's update writes all roots at once, as many bytes as two calls were seen to write; the old update one root.
     assert sum(blocks_of(updated).update) == 32 * MEBIBYTE
     assert blocks_of(replace(updated, software=old.software)).update == (16 * MEBIBYTE,)
 
@@ -104,7 +104,7 @@ def test_only_convolutions_that_cudnn_runs_count_as_convolved() -> None:
 
 def test_a_copy_that_the_backward_pass_reads_under_another_number_lives_until_then() -> None:
     # Below autograd the recorder casts anew in the backward pass: number 9 is the copy, number 5. A copy in the same
-    # dtype is none of autocast's.
+    # dtype is not autocast's.
     cast, other = (TensorInfo((40, MEBIBYTE), dtype, number) for dtype, number in (("bool", 5), ("uint8", 6)))
     read = replace(cast, id=9)
     forward = tuple(
@@ -163,7 +163,7 @@ def test_what_is_freed_late_lives_until_then() -> None:
     first, second, third, *rest = STEP.operations
     late = replace(STEP, operations=(first, second, replace(third, freed=(3,)), *rest))
     assert [one.freed_at for one in written_storages(late)] == [2, 2, None]
-    assert mebibytes(late)[0] == 98 + 16  # the gradient is written beside the logits
+    assert mebibytes(late)[0] == 98 + 16  # the gradient is written while the logits live
 
 
 def test_the_optimizers_state_is_made_by_the_first_update_and_counts_from_then_on() -> None:
@@ -274,7 +274,7 @@ def test_on_the_meta_device_autocasts_copies_live_until_the_backward_pass_reads_
         for index, operation in enumerate(trace.operations)
         if operation.name == "aten::_to_copy" and operation.outputs[0].dtype == "float16"
     }
-    at, cast = copies[1024, 64]  # of what the norm wrote; the other is the weight's
+    at, cast = copies[1024, 64]  # of the norm's output; the other is the weight's
     lives = {(one.allocated_at, one.size_bytes): one.freed_at for one in written_storages(trace)}
     death = lives[at, 1024 * 64 * 2]
     assert death is not None
@@ -307,7 +307,7 @@ def test_attention_of_other_than_four_dimensions_keeps_its_probabilities(
 def test_recurrent_layers_keep_their_gates_until_their_backward_pass(
     kind: type[nn.LSTM | nn.GRU], gates: int, published: int
 ) -> None:
-    # What cuDNN asked for, for 25,000 vectors; nobody said how they lie: taken as 50 sequences of 500.
+    # cuDNN's workspace for 25,000 vectors of unknown layout, taken as 50 sequences of 500.
     with torch.device("meta"):
         model, data = kind(123, 320, num_layers=4), torch.empty(500, 50, 123)
     trace = lp.capture(lambda: model(data)[0].sum().backward())

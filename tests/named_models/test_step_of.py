@@ -1,4 +1,4 @@
-"""`step_of` records what a script with the same step records."""
+"""`step_of` records the same as a script with this step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gpt2(tmp_path: Path) -> str:
 
 
 def recorded(model: nn.Module, loss: Callable[[], torch.Tensor], *, samples: int, precision: str) -> Trace:
-    """Record what a script would: loss, gradients, AdamW."""
+    """Record the step of a script: loss, gradients, AdamW."""
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:

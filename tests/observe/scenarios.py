@@ -1,7 +1,7 @@
-"""Runs on a virtual clock: what they take is known to the second, so that what was believed of them can be scored.
+"""Runs on a virtual clock: their time is known to the second, so forecasts can be scored.
 
-A `Scenario` says what each step, wait and validation batch takes; `told` tells a `RunObserver` of it, hook by hook, and
-asks at some moments what is left. Example::
+A `Scenario` has the time of each step, wait and validation batch; `told` tells a `RunObserver` of it, hook by hook, and
+asks at some moments for the remainder. Example::
 
     for score in scores(SCENARIOS["3x, 2x, 2x"]):
         print(score.moment, score.error, score.holds)
@@ -37,7 +37,7 @@ class Scenario:
         accumulation: Batches of a window.
         workers: Workers that make the batches of training and of validation.
         last_share: Samples of an epoch's last batch over those of others.
-        predicts: Batch after which a prediction is made, and its seconds; None if none is.
+        predicts: Batch after which a prediction is made, and its seconds; None without a prediction.
     """
 
     step: Of
@@ -65,12 +65,12 @@ class Scenario:
 
 
 def decay(amplitude: float, over: float, step: float = 1.0) -> Of:
-    """Steps that fall to `step` within so many."""
+    """Steps that fall to `step` within the given number of steps."""
     return lambda batch: step * (1 + amplitude * math.exp(-3 * batch / over))
 
 
 def every(period: int, factor: float, step: float = 1.0, phase: int = -1) -> Of:
-    """Steps of which one in a period takes so many times as long."""
+    """Steps with one slow step per period, by the given factor."""
     return lambda batch: step * (factor if batch % period == phase % period else 1.0)
 
 
@@ -87,7 +87,7 @@ def noisy(of: Of, spread: float, seed: int) -> Of:
 
 
 def noisier(of: Of, seed: int, *, share: float = 0.03, factor: float = 4.0) -> Of:
-    """The same with noise of which some values are far slower."""
+    """The same with noise with some far slower values."""
     draws = random.Random(seed)
     factors = [math.exp(draws.gauss(0.0, 0.05)) * (factor if draws.random() < share else 1.0) for _ in range(4096)]
     return lambda batch: of(batch) * factors[batch % len(factors)]
@@ -117,7 +117,7 @@ def waits_for(
     starts: float = 0.05,
     predicts: tuple[int, float] | None = None,
 ) -> list[float]:
-    """Return the waits for each batch that workers make in turn, each one ahead, in runs of so many batches.
+    """Return the waits for batches of alternating workers, each one ahead, in runs of a number of batches.
 
     Args:
         make: Seconds that a worker takes for a batch.
@@ -144,7 +144,7 @@ def waits_for(
 
 
 def made_by_workers(make: Of, *, step: float, workers: int, batches: int = 100, validation: int = 25) -> Scenario:
-    """A run that waits for its workers, in training and in validation, of whose check all batches were ready."""
+    """A run that waits for its workers, in training and in validation, with all batches of the check ready."""
     epochs = 4
     waits, later = (
         waits_for(make, step=listed((), seconds), workers=workers, batches=count, runs=epochs)
@@ -318,7 +318,7 @@ def family_of_workers(seed: int) -> Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What was believed at a moment, against what then came.
+    """Forecast at a moment, against the actual time.
 
     Attributes:
         moment: When.
@@ -339,7 +339,7 @@ class Score:
 
     @property
     def holds(self) -> bool:
-        """The interval holds what came."""
+        """The interval covers the actual time."""
         return self.believed is not None and self.believed.contains(self.actual)
 
     @property

@@ -12,7 +12,7 @@ from tests.observe.scenarios import Scenario, Score, moments, told
 
 
 def facts_of(scenario: Scenario, batches: int) -> ForecastInputs:
-    """What a trainer would tell after so many batches."""
+    """Facts of a trainer after the given number of batches."""
     epoch, done = divmod(batches, scenario.batches)
     if epoch and not done:
         epoch, done = epoch - 1, scenario.batches
@@ -35,7 +35,7 @@ def facts_of(scenario: Scenario, batches: int) -> ForecastInputs:
 
 
 def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, RestOfRun]], float]:
-    """Return what was believed after so many batches, with the time by then, and when the run ended."""
+    """Return the forecast after the given number of batches, with the time by then, and when the run ended."""
     now = 0.0
     clock = RunObserver(lambda: now)
     clock.buffered = scenario.buffered
@@ -54,7 +54,7 @@ def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, 
 
 
 def scores(scenario: Scenario) -> list[Score]:
-    """Score what is believed at some moments."""
+    """Score what is trusted at some moments."""
     names = moments(scenario)
     found, end = forecasts(scenario, set(names))
     return [
@@ -64,7 +64,7 @@ def scores(scenario: Scenario) -> list[Score]:
 
 
 def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
-    """Return the part of its budget that a run used, and its batches; the budget is a share of what it takes."""
+    """Return the part of its budget that a run used, and its batches; the budget is a share of its actual cost."""
 
     class StopError(Exception):
         pass

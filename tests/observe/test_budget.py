@@ -5,7 +5,7 @@ from lightning_predict.observe.budget import GO_ON, Limit, check_forecast, check
 from lightning_predict.reports.format import usd
 
 DOLLARS = Limit(name="usd", total=10.0, per_second=0.01, show=usd, before=1.0)
-"""$10, of which $1 was spent before; a cent a second."""
+"""$10, $1 of it was spent before; a cent a second."""
 
 
 def test_use_is_what_was_before_and_the_time_at_its_price() -> None:

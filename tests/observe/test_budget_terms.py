@@ -1,4 +1,4 @@
-"""What a user sets as a budget becomes limits of a fit, at the price of what it runs on."""
+"""What a user sets as a budget becomes limits of a fit, at the price of its machine."""
 
 from __future__ import annotations
 

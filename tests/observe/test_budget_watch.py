@@ -1,4 +1,4 @@
-"""What a budget asks of a running fit, and what it decides: told of batches at times of the tests' own."""
+"""Checks and decisions of a budget for a running fit, with batches at given times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Run:
 
 
 def rest(low: float, middle: float, *, is_settled: bool = True, end_seconds: float = 0.0) -> RestOfRun:
-    """A rest of so many seconds."""
+    """A rest of the given number of seconds."""
     counts = RemainingCounts(
         batches=9, windows=9, full_windows=9, windows_per_epoch=None, validation_batches=0, at_most=False
     )

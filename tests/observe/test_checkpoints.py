@@ -68,6 +68,7 @@ def test_several_add_up_and_one_unknown_makes_all_unknown() -> None:
 
 @pytest.mark.parametrize(("steps_per_window", "every_steps", "files"), [(2.0, 4, 6), (2.0, 3, 4), (1.0, 3, 4)])
 def test_two_optimizers_count_two_steps_a_batch(steps_per_window: float, every_steps: int, files: int) -> None:
-    # 12 batches are 24 steps of which every second can be met: 4, 8, ... 24; or 6, 12, 18, 24. With one: 3, 6, 9, 12.
+    # 12 batches are 24 steps ranks can agree after every second step: 4, 8, ... 24; or 6, 12, 18, 24. With one: 3, 6,
+    # 9, 12.
     position = replace(START, batches_done=0, optimizer_steps_done=0, steps_per_window=steps_per_window)
     assert files_left([CheckpointSchedule(every_steps=every_steps)], position) == files

@@ -1,4 +1,4 @@
-"""What is left of a run, from what a trainer tells and what was seen."""
+"""Remaining time of a run, from facts of a trainer and measured times."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_small_last_batches_of_epochs_are_left_out_of_what_a_batch_takes_onc
 
 
 def test_batches_of_validation_may_have_been_made_before_a_sanity_check_asked_for_them() -> None:
-    # A batch of training comes each 1.5 s, of which 0.5 s are waits: its workers are too slow. Validation of 10 batches
+    # A batch of training comes each 1.5 s, including 0.5 s of waits: its workers are too slow. Validation of 10 batches
     # of 0.1 s takes 15 s if its own are as slow, and the check, which found two ready, says 1 s.
     position = replace(FACTS.position, validation=Validation(batches=10, every_batches=50))
     facts = replace(FACTS, position=position, has_workers=True, workers=1)

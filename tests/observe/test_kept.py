@@ -1,4 +1,4 @@
-"""What is believed of runs on a virtual clock, at five moments of each, and what budgets make of it."""
+"""Forecasts of runs on a virtual clock, at five moments of each, and the budgets' decisions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUES: Final = {
 
 
 def forecast(scenario: Scenario) -> list[float]:
-    """Return what a run takes, and what is believed of it at the middle one of its moments."""
+    """Return the time of a run, and its forecast at the middle moment."""
     found, end = forecasts(scenario, set(moments(scenario)))
     _, rest = list(found.values())[len(found) // 2]
     return [end, *([] if rest.forecast is None else ends(rest.forecast))]

@@ -44,4 +44,4 @@ def test_a_deadline_counts_from_the_beginning_of_the_fit() -> None:
     (limit,) = limits_of_fit(ledger(seconds_before=7200.0), usd=None, hours=None, deadline=deadline)
     assert limit.name == "deadline"
     assert limit.total == pytest.approx(3.0, abs=1e-3)
-    assert limit.before == 0.0  # what was used before does not bring it nearer
+    assert limit.before == 0.0  # earlier use does not bring it nearer

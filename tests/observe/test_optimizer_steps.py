@@ -100,12 +100,13 @@ def test_a_batch_end_without_a_start_is_ignored() -> None:
         ([1.0, 1.0, 1.0], None, False, "record"),
         # Compilation in the first window leaves the later ones alone.
         ([30.0, 1.0, 1.0], 99, False, "record"),
-        # The last one recompiled: so few do not agree to a half, 2.0 > 1.5 x 1.0, so another one is timed.
+        # The last one recompiled: such a small number does not agree to a half, 2.0 > 1.5 x 1.0, so another one is
+        # timed.
         ([1.0, 1.0, 2.0], 99, False, "time"),
         ([1.0, 1.0, 2.0, 1.0, 1.0], 99, False, "record"),
         # Steps that still fall: the slow beginning is left out.
         ([9.0, 4.0, 1.0, 1.1], 99, False, "record"),
-        # The short window at the end of an epoch is neither timed nor recorded while others follow.
+        # The short window at the end of an epoch is not timed or recorded while others follow.
         ([], 99, True, "skip"),
         ([1.0, 1.0, 1.0], 1, True, "skip"),
         # Short runs: the last full window is recorded, or a short one where no full one follows.
@@ -127,7 +128,7 @@ def test_what_is_done_with_a_window(
 
 
 def test_several_records_need_as_many_windows_at_the_end() -> None:
-    # Two are wanted: with this one and one more to come, recording begins now.
+    # Two are wanted: with this one and one more, recording begins now.
     assert next_action([1.0], warmup_steps=3, records_wanted=2, full_windows_after=1, is_short=False) == "record"
     assert next_action([1.0], warmup_steps=3, records_wanted=2, full_windows_after=2, is_short=False) == "time"
 
@@ -206,7 +207,7 @@ def test_graphs_that_vary_with_the_data_are_one_kind() -> None:
 
 
 def test_a_window_is_compared_with_those_of_its_kind_only() -> None:
-    # Three windows were timed, of which one is of the kind of the last: it has nothing to settle against.
+    # Three windows were timed, one of the last kind: it has nothing to settle against.
     action = next_action(
         [9.0], windows_timed=3, warmup_steps=3, records_wanted=1, full_windows_after=99, is_short=False
     )

@@ -141,7 +141,7 @@ def test_without_a_store_the_strategy_broadcasts() -> None:
     assert found.agree(lambda: {"action": "stop"}) == {"action": "stop"}
     with pytest.raises(LightningPredictError, match="ZeroDivisionError"):
         found.agree(lambda: {"action": 1 / 0})
-    trainer.is_global_zero = False  # what is broadcast then is what it came with
+    trainer.is_global_zero = False  # then its own value is broadcast
     with pytest.raises(LightningPredictError, match="rank zero sent nothing"):
         found.agree(lambda: {"action": "stop"})
 

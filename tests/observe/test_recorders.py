@@ -152,7 +152,7 @@ def test_it_times_then_records_one_step() -> None:
     assert loop.sessions == []
     trace = loop.batch(5.0)
     assert trace is not None
-    assert trace.step_seconds == (1.0,)  # the first is cold, and what was recorded is slower
+    assert trace.step_seconds == (1.0,)  # the first is cold, and the recorded step is slower
     assert trace.loader_seconds == (0.25,)
     assert (trace.samples, trace.batches, trace.optimizer_steps) == (8, 1, 1)
     assert loop.sessions[0].events == ["start", "stop"]

@@ -181,7 +181,7 @@ def test_validation_every_five_batches_whatever_the_epoch() -> None:
 
 
 def test_validation_after_the_batch_that_is_done() -> None:
-    assert validated(batches_done=4) == 30  # The one of this epoch is still to come ...
+    assert validated(batches_done=4) == 30  # The one of this epoch still remains ...
     assert validated(batches_done=4, is_due=False) == 20  # ... and here it has run.
 
 

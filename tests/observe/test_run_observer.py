@@ -124,7 +124,7 @@ def test_until_what_was_made_beforehand_is_used_up_a_wait_may_be_as_long_as_the_
 
 def test_on_a_gpu_a_wait_that_the_device_works_through_is_not_added() -> None:
     # Steps of 1 s for the device; the host is done with one after 0.2 s, waits 0.3 s for the loader, and then for the
-    # device: from batch to batch a second passes, of which the wait adds nothing.
+    # device: from batch to batch a second passes, the wait adds nothing.
     fit = Fit(is_asynchronous=True)
     fit.clock.device.measured(1.0)
     for _ in range(40):
@@ -284,7 +284,7 @@ def test_validation_runs_are_timed_whole() -> None:
     fit.validate([9.0, 9.0], is_check=True)
     for batches in ([2.0, 2.0], [2.0, 2.0]):
         fit.batch()
-        fit.passes(1.5)  # Its workers start before any event is told.
+        fit.passes(1.5)  # Its workers start before any event is reported.
         fit.validate(batches, start=0.5, wait=0.25)
     found = fit.clock.validation.times()
     assert found is not None

@@ -1,4 +1,4 @@
-"""What is believed of runs whose end is known: those that the estimator before this one failed at, and random ones.
+"""Forecasts of runs with a known end: runs on which an earlier estimator failed, and random runs.
 
 Constants were chosen on `SCENARIOS` and on random runs with even seeds; those with odd seeds are scored here.
 """
@@ -37,7 +37,7 @@ def median_error(found: list[Score]) -> float:
 
 def test_after_16_steps_the_middle_is_ten_percent_off_and_nowhere_far() -> None:
     assert median_error(at("16 steps")) <= 0.10
-    assert max(abs(score.error) for score in at("16 steps")) <= 0.37  # a stall every 40th step, of which none was seen
+    assert max(abs(score.error) for score in at("16 steps")) <= 0.37  # a stall every 40th step, none of them measured
 
 
 def test_at_half_of_the_run_it_is_five_percent_off() -> None:

@@ -1,4 +1,4 @@
-"""What is believed of a time from the values seen so far."""
+"""Estimate of a mean time from the measured values."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_interval_holds_the_mean_of_as_many_as_are_to_come(ahead: int) -> No
 
 
 def test_what_comes_at_times_may_come_once_more_or_less_in_the_few_to_come() -> None:
-    # Every tenth takes five times as long, so that ten to come may hold two of them or none: 1.8 or 1.0.
+    # Every tenth takes five times as long, so that the next ten may hold two of them or none: 1.8 or 1.0.
     every_tenth = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
     found = estimate_mean(every_tenth, remaining=10).mean
     assert found.contains(1.01)

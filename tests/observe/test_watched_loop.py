@@ -1,4 +1,4 @@
-"""A training loop of one's own that is watched: the events of a run on a virtual clock, with a real step recorded."""
+"""A user's own training loop that is watched: the events of a run on a virtual clock, with a real step recorded."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.Captur
 
 
 def test_at_the_last_step_nothing_is_said_to_be_left(time: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    Loop(time).watched(32)  # what was seen has doubled after 16 steps, and again after the last
+    Loop(time).watched(32)  # the number of measured steps has doubled after 16 steps, and again after the last
     printed = capsys.readouterr().out
     assert "After 16 steps: 16.0 s" in printed
     assert "After 32 steps" not in printed
@@ -112,7 +112,7 @@ def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None
     [
         (None, "T4", 2.0, {"T4": 2.0}),
         ({"T4": 1.0}, "T4", 2.0, {"T4": 1.0}),
-        (None, None, 2.0, None),  # what the price is of is not known
+        (None, None, 2.0, None),  # the priced machine is unknown
         (None, "T4", None, None),
     ],
 )

@@ -291,7 +291,7 @@ def test_a_spot_machine_has_its_spot_price_and_the_rate_that_the_file_says(tmp_p
     assert (on_demand.interruptions_per_hour, found.interruptions_per_hour) == (None, 0.05)
     assert (box.instance, box.interruptions_per_hour) == ("box.small", 0.0)
     assert problem.checkpoint_seconds == 600
-    with pytest.raises(PlanningFormatError, match="interruptions_per_hour"):  # nobody can know the rate for you
+    with pytest.raises(PlanningFormatError, match="interruptions_per_hour"):  # no default of the rate exists
         read_problem(written(tmp_path, document | {"machines": [{"spot": "g5.xlarge"}]}))
     with pytest.raises(PlanningFormatError, match="that ship with the package and have a spot price, or a machine in"):
         read_problem(written(tmp_path, document | {"machines": [spot | {"spot": "gpu_1x_a10"}]}))

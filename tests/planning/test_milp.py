@@ -304,7 +304,7 @@ def test_what_the_solver_prints_stays_out_of_the_output(
 
 
 def test_a_late_job_with_the_cluster_for_itself_starts_at_once() -> None:
-    # A horizon of 0.5 h. On small 2 h for 2 $, on one of four GPUs of large 0.5 h for 3 $, as nobody shares it; each
+    # A horizon of 0.5 h. On small 2 h for 2 $, on one of four GPUs of large 0.5 h for 3 $, without sharing; each
     # hour of tardiness costs 1 $. Small's price with large's time, 2 $ + 1 $ from 0.5 h on, would be less than to start
     # on large now, 3 $ + 0.5 $, and is not to be had.
     a = job("a", hours={on("small", 1): 2.0, on("large", 1): 0.5}, deadline=1.0, weight=1.0)

@@ -189,7 +189,7 @@ def test_a_move_to_another_gpu_must_pay_at_the_interval_and_what_was_measured_is
     running = PlanState(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
     options = options_of(problem, running)
     large = options.configurations.index(on("large", 4))
-    # Half the run is half an hour on large as predicted, an hour at the upper end: what a move has to be paid for.
+    # Half the run is half an hour on large as predicted, an hour at the upper end: the possible gain of a move.
     assert options.machine_usd[0, large] == pytest.approx(6.0)
     seen = replace(running, measured={"a": {on("large", 4): HOUR}})
     assert options_of(problem, seen).machine_usd[0, large] == pytest.approx(3.0)
@@ -214,6 +214,6 @@ def test_work_that_is_done_only_in_a_plan_may_take_longer_too() -> None:
     in_time = options_of(problem, planned).cost_usd[0, 0]
     late = options_of(replace(problem, jobs=(replace(slow, deadline_seconds=3.25 * HOUR),)), planned).cost_usd[0, 0]
     assert late - in_time == pytest.approx(0.25 * 3.0)
-    # What was measured is in no doubt.
+    # Measured times have no uncertainty.
     known = replace(planned, measured={"a": {on("small", 1): 4 * HOUR}})
     assert behind_share(slow, problem, known) == 0.0

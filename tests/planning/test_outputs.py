@@ -188,7 +188,7 @@ def test_a_task_rents_a_machine_and_one_starts_each_job_on_its_part_of_it() -> N
     task = yaml.safe_load(tasks["a.yaml"])
     assert "setsid bash -c 'python train.py' &" in task.pop("run")
     assert task == {"name": "a", "resources": {"accelerators": "A10:2"}, "num_nodes": 1}
-    # Whatever the times were predicted to be, no line ends anything: the machine gives itself back once it is idle.
+    # With any predicted times, no line ends anything: the machine gives itself back once it is idle.
     assert tasks["schedule.txt"].splitlines() == [
         f"   0.000 h  {launch('node-0-large')} && sky exec --detach-run node-0-large a.yaml",
         f"   0.000 h  {launch('node-0-large')} && sky exec --detach-run node-0-large b.yaml",
@@ -313,7 +313,7 @@ def test_jobs_whose_names_look_alike_share_neither_file_nor_process_nor_checkpoi
     assert not clusters & {name for _, name in started}
     assert len(tasks) == len(clusters) + len(started) + 1
     stopped = re.findall(r"sky exec (\S+) 'pid=\$\(cat (\S+)\)", tasks["schedule.txt"])
-    assert len(stopped) == 1  # a-b alone moves, and only its own process is told to stop
+    assert len(stopped) == 1  # a-b alone moves, and only its own process gets the signal to stop
     holders = [name for name, text in tasks.items() if f"echo $$ > {stopped[0][1]}" in text]
     assert len(holders) == 2  # its two stretches, and no job that looks like it
 
@@ -321,7 +321,7 @@ def test_jobs_whose_names_look_alike_share_neither_file_nor_process_nor_checkpoi
 def test_a_plan_that_would_lose_work_is_not_exported_and_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(PlanningFormatError, match=r"a moves or pauses and would lose all work.*Add checkpoint: s3://"):
         skypilot_tasks(MOVED, with_command("python train.py"))
-    # A folder is none that machines of a cloud share, and a bucket none that a cluster mounts.
+    # Machines of a cloud do not share a folder, and a cluster does not mount a bucket.
     with pytest.raises(PlanningFormatError, match="names no bucket for its checkpoint"):
         skypilot_tasks(MOVED, FOLDERS)
     with pytest.raises(PlanningFormatError, match="names no folder for its checkpoint that machines share"):

@@ -1,4 +1,4 @@
-"""A plan carried out against other times than the predicted ones: what it costs, and that nothing is lost."""
+"""A plan carried out against other times than the predicted ones: its cost, and that no work is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SkyPilot itself reads what is written for it, in an environment of its own.
+"""SkyPilot itself reads the written files, in an environment of its own.
 
 python -m venv sky && sky/bin/pip install skypilot
 LIGHTNING_PREDICT_SKYPILOT=sky/bin/python pytest tests/planning/test_skypilot.py

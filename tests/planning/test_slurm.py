@@ -1,4 +1,4 @@
-"""Slurm itself reads every script that is written for it: Debian's sbatch, beside a controller of the test's own.
+"""Slurm itself reads every script that is written for it: Debian's sbatch, with the test's own controller.
 
 apt install slurm-client slurmctld munge
 """

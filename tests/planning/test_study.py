@@ -89,7 +89,7 @@ def test_medians_and_savings_by_hand() -> None:
     runs += [study_run("edf", seed, total) for seed, total in enumerate((12.0, 16.0, 40.0))]
     runs += [study_run("milp", seed, total) for seed, total in enumerate((5.0, 12.0, 12.0))]
     fifo, _, milp = compare(runs)
-    # The best rule costs 10, 16 and 30: savings of 0.5, 0.25 and 0.6, of which 0.5 is the middle.
+    # The best rule costs 10, 16 and 30: savings of 0.5, 0.25 and 0.6, 0.5 is the middle.
     # A plan of 2 would save 0.8, 1 − 2 / 16 and 1 − 2 / 30.
     # Of that, 0.5 / 0.8, 0.25 / 0.875 and 0.6 / 0.933 are saved: 62.5 %, 28.6 % and 64.3 %.
     assert milp.saved == Saving(low=0.25, median=0.5, high=0.6, possible=0.875, share=0.5 / 0.8)

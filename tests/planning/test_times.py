@@ -152,7 +152,7 @@ def test_machines_together_serve_one_job(trace: Path) -> None:
     two = problem.machines[1]
     assert (two.name, two.nodes, two.num_gpus, two.usd_per_hour) == ("2 of box", 2, 8, 6.0)
     assert problem.jobs[0].seconds[on("2 of box", 8)] == pytest.approx(predicted(trace, "2x4xA10"))
-    # What a cloud says of its network is known of an offer's machines.
+    # A cloud's stated network applies to an offer's machines.
     offered = the_job(trace, {"machine": "g5.12xlarge", "together": 2}).seconds[on("2 of g5.12xlarge", 8)]
     assert offered == pytest.approx(predicted(trace, "2xg5.12xlarge"))
     with pytest.raises(PlanningFormatError, match="together"):

@@ -254,7 +254,7 @@ def test_each_term_needs_runs() -> None:
 
 
 def test_an_interval_widens_with_the_distance() -> None:
-    # Exact runs of one, two and four GPUs: the interval is that of the distance alone. Eight are ln 2 beyond four, and
+    # Exact runs of one, two and four GPUs: the interval comes from the distance alone. Eight are ln 2 beyond four, and
     # 32 are ln 8: 1.645 x 0.4 x ln 2 = 45.6 % on either side, and three times that.
     runs = runs_of([setting(size, num_gpus=n) for size in SIZES for n in (1, 2, 4)], lambda one: 1.0 + one.batch_size)
     regression = fit_regression(runs)

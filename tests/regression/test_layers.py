@@ -34,7 +34,7 @@ def matrix_product(side: int, *, gpu: bool = True) -> Operation:
 
 
 def relu(elements: int, *, gpu: bool = True) -> Operation:
-    """Element-wise work that takes 2 us and 3 ps a byte, of which there are four read and four written."""
+    """Element-wise work that takes 2 us and 3 ps a byte, four read and four written."""
     kernels = (kernel(2e-6 + 3e-12 * 8 * elements),) if gpu else ()
     return Operation(name="aten::relu", phase="forward", inputs=(TensorInfo((elements,), "float32"),), kernels=kernels)
 

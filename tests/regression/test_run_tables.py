@@ -1,4 +1,4 @@
-"""Tables of runs: one's own, and as MLflow and Weights & Biases export them; every wrong cell named."""
+"""Tables of runs: own tables, and as MLflow and Weights & Biases export them; every wrong cell named."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_the_coefficients_are_those_of_least_squares_on_the_selected_features() 
 
 
 def test_a_single_feature_enters_by_the_t_test_of_its_correlation() -> None:
-    # With one feature the t-test of the slope is that of the correlation, which SciPy computes.
+    # With one feature the t-test of the slope equals the t-test of the correlation, which SciPy computes.
     draw = np.random.default_rng(3)
     feature, target = draw.normal(size=20), draw.normal(size=20)
     p_value = stats.pearsonr(feature, target).pvalue
@@ -121,7 +121,7 @@ def test_features_that_must_not_be_negative_do_not_enter_below_0() -> None:
 
 
 def test_a_feature_whose_coefficient_turns_negative_leaves_for_good() -> None:
-    # The first is nearly the sum of the others, and enters; beside both of them its coefficient is -1.
+    # The first is nearly the sum of the others, and enters; next to both of them its coefficient is -1.
     draw = np.random.default_rng(0)
     a, b, error = draw.normal(size=(3, 200))
     total = a + b + 0.3 * error

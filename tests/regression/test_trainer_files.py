@@ -14,7 +14,7 @@ GPU = {"gpu": "L4"}
 
 
 def write_state(folder: Path, *, seconds: float | None, steps: int, batch: int) -> Path:
-    """Write what the Trainer saves."""
+    """Write the files that the Trainer saves."""
     folder.mkdir(parents=True, exist_ok=True)
     history = [{"loss": 2.0, "step": 10}, *([] if seconds is None else [{"train_runtime": seconds, "step": steps}])]
     file = folder / "trainer_state.json"

@@ -151,7 +151,7 @@ def test_relative_intervals(ends: tuple[float, float, float], text: str) -> None
 
 
 class Output:
-    """Standard output that is a terminal, or is none."""
+    """Standard output that is a terminal, or is not."""
 
     def __init__(self, *, is_terminal: bool) -> None:
         self.isatty = lambda: is_terminal

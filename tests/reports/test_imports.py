@@ -1,4 +1,4 @@
-"""Reports are cheap to import and know neither torch nor Lightning."""
+"""Reports are cheap to import and do not import torch or Lightning."""
 
 from __future__ import annotations
 

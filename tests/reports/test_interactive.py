@@ -47,7 +47,7 @@ def rows(document: str) -> list[list[str]]:
 
 
 def found(document: str) -> str:
-    """Return what the script says of the table."""
+    """Return the script's output about the table."""
     (text,) = re.findall(r'<p class="found" role="status">(.*?)</p>', document)
     return str(text)
 

@@ -242,7 +242,7 @@ def test_a_wandb_table_may_have_columns_in_which_nothing_is_known(wandb_logger: 
 
 
 def test_mlflow_gets_metrics_and_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A folder is the one store that needs neither a server nor a database; MLflow 3 wants to be asked for it.
+    # A folder is the one store that needs no server and no database; MLflow 3 wants to be asked for it.
     store = (tmp_path / "store").as_uri()
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")

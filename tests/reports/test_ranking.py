@@ -310,7 +310,7 @@ def test_nobody_is_told_to_rent_a_gpu_slower_than_the_one_in_use(
     ranking = rank(Predictions(tuple(offered.values()), machine=machine, is_running=is_running))
     assert ranking.cheapest is not None
     lines = ranking_lines(ranking)
-    # Nobody knows what the MI300X costs: a GPU that is as fast may cost more.
+    # The MI300X's price is unknown: a GPU that is as fast may cost more.
     assert lines[0].startswith("Rent ") == (1.05 * ranking.cheapest.seconds <= total.middle)
     sooner = " ".join(line for line in lines if " sooner for " in line)
     assert not any(
@@ -330,7 +330,7 @@ def test_what_is_left_may_be_too_little_to_move() -> None:
 
 
 def test_a_run_that_ends_before_a_machine_would_be_ready_is_not_worth_renting_one() -> None:
-    """Five minutes, on one GPU as on many, wherever the step was recorded."""
+    """Five minutes, on one GPU as on many, for any recording GPU."""
     assert ranking_lines(rank(Predictions((sure("8xA100-SXM-80GB", 0.36, 0.001), sure("L4", 300, 0.06))))) == (
         "The run takes 360 ms, <$0.01 on 8xA100-SXM-80GB: too short to rent a machine.",
         "For a longer run: cheapest and fastest 8xA100-SXM-80GB.",
@@ -338,7 +338,7 @@ def test_a_run_that_ends_before_a_machine_would_be_ready_is_not_worth_renting_on
     recorded_there = example_machine("CPU", 0.1, total=Interval(11.0, 12.0, 13.0))
     assert str(rank(Predictions((sure("L4", 6, 0.01),), machine=recorded_there))).startswith("The run takes 6.00 s")
     assert str(rank(Predictions((sure("L4", 301, 0.06),)))).startswith("Rent an L4")
-    # A dear GPU may take less: what counts is the cheapest.
+    # A dear GPU may take less: the cheapest counts.
     slow_and_cheap = Predictions((sure("T4", 301, 0.06), sure("H100-SXM-80GB", 30, 0.2)))
     assert str(rank(slow_and_cheap)).startswith("Rent a T4")
 
@@ -352,7 +352,7 @@ def test_nobody_is_told_to_rent_for_a_few_minutes() -> None:
 
 
 def test_nobody_is_told_to_rent_for_the_minutes_until_a_time_limit() -> None:
-    # Under a time limit GPUs are compared by their steps; what is left is the same on all of them.
+    # Under a time limit GPUs are compared by their steps; the remainder is the same on all of them.
     def lines(seconds: float) -> tuple[str, ...]:
         left = Interval(seconds, seconds, seconds)
         machine = example_machine("CPU", 0.1, total=left, is_cut_off=True)

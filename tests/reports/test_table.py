@@ -146,7 +146,7 @@ def test_the_machine_in_use_is_the_first_row() -> None:
     rows = cells(Predictions((H100, T4), machine=machine, is_running=True))
     assert [row["GPU"] for row in rows] == ["this CPU", "H100-SXM-80GB", "T4"]
     assert (rows[0]["step"], rows[0]["rest of the run"], rows[0]["(90 %)"]) == ("412 ms", "6 h 41 min", "± 1 %")
-    assert rows[0]["cost"] == rows[0]["memory (GiB)"] == ""  # nobody knows what a computer of one's own costs
+    assert rows[0]["cost"] == rows[0]["memory (GiB)"] == ""  # the price of an own computer is unknown
     asked = cells(Predictions((H100, T4), used_gpu="T4", is_running=True))
     assert [row["GPU"] for row in asked] == ["this T4", "H100-SXM-80GB"]
     assert asked[0]["(90 %)"] == "± 8 %"
@@ -172,7 +172,7 @@ def test_a_heading_says_what_is_predicted() -> None:
 
 def test_memory_says_whether_it_fits() -> None:
     shown = [row["memory (GiB)"] for row in cells(of(T4, K80, with_values(T4, gpu="Narrow", memory_fit="tight")))]
-    # 7.81 + 6.29 GiB; 12.5 - 2.0 GiB. What does not fit stands last, whatever was asked first.
+    # 7.81 + 6.29 GiB; 12.5 - 2.0 GiB. What does not fit stands last, for any requested order.
     assert shown == ["7.81 of 14.1", "tight: 7.81 of 14.1", "too large: 12.5 of 10.5"]
 
 
@@ -191,7 +191,7 @@ def test_what_no_network_of_its_own_timed_is_said_from_a_tenth_on() -> None:
     part = with_values(H100, coverage={"mlp": 0.7, "proxy": 0.2, "bytes": 0.1})
     (note,) = indirect_note(of(T4, part))
     assert note.startswith("8 to 30 % of the GPU time is estimated indirectly")
-    assert list(indirect_note(of(with_values(part, memory_fit="exceeds")))) == []  # nobody rents that
+    assert list(indirect_note(of(with_values(part, memory_fit="exceeds")))) == []  # not for rent
 
 
 def test_the_brief_table_keeps_what_changes_no_decision_for_verbose() -> None:
@@ -397,7 +397,7 @@ def test_columns_that_a_terminal_has_no_room_for_are_named() -> None:
         "covered by",
     }
     assert max(map(len, narrow.splitlines())) <= 80
-    # What a left-out column means is left out with it.
+    # The note of an omitted column is omitted, too.
     assert "Covered by:" not in narrow
 
 

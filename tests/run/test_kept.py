@@ -97,7 +97,7 @@ def test_history(kept: Kept) -> None:
 
 
 def edges(line: StraightLine) -> list[float]:
-    """Room for nothing, for some, and exactly for what is asked for."""
+    """Room for nothing, for some, and exactly for the request."""
     return [1e8, 9e9, 33.7e9, 1e18, *(line.at(size) for size in (1, 64, LARGEST))]
 
 

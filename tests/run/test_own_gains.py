@@ -1,4 +1,4 @@
-"""What runs of one's own say of the change that they differ by."""
+"""Gains of a change from a user's own runs with and without it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_settings_are_read_off_a_step() -> None:
 
 
 def test_later_advice_tells_what_was_measured() -> None:
-    """Compiled training has no pair of others; two runs of one's own tell it, on their GPU alone."""
+    """Compiled training has no pair of others; two own runs measure it, on their GPU alone."""
     compiled = replace(FLOAT32, compiled=True)
     for seconds, trace in ((0.020, FLOAT32), (0.016, compiled), (0.0125, MIXED)):
         append_record(run_of(trace, seconds=seconds), history_path())

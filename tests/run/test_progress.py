@@ -1,4 +1,4 @@
-"""The file that says how far a run is: when it is written, what it says, and what is refused."""
+"""The file that says how far a run is: when it is written, its content, and rejected files."""
 
 from __future__ import annotations
 

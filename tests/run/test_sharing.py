@@ -102,7 +102,7 @@ def test_experts_are_shared_by_fewer_and_a_pipeline_holds_its_units_at_once() ->
     assert each(8, Strategy(data="zero2", expert=4)) == 800 + (1200 + 600) * share + 1000
     # Two stages of a pipeline leave four GPUs to share; all units of a stage are whole, and the sums of gradients.
     assert each(8, Strategy(data="fsdp", pipeline=2)) == (1200 + 800) / 4 + 400 + 200 + 100 + 600 + 1000
-    # Two replicas keep buckets as large as what is trained.
+    # Two replicas keep buckets as large as the trained parameters.
     assert each(2, Strategy()) == 1200 + 800 + 600 + 1000 + 600
 
 
@@ -112,7 +112,7 @@ def test_more_gpus_never_need_more_memory_each(data: str, count: int) -> None:
 
 
 def test_loaders_of_one_machine_share_its_cores() -> None:
-    # Four workers a GPU on 16 cores: alone they have cores enough; those of eight GPUs get half a core each.
+    # Four workers a GPU on 16 cores: alone they have cores enough; workers of eight GPUs get half a core each.
     alone = Workload(loader=Loader(seconds_per_batch=0.1, overlaps=True), loader_workers=4)
 
     def crowded(gpus: int, recorded: int = 1, cores: int | None = 16) -> float:

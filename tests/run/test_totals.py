@@ -126,7 +126,7 @@ def test_waits_for_a_loader_without_workers_add_to_every_step() -> None:
 
 
 def test_the_ends_of_a_wait_are_those_of_the_total() -> None:
-    # Ten steps of 5 s, and ten waits of 0.5 s, of which each may be half as long or twice as long.
+    # Ten steps of 5 s, and ten waits of 0.5 s, each may be half or twice as long.
     run = predict_run(
         taking(5.0), Workload(training_iterations=10, loader=Loader(seconds_per_batch=0.5, spread=(0.5, 2.0)))
     )

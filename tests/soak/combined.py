@@ -3,9 +3,9 @@
 {no profiler, the Trainer's, the user's own before, inside and across a step} × {eager code, compiled code, attention in
 evaluation mode, eager code that is profiled as on a GPU, a GPU whose profiler gives documents that were written before}
 × {one thread, two Trainers in two threads, two ranks} × {no error, one of ours of each kind, KeyboardInterrupt}: each
-is a process of its own, or two, run with and without our callbacks. Of two ranks one has the error. What is compared:
-exit codes (a segmentation fault is one), weights, and what is left behind. What ends by itself without us (torch's
-profilers in two threads at once) is counted apart. A sample takes minutes, all of them hours.
+is a process of its own, or two, run with and without our callbacks. Of two ranks one has the error. Compared values:
+exit codes (such as a segmentation fault), weights, and leftovers in the process. What ends by itself without us
+(torch's profilers in two threads at once) is counted apart. A sample takes minutes, all of them hours.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Case:
     """One combination.
 
     Attributes:
-        profiler: Whose runs, and when.
+        profiler: Profiler that runs, and when.
         code: What is trained.
         trainers: How many, and what each is: a thread, or a rank.
         error: Injected into a function of ours.
@@ -75,7 +75,7 @@ def cases(sample: int | None, seed: str) -> list[Case]:
 
 
 def outcome(case: Case, folder: Path, *, with_callbacks: bool) -> tuple[tuple[int | None, ...], str]:
-    """Run a case; its exit codes, and what it printed of weights and what it left, with what else went wrong."""
+    """Run a case; its exit codes, and its printed weights and leftovers, with other failures."""
     words = ("tests.soak.combined_fit", json.dumps(asdict(case)), folder, str(with_callbacks))
     if case.trainers == "two ranks":
         ended = launched(*words, world_size=2, folder=folder.parent)
@@ -86,7 +86,7 @@ def outcome(case: Case, folder: Path, *, with_callbacks: bool) -> tuple[tuple[in
 
 
 def harm(case: Case, plain: tuple[tuple[int | None, ...], str], folder: Path) -> str | None:
-    """Run a case with our callbacks; say what is other than without them, None where nothing is."""
+    """Run a case with our callbacks; return the differences from a run without them; None without differences."""
     found = outcome(case, folder, with_callbacks=True)
     if case.error == "KeyboardInterrupt":  # it ends the run where it comes, and with it the user's own profiler
         theirs = case.profiler != "none" and found[1].endswith("left a profiler")

@@ -29,7 +29,7 @@ from tests.soak.faults import ERRORS, held, left_behind, name_of, traced
 
 
 def fit(case: dict[str, Any], folder: str, *, with_callbacks: bool) -> None:
-    """Fit once in each thread, print the weights and what is left, and end as the first of them ended."""
+    """Fit once in each thread, print the weights and the leftovers, and end as the first of them ended."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,8 @@
 Five loops are watched: a Trainer with both callbacks; one as on a GPU, with advice, a progress bar and files that are
 written each minute; Fabric; a loop in plain torch; the Trainer of transformers. Each is traced once, to learn which
 functions of ours it calls, and how often. Then it is run again and again, and each time one of them fails at its first
-or second call, or, of a sample, at any. What is watched: weights, number of batches, an error that reaches the loop
-(KeyboardInterrupt and SystemExit do, as they end any), what is left behind: modes, hooks, profilers, files, threads.
+or second call, or, of a sample, at any. Checked: weights, number of batches, an error that reaches the loop
+(KeyboardInterrupt and SystemExit do, as they end any), leftovers: modes, hooks, profilers, files, threads.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ what fails before their first line, so they are left out."""
 
 @dataclass(frozen=True)
 class Result:
-    """What a fit came to.
+    """Result of a fit.
 
     Attributes:
         weights: All of them, in one row.
@@ -129,13 +129,13 @@ def in_trainer(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object
 
 
 def on_device(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object]]:
-    """Train as on a GPU whose batches take 20 s, so that what is renewed each minute is, with advice and a bar."""
+    """Train as on a GPU whose batches take 20 s, so that minutely updates happen, with advice and a bar."""
     small = Small("lightning.pytorch")
     fake = FakeDevice(small_document(), host_seconds=10.0, device_seconds=20.0)
     model = fake.drives(small.model(validates=True))
 
     class Quiet(small.lightning.callbacks.ProgressBar):  # type: ignore[misc,name-defined]
-        is_enabled = False  # what is printed goes past it
+        is_enabled = False  # printed output bypasses it
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             self.get_metrics(trainer, pl_module)
@@ -300,7 +300,7 @@ def held() -> tuple[int, int]:
 
 
 def left_behind(before: tuple[int, int]) -> tuple[str, ...]:
-    """What a fit left in the process."""
+    """Leftovers of a fit in the process."""
     end = time.monotonic() + 5
     while held()[1] > before[1] and time.monotonic() < end:
         time.sleep(0.01)  # a thread that is about to end
@@ -320,7 +320,7 @@ def left_behind(before: tuple[int, int]) -> tuple[str, ...]:
 
 
 def clear() -> None:
-    """Take away what a fit has left, so that the next one begins as the first did."""
+    """Remove the leftovers of a fit, so that the next one begins as the first did."""
     from torch import overrides
     from torch.utils import _python_dispatch
 
@@ -404,7 +404,7 @@ def reached(folder: Path, loop: str = "trainer") -> dict[str, int]:
 
 
 def sampled(names: Iterable[str], every: int) -> list[str]:
-    """Take about one function in so many, the same ones in every process: a hash of the name decides, not its place."""
+    """Take about one function in n, the same ones in every process: a hash of the name decides, not its place."""
     return sorted(name for name in names if zlib.crc32(name.encode()) % every == 0)
 
 

@@ -1,6 +1,6 @@
 """Mutate every kind of file that is read, again and again: `python -m tests.soak.hostile [--inputs 100000]`.
 
-The mutations and readers are those of `tests/test_hostile_files.py`. Printed is, by reader, how many inputs were read
+The mutations and readers come from `tests/test_hostile_files.py`. Printed is, by reader, how many inputs were read
 and refused in words, and the slowest, in seconds of the processor; anything but our own errors ends the run with the
 bytes that brought it.
 """

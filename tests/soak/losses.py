@@ -10,7 +10,7 @@ Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
 def squares(module: nn.Module, batch: Tensor) -> Tensor:
-    """Take the squares of what a module makes of rows."""
+    """Take the squares of a module's outputs for rows."""
     return module(batch).square().mean()  # type: ignore[no-any-return]
 
 
@@ -20,12 +20,12 @@ def images_of(batch: Tensor) -> Tensor:
 
 
 def squares_of_images(module: nn.Module, batch: Tensor) -> Tensor:
-    """Take the squares of what a module makes of images."""
+    """Take the squares of a module's outputs for images."""
     return squares(module, images_of(batch))
 
 
 def squares_of_series(module: nn.Module, batch: Tensor) -> Tensor:
-    """Take the squares of what a module makes of series of six rows."""
+    """Take the squares of a module's outputs for series of six rows."""
     return squares(module, batch.unsqueeze(1).expand(-1, 6, -1).cumsum(1))
 
 

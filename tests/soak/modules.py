@@ -1,7 +1,7 @@
 """Train modules of other projects with our callbacks and without: `python -m tests.soak.modules`.
 
 Each is fitted twice from the same seeds; printed is what differs. A project that is not installed, or that cannot be
-imported beside this torch, is named with the reason. `make soak-modules` installs those of `requirements.txt`.
+imported with this torch, is named with the reason. `make soak-modules` installs the projects of `requirements.txt`.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def main() -> None:
     for name, make in ((name, make) for name, make in MODULES.items() if only in name):
         try:
             make()
-        except Exception as error:  # whatever a project raises that does not go with this torch
+        except Exception as error:  # any error of a project that does not work with this torch
             print(
                 f"| {name} | not compared: {type(error).__name__}: {' '.join(str(error).split())[:120]} | |", flush=True
             )

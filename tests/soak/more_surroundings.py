@@ -182,7 +182,7 @@ class GlobalHook:
 
 
 def logger(method: str) -> Inject:
-    """Return a fault: a logger one of whose methods raises."""
+    """Return a fault: a logger with a method that raises."""
 
     def inject(run: Fault) -> None:
         class Raises(LIGHTNING.loggers.logger.DummyLogger):  # type: ignore[misc]

@@ -1,10 +1,10 @@
 """Change the code at one place at a time and see whether its tests notice: `python -m tests.soak.mutations`.
 
 A random sample of places in the folders where predictions are made, as many of each: a comparison, an operator, a
-constant, a condition, `min` for `max`. Its tests are those of its subject that import the module, or all of them where
-none does, and the numbers that are kept of it (`test_kept.py`), without slow ones: tests elsewhere may notice more, so
-that the share of survivors is an upper bound. Files run one after another, those that name the module and the smallest
-first, up to the first that fails; left out is what takes them beyond a limit of processor time without a change. Each
+constant, a condition, `min` for `max`. Its tests are the tests of its subject that import the module, or all tests of
+the subject, and the numbers that are kept of it (`test_kept.py`), without slow ones: tests elsewhere may notice more,
+so that the share of survivors is an upper bound. Files run one after another, those that name the module and the
+smallest first, up to the first that fails; tests beyond a limit are left out of processor time without a change. Each
 runs in a fork of one process that has imported torch already, without recordings. A change with which a file needs
 three times as long counts as noticed.
 
@@ -140,7 +140,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def tests_of(path: str) -> list[str]:
-    """Find the test files of a module: those of its subject that import it, else all; those that name it come first."""
+    """Find the tests of a module's subject that import the module, else all; tests that name it come first."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = module.rpartition(".")
     own, imports = f"test_{name}", (f"from {module} import", f"from {package} import {name}\n")
@@ -186,7 +186,7 @@ class Ran:
 def ran(mutant: Mutant | None, file: str, *, seconds: float) -> Ran:
     """Run a test file in a fork, with the change; it fails where its processor time is up.
 
-    What waits for ever uses none of it: ten times as long by the clock ends that, even beside other programs.
+    What waits forever uses none of it: ten times as long by the clock ends that, even with other programs running.
     """
     child = os.fork()
     if child == 0:
@@ -219,16 +219,16 @@ def ran(mutant: Mutant | None, file: str, *, seconds: float) -> Ran:
 
 
 LONGER: Final = 3.0
-"""Times as long as without a change a file may take; what is changed into more is noticed by whoever waits for it."""
+"""Times as long as without a change a file may take; a slower change is noticed by the timeout."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Test files, each with what it takes without a change, found out when it is first asked for.
+    """Test files, each with its time without a change, found out when it is first asked for.
 
     Attributes:
         seconds: Processor time that the tests of one change may take, without a change.
-        known: What is known of files so far.
+        known: Known times of files.
     """
 
     seconds: float

@@ -23,7 +23,7 @@ Made = tuple[nn.Module, Loss]
 
 
 def _noised() -> Made:
-    """Give a U-Net of Diffusers, which is told how much noise there is."""
+    """Give a U-Net of Diffusers, which gets the noise level."""
     model = import_module("diffusers").UNet2DModel(
         sample_size=16,
         in_channels=3,
@@ -117,7 +117,7 @@ def _process() -> Made:
 
 
 def _turned() -> Made:
-    """Give a layer of e3nn that turns with what it sees, whose code is made and scripted as it is built."""
+    """Give a layer of e3nn that is equivariant, whose code is made and scripted as it is built."""
     return import_module("e3nn.o3").Linear("2x0e+2x1o", "4x0e+2x1o"), squares
 
 

@@ -46,7 +46,7 @@ def recorded(
 ) -> Trace:
     """A step of products on SMALL as a profiler sees it: a launch every so often, a queue that runs them in order.
 
-    `python` is what the host does before the first of them. BIG takes half as long for each.
+    `python` is the host work before the first of them. BIG takes half as long for each.
     """
     operations = []
     free = 0.0
@@ -278,7 +278,7 @@ def test_without_measured_kernels_nothing_is_held_against_a_step() -> None:
 
 
 def in_a_loop(trace: Trace, *, host: float) -> Trace:
-    """The trace with the readings of a clock on a machine whose host, without the profiler, takes so much less."""
+    """The trace with clock readings of a host that is faster by a factor without the profiler."""
     replay = RecordedSimulation(
         trace, predict_work_times(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), HostModel(), GAP
     )
@@ -413,7 +413,7 @@ def test_streams_of_two_gpus_are_two_queues_though_they_share_a_number() -> None
     assert main_queue(trace) == (0, 7)
     one, two = (predicted(each)["LIKE-SMALL"].seconds for each in (trace, on_two_gpus(trace)))
     assert one == pytest.approx(400 * (70e-6 + GAP))
-    # Each of the second GPU begins once what the first has written before it is there.
+    # Each of the second GPU begins once the earlier output of the first is there.
     assert two == pytest.approx(200 * (70e-6 + GAP), rel=0.05)
 
 

@@ -37,7 +37,7 @@ def test_the_kernels_of_a_graph_are_one_operation_with_one_launch() -> None:
     assert (replay.name, len(replay.kernels)) == (CUDA_GRAPH, 40)
     (launched,) = {kernel.launch_start_seconds for kernel in replay.kernels}
     assert launched == pytest.approx(60e-6)
-    # 40 kernels of 12 us beside a copy of 2 us.
+    # 40 kernels of 12 us and a copy of 2 us.
     assert trace.notes[0] == (
         "CUDA graphs: 1 with 40 kernels, 99.6% of the device time. Each costs the host one launch. The trace has no "
         "shapes of their kernels. By name, products are scaled by the rates of both GPUs, all others by bandwidth."

@@ -15,7 +15,7 @@ from tests.timeline.example_host import ALONE, HOST, OVERHEADS, START, T1, T2, T
 def launching(
     kernels: int, *, name: str = "op", calls: tuple[int, ...] | None = None, waits: bool = False
 ) -> HostOperation:
-    """An operation of as many kernels, each of which takes its number."""
+    """An operation with the given kernels, each of which takes its number."""
     seconds = np.arange(1.0, kernels + 1)[None, :]
     return HostOperation(name=name, phase="forward", seconds=seconds, streams=(0,) * kernels, calls=calls, waits=waits)
 

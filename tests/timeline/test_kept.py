@@ -20,7 +20,7 @@ GPUS: Final = ("T4", "H100-SXM-80GB")
 
 
 def steps(word: str, predictions: Predictions) -> dict[str, object]:
-    """List the interval of a step on each GPU, and what the device and the host take of it."""
+    """List the interval of a step on each GPU, and the device's and the host's part of it."""
     return {
         f"{word} on {name.partition('-')[0]}": [*ends(one.iteration), one.device_seconds, one.host_seconds]
         for name, one in predictions.items()

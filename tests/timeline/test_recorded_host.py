@@ -109,7 +109,7 @@ def test_an_operation_without_a_launch_counts_whole() -> None:
 
 
 def test_marks_around_modules_are_the_recorders_own_time() -> None:
-    # 140 to 150 between two modules: one mark ends there and another begins, beside the event of the operation.
+    # 140 to 150 between two modules: one mark ends there and another begins, in addition to the event of the operation.
     first, second = (replace(own, module=name) for own, name in zip((TWO, NEXT), ("a", "b"), strict=True))
     _, own = host(trace(first, second))[0]
     assert own.between_operations * 1e6 == pytest.approx(10 - 3 * EVENT)
@@ -133,7 +133,7 @@ def test_a_pause_of_the_framework_is_no_python_work() -> None:
 
 
 def test_a_step_that_ends_with_the_recorders_wait_for_the_device_ends_with_its_operations() -> None:
-    # The device is busy until 5,000; what the recorder's window holds until then is a wait.
+    # The device is busy until 5,000; the rest of the recorder's window until then is a wait.
     busy = operation(0, 20, kernel(8, 6, start=16, seconds=4_984))
     assert seconds_of(trace(busy, window=5_010)) == pytest.approx(20 - 3 * EVENT + 10)
 
@@ -218,7 +218,7 @@ def test_without_launches_the_table_serves_and_python_work_still_counts() -> Non
     found = recorded_host(trace(operation(0, 10), operation(30_010, 10)))
     assert set(found.overheads) == {None}
     assert [seconds * 1e6 for seconds in found.python_seconds] == pytest.approx([0, 30_000 - EVENT])
-    assert found.waits == (True, False)  # nobody saw whether it waits: an environment needs the action
+    assert found.waits == (True, False)  # it is unknown whether it waits: an environment needs the action
 
 
 def test_a_recorder_on_the_cpu_says_what_it_timed() -> None:

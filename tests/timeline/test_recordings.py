@@ -126,8 +126,8 @@ def test_a_host_with_python_stacks_says_so() -> None:
 
 
 HOSTS = (1.0, 1 / 2.9)
-"""Time of a host without the profiler over that of the recording, whose launches hold it: none slower, and the ratio of
-a step of 894 operations that was timed both ways."""
+"""Time of a host without the profiler over the host time of the recording, whose launches hold it: none slower, and the
+ratio of a step of 894 operations that was timed both ways."""
 
 OTHERS = [gpu(name) for name in ("T4", "L4", A100, H100, "B200-SXM-180GB")]
 
@@ -146,7 +146,7 @@ def others_work(name: str) -> WorkTimes:
 @pytest.mark.parametrize("factor", HOSTS)
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor: float) -> None:
-    # On the recording's own GPU the clock reads what the replay takes there; nothing else changes on the other GPUs.
+    # On the recording's own GPU the clock reads the replay's time there; nothing else changes on the other GPUs.
     trace = trace_of(name)
     replay = RecordedSimulation(trace, own_work(name), HostModel(), recorded_gap(trace))
     read = replace(

@@ -23,7 +23,7 @@ PREDICTED = 2 * 2 * 4096**3 / 1e12
 
 
 def cuda_trace(*steps: float, sizes: int = 1) -> Trace:
-    """A step on CUDA whose kernels nobody was allowed to measure."""
+    """A step on CUDA whose kernels could not be measured."""
     return Trace(operations=(product(LARGE),) * sizes, device="cuda", recorder="profiler", step_seconds=steps)
 
 
@@ -106,7 +106,7 @@ def test_a_correction_goes_both_ways(measured: float, factor: float) -> None:
 
 
 def test_python_work_is_no_error_of_the_devices_prediction() -> None:
-    # Nobody was allowed to measure kernels; the profiler saw 30 ms between the step's start and its product.
+    # Kernels could not be measured; the profiler saw 30 ms between the step's start and its product.
     timed = replace(product(LARGE), host_start_seconds=0.03, host_seconds=1e-5)
     trace = replace(cuda_trace(0.03 + 2 * PREDICTED), operations=(timed,))
     check = same_gpu_check(trace, SMALL, MODELS)

@@ -82,7 +82,8 @@ def test_a_waiting_operation_holds_the_host_until_the_device_is_done() -> None:
 
 
 def test_a_copy_beside_the_compute_stream_overlaps_what_follows() -> None:
-    # Compute 100 (10 to 110), the copy follows its result (110 to 170), the next kernel runs beside it (110 to 150).
+    # Compute 100 (10 to 110), the copy follows its result (110 to 170), the next kernel runs at the same time (110 to
+    # 150).
     result = run(work(100), work(60, streams=(1,)), work(40))
     assert microseconds(result) == pytest.approx(170)
     assert float(result.active_seconds[0]) * 1e6 == pytest.approx(140)

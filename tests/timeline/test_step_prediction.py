@@ -178,7 +178,7 @@ def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
     assert verdicts[1].sentence.startswith("perhaps bound by the host: ")
     assert short.notes == similar.notes == longer.notes == said
     assert long.notes == ()
-    assert 3.49e-3 < longer.high_seconds < 1.1 * 3.49e-3  # what a slow host takes, or a slow device
+    assert 3.49e-3 < longer.high_seconds < 1.1 * 3.49e-3  # the time of a slow host, or of a slow device
 
 
 def test_an_emulated_dtype_is_said() -> None:

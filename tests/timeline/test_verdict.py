@@ -76,7 +76,7 @@ def test_the_critical_path_of_a_busy_device_is_the_devices_time_by_module() -> N
 
 def test_the_critical_path_of_a_waiting_device_is_what_it_waits_for() -> None:
     # Launches are made at 8, 18 and 28 of a step of 30; each kernel of 1 ends 9 before the next launch is made. So each
-    # operation has 10 of the 30, whatever its kernel takes: `a` two of the three.
+    # operation has 10 of the 30, for any kernel time: `a` two of the three.
     found = verdict(in_module(work(1), "net.a"), in_module(work(1), "net.b"), in_module(work(1), "net.a"))
     assert found.critical_path == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
 

@@ -61,7 +61,7 @@ def mark(number: int, start: float, end: float) -> dict[str, Any]:
 
 
 def steps(lengths: Sequence[int], *, kernel_microseconds: float = 50.0) -> Iterator[dict[str, Any]]:
-    """Steps 0, 1, ... of so many products each, one every 60 us, the device idle between them."""
+    """Steps 0, 1, ... with the given number of matmuls each, one every 60 us, the device idle between them."""
     device, start = Device(), 0.0
     for number, products in enumerate(lengths):
         for index in range(products):

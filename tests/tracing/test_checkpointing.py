@@ -1,4 +1,4 @@
-"""Activation checkpointing: names and shares are those of the model without it, on every recorder."""
+"""Activation checkpointing: names and shares equal the model without it, on every recorder."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_sharing_traffic_and_memory_are_those_of_the_model_without_checkpointing
         assert found[1].communication_seconds == pytest.approx(found[0].communication_seconds, rel=1e-6)
     else:
         assert found[1].communication_seconds > found[0].communication_seconds
-    # Parameters, gradients and states are the same; what is not kept saves memory, and nothing else is there.
+    # Parameters, gradients and states are the same; recomputed activations save memory, and nothing else is there.
     held = [ModelMemory(trace).unsharded(1e9, strategy) for trace in (plain, again)]
     assert held[0].persistent_bytes == pytest.approx(held[1].persistent_bytes)
     needed = [one.memory_bytes or 0.0 for one in found]

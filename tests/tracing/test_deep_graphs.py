@@ -118,7 +118,7 @@ def test_the_time_of_a_layer_does_not_grow_with_their_number() -> None:
 
 
 def recorded_step(layers: int) -> lp.Trace:
-    """A step of so many blocks on the meta device, without the pauses that a busy machine put into it."""
+    """A step of the given number of blocks on the meta device, without the pauses that a busy machine put into it."""
     with torch.device("meta"):
         model = nn.Sequential(*(Block() for _ in range(layers)))
         data = torch.zeros(8, 4, 16)

@@ -1,4 +1,4 @@
-"""Recording on the CPU and the meta device: what is seen, under which names, and that nothing else changes."""
+"""Recording on the CPU and the meta device: the recorded calls, their names, and that nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kineto events: nesting, steps, and what the device ran for whom."""
+"""Kineto events: nesting, steps, and the device work of each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imported execution traces: a real one of a CPU, and what is refused."""
+"""Imported execution traces: a real one of a CPU, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_has_the_operations_that_the_dispatch_recorder_sees(trace: Trace) -> 
 def test_tensors_have_numbers_and_outputs_are_there(trace: Trace) -> None:
     relu = next(operation for operation in trace.operations if operation.name == "aten::relu")
     product = next(operation for operation in trace.operations if operation.name == "aten::addmm")
-    # Linear(8, 16) on 4 rows, then ReLU of what it wrote.
+    # Linear(8, 16) on 4 rows, then ReLU of its output.
     assert [tensor.shape for tensor in product.inputs] == [(16,), (4, 8), (8, 16)]
     assert [tensor.shape for tensor in product.outputs] == [(4, 16)]
     assert product.outputs[0].id == relu.inputs[0].id

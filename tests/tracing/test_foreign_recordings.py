@@ -80,7 +80,7 @@ def test_kernels_that_the_step_before_had_queued_are_left_out(tmp_path: Path) ->
     assert sum(kernel.seconds for kernel in trace.kernels) == pytest.approx(100e-6)
     assert names(trace.operations) == ["aten::mm", "aten::mm"]
     assert "Left out: 3 kernels (0.30 ms) that ran before the step's own and belong to the step before." in trace.notes
-    assert trace.profiled_seconds == pytest.approx(380e-6)  # nobody waited: the mark's own length
+    assert trace.profiled_seconds == pytest.approx(380e-6)  # no wait: the mark's own length
 
 
 def test_a_step_that_waits_for_the_one_before_begins_after_the_wait(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_what_is_no_image_has_no_layout() -> None:
     assert not is_channels_last((4, 4), (1, 4))
     assert not is_channels_last((2, 3, 8, 8), ())  # not recorded
     assert not is_channels_last((2, 1, 8, 8), (64, 1, 8, 1))  # one channel: both layouts are one
-    assert not is_channels_last((2, 8, 1, 1), (8, 1, 1, 1))  # one pixel, likewise
+    assert not is_channels_last((2, 8, 1, 1), (8, 1, 1, 1))  # one pixel: the same
 
 
 def products(operations: list[Operation] | tuple[Operation, ...]) -> list[bool]:

@@ -28,7 +28,7 @@ def test_few_lengths_are_each_recorded_with_their_share() -> None:
     ]
     assert sizes == [8 * 128, 8 * 512]  # rows of the product
     assert trace.samples == 8
-    # The mean of steps is that of its kinds.
+    # The mean of steps is the mean of its kinds.
     one, four = (lp.predict(lp.capture(partial(step, n)), ["T4"])["T4"].device_seconds for n in (128, 512))
     assert lp.predict(trace, ["T4"])["T4"].device_seconds == pytest.approx(0.75 * one + 0.25 * four)
 

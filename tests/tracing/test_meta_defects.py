@@ -1,4 +1,4 @@
-"""Steps on the meta device that once ended in torch's own words, or ran what a GPU would not."""
+"""Steps on the meta device that once ended in torch's own words, or ran calls that a GPU rejects."""
 
 from __future__ import annotations
 

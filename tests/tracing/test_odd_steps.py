@@ -1,6 +1,6 @@
 """Steps that use torch in unusual ways: the same result with and without a recorder, and nothing left behind.
 
-What the recorder cannot read runs untouched and is named in a note of the trace.
+Calls that the recorder cannot read run unchanged and is named in a note of the trace.
 """
 
 from __future__ import annotations

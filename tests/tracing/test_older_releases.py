@@ -47,7 +47,7 @@ def test_a_convolution_without_a_backward_pass_takes_what_the_next_operation_rea
     completed = with_current_names([convolution, norm])[0]
     assert completed.arguments["stride"] == [2, 2]
     assert completed.arguments["groups"] == 2  # 6 channels, 3 of them a group
-    assert with_current_names([convolution])[0] == convolution  # nothing says what came out
+    assert with_current_names([convolution])[0] == convolution  # the outputs are unknown
 
 
 def test_arguments_that_are_there_stay() -> None:

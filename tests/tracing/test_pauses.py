@@ -21,7 +21,7 @@ THREE = tuple(Operation(name=name, phase="forward") for name in ("aten::mm", "at
 
 
 class Clocks:
-    """What the pauses read."""
+    """Clocks of the pauses."""
 
     def __init__(self) -> None:
         self.own = 0.0
@@ -65,7 +65,7 @@ def test_pytorchs_own_work_between_steps_and_before_a_backward_pass_grows_with_t
         pauses.ends(before=before)
     counted = [sum(one.python_seconds for one in pauses.placed(operations, parameters=n)) for n in (0, 3_000)]
     assert counted == pytest.approx([0.02, 0.0])
-    short = pauses.placed((*forward[:20], *operations[-1:]))  # of so few, 20 ms are the step's own
+    short = pauses.placed((*forward[:20], *operations[-1:]))  # with few calls, 20 ms are the step's own
     assert sum(one.python_seconds for one in short) == pytest.approx(0.04)
 
 
@@ -196,7 +196,7 @@ def training(environment: Callable[[], None]) -> Trace:
 
 @pytest.fixture
 def step_clocks(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    """Clocks of the tests' own for what is recorded: only `works` takes time, however busy the machine is."""
+    """Clocks of the tests' own for recorded code: only `works` takes time, however busy the machine is."""
     monkeypatch.setattr(dispatch, "PauseTimer", partial(PauseTimer, clock=lambda: clocks.own))
     return clocks
 

@@ -1,4 +1,4 @@
-"""Every real recording beside the repository imports and predicts, or is refused in words."""
+"""Every real recording next to the repository imports and predicts, or is rejected with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a recording whose GPU the catalogue does not hold."""
+"""Messages about a recording whose GPU the catalogue does not hold."""
 
 from __future__ import annotations
 

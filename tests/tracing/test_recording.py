@@ -1,4 +1,4 @@
-"""`capture`: a step of one's own, recorded."""
+"""`capture`: recording a user's own step."""
 
 from __future__ import annotations
 

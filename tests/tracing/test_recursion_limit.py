@@ -12,7 +12,7 @@ from lightning_predict.tracing.session import CaptureSession
 
 
 def called_at(depth: int, step: Callable[[], object]) -> object:
-    """Call a step from so many frames below the limit."""
+    """Call a step from the given number of frames below the limit."""
     frame, frames = sys._getframe(), 1
     while frame.f_back is not None:
         frame, frames = frame.f_back, frames + 1

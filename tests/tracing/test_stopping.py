@@ -1,4 +1,4 @@
-"""Each part of a recording stops by itself, whatever another part raises on the way."""
+"""Each part of a recording stops by itself, even if another part raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the recorder finds that a storage is freed, and what is still there at the end of a step."""
+"""When the recorder finds that a storage is freed, and the living storages at the end of a step."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_layer_that_is_computed_again_holds_what_it_wrote_until_the_next_one_i
     # Of each layer: the result before and after the sigmoid, and the gradients of both.
     assert len(own) == 4 * layers
     assert all(one.freed_at is not None for one in own)
-    # What is freed long after its last use is found 64 operations later at most: in the layer after.
+    # Storages that are freed long after their last use are found 64 operations later at most: in the layer after.
     levels = [
         sum(one.allocated_at <= index <= (one.freed_at or 0) for one in own) for index in range(len(trace.operations))
     ]

@@ -50,7 +50,7 @@ def recorded(width: int, order: Order, found: dict[int, Any]) -> None:
         found[width] = error
     finally:
         for moment in (order.first_is_in, order.second_is_in, order.first_is_out):
-            moment.set()  # where this thread has failed, nobody waits for it
+            moment.set()  # where this thread has failed, no other thread waits for it
 
 
 def test_two_threads_record_their_own_steps_and_leave_nothing_patched() -> None:

@@ -69,11 +69,11 @@ def publish(folder: Path, *gpus: str, bias: float = 0.0) -> Manifest:
 
 @dataclass
 class Server:
-    """What the server does and what it was asked.
+    """Behaviour of the server, and its requests.
 
     Attributes:
         folder: Files that it serves.
-        failures: Answers of 500 that are still to come, by file name.
+        failures: Answers of 500 that remain, by file name.
         stalls: No answer comes until the server closes.
         alter: Changes a body on its way out; the length that was promised stays.
         headers: Sent with each answer.

@@ -17,7 +17,7 @@ from tests.weights.example import GPUS
 
 
 def loaded(url: str, cache: str) -> Any:
-    """Load, and say what came."""
+    """Load, and print the result."""
     try:
         found = load_weights(GPUS, WeightsSource(url=url, cache_dir=str(cache)))
     except BaseException as error:

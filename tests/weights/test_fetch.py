@@ -26,7 +26,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def entry(tmp_path: Path) -> ManifestEntry:
-    """What is served from `tmp_path`."""
+    """Files served from `tmp_path`."""
     return publish(tmp_path, "T4").files[T4]
 
 
@@ -148,7 +148,7 @@ def test_all_of_it_ends_in_time(tmp_path: Path, entry: ManifestEntry, kind: str)
         server.stalls, server.drips = kind == "stall", kind == "drip"
         with pytest.raises(WeightsDownloadError, match=r"in 1 attempt: it took more than the 0\.3 s"):
             download(server, 0.3).manifest()
-        assert server.answered == []  # nobody waited for the end of it
+        assert server.answered == []  # no process waited for its end
 
 
 def test_the_time_is_that_of_all_downloads(tmp_path: Path, entry: ManifestEntry) -> None:
@@ -163,7 +163,7 @@ def test_the_time_is_that_of_all_downloads(tmp_path: Path, entry: ManifestEntry)
 
 
 def test_a_refused_connection_is_a_download_error() -> None:
-    with socket.socket() as taken:  # bound and not listening: the port answers nobody
+    with socket.socket() as taken:  # bound and not listening: the port does not answer
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(WeightsDownloadError, match=r"manifest\.json in 3 attempts: no connection.*Check the addr"):

@@ -1,6 +1,6 @@
 """The table of workloads: models of the papers behind the method, and today's.
 
-Batches of the first five are among those of Yu et al. (USENIX ATC 2021). Example::
+Batches of the first five are among the batches of Yu et al. (USENIX ATC 2021). Example::
 
     workload = WORKLOADS["resnet50"]
     workload.module("full"), workload.batch("full")

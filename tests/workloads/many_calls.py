@@ -1,6 +1,6 @@
 """A step on the meta device that makes many of the dispatcher's calls, each once: `-m tests.workloads.many_calls`.
 
-It writes `tests/traces/many_calls.json.gz`, so that what is predicted of it does not change with the torch that runs
+It writes `tests/traces/many_calls.json.gz`, so that its prediction does not change with the torch that runs
 the tests. Sizes differ, so that none is taken for another unseen.
 """
 

@@ -80,7 +80,7 @@ class GatedPerceptron(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """Grouped attention and a gated perceptron, each behind an RMS norm and beside a shortcut."""
+    """Grouped attention and a gated perceptron, each behind an RMS norm and with a shortcut."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, inner: int) -> None:
         super().__init__()

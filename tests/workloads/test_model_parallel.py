@@ -88,7 +88,7 @@ def test_eight_gpus_beside_one_in_one_table(llama_trace: Trace) -> None:
     result = lp.predict(llama_trace, ["H100-SXM-80GB", "8xH100-SXM-80GB"], strategy="ddp,tensor=8", history=False)
     single, shared = result.values()
     assert single.iteration_seconds == seconds(llama_trace, "H100-SXM-80GB")
-    # One replica: eight samples a step, whoever takes them.
+    # One replica: eight samples a step, for any split.
     assert shared.samples_per_second == pytest.approx(SAMPLES / shared.iteration_seconds)
     assert shared.memory_bytes is not None
     assert single.memory_bytes is not None

@@ -37,7 +37,7 @@ def test_a_dlrm_of_small_batches_is_bound_by_the_host_on_an_h100_and_by_the_devi
     # optimizer 15.4; beyond that 24 for a product with its bias and 10 for another). Forward: 8 bags with 8 ranges of
     # offsets, 6 products, 5 ReLUs, stack, bmm, index, cat, loss, seed: 33 launches, and 24 views. Backward: 8 bags, 11
     # products, 6 sums of biases, 5 ReLUs, 2 bmm and 8 more: 40 launches, and 69 views. The optimizer: 2 launches for
-    # all parameters together. What the backward pass launches takes its host twice as long where nobody timed it.
+    # all parameters together. Launches of the backward pass take its host twice as long without a measurement.
     host = 1e-6 * (33 * 13.3 + 24 * 4.2 + 2 * (40 * 11.2 + 69 * 2.8) + 2 * 15.4 + 6 * 24 + (1 + 11 + 2) * 10)
     assert host == pytest.approx(2137e-6, rel=1e-3)
     for one in result.values():

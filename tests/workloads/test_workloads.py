@@ -74,7 +74,7 @@ def test_the_published_size_has_the_published_parameters(workload: Workload) -> 
 @every_workload
 def test_the_published_size_is_recorded_with_the_flops_that_torch_counts(workload: Workload) -> None:
     module, batch = on_meta(workload)
-    with FlopCounterMode(display=False) as counter:  # of the same step, of which some take seconds
+    with FlopCounterMode(display=False) as counter:  # of the same step, some of which take seconds
         trace = lp.capture(step_of(module, batch), warmup_steps=0)
     assert tensor_flops(trace) == pytest.approx(counter.get_total_flops(), rel=0.02)
     assert {"forward", "backward", "optimizer"} <= {operation.phase for operation in trace.operations}

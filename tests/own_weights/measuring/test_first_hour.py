@@ -1,4 +1,4 @@
-"""`first-hour`: a report to the end, whatever fails, and the parts that need no GPU."""
+"""`first-hour`: a report to the end, after any failure, and the parts that need no GPU."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_the_estimate_follows_the_gpu_and_stays_within_the_limit_of_a_problem() 
     found = problems_by_worth(["linear"], ["float32"], 50, seed=0)
     slow, fast = (estimate_seconds(found, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
     assert slow > fast > 0
-    # Forward and backward, each at most its limit and what is around it.
+    # Forward and backward, each at most its limit and its overhead.
     assert slow <= 50 * 2 * (PROBLEM_SECONDS + SECONDS_AROUND)
     assert estimate_seconds(found, gpu("T4"), problem_seconds=0.01) < slow
 

@@ -24,7 +24,7 @@ def timed(gpu: str, dtype: str, depths: list[int], seconds: list[float]) -> Grou
 )
 def test_a_ratio_scales_the_time_of_the_same_problem(figure: object, dtype: str, scale: float) -> None:
     mine = timed("SMALL", dtype, [16, 32, 48], [1.0, 2.0, 3.0])
-    other = timed("BIG", dtype, [64, 48, 16], [9.0, 2.0, 0.5])  # 32 is missing, 64 nobody asked for
+    other = timed("BIG", dtype, [64, 48, 16], [9.0, 2.0, 0.5])  # 32 is missing, 64 was not requested
     errors = ratio_errors(mine, [mine, other], GPUS, figure)  # type: ignore[arg-type]
     assert sorted(errors) == pytest.approx(sorted([scale * 0.5 / 1.0 - 1, scale * 2.0 / 3.0 - 1]))
 

@@ -40,7 +40,7 @@ def group_times(factor: float, scatter: float = 0.0) -> Group:
 def test_a_factor_that_all_rows_share_is_found_and_shrunk_towards_one() -> None:
     (found,) = measured_factors([group_times(3.0)], T4, kernel_models(("T4",)), seed=0).values()
     assert found.factor == pytest.approx(3.0 ** (found.rows / (found.rows + 1)))
-    assert found.half_width == pytest.approx(math.log(3.0) / (found.rows + 1))  # what was shrunk
+    assert found.half_width == pytest.approx(math.log(3.0) / (found.rows + 1))  # the shrunk value
     assert 6 <= found.rows < len(ROWS)  # some are held out
 
 

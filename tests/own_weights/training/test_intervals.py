@@ -43,7 +43,7 @@ def test_the_half_width_holds_nine_tenths_of_rows_that_it_never_saw() -> None:
 
 
 def with_calibration_spread(group: Group, width: float) -> Group:
-    """The same rows, but those that calibrate lie within `width` of what the network says."""
+    """The same rows, but the calibration rows lie within `width` of the network's prediction."""
     right = reference_seconds(group.batch, [SMALL])[0] * 2
     offset = np.log(group.seconds / right)
     calibration = split_rows(group.batch.columns, seed=0).calibration

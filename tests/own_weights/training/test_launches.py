@@ -28,7 +28,7 @@ def test_a_linear_growth_is_found_from_random_calls() -> None:
     found, clear = without_launch(launch + device)
     assert abs(np.median(found[clear] / device[clear]) - 1) < 0.01
     assert np.quantile(np.abs(found[clear] / device[clear] - 1), 0.9) < 0.1
-    assert np.median((launch + device)[clear] / device[clear]) > 1.2  # what it would be if the launch counted
+    assert np.median((launch + device)[clear] / device[clear]) > 1.2  # the value if the launch counted
 
 
 def test_calls_that_are_mostly_launch_are_left_out_and_none_takes_less_than_the_shortest() -> None:

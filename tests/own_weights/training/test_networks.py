@@ -54,7 +54,7 @@ def test_own_weights_start_from_a_base_of_the_family_alone_where_the_recipe_has_
     groups = [group(SMALL, 1500), group(BIG, 1500)]
     alone = train_family(replace(recipe, kin=()), groups, GPUS, seed=0)
     result = train_family(recipe, groups, GPUS, seed=0)
-    # Without a step of tuning, the own weights are what they start from, whatever kin the base has.
+    # Without a step of tuning, the own weights equal their start, for any kin of the base.
     np.testing.assert_array_equal(result.own["BIG"].layers[0].weight, alone.own["BIG"].layers[0].weight)
     assert not np.array_equal(result.own["BIG"].layers[0].weight, result.base.layers[0].weight)
 
@@ -120,7 +120,7 @@ def test_a_launch_in_short_rows_is_not_taken_for_device_time() -> None:
     truth = Group("SMALL", "neusight", batch, device, 0.0).take(clear)
     error = log_errors(SINGLE, network, truth, SMALL)
     assert abs(np.median(error)) < 0.1
-    assert np.median(timed.seconds[clear] / device[clear]) > 1.2  # what it would be if the launch counted
+    assert np.median(timed.seconds[clear] / device[clear]) > 1.2  # the value if the launch counted
 
 
 def test_the_lowest_utilisation_is_a_low_quantile_of_the_measured() -> None:
@@ -159,7 +159,7 @@ def test_features_of_a_single_value_go_into_the_bias_and_predict_the_same() -> N
     folded = with_constants_in_bias(plain)
     np.testing.assert_array_equal(folded.layers[0].weight[:, 1], 0.0)
     np.testing.assert_allclose(folded.layers[0].bias, plain.layers[0].bias + 2.5 * plain.layers[0].weight[:, 1], 1e-6)
-    rows = generator.standard_normal((20, 3), np.float32)  # beyond the range, too: 3 is what the second one counts as
+    rows = generator.standard_normal((20, 3), np.float32)  # beyond the range, too: the second counts as 3
     owners = np.zeros(20, np.intp)
     expected, found = (predict_log_utilisations([each], owners, rows) for each in (plain, folded))
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Weights of one's own GPU: tuned from what ships, scored before and after, and nothing else is lost."""
+"""Weights of a user's own GPU: tuned from the shipped weights, scored before and after, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[OwnScor
 
 
 def test_the_error_on_rows_that_no_fit_saw_falls(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
-    # The made-up law, a utilisation of 0.2 to 0.8 by size, is not that of any real GPU.
+    # The made-up law, a utilisation of 0.2 to 0.8 by size, belongs to no real GPU.
     assert {score.gpu for score in tuned[1]} == {"T4", "RTX-4090"}
     for score in tuned[1]:
         assert (score.operation, score.dtype) == ("linear", "float32")

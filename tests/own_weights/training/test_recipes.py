@@ -1,4 +1,4 @@
-"""Which measurements a recipe takes, and that one's own convolutions can be trained."""
+"""Which measurements a recipe takes, and that own convolutions can be trained."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def test_ones_own_convolutions_on_matrix_units_can_be_trained_and_serve_their_gp
     batch = convolutions(50)
     estimate = models.estimate(batch, [SMALL, BIG])
     np.testing.assert_allclose(estimate.seconds[0], 3 * reference_seconds(batch, [SMALL])[0], rtol=0.1)
-    # Nothing could be left out, so what the base says of other GPUs is not sure at all.
+    # Nothing could be left out, so the base's predictions for other GPUs are uncertain.
     assert (estimate.interval.high[1] / estimate.seconds[1] > estimate.interval.high[0] / estimate.seconds[0]).all()

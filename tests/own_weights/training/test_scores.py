@@ -41,7 +41,7 @@ def test_scores_are_those_of_the_held_out_rows() -> None:
     assert score.ninetieth == pytest.approx(0.5, rel=1e-3)
     roofline = roofline_seconds(group.batch, [SMALL])[0] / group.seconds - 1
     assert score.baselines["roofline"].mean == pytest.approx(np.abs(roofline[held_out]).mean())
-    assert set(score.baselines) == {"roofline"}  # nobody else measured it, and no network was trained
+    assert set(score.baselines) == {"roofline"}  # no other GPU measured it, and no network was trained
 
 
 def test_rows_that_show_the_launch_are_not_scored() -> None:

@@ -47,7 +47,7 @@ train_alone = partial(train, jobs=1)
 
 @pytest.fixture(scope="module")
 def trained(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Score, ...], str]:
-    """Weights that were trained on the tables, their scores, and what was printed."""
+    """Weights that were trained on the tables, their scores, and the printed output."""
     folder = tmp_path_factory.mktemp("trained")
     console = Console(width=120, file=(folder / "printed").open("w"))
     scores = train_alone(tables, folder / "weights", recipes=QUICK, console=console)
