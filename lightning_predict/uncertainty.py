@@ -69,6 +69,7 @@ NARROW_SPREAD: Final = _OF.number("NARROW_SPREAD", "factor")
 
 CONVOLUTION_SPREAD: Final = _OF.numbers("CONVOLUTION_SPREAD", "factor")
 GROUPED_SPREAD: Final = _OF.numbers("GROUPED_SPREAD", "factor")
+FLOAT64_CONVOLUTION_SPREAD: Final = _OF.numbers("FLOAT64_CONVOLUTION_SPREAD", "factor")
 VOLUME_SPREAD: Final = _OF.numbers("VOLUME_SPREAD", "factor")
 FLOAT32_ATTENTION_SPREAD: Final = _OF.number("FLOAT32_ATTENTION_SPREAD", "factor")
 LATENCY_SPREAD: Final = _OF.number("LATENCY_SPREAD", "factor")
@@ -103,9 +104,9 @@ def independent(*half_widths: _Array | float) -> _Array:
     return total
 
 
-def convolution_interval(seconds: _Array, groups: _Array, *, is_volume: bool) -> Interval[_Array]:
+def convolution_interval(seconds: _Array, groups: _Array, dtype: str, *, is_volume: bool) -> Interval[_Array]:
     """Return times from the convolution formula with their interval, shape (gpus, problems)."""
-    plain = VOLUME_SPREAD if is_volume else CONVOLUTION_SPREAD
+    plain = FLOAT64_CONVOLUTION_SPREAD if dtype == "float64" else VOLUME_SPREAD if is_volume else CONVOLUTION_SPREAD
     down, up = (
         np.where(groups > 1, max(own, grouped), own) for own, grouped in zip(plain, GROUPED_SPREAD, strict=True)
     )

@@ -111,7 +111,6 @@ def _least_flops(c: Columns) -> Array:
 
 
 def _elements(c: Columns) -> dict[str, Array]:
-    """Return the number of elements of the three tensors, each of shape (problems,)."""
     taps = c["kernel_height"] * c["kernel_width"]
     return {
         "images": c["batch"] * c["in_channels"] * c["height"] * c["width"],
@@ -240,10 +239,7 @@ CONVOLUTION: Final = NetworkSpec(
 TENSOR_CONVOLUTION: Final = NetworkSpec(
     name="convolution_tensor", dtypes=("tf32", "float16", "bfloat16"), describe=convolution_features
 )
-"""Convolutions on tensor cores.
-
-No public table has such convolutions on current GPUs, so the bundled weights have no network for them. Users with
-measurements can train a network."""
+"""Convolutions on tensor cores, for which users can train a network; no public table has them on current GPUs."""
 
 
 # --- Formula for convolutions without a network
@@ -259,6 +255,8 @@ LOAD_TIME_RATIO: Final = _OF.number("LOAD_TIME_RATIO", "time ratio/(FLOP/cycle)"
 FEED_THROUGH_REGISTERS: Final = _OF.number("FEED_THROUGH_REGISTERS", "time ratio/(FLOP/cycle)")
 
 LANES_SHARE: Final = _OF.number("LANES_SHARE", "share")
+
+FLOAT64_SHARE: Final = _OF.number("FLOAT64_SHARE", "share")
 
 OVERLAP: Final = _OF.number("OVERLAP", "exponent")
 
@@ -509,6 +507,9 @@ def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     elif is_padded:
         depth = depth * work.padding
     rate = sustained_flops(gpu, work.dtype) if has_units else LANES_SHARE * (gpu.peak(work.dtype) or single)
+    if work.dtype == "float64":  # cuDNN uses no tensor cores for it, and its kernels do not fill lanes at half the rate
+        lanes = gpu.lanes_peak("float64")
+        rate = (FLOAT64_SHARE if lanes > single / 4 else LANES_SHARE) * lanes
     if has_units and work.dtype == "tf32":
         rate /= tf32_ratio(gpu)
     multiprocessors = gpu.streaming_multiprocessors
@@ -608,7 +609,6 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
 
 
 def _padded(channels: Array, multiple: int) -> Array:
-    """Return the ratio of padded to existing channels."""
     over: Array = np.ceil(channels / multiple) * multiple / channels
     return over
 
@@ -757,7 +757,8 @@ def _kind(variant: _Variant, suffix: str) -> OperationSpec:
 
     def by_formula(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
         work = _work(plane_pass, batch, variant.as_plane(batch.columns), is_volume="depth" in variant.sides)
-        return convolution_interval(convolution_seconds(work, gpus), work.groups, is_volume=work.is_volume)
+        seconds = convolution_seconds(work, gpus)
+        return convolution_interval(seconds, work.groups, work.dtype, is_volume=work.is_volume)
 
     is_plane = variant.name == "conv2d"
     has_formula = is_plane or "depth" in variant.sides
