@@ -1,4 +1,4 @@
-"""Predict a training step of GPT-2 before anything is rented: what it takes, and costs, on every GPU with a price.
+"""Predict a training step of GPT-2 before renting: its time and cost on every GPU with a price.
 
     python examples/gpt2.py
 

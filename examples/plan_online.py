@@ -1,7 +1,7 @@
 """Plan again whenever a job comes or ends: jobs are files in a folder, and so is the state of the cluster.
 
 Run it: `python examples/plan_online.py`. It plays three events of a team's day. A scheduler of your own does the same:
-it writes `state.yaml` from what it knows, plans, and starts what is new in `sky/schedule.txt` or `slurm/`.
+it writes `state.yaml` from its own state, plans, and starts the new tasks in `sky/schedule.txt` or `slurm/`.
 """
 
 from __future__ import annotations

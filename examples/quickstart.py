@@ -1,4 +1,4 @@
-"""Train a small residual network on scikit-learn's digits, and read what it would take and cost elsewhere.
+"""Train a small residual network on scikit-learn's digits, and read its time and cost on other GPUs.
 
     python examples/quickstart.py
 
@@ -22,7 +22,7 @@ DEADLINE_HOURS = 0.5 / 3600  # half a second: on most GPUs this run is over in l
 
 
 def stage(channels_in: int, channels_out: int) -> nn.Sequential:
-    """Two convolutions, the second of which halves the image."""
+    """Two convolutions; the second convolution halves the image."""
     return nn.Sequential(
         nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False),
         nn.BatchNorm2d(channels_out),

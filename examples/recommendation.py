@@ -3,7 +3,7 @@
     python examples/recommendation.py
 
 A model like DLRM is recorded on PyTorch's meta device, where its 90 GB of tables take no memory. Then: which sharding
-of its tables is fastest on which machine, how much memory it takes, and what the GPUs send each other.
+of its tables is fastest on which machine, how much memory it takes, and the data that GPUs send each other.
 """
 
 import torch

@@ -37,7 +37,7 @@ def _(packed: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG001
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, in 16 or in 4 bits, beside a small one that is trained."""
+    """A frozen linear layer, in 16 or in 4 bits, with a small trainable layer."""
 
     def __init__(self, inputs: int, outputs: int, *, rank: int, in_4_bits: bool) -> None:
         super().__init__()
@@ -385,7 +385,7 @@ WORK: dict[str, tuple[Callable[[], lp.Trace], int]] = {
     "graph": (graph, 500 * 169_343),
     "tabular": (tabular, 100 * 1_000_000),
 }
-"""What is recorded, and on how many samples it trains in all."""
+"""Recorded step, and the total number of samples."""
 
 
 def main() -> None:
