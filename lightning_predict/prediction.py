@@ -230,11 +230,7 @@ def predict_workload(
     step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)
     if adapts_precision:
-        emulating = [
-            layout
-            for layout, one in zip(layouts, predictions, strict=True)
-            if layout != step.in_use and emulates_bfloat16(layout.gpu) and (group is None or one.fits is not False)
-        ]
+        emulating = [one for one in layouts if one != step.in_use and emulates_bfloat16(one.gpu)]
         instead = _in_float16(trace, emulating, workload, assumptions, validation, step)
         predictions = tuple(instead.get(one.gpu, one) for one in predictions)
     if group is not None:

@@ -45,6 +45,15 @@ def test_gpt2_takes_a_fraction_of_the_emulated_time_on_a_t4() -> None:
     assert found["V100-SXM2-32GB"].iteration_seconds < 0.6  # 2.0 s
 
 
+def test_a_gpu_of_all_without_enough_memory_is_adapted_too() -> None:
+    """The report and JSON have rows of GPUs on which the step does not fit."""
+    trace = lp.Trace.load(str(Path(__file__).parent.parent / "examples" / "gpt2.json.gz"))
+    found = lp.predict(trace, history=False)
+    assert found["T4"].fits is False
+    emulating = [one for one in found.values() if emulates_bfloat16(one.layout.gpu)]
+    assert {one.precision for one in emulating} == {"16-mixed"}
+
+
 def test_the_gpu_of_the_recording_keeps_its_precision() -> None:
     measured = replace(TRACE, device="cuda:0", gpu_reported_name="Tesla T4", step_seconds=(0.1,))
     assert lp.predict(measured, gpus=["T4"], history=False)["T4"].precision is None
