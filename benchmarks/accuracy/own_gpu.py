@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             str(len(rows)),
             f"{statistics.median(abs(float(row[5])) for row in rows):.1f}",
             f"{statistics.median(float(row[5]) for row in rows):+.1f}",
-            str(sum(row[6] == "yes" for row in rows)),
+            f"{sum(row[6] == 'yes' for row in rows)} of {len(rows)}",
         )
         for name, rows in sorted(by_bound.items(), reverse=True)
     ]
@@ -155,10 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (
             "Steps on the H200, predicted before they were measured",
             ("model", "precision", "batch"),
-            ("measured ms", "predicted ms", "error %", "in 90 %", "bound by"),
+            ("measured ms", "predicted ms", "error %", "inside", "bound by"),
             steps,
         ),
-        ("The same, by the bottleneck", ("bottleneck",), ("n", "median %", "bias %", "in 90 %"), summary),
+        ("The same, by the bottleneck", ("bottleneck",), ("n", "median %", "bias %", "inside"), summary),
         (
             "GPU time of recorded steps, from shapes",
             ("recording",),
