@@ -159,22 +159,13 @@ class _Fit:
     """State of one fit.
 
     Attributes:
-        rank_agreement: Exchange between the ranks, for joint decisions.
         schedule: Decides after which batches the ranks decide; None for one process.
-        failure: Error on this rank, as text.
-        has_ended: Whether the run was told to end.
-        is_saving: Whether the budget's own checkpoint is being written.
         overrun: Reason to stop the run after the current validation.
         validation_interval: Validation batches between two checks; None for no checks.
-        validated_batches: Batches of the current validation.
         kept_seconds: Time of the last write of the ledger file.
-        place: Files of the run.
         stated_seconds: Used seconds in the last checkpoint of any kind.
         saved_seconds: Used seconds in the budget's own checkpoint; None before the checkpoint is written.
-        observer: Observer of the fit; None on ranks other than zero.
-        watch: Limits to check; None on ranks other than zero.
         judge: Returns a verdict; None if there is nothing to check, and on ranks other than zero.
-        optimizer_steps_done: Returns the Trainer's number of optimizer steps.
         quiet_batches: Number of batches before which no forecast is due.
         quiet_until: Time of the observer before which no forecast is due.
         next_check: Time of the ledger's clock before which no other check is due.

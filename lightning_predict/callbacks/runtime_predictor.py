@@ -74,7 +74,6 @@ class _Fit:
     """State of one fit, on rank zero. A part is None before it begins, after it ends, or if it was not requested.
 
     Attributes:
-        optimizer_steps_done: Returns the Trainer's number of optimizer steps.
         is_recorded: Whether no further step is recorded or compared with the recorded ones.
         quiet_batches: Number of batches before which steps are only timed, and compared until `is_recorded`.
         quiet_until: Time of the observer for which this holds.

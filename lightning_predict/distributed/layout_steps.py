@@ -322,14 +322,8 @@ def _bucketed(
 
     DDP all-reduces each bucket during or after the backward pass. With ZeRO 1 and 2, each GPU updates only its share of
     the parameters, so a reduce-scatter gives each GPU its share of the summed gradients. Then an all-gather distributes
-    the updated parameters. Expert gradients are communicated only between GPUs that hold the same experts.
-
-    Args:
-        trace: Trace with the parameters that one GPU holds.
-        work: Operations of the step.
-        splitter: Splits the time of the operations into segments.
-        links_of: Links for expert gradients (True) and for other gradients (False).
-        strategy: Parallel strategy.
+    the updated parameters. Expert gradients are communicated only between GPUs that hold the same experts,
+    over `links_of[True]`.
     """
     gradients, cap_bytes = ready_gradients(trace, work), mebibytes_to_bytes(strategy.bucket_cap_mb)
     apart = strategy.expert > 1  # without expert parallelism, all gradients share buckets
@@ -365,15 +359,7 @@ def _bucketed(
 
 
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
-    """Return the time after the backward pass, if the optimizer step is sharded or runs on the CPU.
-
-    Args:
-        last: Time after the backward pass on a single GPU.
-        busy: Device time of the optimizer step on a single GPU.
-        trace: Trace with the parameters that one GPU holds.
-        links: Links between replicas.
-        strategy: Parallel strategy.
-    """
+    """Return the time after the backward pass, if the optimizer step is sharded or runs on the CPU."""
     if not strategy.split.state or not busy.any():
         return last
     # With expert parallelism, fewer GPUs hold the same experts.

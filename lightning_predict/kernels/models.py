@@ -574,12 +574,6 @@ def _serving(
     """Choose the network of each row: the network of its GPU, or else the base network.
 
     The base network is chosen if only its training data contain similar rows.
-
-    Args:
-        networks: One network per GPU, then the base network.
-        owners: GPU of each row, ascending, shape (rows,).
-        rows: Features, shape (rows, features).
-        by_base: The same features, with the description of the GPUs that the base network gets.
     """
     base = len(networks) - 1
     serving = owners.copy()

@@ -487,7 +487,6 @@ class _Expansion:
     """Leaves into which a problem is expanded, each with a multiplier.
 
     Attributes:
-        parts: Leaves with their multipliers.
         spread: Factor by which the interval is widened because of a surrogate.
         is_surrogate: Whether the leaves are other operations than the problem.
     """

@@ -153,8 +153,6 @@ class _StepMemory:
     """Memory of a recorded step, and of a step with other sizes.
 
     Attributes:
-        trace: Recorded step.
-        bytes: Total memory of the step.
         persistent_bytes: Memory of parameters, gradients and optimizer state, which stays between steps.
     """
 

@@ -15,6 +15,7 @@ Example::
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,6 +35,11 @@ SHORTEST_POLL_SECONDS: Final = 2e-4
 LONGEST_POLL_SECONDS: Final = 0.05
 
 Decision = Mapping[str, Any]
+
+
+class MissingRankError(LightningPredictError):
+    """A rank did not arrive in time."""
+
 
 _NUMBERS = count()
 
@@ -73,7 +79,8 @@ class RankAgreement(Protocol):
                 ranks. None counts as different.
 
         Raises:
-            LightningPredictError: A rank failed, or did not arrive in time. The error is raised on every rank.
+            LightningPredictError: A rank failed, or (MissingRankError) did not arrive in time. The error is raised on
+                every rank.
         """
 
 
@@ -135,7 +142,7 @@ class StoreAgreement:
         place, self._number = f"{self._name}/{self._number}", self._number + 1
         decision = json.loads(self._exchange(place, proposal, failure, alike))
         if "failure" in decision:
-            raise LightningPredictError(decision["failure"])
+            raise (MissingRankError if "missing" in decision else LightningPredictError)(decision["failure"])
         if self._rank == 0:
             self._forget(f"{self._name}/{self._number - 2}", alike)  # all ranks have read it, since they are here
         found: Decision = decision["decision"]
@@ -152,9 +159,8 @@ class StoreAgreement:
         if self._rank == 0:
             if not self._comes(f"{place}/all", self._wait_seconds):
                 missing = self._world_size - store.add(f"{place}/arrived", 0)
-                proposal = {
-                    "failure": f"{missing} of {self._world_size} ranks did not answer within {self._wait_seconds:.0f} s"
-                }
+                words = f"{missing} of {self._world_size} ranks did not answer within {self._wait_seconds:.0f} s"
+                proposal = {"failure": words, "missing": True}
             if store.check([f"{place}/failure"]):
                 proposal = {"failure": store.get(f"{place}/failure").decode()}
             elif alike is not None and "decision" in proposal:
@@ -162,7 +168,7 @@ class StoreAgreement:
         elif self._comes(f"{place}/decision", 2 * self._wait_seconds):
             return store.get(f"{place}/decision").decode()
         else:
-            proposal = {"failure": f"rank 0 did not decide within {2 * self._wait_seconds:.0f} s"}
+            proposal = {"failure": f"rank 0 did not decide within {2 * self._wait_seconds:.0f} s", "missing": True}
         # The first writer decides: rank zero, or a rank whose wait timed out.
         return store.compare_set(f"{place}/decision", "", json.dumps(proposal)).decode()
 
@@ -184,10 +190,7 @@ class StoreAgreement:
 
 @final
 class BroadcastAgreement:
-    """Joint decisions of processes without a store (TPUs), through the strategy's broadcast.
-
-    The timeout is the strategy's timeout.
-    """
+    """Joint decisions of processes without a store (TPUs), through the strategy's broadcast."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -224,6 +227,14 @@ def agreement_of_ranks(rank: int, world_size: int, seconds: float) -> RankAgreem
     return StoreAgreement(store, rank=rank, world_size=world_size, name=name, wait_seconds=seconds)
 
 
+def rank_in_use() -> tuple[int, int]:
+    """Return the rank of this process in `torch.distributed`, and the number of ranks."""
+    ranks = sys.modules.get("torch.distributed")
+    if ranks is None or not (ranks.is_available() and ranks.is_initialized()):
+        return 0, 1
+    return ranks.get_rank(), ranks.get_world_size()
+
+
 def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS) -> float:
     """Return the maximum seconds that other ranks may wait for a rank: a share of the collectives' timeout."""
     timeout = getattr(trainer.strategy, "_timeout", None)
@@ -242,10 +253,7 @@ def _store_of_processes() -> Store | None:
 
 @final
 class AgreementSchedule:
-    """Decides after which batches the ranks decide: after the first batch, then as agreed.
-
-    All ranks get the same result.
-    """
+    """Decides after which batches the ranks decide: after the first batch, then as agreed."""
 
     def __init__(self) -> None:
         self._left = 1
@@ -255,11 +263,7 @@ class AgreementSchedule:
         self._left = max(1, batches)
 
     def on_batch_end(self) -> bool:
-        """Count a batch.
-
-        Returns:
-            Whether the ranks must decide now.
-        """
+        """Count a batch. Return whether the ranks must decide now."""
         self._left -= 1
         return self._left <= 0
 

@@ -314,12 +314,7 @@ class _CurrentWindow:
     """State of the window that is in progress.
 
     Attributes:
-        action: Action that was chosen for the window.
         is_short: Whether the window is the shorter window at the end of an epoch.
-        is_last: Whether no full-length window follows.
-        compilations: Number of compilations before the window.
-        batches: Selection of the batches to record.
-        nodes: Number of autograd nodes so far.
         due: Indices of the optimizers that were to update parameters so far.
     """
 

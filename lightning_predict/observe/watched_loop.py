@@ -29,7 +29,14 @@ from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.files import STOPPED_VARIABLE, mark
 from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.interval import Interval
-from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
+from lightning_predict.observe.budget import (
+    BudgetWatch,
+    Ledger,
+    batches_between_checks,
+    gpu_name_in_use,
+    limits_of_fit,
+    price_of_run,
+)
 from lightning_predict.observe.clock import device_clock, host_clock, ledger_clock
 from lightning_predict.observe.forecast import (
     ForecastInputs,
@@ -51,6 +58,13 @@ from lightning_predict.observe.predicted_vs_actual import (
     OutcomeTimer,
     expected_outcome,
     with_current_step_time,
+)
+from lightning_predict.observe.rank_agreement import (
+    WAIT_SECONDS,
+    JointStop,
+    MissingRankError,
+    agreement_of_ranks,
+    rank_in_use,
 )
 from lightning_predict.observe.recorder import Session, StepRecorder
 from lightning_predict.observe.remaining import Position
@@ -111,7 +125,7 @@ def watch(
             raise InvalidArgumentError(f"{name}={amount!r}; expected a number above 0, or None.")
     if on_exceed not in ("stop", "raise"):
         raise InvalidArgumentError(f"on_exceed={on_exceed!r} is not known; expected 'stop' or 'raise'.")
-    return WatchedRun(
+    run = WatchedRun(
         total_steps=total_steps,
         usd=usd,
         hours=hours,
@@ -125,6 +139,8 @@ def watch(
         samples=samples_per_step,
         show=print if print_table else None,
     )
+    run.asks_ranks = usd is not None or hours is not None
+    return run
 
 
 def _say_failure(error: Exception) -> None:
@@ -149,6 +165,7 @@ class WatchedRun:
         verbose: Whether to show methods, sources of prices and every note, too.
         batches_per_step: Number of batches per step, if a trainer accumulates gradients.
         world_size: Number of processes of the run.
+        asks_ranks: Whether the budget stops all ranks of `torch.distributed` after the same step.
         notes: Returns notes about costs that the totals lack. A trainer may replace this function.
         memory_risks: Later parts of the run that may not fit in the memory of the GPU in use. Each part is also logged.
         memory_facts: Returns the facts about later parts of the run. A trainer may replace this function.
@@ -194,6 +211,7 @@ class WatchedRun:
         self.batches_per_step = 1
         self.world_size = 1
         self.notes: Callable[[], tuple[str, ...]] = tuple
+        self.asks_ranks = False
         self.memory_risks: tuple[MemoryRisk, ...] = ()
         self.memory_facts: Callable[[], MemoryFacts] = self._plain_memory_facts
         self._loader: Any = None
@@ -213,6 +231,10 @@ class WatchedRun:
         self._ledger = Ledger(ledger_clock())
         self._watch: BudgetWatch | None = None
         self._last_printed_forecast: TimedForecast | None = None
+        self._joint: JointStop | None = None
+        self._rank, self._has_met = 0, False
+        self._reason: str | None = None
+        self._failure: str | None = None
         self._is_in_step = self._is_off = False
         self._timer: OutcomeTimer | None = None
         self._waits_outside = False
@@ -225,6 +247,8 @@ class WatchedRun:
     def _opens(self) -> None:
         usd, hours, price = self._terms
         self._ledger.open(forget=True)
+        if self.asks_ranks:
+            self._joins()
         if usd is not None:
             gpu, processes = gpu_name_in_use(self._device), self.world_size
             of_run = price_of_run(usd_per_hour=price, offer=None, gpu=gpu, world_size=processes, num_nodes=1)
@@ -236,6 +260,14 @@ class WatchedRun:
             BudgetWatch(limits, self._ledger, schedule=ForecastSchedule(batches=self._total_steps)) if limits else None
         )
         self.observer.on_epoch_start()
+
+    def _joins(self) -> None:
+        """Prepare the joint decisions of several ranks, of which the first prints."""
+        self._rank, ranks = rank_in_use()
+        agreement = agreement_of_ranks(self._rank, ranks, WAIT_SECONDS)
+        if ranks > 1 and agreement is not None:
+            self._joint, self.world_size = JointStop(agreement), ranks
+            self._print = self._print if self._rank == 0 else None
 
     @log_exceptions
     def __exit__(
@@ -260,7 +292,7 @@ class WatchedRun:
         if self._is_off:
             return
         recorder, self._recorder = self._recorder, None
-        self._is_off, self._timer = True, None
+        self._is_off, self._timer, self._failure = True, None, f"{type(error).__name__}: {error}"
         with contextlib.suppress(*CAUGHT):  # an error while stopping is a consequence of the first error
             if recorder is not None:
                 recorder.stop()
@@ -319,8 +351,14 @@ class WatchedRun:
         Raises:
             BudgetExceededError: The budget is exceeded, and `on_exceed` is `"raise"`.
         """
-        if self._is_off:
-            return
+        if not self._is_off:
+            self._count_step()
+        if not self._is_off:
+            self._ask_budget()
+        self._check_budget()  # also after an error: other ranks wait for this rank
+
+    @log_exceptions
+    def _count_step(self) -> None:
         self._is_in_step = False
         self._steps += 1
         self.observer.on_batch_end(lambda: self._steps)
@@ -329,7 +367,6 @@ class WatchedRun:
         with self._guarded():
             if self.trace is not None and self._schedule.is_due(self.observer.batches, self.observer.training_seconds):
                 self._predict() if self._schedule.has_started else self._rest_now()
-        self._check_budget()
 
     def _record(self) -> None:
         recorder = self._recorder
@@ -426,8 +463,40 @@ class WatchedRun:
         return self.prices if self.prices is not None or name is None or price is None else {name: price}
 
     def _check_budget(self) -> None:
+        """Stop if the budget is exceeded, on all ranks after the same step."""
+        if self.should_stop:
+            return
+        reason = self._reason if self._joint is None else self._joint_reason(self._joint)
+        if reason is None or self._is_off:
+            return
+        self.should_stop, self.stopping_reason = True, reason
+        mark(STOPPED_VARIABLE)
+        if self._raises:
+            raise BudgetExceededError(f"watch: {reason}.")
+        if self._rank == 0:
+            log_warning(f"watch: {reason}. Stop this loop.")
+
+    def _joint_reason(self, joint: JointStop) -> str | None:
+        """Return the common reason to stop. If not all ranks watch their loop, this process decides alone."""
+        self._joint = None  # an error in the exchange is the last one
+        try:
+            reason = joint.reason(
+                lambda: {"reason": self._reason, "batches": batches_between_checks(self.observer)}, self._failure
+            )
+        except MissingRankError as error:
+            if self._has_met:
+                raise
+            self._rank = 0
+            log_warning(f"watch: {error}, so this process decides alone. Watch the loop on every rank.")
+            return self._reason
+        self._joint, self._has_met = joint, True
+        return reason
+
+    @log_exceptions
+    def _ask_budget(self) -> None:
+        """Compare use and forecast with the budget, if a comparison is due on this rank."""
         watch = self._watch
-        if watch is None or self.should_stop:
+        if watch is None or self._reason is not None or self._rank != 0:
             return
         elapsed = self._ledger.elapsed_seconds
         question = watch.due_check(self.observer.batches, self.observer.training_seconds, elapsed=elapsed)
@@ -437,12 +506,7 @@ class WatchedRun:
         verdict = watch.check(question, rest, without_stalls=lambda: self._rest_now(self.observer.without_stalls()))
         if verdict.action == "warn":
             log_warning(f"watch: {verdict.reason}.")
-        elif verdict.action == "stop":
-            self.should_stop, self.stopping_reason = True, verdict.reason
-            mark(STOPPED_VARIABLE)
-            if self._raises:
-                raise BudgetExceededError(f"watch: {verdict.reason}.")
-            log_warning(f"watch: {verdict.reason}. Stop this loop.")
+        self._reason = verdict.reason if verdict.action == "stop" else None
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

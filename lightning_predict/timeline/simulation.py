@@ -58,7 +58,6 @@ class HostOperation:
         phase: Phase of the step, which selects the overheads.
         seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels). Work of the host alone has no
             kernels.
-        streams: Stream of each kernel.
         calls: Index of the launch call of each kernel, from 0 in order. All kernels of a CUDA graph have the same call.
             None if each kernel has its own call.
         waits: Whether the host waits after the operation until the compute stream has finished.
@@ -381,15 +380,12 @@ class _Segment:
     """Launches between two waits of the host, with quantities that are the same in every step.
 
     Args:
-        operations: Positions of the segment's operations.
-        kernels: Positions of the segment's kernels.
         wait: Host time of the wait after the segment; None at the end of the step.
         launched: Launch time of each kernel of the step, shape (kernels,).
         durations: Device seconds of each kernel, shape (gpus, kernels).
         streams: Stream of each kernel.
 
     Attributes:
-        has_others: Whether some kernels run on other streams than the compute stream.
         compute: Positions of the compute stream's kernels in the segment.
         before: P_j, the compute stream's work before each compute kernel, shape (gpus, compute).
         latest: Running maximum of launch_i - P_i, shape (gpus, compute).

@@ -127,7 +127,6 @@ class _Added:
     """Micro-batch without the update, which is to be copied.
 
     Attributes:
-        operations: Operations of the micro-batch.
         own: Storages that the micro-batch created or received.
         collected: Storages that survive in every micro-batch, like the corresponding storages of the first micro-batch.
     """

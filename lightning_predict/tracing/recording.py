@@ -143,10 +143,6 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
     """Wrap a warm-up step, so that it runs under a recorder if it needs casts or values on the meta device.
 
     The first step shows whether a recorder is needed. These recordings are discarded.
-
-    Args:
-        step: Step to wrap.
-        may_cast: Whether to check the first step for casts.
     """
     is_recorded = may_cast
 

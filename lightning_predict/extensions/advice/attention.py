@@ -29,15 +29,10 @@ class _WrittenOut:
     """Unfused attention in a recorded step.
 
     Attributes:
-        elements: Number of elements of the scores.
-        query: First operand of the first matmul.
         key: Second operand of the first matmul, with keys in columns.
         scores: Storage ids of the scores and their gradients.
         places: Positions of the operations in the step.
         leading: Sizes of batch and heads; None before the softmax.
-        is_masked: Whether a mask is applied.
-        value: Values; None before the second matmul.
-        result: Result of the second matmul; None before the second matmul.
     """
 
     elements: int

@@ -579,16 +579,7 @@ def _table_launch(name: str, phase: Any, seconds: float, shared: MultiGpuStep) -
 def _queues(
     trace: Trace, order: _Order, splitter: StepSplitter, links: Links, plan: ShardingPlan, strategy: Strategy
 ) -> tuple[list[WorkSegment], list[Transfer]]:
-    """Return the segments and transfers of a step.
-
-    Args:
-        trace: The step with the parameters of its dense layers only.
-        order: Work of one GPU.
-        splitter: Splits the work into segments.
-        links: Links between the GPUs.
-        plan: Sharding plan of the tables.
-        strategy: Strategy, for the gradient buckets.
-    """
+    """Return the segments and transfers of a step."""
     full = list(buckets(ready_gradients(trace, order.work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
     marks = {1, order.free, *(bucket.ready_after for bucket in full)}
     if order.gradients is not None and order.update is not None:

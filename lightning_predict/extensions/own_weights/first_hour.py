@@ -74,9 +74,6 @@ class _Part:
     """One part of the report.
 
     Attributes:
-        name: Name of the part in the file.
-        preset: Preset that the part belongs to.
-        needs_cuda: Whether the part is skipped without a CUDA device.
         find: Function that returns the results of the part; its argument is the available time in seconds.
     """
 

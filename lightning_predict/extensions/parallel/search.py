@@ -356,10 +356,7 @@ class _Least:
     """Minimum device time of a micro-batch on one GPU, by part of the step.
 
     Attributes:
-        in_blocks: Time of forward and backward in all blocks, as recorded.
         again: Additional time of recomputation, by kind.
-        outside: Time of forward and backward outside blocks.
-        update: Time of the optimizer step.
     """
 
     in_blocks: float

@@ -185,11 +185,7 @@ class _Kept:
     """A storage that the forward pass keeps for the backward pass.
 
     Attributes:
-        tensor: Tensor in this storage.
         position: Index of the block that wrote the storage, or of the preceding block; None before the first block.
-        block: Name of the block that wrote the storage; None outside blocks.
-        is_split: Whether tensor parallelism splits the storage.
-        is_attention: Whether attention wrote the storage.
         is_recomputed_by_operations: Whether the recomputation `operations` repeats the operation that wrote the
             storage.
         is_in_recomputed_block: Whether the backward pass recomputes the storage, so that it exists only for one block
