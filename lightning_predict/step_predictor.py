@@ -411,7 +411,17 @@ def memory_need_of(
         releasable_bytes=lambda: min(one.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
         context=_beside_the_allocator(kind, layout, sharing),
         reported_bytes=reported_bytes,
+        least_filled_bytes=_least_filled(kind, one, layout, sharing),
     )
+
+
+def _least_filled(kind: Trace, one: StepMemory, layout: Layout, sharing: Strategy) -> float | None:
+    """Return reserved bytes on the GPU that needs the least memory; None if all GPUs hold the same."""
+    if layout.count == 1 or sharing.pipeline == 1:
+        return None
+    from lightning_predict.distributed.memory import least_filled_bytes
+
+    return least_filled_bytes(one.bytes_on(layout.gpu), kind, layout, sharing)
 
 
 SHARDED_FRAGMENTATION: Final = _OF.number("SHARDED_FRAGMENTATION", "factor")

@@ -17,6 +17,7 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.prediction import predict_workload
+from lightning_predict.reports.format import gibibytes
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 
@@ -188,6 +189,20 @@ def test_a_run_of_several_processes_is_measured_under_its_layout() -> None:
 def test_layouts_that_cannot_be(gpus: str, strategy: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         lp.predict(TRACE, gpus=[gpus], strategy=strategy)
+
+
+def test_a_pipeline_shows_the_least_filled_gpu_beside_the_most_filled_one() -> None:
+    trace = lp.Trace.load("examples/gpt2.json.gz")
+    shown = {}
+    for strategy in ("ddp", "ddp,pipeline=4"):
+        predictions = lp.predict(trace, ["4xA100-SXM-80GB"], strategy=strategy, iterations=100, history=False)
+        shown[strategy] = (predictions["4xA100-SXM-80GB"].memory, str(predictions))
+    need, table = shown["ddp,pipeline=4"]
+    assert need.least_filled_bytes is not None
+    assert need.memory_bytes is not None
+    assert need.least_filled_bytes < 0.9 * need.memory_bytes  # the last stage has the logits
+    assert f"{gibibytes(need.least_filled_bytes)} to {gibibytes(need.memory_bytes)} of" in table
+    assert shown["ddp"][0].least_filled_bytes is None
 
 
 def test_an_unknown_gpu_in_a_layout() -> None:

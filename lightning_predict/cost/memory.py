@@ -125,6 +125,7 @@ class MemoryNeed(Deferred):
         reserved: Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`).
         process: Memory of the process, as nvidia-smi shows.
         fit_probability: Probability that the step fits.
+        least_filled_bytes: As `memory_bytes`, on the GPU that needs the least; None if all GPUs hold the same.
     """
 
     memory_bytes: float | None = None
@@ -135,6 +136,7 @@ class MemoryNeed(Deferred):
     reserved: Interval[float] | None = None
     process: Interval[float] | None = None
     fit_probability: float | None = None
+    least_filled_bytes: float | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -159,6 +161,7 @@ def memory_need(
     releasable_bytes: float | Callable[[], float] = 0.0,
     context: Interval[float] | None = None,
     reported_bytes: float | None = None,
+    least_filled_bytes: float | None = None,
 ) -> MemoryNeed:
     """Decide whether a step fits on each GPU of a layout.
 
@@ -172,6 +175,7 @@ def memory_need(
             function is only called if the step may not fit without this part, or if a value that depends on it is read.
         context: Memory of the process outside the allocator; None uses the CUDA context of the current torch version.
         reported_bytes: `total_memory` as reported by torch; None derives the value from the nominal memory size.
+        least_filled_bytes: As `needed_bytes`, on the GPU that needs the least; None if all GPUs hold the same.
     """
     if needed_bytes is None:
         return MemoryNeed()
@@ -181,7 +185,8 @@ def memory_need(
 
     def need(spare: float) -> MemoryNeed:
         must = relative.scaled(max(needed_bytes - spare, 0.0))
-        return _need_of(needed_bytes, spare, must, reserved, allocated=allocated, context=context, total=total)
+        found = _need_of(needed_bytes, spare, must, reserved, allocated=allocated, context=context, total=total)
+        return found if least_filled_bytes is None else replace(found, least_filled_bytes=least_filled_bytes)
 
     if not callable(releasable_bytes):
         return need(releasable_bytes)

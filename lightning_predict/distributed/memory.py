@@ -114,8 +114,8 @@ class ModelMemory:
         self._candidate_peaks = _candidate_peaks(trace)
         self.living_bytes = float(sum(live_tensors(trace.operations, _end_of_passes(trace) or None)))
 
-    def unsharded(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
-        """Predict the memory of the GPU that needs the most memory; see `unsharded_memory`."""
+    def unsharded(self, single_bytes: float, strategy: Strategy, *, is_least_filled: bool = False) -> HeldMemory:
+        """Predict the memory of the GPU that needs the most or the least memory; see `unsharded_memory`."""
         whole, written = self.whole, self.update_bytes
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes + self.copy_bytes
         # With gradient accumulation, gradients of earlier micro-batches already exist.
@@ -132,7 +132,7 @@ class ModelMemory:
                 copy_bytes=self.copy_bytes,
                 update_bytes=written,
             )
-        return self._stages.unsharded(strategy, moments)
+        return self._stages.unsharded(strategy, moments, is_least_filled=is_least_filled)
 
     def _peaks_with(self, passing: float) -> tuple[tuple[float, float], ...]:
         """Return candidate peak times as (temporary bytes, gradient bytes).
@@ -255,6 +255,11 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     if layout.count == 1:
         return single_bytes
     return memory_on(unsharded_memory(single_bytes, trace, strategy), layout, strategy)
+
+
+def least_filled_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
+    """Predict the peak memory of the GPU of a pipeline that needs the least memory."""
+    return memory_on(ModelMemory(trace).unsharded(single_bytes, strategy, is_least_filled=True), layout, strategy)
 
 
 def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:

@@ -191,6 +191,8 @@ def _memory(need: MemoryNeed) -> str | None:
     if need.usable_bytes is None:
         return gibibytes(need.memory_bytes)
     amount = f"{gibibytes(need.memory_bytes)} of {gibibytes(need.usable_bytes)}"
+    if need.least_filled_bytes is not None:
+        amount = f"{gibibytes(need.least_filled_bytes)} to {amount}"
     return {"exceeds": f"too large: {amount}", "tight": f"tight: {amount}"}.get(need.memory_fit or "", amount)
 
 

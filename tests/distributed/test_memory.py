@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.distributed.memory import shared_memory_bytes, unsharded_memory
+from lightning_predict.distributed.memory import least_filled_bytes, shared_memory_bytes, unsharded_memory
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, DataStrategy, Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
@@ -66,6 +66,16 @@ def test_the_whole_model_is_what_the_single_gpu_holds() -> None:
     assert held.parameter_bytes == held.gradient_bytes == 2 * WEIGHT_BYTES
     assert held.optimizer_state_bytes == 4 * WEIGHT_BYTES
     assert held.unit_bytes == (WEIGHT_BYTES, WEIGHT_BYTES)
+
+
+def test_the_gpu_of_a_pipeline_that_needs_the_least_memory_holds_fewer_blocks() -> None:
+    trace = with_activations(3)  # the first stage of two has two of the three blocks, and keeps two micro-batches
+    single = 3 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
+    strategy, layout = Strategy(pipeline=2, micro_batches=4), Layout(H100, 2)
+    most = shared_memory_bytes(single, trace, layout, strategy)
+    least = least_filled_bytes(single, trace, layout, strategy)
+    assert most == pytest.approx(2 * 4 * WEIGHT_BYTES + 2 * ACTIVATION_BYTES * 2 / 4)
+    assert least == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4)
 
 
 def test_blocks_over_two_gpus() -> None:

@@ -50,12 +50,15 @@ class StageMemory:
         self._kept: tuple[_Kept, ...] | None = None
         self._held: dict[tuple[int | None, ...], list[HeldMemory]] = {}
 
-    def unsharded(self, strategy: Strategy, candidate_peaks: Sequence[tuple[float, float]]) -> HeldMemory:
+    def unsharded(
+        self, strategy: Strategy, candidate_peaks: Sequence[tuple[float, float]], *, is_least_filled: bool = False
+    ) -> HeldMemory:
         """Predict the memory of the GPU that needs the most memory.
 
         Args:
             strategy: Parallel strategy.
             candidate_peaks: Candidate peak times of the unsplit step, each as (temporary bytes, gradient bytes).
+            is_least_filled: Predict the GPU that needs the least memory instead.
         """
         trace, whole, written = self._memory.trace, self._memory.whole, self._memory.update_bytes
         model = self._split(strategy)
@@ -89,7 +92,7 @@ class StageMemory:
                     update_bytes=part * written,
                 )
             )
-        return max(held, key=lambda own: own.peak_bytes)
+        return (min if is_least_filled else max)(held, key=lambda own: own.peak_bytes)
 
     def _split(self, strategy: Strategy) -> SplitModel:
         if self._model is None or (needs_blocks(strategy) and not self._model.blocks):
