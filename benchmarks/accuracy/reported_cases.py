@@ -161,8 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_row(one.name, one.gpu, one.kind, f"{100 * one.error:+.1f}", "yes" if one.is_inside else "no")
     console.print(table)
     summary = report_table("Reported steps, by figure", ("figure",), ("n", "median |error| %", "inside"))
-    for kind in dict.fromkeys(one.kind for one in found):
-        rows = [one for one in found if one.kind == kind]
+    for kind in (*dict.fromkeys(one.kind for one in found), "all"):
+        rows = [one for one in found if kind in (one.kind, "all")]
         error_text = f"{100 * statistics.median(abs(one.error) for one in rows):.1f}"
         summary.add_row(kind, str(len(rows)), error_text, str(sum(one.is_inside for one in rows)))
     console.print(summary)
