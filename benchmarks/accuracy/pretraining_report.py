@@ -43,8 +43,10 @@ from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
+from lightning_predict.checked import read_csv
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.errors import MeasurementTableError
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription
 from lightning_predict.units import GIBIBYTE
 
@@ -100,6 +102,8 @@ def print_report(
     console.print(rows)
     if any(case.memory_bytes for case in cases):
         console.print(memory_table(of, cases, cache))
+    if of == "simumax":
+        console.print(simumax_table(folder / file))
     for reason, count in sorted(left_out.items()):
         console.print(f"left out: {count} row(s), {reason}")
     scored = [
@@ -139,6 +143,19 @@ def memory_table(of: str, cases: Sequence[LargeRunCase], cache: Path | None) -> 
             table.add_row(workload.name, case.layout.name, case.strategy.name, *sizes, f"{100 * errors[-1]:+.1f}")
     middle = f"{100 * statistics.median(map(abs, errors)):.1f}"
     table.add_row("median |error|, bias", "", "", "", middle, f"{100 * statistics.median(errors):+.1f}")
+    return table
+
+
+def simumax_table(path: Path) -> Table:
+    """Compare SimuMax's own simulation of the same rows, as its authors published it, with the measured steps."""
+    rows = list(read_csv(path, MeasurementTableError, columns=("step_ms", "simumax_ms")))
+    errors = [
+        row.member("simumax_ms").parsed().positive() / row.member("step_ms").parsed().positive() - 1 for row in rows
+    ]
+    table = report_table("SimuMax, as published", ("rows",), ("n", "median %", "worst %", "bias %"))
+    largest = max(errors, key=abs)
+    percent = (statistics.median(map(abs, errors)), largest, statistics.median(errors))
+    table.add_row("all", str(len(errors)), f"{100 * percent[0]:.1f}", *(f"{100 * one:+.1f}" for one in percent[1:]))
     return table
 
 

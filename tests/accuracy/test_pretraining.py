@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy.pretraining import blocks_of_last_stage
+from benchmarks.accuracy.pretraining_report import simumax_table
 from benchmarks.accuracy.stated_runs import (
     dgxc_cases,
     fewer_blocks_at_ends,
@@ -133,3 +134,11 @@ def test_torchtitans_large_runs_are_read_as_their_pages_say() -> None:
 def test_both_ends_have_one_block_less_where_stages_do_not_divide_them() -> None:
     assert fewer_blocks_at_ends(126, 8) == 15  # 6 x 16 + 2 x 15
     assert fewer_blocks_at_ends(80, 8) is None
+
+
+def test_simumax_is_scored_by_the_figures_of_its_authors(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("case,step_ms,simumax_ms\na,100,90\nb,200,202\nc,50,48\n", encoding="utf-8")
+    table = simumax_table(path)
+    # Errors of -10, +1 and -4 %: the middle of 1, 4 and 10 is 4, and that of -10, -4 and 1 is -4.
+    assert [list(column.cells) for column in table.columns] == [["all"], ["3"], ["4.0"], ["-10.0"], ["-4.0"]]
