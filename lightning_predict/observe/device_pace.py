@@ -36,10 +36,11 @@ STEADY_CYCLES: Final = _OF.count("STEADY_CYCLES", "cycles of work")
 class DevicePace:
     """Cycles of the host, without cycles in which the host runs ahead of the device.
 
-    The backlog models the launch queue: each cycle adds the device time of a batch, and subtracts the time that passed.
-    The host runs ahead as long as the backlog reaches new maxima. The real queue cannot hold more than `LAUNCH_QUEUE`
-    launches. If the modelled backlog is larger, the measured device time was too long; from then on, the model is
-    dropped and every cycle counts.
+    The backlog (seconds of queued work) models the launch queue: each cycle adds the device time of a batch, and
+    subtracts the time that passed. While the backlog reaches new maxima, the host runs ahead, and its cycles do not
+    count. Other cycles wait in `_pending` until they are enough to count. The real queue cannot hold more than
+    `LAUNCH_QUEUE` launches. If the modelled backlog is larger, the measured device time was too long; from then on, the
+    model is dropped and every cycle counts.
 
     Attributes:
         seconds: Device time of a batch, measured between two waits for the device; None if unknown.
@@ -83,17 +84,16 @@ class DevicePace:
             self._cycles.add(cycle)
             return
         self._backlog = max(0.0, self._backlog + pace - cycle)
-        if self._backlog > self._limit:
+        if self._backlog > self._limit:  # the queue cannot hold this much: drop the model
             self.seconds, self._backlog = None, 0.0
-            self._cycles.add(cycle)
-        elif self._backlog > self._peak:
+            self._count([cycle])
+        elif self._backlog > self._peak:  # the host runs ahead
             self._peak = self._backlog
-            pending = [*(self._pending or ()), cycle]
-            self._pending = []
-            if statistics.fmean(pending) >= (1 - AHEAD_SHARE) * pace:
+            pending, self._pending = [*(self._pending or ()), cycle], []
+            if statistics.fmean(pending) >= (1 - AHEAD_SHARE) * pace:  # but hardly faster than the device
                 self._count(pending)
-        elif self._pending is None:
-            self._cycles.add(cycle)
+        elif self._pending is None:  # the queue is full: the host waits in every cycle
+            self._count([cycle])
         else:
             self._pending.append(cycle)
             if len(self._pending) >= STEADY_CYCLES:
@@ -106,16 +106,16 @@ class DevicePace:
         self._pending = []
         return queued
 
-    def estimate(self, *, together: int = 1, ahead: float = math.inf) -> MeanEstimate | None:
+    def estimate(self, *, group_size: int = 1, remaining: float = math.inf) -> MeanEstimate | None:
         """Estimate the seconds of future cycles; None without any measurement.
 
         Args:
-            together: Number of consecutive cycles that differ by position, such as the batches of an optimizer step.
-            ahead: Number of remaining cycles of the run.
+            group_size: Number of consecutive cycles that differ by position, such as the batches of an optimizer step.
+            remaining: Number of remaining cycles of the run.
         """
-        found = self._cycles.estimate(group_size=together, remaining=ahead)
+        found = self._cycles.estimate(group_size=group_size, remaining=remaining)
         if found is None and self.seconds is not None:
-            found = estimate_mean([self.seconds] * self._batches, remaining=ahead)
+            found = estimate_mean([self.seconds] * self._batches, remaining=remaining)
         return found
 
     def without_stalls(self) -> DevicePace:

@@ -2,11 +2,16 @@
 
 Recording all of 64 micro-batches would take 64 times as long as recording one, and most of them are equal. Example::
 
-    batches = MicroBatches(expected=4)
-    batches.begins((8, 512), ignores_shapes=False)     # True: the first one creates the gradients
-    batches.ends(nodes=120)
-    # ... two that are not recorded, and the last one, which precedes the update ...
-    batches.represented_by                                   # (0, 3, 3, 3)
+    >>> batches = MicroBatches(expected=4)
+    >>> for _ in range(4):  # the first batch creates the gradients, the last batch precedes the update
+    ...     batches.begins((8, 512), ignores_shapes=False)
+    ...     batches.ends(nodes=120)
+    True
+    False
+    False
+    True
+    >>> batches.represented_by
+    (0, 3, 3, 3)
 """
 
 from __future__ import annotations
@@ -37,12 +42,9 @@ class MicroBatches:
             ignores_shapes: Whether to record only the first and the last batch, even if others have new shapes.
         """
         number = len(self._shapes)
-        shown = [self._shapes[each] for each in self._recorded[1:]]
-        # While all batches are equal, the last batch is expected to be equal, too, and will be recorded.
-        is_shown = shapes is not None and (shapes in shown or all(one == shapes for one in self._shapes))
+        is_first_or_last = self.expected is None or number == 0 or number >= self.expected - 1
+        is_recorded = is_first_or_last or not (ignores_shapes or self._has_known_shapes(shapes))
         self._shapes.append(shapes)
-        is_recorded = self.expected is None or number == 0 or number >= self.expected - 1
-        is_recorded = is_recorded or not (ignores_shapes or is_shown)
         if is_recorded:
             self._recorded.append(number)
         return is_recorded
@@ -57,14 +59,20 @@ class MicroBatches:
         last = len(self._shapes) - 1
         if last not in self._recorded:
             return None
-        return tuple(number if number in self._recorded else self._like(number) for number in range(last + 1))
+        return tuple(number if number in self._recorded else self._representative(number) for number in range(last + 1))
 
     @property
     def unmatched_batches(self) -> int:
         """Number of batches that differ in shapes or autograd nodes from every recorded batch except the first."""
         return sum(not self._are_alike(number, shown) for number, shown in enumerate(self.represented_by or ()))
 
-    def _like(self, number: int) -> int:
+    def _has_known_shapes(self, shapes: object) -> bool:
+        """Return whether a recorded batch will represent a batch of these shapes."""
+        recorded = [self._shapes[each] for each in self._recorded[1:]]
+        # While all batches are equal, the last batch is expected to be equal, too, and will be recorded.
+        return shapes is not None and (shapes in recorded or all(one == shapes for one in self._shapes))
+
+    def _representative(self, number: int) -> int:
         alike = (each for each in reversed(self._recorded[1:]) if self._are_alike(number, each))
         return next(alike, self._recorded[-1])
 

@@ -309,7 +309,7 @@ class RunObserver:
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
         # On a GPU, the host waits for the loader while the device computes, so only the sum of both times is known.
         found = (
-            self.device.estimate(together=max(batches_per_window, workers), ahead=ahead)
+            self.device.estimate(group_size=max(batches_per_window, workers), remaining=ahead)
             if self._is_asynchronous
             else self._steps.estimate(group_size=batches_per_window, remaining=ahead)
         )

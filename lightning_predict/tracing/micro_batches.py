@@ -3,9 +3,9 @@
 Micro-batches with equal shapes run equal operations, except the first and the last micro-batch. The first micro-batch
 creates the gradients, and the optimizer update follows the last micro-batch. A micro-batch that was not recorded
 becomes a copy of a recorded micro-batch, without the update. Tensors that the recorded micro-batch created or received
-get new storage ids in the copy. Example::
+get new storage ids in the copy. Example with four micro-batches; only the first and the last were recorded::
 
-    complete_step(operations, parts, represented_by=(0, 3, 3, 3))     # the first and the last of four were recorded
+    complete_step(operations, parts, represented_by=(0, 3, 3, 3))     # recorded, copy of 3, copy of 3, recorded
 """
 
 from __future__ import annotations
@@ -18,18 +18,6 @@ from itertools import count
 from typing import final
 
 from lightning_predict.tracing.trace import Operation, TensorInfo
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector, which would repeatedly scan many small objects while they are created."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @final
@@ -47,29 +35,9 @@ class RecordedMicroBatch:
     ends: int
     alive: frozenset[int]
 
-
-def backward_ends(operations: Sequence[Operation]) -> int:
-    """Return the index after the last operation of a backward pass; without one, the number of operations."""
-    places = range(len(operations), 0, -1)
-    return next((place for place in places if operations[place - 1].phase == "backward"), len(operations))
-
-
-def without_update(operations: Sequence[Operation], *, like: Sequence[Operation] = ()) -> tuple[Operation, ...]:
-    """Return the operations of a micro-batch without the optimizer update.
-
-    Args:
-        operations: Operations of a micro-batch, perhaps with an update.
-        like: Operations of a micro-batch without an update. After the backward pass, only operations that also occur in
-            `like` are kept.
-    """
-    end = backward_ends(operations)
-    rest = iter(operations[end:])
-    names = (operation.name for operation in like[backward_ends(like) :])
-    found = (next((one for one in rest if one.name == name), None) for name in names)
-    return (
-        *(one for one in operations[:end] if one.phase != "optimizer"),
-        *(one for one in found if one is not None),
-    )
+    def of(self, operations: Sequence[Operation]) -> Sequence[Operation]:
+        """Return the operations of the micro-batch."""
+        return operations[self.begins : self.ends]
 
 
 def complete_step(
@@ -91,66 +59,76 @@ def complete_step(
         surviving: Storages that survive the recorded operations.
     """
     recorded = dict(zip(sorted({*represented_by}), parts, strict=True))
-    first = operations[parts[0].begins : parts[0].ends]
-    met: dict[int | None, RecordedMicroBatch] = {}
-    for part in parts:
-        for number in _touched(operations[part.begins : part.ends]):
-            met.setdefault(number, part)
-    own_of = {
-        part: frozenset(number for number in met if met[number] is part and number not in parameters) - {None}
-        for part in parts
-    }
-    added = {
-        batch: _added(operations[part.begins : part.ends], first, part, own_of[part], surviving)
+    owners = _owners(operations, parts)
+    templates = {
+        batch: _template(operations, parts[0], part, _owned(part, owners, parameters), surviving)
         for batch, part in recorded.items()
         if represented_by.count(batch) > 1
     }
-    fresh = count(1 + max((number for number in met if number is not None), default=-1))
-    window: list[Operation] = []
-    left = list(surviving)
+    fresh = count(1 + max((number for number in owners if number is not None), default=-1))
+    complete: list[Operation] = []
+    all_surviving = list(surviving)
     with collector_paused():
         for batch, shown in enumerate(represented_by):
             if batch == shown:
-                part = recorded[shown]
-                window.extend(operations[part.begins : part.ends])
+                complete.extend(recorded[shown].of(operations))
                 continue
-            one = added[shown]
-            names = {number: next(fresh) for number in one.own}
-            window.extend(_renumbered(one.operations, names))
-            left.extend(names[number] for number in one.collected)
-    return tuple(window), tuple(left)
+            template = templates[shown]
+            new_ids = {number: next(fresh) for number in template.own}
+            complete.extend(_renumbered(template.operations, new_ids))
+            all_surviving.extend(new_ids[number] for number in template.surviving)
+    return tuple(complete), tuple(all_surviving)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Added:
-    """Micro-batch without the update, which is to be copied.
+class _Template:
+    """Micro-batch without the update, from which copies are made.
 
     Attributes:
         own: Storages that the micro-batch created or received.
-        collected: Storages that survive in every micro-batch, like the corresponding storages of the first micro-batch.
+        surviving: Storages that survive in every micro-batch, like the corresponding storages of the first micro-batch.
     """
 
     operations: tuple[Operation, ...]
     own: tuple[int, ...]
-    collected: tuple[int, ...]
+    surviving: tuple[int, ...]
 
 
-def _added(
+def _template(
     operations: Sequence[Operation],
-    first: Sequence[Operation],
+    first: RecordedMicroBatch,
     part: RecordedMicroBatch,
     own: Collection[int | None],
     surviving: Collection[int],
-) -> _Added:
-    kept = without_update(operations, like=first)
+) -> _Template:
+    """Prepare a micro-batch for copies: remove the update, and free at the end all storages that do not survive."""
+    whole, of_first = part.of(operations), first.of(operations)
+    kept = without_update(whole, like=of_first)
     its = [number for number in dict.fromkeys(_touched(kept)) if number is not None and number in own]
-    outlasting = [number for number in its if number in part.alive]
-    behind = _surviving(first, operations, surviving) if outlasting else frozenset()
-    freed = [number for number in outlasting if number not in behind]
+    alive = [number for number in its if number in part.alive]
+    survive = _surviving(of_first, whole, surviving) if alive else frozenset()
+    freed = [number for number in alive if number not in survive]
     if freed:
         kept = (*kept[:-1], replace(kept[-1], freed=(*kept[-1].freed, *freed)))
-    return _Added(kept, tuple(its), tuple(number for number in outlasting if number in behind))
+    return _Template(kept, tuple(its), tuple(number for number in alive if number in survive))
+
+
+def _owners(
+    operations: Sequence[Operation], parts: Sequence[RecordedMicroBatch]
+) -> dict[int | None, RecordedMicroBatch]:
+    """Map each storage to the first micro-batch that uses it."""
+    owners: dict[int | None, RecordedMicroBatch] = {}
+    for part in parts:
+        for number in _touched(part.of(operations)):
+            owners.setdefault(number, part)
+    return owners
+
+
+def _owned(
+    part: RecordedMicroBatch, owners: Mapping[int | None, RecordedMicroBatch], parameters: Collection[int | None]
+) -> frozenset[int | None]:
+    return frozenset(number for number in owners if owners[number] is part and number not in parameters) - {None}
 
 
 def _surviving(
@@ -174,13 +152,14 @@ def _touched(operations: Iterable[Operation]) -> Iterator[int | None]:
             yield tensor.id
 
 
-def _renumbered(operations: Iterable[Operation], names: Mapping[int, int]) -> Iterator[Operation]:
+def _renumbered(operations: Iterable[Operation], new_ids: Mapping[int, int]) -> Iterator[Operation]:
+    """Yield copies of the operations with new storage ids."""
     known: dict[int, TensorInfo] = {}  # by identity: the recorder describes a tensor once, and hashing is slower
 
     def its(tensor: TensorInfo) -> TensorInfo:
         found = known.get(id(tensor))
         if found is None:
-            number = None if tensor.id is None else names.get(tensor.id)
+            number = None if tensor.id is None else new_ids.get(tensor.id)
             found = known[id(tensor)] = tensor if number is None else replace(tensor, id=number)
         return found
 
@@ -192,6 +171,42 @@ def _renumbered(operations: Iterable[Operation], names: Mapping[int, int]) -> It
             outputs=tuple([its(tensor) for tensor in operation.outputs]),
             arguments=operation.arguments,
             module=operation.module,
-            freed=tuple([names[number] for number in operation.freed if number in names]),
+            freed=tuple([new_ids[number] for number in operation.freed if number in new_ids]),
             python_seconds=operation.python_seconds,
         )
+
+
+def without_update(operations: Sequence[Operation], *, like: Sequence[Operation] = ()) -> tuple[Operation, ...]:
+    """Return the operations of a micro-batch without the optimizer update.
+
+    Args:
+        operations: Operations of a micro-batch, perhaps with an update.
+        like: Operations of a micro-batch without an update. After the backward pass, only operations that also occur in
+            `like` are kept.
+    """
+    end = backward_ends(operations)
+    rest = iter(operations[end:])
+    names = (operation.name for operation in like[backward_ends(like) :])
+    found = (next((one for one in rest if one.name == name), None) for name in names)
+    return (
+        *(one for one in operations[:end] if one.phase != "optimizer"),
+        *(one for one in found if one is not None),
+    )
+
+
+def backward_ends(operations: Sequence[Operation]) -> int:
+    """Return the index after the last operation of a backward pass; without one, the number of operations."""
+    places = range(len(operations), 0, -1)
+    return next((place for place in places if operations[place - 1].phase == "backward"), len(operations))
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector, which would repeatedly scan many small objects while they are created."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

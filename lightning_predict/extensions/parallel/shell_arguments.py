@@ -9,6 +9,7 @@ Example::
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
@@ -32,39 +33,54 @@ def arguments_of_script(text: str, path: str) -> str:
     Raises:
         InvalidArgumentError: The script has no arguments, or a value is missing.
     """
-    variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(text)}
-    plain = _COMMENT.sub(r"\1", text.replace("\\\n", " "))
-    words = [word for line in plain.splitlines() for word in line.replace("(", " ").replace(")", " ").split()]
-    found: list[str] = []
-    # A word after an argument is its value, unless the argument already has one by `=`.
-    for word in (one.strip("\"';") for one in words):
-        is_value = bool(found) and found[-1].startswith("--") and "=" not in found[-1]
-        if word.startswith("--") or (is_value and not word.startswith("-")):
-            found.append(word)
-        elif word:
-            found.append("")  # end of an argument's values
-    arguments = [word for word in found if word]
-    kept: list[str] = []
-    for number, word in enumerate(arguments):
-        if word.startswith("--"):
-            name = word.lstrip("-").partition("=")[0]
-            own = arguments[number + 1] if number + 1 < len(arguments) else "--"
-            kept += [] if name in LAUNCHER else [word, *([] if own.startswith("--") else [own])]
-    if not kept:
+    arguments = _without_launcher(_arguments_and_values(_words(text)))
+    if not arguments:
         raise InvalidArgumentError(f"strategy={path!r} holds no arguments like --tensor-model-parallel-size 8.")
-    return " ".join(_filled(word, variables) for word in kept)
+    variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(text)}
+    return " ".join(_with_values(word, variables) for word in arguments)
 
 
-def _filled(word: str, variables: dict[str, str]) -> str:
+def _words(text: str) -> list[str]:
+    """Split a script into words, without comments, parentheses, quotes and continued lines."""
+    plain = _COMMENT.sub(r"\1", text.replace("\\\n", " "))
+    words = (word for line in plain.splitlines() for word in line.replace("(", " ").replace(")", " ").split())
+    return [word.strip("\"';") for word in words]
+
+
+def _arguments_and_values(words: Iterable[str]) -> list[str]:
+    """Keep the words that start with `--`, and the word after each if it is its value."""
+    kept: list[str] = []
+    may_be_value = False
+    for word in words:
+        is_argument = word.startswith("--")
+        if is_argument or (may_be_value and word and not word.startswith("-")):
+            kept.append(word)
+        may_be_value = is_argument and "=" not in word
+    return kept
+
+
+def _without_launcher(arguments: Sequence[str]) -> list[str]:
+    """Remove the arguments of torchrun with their values."""
+    kept: list[str] = []
+    is_kept = False
+    for word in arguments:
+        if word.startswith("--"):
+            is_kept = word.lstrip("-").partition("=")[0] not in LAUNCHER
+        if is_kept:
+            kept.append(word)
+    return kept
+
+
+def _with_values(word: str, variables: dict[str, str]) -> str:
     """Replace variables by their values. Unknown variables stay, and cause an error where a number is expected."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]
         return variables.get(name, match[2] if match[2] is not None else match[0])
 
-    for _ in range(len(variables) + 1):
-        filled = _VARIABLE.sub(value, word)
-        if filled == word:
+    for _ in range(len(variables) + 1):  # a value can contain variables
+        replaced = _VARIABLE.sub(value, word)
+        if replaced == word:
             break
-        word = filled
+        word = replaced
     return word or "''"
