@@ -188,6 +188,14 @@ RUNS: Final[Mapping[str, Run]] = {
             is_quick=False,
         ),
         Run(
+            name="fit-verdicts",
+            module="benchmarks.accuracy.fit_verdicts",
+            words=("validation", *_CACHE, "--sample", "24"),
+            split="held out",
+            copies_allowed=False,
+            is_quick=False,
+        ),
+        Run(
             name="qlora",
             module="benchmarks.accuracy.qlora",
             words=("validation",),

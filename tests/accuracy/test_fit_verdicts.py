@@ -1,0 +1,60 @@
+"""Which runs of the table of timm fitted, and the probability that is scored on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import lightning_predict as lp
+from benchmarks.accuracy.fit_verdicts import Run, Verdict, bins_table, chance_of, outcomes, verdict_table
+from benchmarks.result_files import table_of
+from lightning_predict.units import GIBIBYTE
+
+
+def run(batch: int, status: str, gibibytes: float) -> Run:
+    size = gibibytes * GIBIBYTE
+    return Run(
+        model="m", family="f", image_size=224, batch=batch, status=status, measured_bytes=size, tensors_bytes=size / 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        # By the line, a batch of 32 needs 20 + 16 x 1 = 36 GiB: trials may have filled the GPU of 40 GB.
+        ([("wall", 39)], []),
+        ([("ok", 36), ("wall", 39), ("short", 3)], [(32, True), (64, False), (128, False)]),
+        ([("short", 3), ("wall", 39)], [(64, False)]),  # a run that broke off early is left out
+        ([("short", 3), ("after_wall", 5)], []),
+    ],
+)
+def test_a_run_that_filled_the_gpu_did_not_fit_if_the_line_says_so(
+    ends: list[tuple[str, float]], expected: list[tuple[int, bool]]
+) -> None:
+    runs = [run(8, "ok", 12), run(16, "ok", 20), *(run(32 * 2**i, *end) for i, end in enumerate(ends))]
+    found = [(one.batch, fitted) for one, fitted, _ in outcomes(runs)]
+    assert found == [(8, True), (16, True), *expected]
+
+
+def test_one_figure_has_no_line() -> None:
+    assert list(outcomes([run(8, "ok", 12), run(128, "wall", 39)])) == []
+
+
+def test_a_larger_batch_is_less_likely_to_fit() -> None:
+    trace = lp.Trace.load("examples/gpt2.json.gz")
+    chances = [chance_of(trace, batch) for batch in (16, 30, 200)]
+    assert chances[0] == pytest.approx(1, abs=0.01)
+    assert chances == sorted(chances, key=lambda one: -(one or 0))
+    assert chances[2] == pytest.approx(0, abs=0.01)
+
+
+def test_verdicts_count_by_outcome_and_by_probability() -> None:
+    good, bad = (Verdict(run=run(8, "ok", 30), fitted=fitted, need_share=0.9, chance=0.99) for fitted in (True, False))
+    scored = [good, good, good, bad, replace(bad, chance=0.2, need_share=1.5)]
+    verdicts = {row[0]: row[1:] for row in table_of(verdict_table(scored)).rows}
+    assert verdicts["fitted"] == ("3", "3", "3")
+    assert verdicts["did not fit"] == ("2", "1", "1")
+    assert verdicts["did not fit, within 25 % of the GPU"] == ("1", "0", "1")
+    bins = {row[0]: row[1:] for row in table_of(bins_table(scored)).rows}
+    assert bins == {"20-30 %": ("1", "20", "0"), "90-100 %": ("4", "99", "75")}
