@@ -24,6 +24,7 @@ import torch
 from accelerate import Accelerator, debug_launcher
 
 import lightning_predict as lp
+from lightning_predict.guard import log_exceptions
 from lightning_predict.observe import budget, rank_agreement, watched_loop
 from tests.callbacks.rank_surroundings import full_disk
 
@@ -134,7 +135,7 @@ def loop(case: Case) -> dict[str, Any]:
     }
 
 
-@watched_loop.log_exceptions
+@log_exceptions
 def broken(self: Any) -> None:
     """Fail, as a method of `WatchedRun`."""
     raise ZeroDivisionError("by zero")

@@ -24,6 +24,7 @@ from lightning_predict.errors import CaptureError
 from lightning_predict.tracing import dispatch
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.session import CaptureSession
+from tests.processes import run
 from tests.tracing.test_session import nothing_is_left
 
 Result = tuple[Any, ...]
@@ -460,3 +461,10 @@ def test_a_step_of_very_many_operations_is_cut_and_says_so(monkeypatch: pytest.M
     with pytest.raises(CaptureError, match="The step was cut after 100 operations"):
         lp.capture(step)
     assert len(ran) >= 300
+
+
+def test_a_step_of_300_000_operations_costs_at_most_100_mib() -> None:
+    ran = run("from benchmarks.speed.recording_speed import large\nfor figure in large():\n    print(figure.value)\n")
+    _, mebibytes, message = ran.stdout.splitlines()
+    assert "The step was cut after 75,000 operations" in message
+    assert 5 < float(mebibytes) < 100
