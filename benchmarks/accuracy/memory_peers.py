@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.accuracy.memory import CHOSEN_ON, CONTEXT_BYTES, GPU, LEAST_BYTES, TIMM_TABLE, is_of_the_step
-from benchmarks.accuracy.workloads.vision import TORCHVISION_OPERATORS
+from benchmarks.accuracy.workloads.vision import import_torchvision
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.cost.memory import step_memory
@@ -102,7 +102,7 @@ def timm_runs(folder: Path, *, sample: int | None) -> Iterator[Said]:
 
 
 def _timm_model(name: str) -> nn.Module | None:
-    _define_torchvisions_operators()
+    import_torchvision()
     try:
         module: nn.Module = import_module("timm").create_model(name)
     except RuntimeError:  # a model that this release no longer has
@@ -110,15 +110,9 @@ def _timm_model(name: str) -> nn.Module | None:
     return module
 
 
-def _define_torchvisions_operators() -> None:
-    for name, schema in TORCHVISION_OPERATORS.items():
-        if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", schema)
-
-
 def xmem_runs(folder: Path) -> Iterator[Said]:
     """Record the runs that xMem's authors published and that can be rebuilt."""
-    _define_torchvisions_operators()
+    import_torchvision()
     models = import_module("torchvision").models
     with (folder / XMEM_TABLE).open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] in XMEM_MODELS and row["real_oom"] == "0"]

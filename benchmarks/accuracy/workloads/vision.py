@@ -160,7 +160,7 @@ def _with_copied_images(trace: Trace, images: torch.Tensor) -> Trace:
     return replace(trace, operations=(copy, *trace.operations))
 
 
-def _import_torchvision() -> None:
+def import_torchvision() -> None:
     """Import torchvision; define its operators first if its own library of them does not load with this torch.
 
     Raises:
@@ -179,7 +179,7 @@ def _import_torchvision() -> None:
 
 def _builder(step: VisionStep) -> Callable[[str], nn.Module]:
     try:
-        _import_torchvision()
+        import_torchvision()
         package = import_module(step.source)
         if step.source == "timm":
             import_module("timm.layers").set_fused_attn(step.fuses_attention)
