@@ -41,7 +41,7 @@ def test_a_notebook_shows_a_trace_as_a_small_table(trace: Trace) -> None:
     page = trace._repr_html_()
     assert "<caption>Recorded training step</caption>" in page
     assert ">the meta device</td>" in page
-    assert f">{len(trace.operations):,}, most often aten::" in page
+    assert f">{len(trace.operations):,}</td>" in page
     assert ">124,439,808 in float32</td>" in page  # 124 million: GPT-2
     assert ">not measured</td>" in page
     hostile = replace(trace, device="cuda", gpu_reported_name="<script>")._repr_html_()

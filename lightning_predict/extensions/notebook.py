@@ -12,9 +12,6 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table_markup import html_table
 from lightning_predict.tracing.trace import Trace
 
-BUSIEST = 3
-"""Number of operations that the table of a trace names."""
-
 
 def prediction_html(prediction: Prediction) -> str:
     """Return one prediction as a table of one row, without notes."""
@@ -26,7 +23,7 @@ def trace_html(trace: Trace) -> str:
     """Return a table of what was recorded."""
     rows = {
         "recorded on": "the meta device" if trace.device == "meta" else trace.gpu_reported_name or trace.device,
-        "operations": f"{len(trace.operations):,}, most often {', '.join(_most_frequent(trace))}",
+        "operations": f"{len(trace.operations):,}",
         "kinds of step": str(len(trace.kinds)) if trace.other_steps else None,
         "samples": None if trace.samples is None else f"{trace.samples:,}",
         "parameters": _parameters(trace),
@@ -41,11 +38,6 @@ def trace_html(trace: Trace) -> str:
         if text is not None
     )
     return f"<table><caption>Recorded training step</caption><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _most_frequent(trace: Trace) -> list[str]:
-    names = [operation.name for operation in trace.operations]
-    return sorted(set(names), key=lambda name: (-names.count(name), name))[:BUSIEST]
 
 
 def _parameters(trace: Trace) -> str | None:
