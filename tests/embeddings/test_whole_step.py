@@ -19,13 +19,13 @@ from lightning_predict.distributed.strategy import parse_strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.extensions.embeddings.placement import place_tables
 from lightning_predict.extensions.embeddings.step import Assignment, plan_document, sharded_step
+from lightning_predict.extensions.embeddings.step_tables import without_tables
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable, read_skew, tables_of_trace, with_skew
 from lightning_predict.extensions.embeddings.whole_step import (
     ShardedEmbeddings,
     WholeStep,
     possible_plans,
     table_optimizer,
-    without_tables,
 )
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.interconnect import CATALOGUE

@@ -11,7 +11,7 @@ Computation and communication are two queues (`distributed/overlap.py`); the ste
 both. `placement.py` places the tables and predicts their time. The dense layers are simulated from the recorded step,
 with its host time. Example::
 
-    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
+    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), context)
     sharded.steps(single, steps, [layout_of("8xA100-SXM-80GB")])[0].seconds
 """
 
@@ -20,14 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
 
 from lightning_predict.cost.memory import step_memory
-from lightning_predict.distributed.gradients import buckets, has_backward, parameter_bytes, ready_gradients
+from lightning_predict.distributed.gradients import buckets, has_backward, ready_gradients
 from lightning_predict.distributed.layout_steps import MultiGpuStep, narrowed_interval
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.overlap import (
@@ -51,11 +50,9 @@ from lightning_predict.extensions.embeddings.step import (
     in_milliseconds,
     read_sharding_plan,
 )
+from lightning_predict.extensions.embeddings.step_tables import StepTables, without_tables
 from lightning_predict.extensions.embeddings.tables import (
-    BACKWARDS,
     OPTIMIZERS,
-    TracedTables,
-    is_look_up,
     tables_of_trace,
 )
 from lightning_predict.gpus.layouts import Layout
@@ -67,13 +64,11 @@ from lightning_predict.timeline.simulation import COMPUTE_STREAM, HostOperation,
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.timeline.viewer import chrome_document, complete_event, row_name
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Trace
 from lightning_predict.uncertainty import STRAGGLER_WAIT
 from lightning_predict.units import MICROSECOND, mebibytes_to_bytes
 
 AUTO: Final = "auto"
-
-TABLE_BACKWARDS: Final = frozenset({*BACKWARDS, "aten::embedding_dense_backward", "aten::embedding_sparse_backward"})
 
 
 @final
@@ -163,11 +158,11 @@ class ShardedEmbeddings:
 
     Args:
         strategy: A strategy with `embedding`.
-        setting: GPUs, models and assumptions of the predictions.
+        context: GPUs, models and assumptions of the predictions.
     """
 
-    def __init__(self, strategy: Strategy, setting: PredictionContext) -> None:
-        self._strategy, self._setting = strategy, setting
+    def __init__(self, strategy: Strategy, context: PredictionContext) -> None:
+        self._strategy, self._context = strategy, context
         self._chosen: dict[Layout, ChosenPlan] = {}
 
     def steps(
@@ -184,7 +179,7 @@ class ShardedEmbeddings:
             InvalidArgumentError: See `possible_plans`.
             InfeasiblePlanError: See `possible_plans`.
         """
-        rows = {gpu: row for row, gpu in enumerate(self._setting.gpus)}
+        rows = {gpu: row for row, gpu in enumerate(self._context.gpus)}
         own = [steps[rows[layout.gpu]] for layout in layouts]
         if all(layout.count == 1 for layout in layouts):
             return tuple(own)
@@ -196,13 +191,13 @@ class ShardedEmbeddings:
 
     def shared(self, single: SingleGpuSteps) -> MultiGpuStep:
         """Return the predictor of the step on several GPUs."""
-        setting = self._setting
+        context = self._context
         return MultiGpuStep(
             single.trace,
             single.timed,
-            setting.gpus,
-            origin=setting.origin,
-            models=setting.models,
+            context.gpus,
+            origin=context.origin,
+            models=context.models,
             host=single.host,
         )
 
@@ -212,8 +207,8 @@ class ShardedEmbeddings:
         Raises:
             InvalidArgumentError: The step contains several batches.
         """
-        row = self._setting.gpus.index(layout.gpu)
-        return _whole_step(shared, step, row, layout, chosen, self._strategy, self._setting.interconnect)
+        row = self._context.gpus.index(layout.gpu)
+        return _whole_step(shared, step, row, layout, chosen, self._strategy, self._context.interconnect)
 
     def _best(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout) -> WholeStep:
         wholes = (self.whole(shared, step, layout, plan) for plan in self._plans(shared.trace, layout))
@@ -223,7 +218,7 @@ class ShardedEmbeddings:
 
     def _plans(self, trace: Trace, layout: Layout) -> tuple[ChosenPlan, ...]:
         """Return the plans to consider: the layout's known plan with this step's samples, otherwise all plans."""
-        known, setting = self._chosen.get(layout), self._setting
+        known, context = self._chosen.get(layout), self._context
         tables = tables_of_trace(trace)
         if known is not None:
             assigned = known.plan.assignments
@@ -234,16 +229,16 @@ class ShardedEmbeddings:
                     layout,
                     samples=tables.batch_size * layout.count,
                     optimizer=OPTIMIZERS[known.optimizer],
-                    interconnect=setting.interconnect,
-                    models=setting.models,
+                    interconnect=context.interconnect,
+                    models=context.models,
                 )
                 return (replace(known, plan=again),)
         return possible_plans(
             trace,
             layout,
             self._strategy.embedding or AUTO,
-            interconnect=setting.interconnect,
-            models=setting.models,
+            interconnect=context.interconnect,
+            models=context.models,
         )
 
     def needed_bytes(self, trace: Trace, layout: Layout) -> float | None:
@@ -270,145 +265,6 @@ class ShardedEmbeddings:
 
 _BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
 """Names of data that need an additional send buffer."""
-
-
-def without_tables(trace: Trace) -> Trace:
-    """Return a step without the lookups and the parameters of embedding tables.
-
-    Raises:
-        InvalidArgumentError: The step has no lookups.
-    """
-    tables = _Tables(trace)
-    memory, gone = trace.memory, tables.parameter_bytes
-    share = 1 - gone / memory.parameter_bytes if memory.parameter_bytes else 1.0
-    state = None if memory.optimizer_state_bytes is None else round(memory.optimizer_state_bytes * share)
-    has_gradients = memory.gradient_bytes is not None and memory.gradient_bytes >= gone
-    gradients = None if memory.gradient_bytes is None else round(memory.gradient_bytes - gone * has_gradients)
-    lasting = gone * (1 + has_gradients) + (memory.optimizer_state_bytes or 0) * (1 - share)
-    return replace(
-        trace,
-        operations=tuple(one for index, one in enumerate(trace.operations) if index not in tables.operations),
-        parameters=tables.dense_parameters,
-        memory=replace(
-            memory,
-            parameter_bytes=None if memory.parameter_bytes is None else round(memory.parameter_bytes - gone),
-            gradient_bytes=gradients,
-            optimizer_state_bytes=state,
-            peak_bytes=None if memory.peak_bytes is None else max(round(memory.peak_bytes - lasting), 0),
-            reserved_bytes=None if memory.reserved_bytes is None else max(round(memory.reserved_bytes - lasting), 0),
-        ),
-    )
-
-
-@final
-class _Tables:
-    """Embedding tables of a recorded step, and the operations that belong to them.
-
-    Args:
-        trace: The recorded step.
-
-    Raises:
-        InvalidArgumentError: The step has no lookups, or contains several batches.
-    """
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self.traced: TracedTables = tables_of_trace(trace)
-        if trace.batches > 1:
-            raise InvalidArgumentError(
-                f"strategy: embedding shares the tables of one batch, and this step has {trace.batches}; record a step "
-                "without gradient accumulation."
-            )
-        self.shapes = frozenset((table.rows, table.dim) for table in self.traced.tables)
-        names = {f"{table.name}.weight": table for table in self.traced.tables}
-        own = [
-            one
-            for one in trace.parameters
-            if one.shape in self.shapes and (one.name in names or not self._is_named(one.name))
-        ]
-        self.parameters = tuple(own)
-        self.dense_parameters = tuple(one for one in trace.parameters if one not in own)
-        self._modules = {one.name.rpartition(".")[0] for one in own}
-
-    def _is_named(self, name: str) -> bool:
-        """Return whether the module of a parameter computes more than lookups."""
-        module = name.rpartition(".")[0]
-        return any(one.module == module and not is_look_up(one) for one in self._trace.operations)
-
-    @property
-    def parameter_bytes(self) -> float:
-        return float(sum(map(parameter_bytes, self.parameters)))
-
-    @cached_property
-    def operations(self) -> frozenset[int]:
-        """Positions of lookups, and of operations that only create, sum or apply gradients of tables."""
-        return frozenset(i for i, one in enumerate(self._trace.operations) if self._is_own(one))
-
-    def _is_own(self, operation: Operation) -> bool:
-        if is_look_up(operation) or operation.name in TABLE_BACKWARDS:
-            return True
-        if operation.module in self._modules and operation.phase in ("forward", "backward"):
-            return True
-        if operation.phase == "backward" and operation.module is None:
-            return any(self._is_gradient(tensor) for tensor in operation.inputs)
-        return operation.phase == "optimizer" and self.dense_share(operation) == 0.0
-
-    def _is_gradient(self, tensor: TensorInfo) -> bool:
-        """Return whether a tensor is the gradient of a table.
-
-        A sparse gradient has no storage id, but the table's shape.
-        """
-        return tensor.shape in self.shapes if tensor.id is None else tensor.id in self._gradients
-
-    @cached_property
-    def _gradients(self) -> frozenset[int]:
-        made = (one for one in self._trace.operations if one.name in TABLE_BACKWARDS)
-        return frozenset(tensor.id for one in made for tensor in one.outputs if tensor.id is not None)
-
-    def dense_share(self, operation: Operation) -> float:
-        """Return the share of an operation's values in tensors that do not have the shape of a table."""
-        tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if len(tensor.shape) > 0]
-        every = sum(tensor.elements for tensor in tensors)
-        dense = sum(tensor.elements for tensor in tensors if tensor.shape not in self.shapes)
-        return dense / every if every else 1.0
-
-    def reads_vectors(self) -> frozenset[int]:
-        """Return the positions of forward operations that need a looked-up vector.
-
-        Without storage ids, all operations after the first lookup count.
-        """
-        forward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "forward"]
-        looked_up = {tensor.id for _, one in forward if is_look_up(one) for tensor in one.outputs}
-        if not looked_up or None in looked_up:
-            first = next(i for i, one in forward if is_look_up(one))
-            return frozenset(i for i, _ in forward if i > first)
-        found = set[int]()
-        for index, one in forward:
-            if index not in self.operations and any(tensor.id in looked_up for tensor in one.inputs):
-                found.add(index)
-                looked_up |= {tensor.id for tensor in one.outputs} - {None}
-        return frozenset(found)
-
-    def gradients_ready(self) -> int:
-        """Return the position of the operation after which the gradients of all vectors are ready.
-
-        Without storage ids, this is the operation before the backward pass of the tables.
-        """
-        backward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "backward"]
-        own = [(i, one) for i, one in backward if one.name in TABLE_BACKWARDS]
-        if not own:
-            return max(i for i, _ in backward)
-        wanted = {one.inputs[0].id for _, one in own if one.inputs}
-        if None in wanted:
-            return own[0][0] - 1
-        writers = [i for i, one in backward if any(t.id in wanted for t in one.outputs) and not _only_views(one)]
-        return max((i for i in writers if i < own[-1][0]), default=own[0][0] - 1)
-
-
-def _only_views(operation: Operation) -> bool:
-    """Return whether an operation only creates views, which share the storages of its inputs."""
-    given = {tensor.id for tensor in operation.inputs}
-    return bool(operation.outputs) and all(tensor.id in given for tensor in operation.outputs)
 
 
 @final
@@ -464,7 +320,7 @@ def _whole_step(
     strategy: Strategy,
     interconnect: Interconnect,
 ) -> WholeStep:
-    trace, tables = shared.trace, _Tables(shared.trace)
+    trace, tables = shared.trace, StepTables(shared.trace)
     host = shared.host(strategy)
     order = _ordered(shared, tables, chosen.plan)
     simulated = simulate_timeline(launch_schedule(order.work, gpus=len(shared.gpus)), host)
@@ -540,7 +396,7 @@ LOOK_UP: Final = "look-ups"
 UPDATE: Final = "update of the tables"
 
 
-def _ordered(shared: MultiGpuStep, tables: _Tables, plan: ShardingPlan) -> _Order:
+def _ordered(shared: MultiGpuStep, tables: StepTables, plan: ShardingPlan) -> _Order:
     operations = shared.trace.operations
     dependent, ready = tables.reads_vectors(), 0
     trains = has_backward(shared.work)
