@@ -167,7 +167,7 @@ RUNS: Final[Mapping[str, Run]] = {
         _part("memory", "fitted", "constants on other families, the form of the interval on these", *_CACHE,
               copies_allowed=False),
         _part("layout-memory", "fitted", "what a fused loss and compiled code keep; no number", *_CACHE),
-        _part("memory-peers", "fitted", "constants on some of the families", "--sample", "12", copies_allowed=False),
+        _part("memory-peers", "fitted", "constants on some of the families", "--sample", "14", copies_allowed=False),
         _part("many-gpus", "fitted", "differences of pace, the framework's host, overlap costs", *_CACHE),
         _part("collectives", "fitted", "shares of a link's rate by kind of machine", copies_allowed=False),
         _part("nemo", "fitted", "overlap, casts and launches in float8", *_CACHE),

@@ -190,7 +190,7 @@ def print_report(folder: Path, console: Console, *, sample: int | None) -> None:
     )
     for title, runs in found:
         tools = list(dict.fromkeys(tool for run in runs for tool in run.by_tool))
-        rows = report_table(f"{title}: said over measured, less one, %", ("run",), ("GiB", *tools))
+        rows = report_table(f"{title}: said over measured, less one, %", ("run",), ("measured GiB", *tools))
         for run in runs:
             errors = {tool: 100 * (size / run.measured_bytes - 1) for tool, size in run.by_tool.items()}
             cells = (f"{errors[tool]:+.1f}" if tool in errors else "" for tool in tools)
