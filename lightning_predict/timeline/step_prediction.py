@@ -407,5 +407,5 @@ def _profiled(trace: Trace, own: StepCalibration, *, is_bound: bool) -> Iterator
         yield Note(
             "The host was timed under a profiler, which slows it. A host-bound step may be up to "
             f"{PROFILED_SPREAD:.0f} times as fast without one.",
-            is_detail=True,
+            is_decisive=True,
         )

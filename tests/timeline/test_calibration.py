@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.note import is_decisive
 from lightning_predict.timeline.calibration import (
     GAP_SECONDS,
     HOST_BOUND_SHARE,
@@ -263,6 +264,8 @@ def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None
         "The host was timed under a profiler with Python stacks, which slow it several times. A host-bound step may be "
         "up to 5 times as fast without them.",
     )
+    assert is_decisive(plain.notes[0])
+    assert is_decisive(stacks.notes[0])  # shown before other notes
     assert predicted(replace(recorded(100, 70e-6), has_python_stacks=True))["LIKE-SMALL"].notes == ()  # device-bound
 
 
