@@ -274,7 +274,7 @@ class StepSpread:
     """Half width of a step's interval in log(seconds). It has two parts whose squares are added.
 
     Attributes:
-        kept: Factor on the half width that results from the intervals of the operations.
+        operations_factor: Factor on the half width that results from the intervals of the operations.
         log_half_width: Half width that all operations of a step share.
         unknown_gpu: Additional shared half width for a GPU without measurements.
         known_gpus: GPUs with published steps.

@@ -54,8 +54,8 @@ class HeldMemory:
         activation_bytes: Temporary memory at the peak of the forward and backward passes.
         early_gradient_bytes: Size of the gradients that exist at the peak of the forward and backward passes; None if
             all gradients exist.
-        moments: Candidate peak times with sharded gradients, each as (temporary bytes, gradient bytes); empty if only
-            the peak on a single GPU is known.
+        candidate_peaks: Candidate peak times with sharded gradients, each as (temporary bytes, gradient bytes); empty
+            if only the peak on a single GPU is known.
         copy_bytes: Size of the master copies of parameters, which the optimizer updates.
         update_bytes: Temporary memory of the optimizer step.
         expert_share: Share of expert parameters among trainable parameters. Fewer replicas hold experts.

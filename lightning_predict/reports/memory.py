@@ -41,7 +41,7 @@ class MemorySaving:
     """Reduction of the process's memory by one change.
 
     Attributes:
-        words: Description of the change.
+        description: Description of the change.
         bytes: Saved bytes.
         note: Drawback of the change, such as a longer step; empty if the change has no drawback.
     """
@@ -62,7 +62,7 @@ class MemoryReport:
         breakdown: Memory at the peak, by purpose and module.
         savings: Changes that would reduce memory, largest first. Each value is for that change alone.
         largest: Sentence that states the largest batch size that fits; None if unknown.
-        several: Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU.
+        multi_gpu_sentence: Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU.
     """
 
     gpu: str

@@ -113,7 +113,7 @@ class Extrapolation:
 
     Attributes:
         variable: Name of the variable.
-        asked: Value in the setting to predict.
+        requested_value: Value in the setting to predict.
         lowest: Minimum over the past runs.
         highest: Maximum over the past runs.
     """

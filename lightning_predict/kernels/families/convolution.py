@@ -347,10 +347,10 @@ class ConvolutionWork:
         taps: Positions of the filter.
         strides: Product of the strides of all sides.
         is_dilated: Whether the filter is dilated.
-        placed: Elements that a depthwise pass computes one by one.
+        single_outputs: Elements that a depthwise pass computes one by one.
         is_depthwise: Whether each channel has its own filter.
         is_cudnn: Whether cuDNN computes a depthwise pass.
-        is_last: Whether the layout is channels last.
+        is_channels_last: Whether the layout is channels last.
         is_odd: Whether the number of channels of the images or of the outputs is odd.
         is_volume: Whether there are three dimensions.
         images: Elements of the images.

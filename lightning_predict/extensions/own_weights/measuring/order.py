@@ -51,8 +51,8 @@ class MeasuringProblem:
     Attributes:
         operation: Name of the benchmark.
         dtype: A key of `run.DTYPES`.
-        words: Shape parameters.
-        passes: Names of the calls to time. A row of the first call marks the shape as measured.
+        shape: Shape parameters.
+        calls: Names of the calls to time. A row of the first call marks the shape as measured.
     """
 
     operation: str
