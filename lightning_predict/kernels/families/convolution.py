@@ -61,6 +61,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import (
     compute_peak,
+    issue_rate,
     per_gpu,
     sustained_flops,
     sustained_rate_uncertainty,
@@ -100,7 +101,6 @@ def _flops(c: Columns) -> Array:
 
 
 def _has_winograd_filter(c: Columns) -> Array:
-    """Return whether the filter is 3 x 3 with stride 1 and no dilation, booleans of shape (problems,)."""
     steps = [c[f"{setting}_{side}"] == 1 for setting in ("stride", "dilation") for side in _PLANE]
     found: Array = np.logical_and.reduce([c["kernel_height"] == 3, c["kernel_width"] == 3, *steps])
     return found
@@ -301,6 +301,8 @@ cuDNN's release notes list 4, 8, 16 and 32."""
 
 GROUPED_LAST_SHARE: Final = _OF.number("GROUPED_LAST_SHARE", "share")
 
+PLACING_CYCLES: Final = _OF.number("PLACING_CYCLES", "cycles")
+
 LARGEST_FILTER_LAST: Final = _OF.count("LARGEST_FILTER_LAST", "elements")
 
 LARGE_FILTER_TAPS: Final = _OF.number("LARGE_FILTER_TAPS", "instructions")
@@ -448,13 +450,15 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
     width = work.channels
     flops = 2 * work.groups * work.rows * work.cols * work.depth  # (problems,)
     is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0) | (width > 64)
+    padded = np.where(is_served, 0.0, (work.images + work.outputs) * _padded(width, 32))
+    padding = padded * PLACING_CYCLES / issue_rate(gpu)
     if work.backward:
         tile = np.where(width <= 32, 32.0, 128.0)
         rate, is_served = rate * GROUPED_LAST_GRADIENT * 2, np.isin(width, WIDTHS_LAST)  # both halves together
     else:
         tile, rate = np.full_like(width, 64.0), rate * GROUPED_LAST_SHARE
     waste = np.ceil(width / tile) * tile / width
-    in_groups = np.where(is_served | work.is_depthwise, 0.0, flops * waste / rate)
+    in_groups = np.where(is_served | work.is_depthwise, 0.0, flops * waste / rate + padding)
     lanes = gpu.peak_flops_per_second["float32"] / 2
     is_large = work.is_depthwise & (work.taps > LARGEST_FILTER_LAST**2)
     depthwise = np.where(is_large, work.single_outputs * work.taps * LARGE_FILTER_TAPS / lanes, 0.0)
@@ -475,7 +479,6 @@ def _by_matmuls(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -
 
 
 def _of_positions(work: ConvolutionWork) -> Array:
-    """Return the time of an input gradient over its FLOPs' time, from the positions that the filter skips."""
     is_grouped = work.groups > 1
     all_positions = work.strides * np.where(is_grouped, GROUPED_GRADIENT, 1.0)
     return np.where((work.strides > 1) & (work.is_dilated | is_grouped), all_positions, 1.0)
