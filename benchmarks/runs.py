@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,6 @@ from lightning_predict.reports.published_cases import SourceSplit
 
 FOLDERS: Final = ("validation", "measurements", "traces", "cases")
 """Folders of published measurements and recordings; the modules say where each comes from."""
-
-DEFAULT_STUDY: Final = Path(os.devnull)
-"""Settings of a study of planners: an empty file takes the defaults."""
 
 TIMEOUT_MINUTES: Final = 25
 """Longest time of one command."""
@@ -38,7 +34,7 @@ class Run:
         name: Name of the result.
         module: Module that Python runs.
         words: What follows the module. `validation`, `measurements`, `traces` and `cases` stand for folders of data,
-            `STEPS` for the folder of recorded steps, `STUDY` for an empty file of settings.
+            `STEPS` for the folder of recorded steps.
         split: Whether constants were chosen on the scored rows.
         fitted: Constants that were chosen on them.
         copies_allowed: False if a licence of the source does not allow copies of measured values.
@@ -71,7 +67,7 @@ class Run:
             results: Folder to write the result to.
             cache: Folder of recorded steps.
         """
-        paths = {"STEPS": cache, "STUDY": DEFAULT_STUDY} | {folder: data / folder for folder in FOLDERS}
+        paths = {"STEPS": cache} | {folder: data / folder for folder in FOLDERS}
         words = [str(paths.get(word, word)) for word in self.words]
         return ("-m", self.module, *words, "--result", str(results))
 
@@ -219,7 +215,7 @@ RUNS: Final[Mapping[str, Run]] = {
             is_quick=False,
         ),
         Run(name="rest-of-run", module="benchmarks.accuracy.rest_of_run", split="held out"),
-        Run(name="planning", module="benchmarks.planning", words=("STUDY",), split="held out", is_quick=False),
+        Run(name="planning", module="benchmarks.planning", split="held out", is_quick=False),
         Run(name="optimum", module="benchmarks.planning.optimum", split="held out", is_quick=False),
         Run(name="promises", module="benchmarks.planning.promises", split="held out", is_quick=False),
         *(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.planning study.yaml --output study --workers -1
 
-An empty file of settings takes the defaults of `study.py`. With `setting: stream`, jobs come as in a published stream:
+Without a file, the settings are the defaults of `Study`. With `setting: stream`, jobs come as in a published stream:
 
     python -m benchmarks.planning study.yaml --streams FOLDER
 """
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.planning.pictures import comparison_figure, comparison_table
-from benchmarks.planning.study import compare, read_study, run_study
+from benchmarks.planning.study import Study, compare, read_study, run_study
 from benchmarks.result_files import ResultConsole, write_run
 from lightning_predict.cli.answers import json_value
 from lightning_predict.errors import LightningPredictError
@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words of the command line; None takes the process's.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("study", type=Path, help="YAML file of settings")
+    parser.add_argument("study", type=Path, nargs="?", default=None, help="YAML file of settings")
     parser.add_argument("--output", type=Path, default=None, help="folder to write all runs and the figure to")
     parser.add_argument("--workers", type=int, default=None, help="processes, -1 for all cores")
     parser.add_argument("--streams", type=Path, default=None, help="folder of published jobs and throughputs (Gavel)")
     parser.add_argument("--result", type=Path, default=None, help="folder to write the comparison to")
     options = parser.parse_args(arguments)
     try:
-        study = read_study(options.study, streams=options.streams)
+        study = Study() if options.study is None else read_study(options.study, streams=options.streams)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("runs", total=len(study.runs))
             runs = run_study(study, workers=options.workers, on_run=lambda _: progress.advance(bar))

@@ -11,7 +11,9 @@ import pytest
 import yaml
 from rich.console import Console
 
+import benchmarks.planning.__main__
 from benchmarks.planning.__main__ import main as study
+from benchmarks.planning.study import Study
 from lightning_predict.cli import main
 from tests.planning.test_files import DOCUMENT, written
 
@@ -53,6 +55,18 @@ def test_the_study_prints_the_comparison_and_writes_it(tmp_path: Path, capsys: p
     out = capsys.readouterr().out
     assert "milp" in out
     assert max(map(len, out.splitlines())) <= 120
+
+
+def test_a_study_without_a_file_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Study] = []
+
+    def run_nothing(study: Study, **_: Any) -> list[Any]:
+        asked.append(study)
+        return []
+
+    monkeypatch.setattr(benchmarks.planning.__main__, "run_study", run_nothing)
+    assert study([]) == 0
+    assert asked == [Study()]
 
 
 def test_nothing_is_written_without_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
