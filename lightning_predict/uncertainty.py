@@ -27,7 +27,7 @@ Earlier runs correct the total of a run, with the standard error of their mean (
 `constants.toml` contains the evidence for each constant. The documentation page on accuracy shows the coverage of the
 intervals. Example::
 
-    >>> spread = StepSpread(kept=0.5, log_half_width=0.3)
+    >>> spread = StepSpread(operations_factor=0.5, log_half_width=0.3)
     >>> low, high = spread.widened(0.8, 1.25)  # sqrt((0.5 * 0.223)**2 + 0.3**2) = 0.32
     >>> round(float(low), 2), round(float(high), 2)
     (0.73, 1.38)

@@ -1,4 +1,4 @@
-"""Unit conversions. All other modules use SI units, apart from files in other units, and names contain the unit.
+"""Unit conversions. All other modules compute in SI units, and names contain the unit. Files may use other units.
 
 Example::
 

@@ -43,7 +43,8 @@ class FitRecording:
     """Recorders of one fit: a recorder of the training step, and a recorder of a validation batch.
 
     Attributes:
-        window_size: Observed size of the optimizer steps, until a step was recorded.
+        window_size: Size of the accumulation windows, as observed when the last trace was returned; before that, the
+            default.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, clock: Callable[[], float]) -> None:
@@ -106,7 +107,10 @@ class FitRecording:
             self._steps.pause()
 
     def checkpoint_is_collected(self) -> None:
-        """Stop timing the batch, because another callback may write a checkpoint before this recorder sees its end."""
+        """Stop timing the batch.
+
+        Another callback may write a checkpoint before this recorder sees the end of the batch.
+        """
         if self._steps is not None:
             self._steps.checkpoint_is_collected()
 

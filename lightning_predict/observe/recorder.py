@@ -532,7 +532,10 @@ class StepRecorder:
         self._timer.pause()
 
     def checkpoint_is_collected(self) -> None:
-        """Stop timing the batch, because another callback may write a checkpoint before this recorder sees its end."""
+        """Stop timing the batch.
+
+        Another callback may write a checkpoint before this recorder sees the end of the batch.
+        """
         self._timer.pause()
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ Example::
     print(run.outcome.sentence)
 
 Each `step()` ends one step and begins the next. A trainer with validation, checkpoints or step hooks reports them to
-the `observer`, and replaces `facts`.
+the `observer`. It also replaces `facts`, the function that returns the inputs of a forecast.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class Predictions(AbstractPredictions):
         items_in_order: One prediction per GPU.
         used_gpu: Name of the GPU that recorded the trace, if it is in the catalogue.
         notes: Notes that apply to all predictions.
-        machine: The machine in use, if `items_in_order` has no prediction for that machine; None if no step was timed.
+        machine: The machine in use. None if `items_in_order` has a prediction for this machine, or if no step was
+            timed.
         heading: Title of the table: number and size of the steps, and where a step was recorded.
         is_running: Whether the predictions are for a run in progress on this machine.
         made_on: Day of the prediction (ISO 8601), used for the age of prices; None omits the age.

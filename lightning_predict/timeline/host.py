@@ -2,18 +2,19 @@
 
 An operation has five overheads (T1 to T5 of Lin et al., HiPC 2022)::
 
-    T1  between two operations            T4  one launch call
-    T2  from the start of an operation    T5  between two launches of one operation;
-        to its first launch                   the whole operation if it launches nothing
+    T1  between two operations
+    T2  from the start of an operation to its first launch
     T3  from its last launch to its end
+    T4  one launch call
+    T5  between two launches of one operation, or the whole operation if it launches nothing
 
 If a trace has host times, the overheads of each operation are derived from them (`recorded_host`). An operation without
 host times gets the overheads of its phase, from a table for a median host.
 
 Waits are removed from recorded host times. The duration of synchronising calls, of blocking copies and of launches into
-a full queue depends on the device, so only the host's work around them is kept. The simulation computes the waits for
-another GPU. The remaining time between two operations is Python code: PyTorch's code, which takes microseconds, or the
-user's code (an environment, tokenizing, metrics). Example::
+a full queue depends on the device, so only the host's work around them is kept. For a prediction of another GPU, the
+simulation computes the waits anew. The remaining time between two operations is Python code: PyTorch's code, which
+takes microseconds, or the user's code (an environment, tokenizing, metrics). Example::
 
     >>> kind = HostModel().overheads("forward")
     >>> round(kind.total_seconds(launches=1) * 1e6, 1)  # T1 + T2 + T4 + T3
@@ -101,17 +102,17 @@ SHARED_OVERHEADS: Final[Mapping[Phase, Overheads]] = {
     "optimizer": _table_row(2.8, 5.6, 1.4, 5.6, 1.4, 1.4),
     "other": _table_row(2.1, 4.2, 1.4, 5.6, 1.4, 2.1),
 }
-"""Overheads of a median host by phase, in microseconds, for runs without a host profile.
+"""Overheads of a median host by phase, for runs without a host profile. The rows above are in microseconds.
 
 A forward operation takes 13.3 us with one launch, and 4.2 us without a launch. Both totals come from KernelBench's
-small problems (version v0, 198 launch-bound rows of 6 to 80 operations). `SLOWEST_HOST` lists the hosts. The split
-into T1 to T5 and the optimizer's row are assumptions.
+small problems (version v0, 198 launch-bound rows of 6 to 80 operations). The row of `SLOWEST_HOST` in `constants.toml`
+lists the machines. The split into T1 to T5 and the optimizer's row are assumptions.
 
-The backward row is twice the 11.2 us of dispatch and launch, because autograd's engine visits one node per operation
-and another node per gradient. This factor was checked on three machines with launch-bound training steps
-(torchvision's RTX 2080 Ti and RTX 3090, 2019-21; milabench's H100, torch 2.6). The measured training times are 1.34,
-1.23 and 1.12 times the tabled times with the factor, and 1.94, 1.79 and 1.80 times the tabled times without the
-factor. A factor chosen for one of the machines alone is between 2.0 and 2.7."""
+A backward operation with one launch takes 22.4 us: twice the 11.2 us of a forward operation without T1. Autograd's
+engine visits one node per operation, and another node per gradient. This factor was checked on three machines with
+launch-bound training steps (torchvision's RTX 2080 Ti and RTX 3090, 2019-21; milabench's H100, torch 2.6). The measured
+training times are 1.34, 1.23 and 1.12 times the tabled times with the factor, and 1.94, 1.79 and 1.80 times the tabled
+times without the factor. A factor chosen for one of the machines alone is between 2.0 and 2.7."""
 
 LIBRARY_SECONDS: Final[Mapping[str, float]] = {
     name: microseconds_to_seconds(microseconds)

@@ -96,7 +96,7 @@ _COMPILED: Final = "triton_"
 def exchanges(kernel: str) -> bool:
     """Return whether a kernel communicates with other GPUs, by its name."""
     qualified = _TAIL.sub("", kernel.removeprefix("void ").replace("(anonymous namespace)::", ""))
-    if qualified.startswith(_COMPILED):  # the name lists all fused operations, perhaps with a wait for a collective
+    if qualified.startswith(_COMPILED):  # the name lists its fused operations; one may wait for a collective
         return False
     if _LIBRARIES.search(qualified) is not None:
         return True

@@ -42,6 +42,7 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
 MAX_HARMFUL_GAIN: Final = 0.98
+"""A change whose predicted gain is below this factor is called slower; gains from here to `WORTH_IT` are noise."""
 
 
 @fill_in_assumptions
@@ -65,8 +66,8 @@ def advise(
             used. Gains are for the GPU in use, otherwise for the first GPU.
         iterations: Number of remaining steps, for the savings of the run; None omits the savings.
         allow: Allowed side effects: `numerics` (results are rounded differently), `digits` (parameters permanently lose
-            digits), `memory` (more memory), `samples` (a step has other samples). Changes with other side effects are
-            listed, but are not part of the chain.
+            digits), `memory` (more memory), `samples` (a step trains on more samples). Changes with other side effects
+            are listed, but are not part of the chain.
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. Profiles lack
             the data flow between operations, which the prediction of torch.compile needs.
         strategy: See `Assumptions`.
@@ -104,30 +105,34 @@ def advice_for(
     check_predictable(trace)
     if followed is not None:
         trace = with_data_flow(trace, followed)
-    origin = gpu_in_use(trace)
     layouts = shown_layouts(trace, layouts, iterations, assumptions)
-    in_use = None if origin is None else layout_in_use(trace, origin)
-    everywhere = list(dict.fromkeys((*([] if in_use is None else [in_use]), *layouts)))
-    first = everywhere[0]
-    measured = measured_gains(assumptions.history, first.name, trace)
+    evaluated = _evaluated_layouts(trace, layouts)
+    layout_of_gains = evaluated[0]
+    measured = measured_gains(assumptions.history, layout_of_gains.name, trace)
     assumptions = replace(assumptions, history=())  # both sides of a gain must be predicted in the same way
-    trial = _Evaluation(trace, everywhere, iterations, assumptions, measured)
-    advised = [trial.advised(change) for change in CHANGES.values()]
-    chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
-    after = None if chain is None else trial.changed[chain.names]
-    if after is not None and after.operations == trace.operations:
-        after = None  # the change affects only waits, not device work
-    gpus = [first, *[each for each in layouts if each.gpu != first.gpu]][:2]
-    table = layer_table(trace, [each.gpu for each in gpus], assumptions.weights, after=after)
+    evaluation = _Evaluation(trace, evaluated, iterations, assumptions, measured)
+    advised = [evaluation.advised(change) for change in CHANGES.values()]
+    chain = evaluation.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
+    changed_trace = None if chain is None else evaluation.changed[chain.names]
+    if changed_trace is not None and changed_trace.operations == trace.operations:
+        changed_trace = None  # the change affects only waits, not device work
+    gpus = list(dict.fromkeys((layout_of_gains.gpu, *(each.gpu for each in layouts))))
     return Advice(
-        on=first.name,
-        before=trial.before,
+        on=layout_of_gains.name,
+        before=evaluation.before,
         changes=tuple(_ranked(advised)),
         allowed=frozenset(allow),
         chain=chain,
-        layers=table,
-        notes=trial.before.notes,
+        layers=layer_table(trace, gpus[:2], assumptions.weights, after=changed_trace),
+        notes=evaluation.before.notes,
     )
+
+
+def _evaluated_layouts(trace: Trace, layouts: Sequence[Layout]) -> list[Layout]:
+    """Return the layouts without duplicates, after the layout in use. The gains are for the first one."""
+    origin = gpu_in_use(trace)
+    in_use = () if origin is None else (layout_in_use(trace, origin),)
+    return list(dict.fromkeys((*in_use, *layouts)))
 
 
 def _ranked(advised: Sequence[EvaluatedChange]) -> list[EvaluatedChange]:

@@ -31,7 +31,7 @@ SMALLEST_SHARE: Final = 0.02
 """Rows with a smaller share on every GPU are merged into one row."""
 
 SHARE_OF_NOTHING: Final = 0.001
-"""The row of merged rows is omitted below this share."""
+"""The row of merged rows is omitted if its share of the device time is at most this value on every GPU."""
 
 OTHERS: Final = "rest"
 OPTIMIZER: Final = "optimizer"

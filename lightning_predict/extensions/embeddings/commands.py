@@ -54,8 +54,8 @@ def shard(
         table_gib: Memory of each GPU available to tables (default: 85 %).
         skew: Skew of the lookups: the exponent of Zipf's law, or a CSV file with a sample of indices (columns table,
             index) to fit it to (default: 0, uniform).
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine type's, otherwise a
-            reference system's).
+        network_gbps: Network bandwidth of one machine in Gbit/s. The default is the bandwidth of the named or priced
+            machine, otherwise of a reference system.
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
         pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
             peer-to-peer access (host). In a virtual machine or container without this access: virtual.
@@ -76,7 +76,7 @@ def shard(
     from lightning_predict.units import gibibytes_to_bytes
 
     links = interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie) or CATALOGUE
-    layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # on the machines that `predict` prices
+    layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # with networks of the priced machines
     if not layouts:
         raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
     step = Trace.load(str(trace))

@@ -59,7 +59,7 @@ LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
 """Logarithms of message sizes from 1 byte to 1 PiB, sixteen per doubling, for interpolation."""
 
 COPIED_SHARES: Final = (0.25, 0.5, 0.75)
-"""Shares of the tables that are tried as copies on all GPUs, smallest tables first."""
+"""Shares of the number of tables. Some start plans copy this share of the tables, the smallest ones, to all GPUs."""
 
 MIN_GAIN: Final = 1e-6
 """Minimum relative improvement by a change, larger than rounding errors."""

@@ -3,8 +3,8 @@
 The step waits for its slowest GPU twice: vectors are exchanged after the last lookup, and the step ends with the last
 update. Overlap and other layers are ignored here, so plans differ only by their sharding. An all-to-all takes as
 long as its busiest GPU needs. GPU i sends c_i bytes to each of the n - 1 others, and receives the sum of the others' c.
-The larger of the two amounts, on the busiest GPU, is the message of an even all-to-all that takes equally long (Lin et
-al., HiPC 2022). Example::
+`alltoall_message` converts the larger amount, on the busiest GPU, to the message of an equally long even all-to-all
+(Lin et al., HiPC 2022). Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**6, dim=64, pooling=20) for _ in range(16)]

@@ -37,7 +37,7 @@ MICRO_BATCHES_PER_STAGE: Final = _OF.count("MICRO_BATCHES_PER_STAGE", "micro-bat
 
 
 def pass_micro_batches(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:
-    """Return the time of forward and backward of a step, as a number of micro-batches of the slowest stage.
+    """Return the time of a step's passes, divided by the time of one micro-batch in the slowest stage.
 
     Args:
         seconds: Time of a micro-batch in each stage, forward and backward.
@@ -63,8 +63,8 @@ def bubble_ratio(strategy: Strategy, weight_share: float) -> float:
 def overlapping_micro_batches(strategy: Strategy, micro_batches: int) -> int:
     """Return how many of the last micro-batches overlap with communication between replicas.
 
-    The gradients of a stage are complete after its last micro-batch. An interleaved pipeline processes as many
-    micro-batches per round as it has stages, one part of the model at a time. After the last round of a part, its
+    The gradients of a stage are complete after its last micro-batch. An interleaved pipeline over p GPUs sends p
+    micro-batches through one part of the model, then through the next part. After the last round of a part, its
     gradients are communicated while earlier parts compute.
     """
     return min(strategy.pipeline, micro_batches) if strategy.virtual > 1 else 1
@@ -74,8 +74,8 @@ def in_flight(strategy: Strategy, stage: int, micro_batches: int) -> float:
     """Return the maximum number of micro-batches whose activations a stage holds.
 
     With 1F1B and with the zero-bubble schedule H1, this is the number of stages from this stage to the end. In an
-    interleaved pipeline, the first stage holds (p - 1) / (p v) more (Narayanan et al., 2021). With GPipe, a stage holds
-    all micro-batches.
+    interleaved pipeline, this number is multiplied by 1 + (p - 1) / (p v) (Narayanan et al., 2021). With GPipe, a stage
+    holds all micro-batches.
     """
     if strategy.schedule == "gpipe":
         return float(micro_batches)

@@ -5,8 +5,8 @@
     min  Σ_jk cost_jk x_jk + Σ_j stay_j s_j + Σ_j postponed_j (1 − Σ_k x_jk − s_j)
         + Σ_n period_n y_n + Σ_vf period_v z_vf
 
-subject to the constraints below. Index sets: jobs j, machine types v with G_v GPUs each, sizes q (number of GPUs of a
-machine that a job uses), and currently rented nodes n. Variables::
+subject to the constraints of `one_place`, `room`, `slots`, `nodes` and `budget`. Index sets: jobs j, machine types v
+with G_v GPUs each, sizes q (number of GPUs of a machine that a job uses), and currently rented nodes n. Variables::
 
     x_jk ∈ {0, 1}       job j starts on configuration k = (v, g), on a node that is new to it
     s_j  ∈ {0, 1}       job j stays where it runs; if x and s are 0, the job waits
@@ -14,16 +14,20 @@ machine that a job uses), and currently rented nodes n. Variables::
     u_nq ∈ {0, 1, …}    number of jobs of size q that start on a kept node
     z_vf ∈ {0, 1, …}    number of new nodes of machine type v with filling f
 
-This differs from the published models. The published models have variables for each node (w_n, y_vn, x_jvgn), and a job
-that keeps its configuration does not count as moving. Free nodes are interchangeable, so any plan could be written in
-many ways, and a solver would have to reject each of them. Therefore free nodes are counted by their filling here. For
-an 8-GPU machine, a filling is a partition of 8 into sizes (22 partitions). A node with running jobs has its own
-variables, because a job that leaves the node loses a restart.
+`Options` contains the prices: `cost_usd` (cost_jk), `stay_usd` (stay_j), `postponed_usd` (postponed_j) and `period_usd`
+(period_v, and period_n by the type of node n). To add a variable, extend `Variables` and the five constraints.
+
+This differs from the published models. The published models have variables for each node (w_n, y_vn, x_jvgn). In these
+models, a job that keeps its configuration may change its node without a restart. Free nodes are interchangeable, so any
+plan could be written in many ways, and a solver would have to reject each of them. Therefore free nodes are counted by
+their filling here. For an 8-GPU machine, a filling is a partition of 8 into sizes (22 partitions). A node with running
+jobs has its own variables, because a job that leaves the node must restart, which costs time.
 
 Tardiness needs no variables, because x_jk and s_j determine it (`objective.py`).
 
 The planner always returns a decision. If the time limit ends the search, this is the best decision found so far, with
-its gap. Without any decision, running jobs stay, and waiting jobs start in queue order. Example::
+its gap. Without any decision, running jobs stay. Waiting jobs then start in queue order, or not at all with a
+budget. Example::
 
     decision = MilpPlanner(time_limit_seconds=10.0).decide(problem, situation)
     decision.objective_usd, decision.gap
@@ -359,7 +363,10 @@ def _waiting_usd(options: Options) -> Table:
 
 
 def _costs(options: Options, variables: Variables) -> Table:
-    """Return the coefficients of the objective: of running (not waiting), and of machines until the next event."""
+    """Return the coefficients of the objective.
+
+    A job has its running cost minus its waiting cost, and a machine has its price until the next event.
+    """
     waiting = _waiting_usd(options)
     costs = np.zeros(variables.count)
     costs[: variables.first_stay] = [options.cost_usd[job, item] - waiting[job] for job, item in variables.starts]
