@@ -62,7 +62,7 @@ class ScoredRow:
     @property
     def is_inside(self) -> bool:
         """True if the interval holds the measured time."""
-        return self.predicted.low <= self.measured <= self.predicted.high
+        return bool(self.predicted.low <= self.measured <= self.predicted.high)  # ends from an array are numpy's
 
     @property
     def memory_error(self) -> float | None:

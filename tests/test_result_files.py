@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from rich.table import Table
@@ -53,6 +55,16 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert result.command == "python -m benchmarks.accuracy validation --of lin --cache STEPS"
     assert (result.cases, result.split, result.rerun) == (1, "fitted", True)
     assert result.sentences == ("left out: 3 rows",)
+
+
+def test_intervals_from_an_array_are_written(tmp_path: Path) -> None:
+    ends = np.array([0.5, 1.0, 2.0])
+    steps = [replace(row(measured=0.8), predicted=Interval(*ends))]
+    result = ResultConsole(width=100).result(
+        RUNS["lin"], published=published_cases(steps, source="lin", split="fitted")
+    )
+    write_result(result, tmp_path)
+    assert read_result("lin", tmp_path) == result
 
 
 def test_the_file_holds_what_the_terminal_shows(capsys: pytest.CaptureFixture[str]) -> None:
