@@ -40,8 +40,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from benchmarks.accuracy import (
     choices,
     collectives,
@@ -176,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, console: Console) -> Sequence[PublishedCase]:
+def _run(options: argparse.Namespace, console: ResultConsole) -> Sequence[PublishedCase]:
     """Print a part; return the scored steps of whole models on GPUs."""
     folder: Path = options.folder
     if options.of == "regressions":
@@ -186,6 +184,9 @@ def _run(options: argparse.Namespace, console: Console) -> Sequence[PublishedCas
             measures_cpu=options.measure_cpu,
         )
         regressions.print_report(regressed, console)
+        console.print_figures(
+            "Published training benchmarks, beyond the fitted runs", regressions.published_figures(regressed)
+        )
     elif options.of == "recordings":
         recordings.print_report(folder, console)
     elif options.of == "correlations":

@@ -35,6 +35,7 @@ from benchmarks.accuracy.workloads.classifiers import VGG19, alexnet, googlenet,
 from benchmarks.accuracy.workloads.deep_speech import DeepSpeech
 from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
+from benchmarks.result_files import Figure
 from benchmarks.training.report import report_table
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.regression.end_to_end import (
@@ -747,6 +748,26 @@ def print_report(axes: Sequence[AxisScore], console: Console) -> None:
         "product of the published variables at once; five: at most five of them, selected by t-tests. Coefficients of "
         "either sign and absolute errors, as in the published regressions."
     )
+
+
+PUBLISHED_AXES: Final[Mapping[Variable, str]] = {"flops_per_second": "faster GPUs", "num_gpus": "eight GPUs"}
+"""Names of the extrapolations of all published benchmarks together."""
+
+
+def published_figures(axes: Sequence[AxisScore]) -> tuple[Figure, ...]:
+    """Return mean errors and coverage on all published training benchmarks, as the documentation quotes them."""
+    figures = []
+    for axis in axes:
+        name = PUBLISHED_AXES.get(axis.score.variable)
+        if axis.model == ALL_BENCHMARKS and axis.is_measured and name is not None:
+            shares = (axis.score.mean_error, axis.error_of_five, axis.score.inside)
+            names = (name, f"{name}, five features", f"{name}, inside")
+            figures += [
+                Figure(name=one, value=f"{100 * value:.0f}", unit="%")
+                for one, value in zip(names, shares, strict=True)
+                if value is not None
+            ]
+    return tuple(figures)
 
 
 def summary_tables(axes: Sequence[AxisScore]) -> tuple[Table, ...]:

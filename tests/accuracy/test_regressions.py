@@ -12,6 +12,7 @@ from rich.console import Console
 from benchmarks.accuracy import regressions
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.regressions import (
+    ALL_BENCHMARKS,
     PUBLISHED,
     AxisScore,
     ExtrapolationScore,
@@ -20,6 +21,7 @@ from benchmarks.accuracy.regressions import (
     cpu_scores,
     evaluate_regressions,
     print_report,
+    published_figures,
     published_number_scores,
     published_power_scores,
 )
@@ -149,6 +151,20 @@ def test_everything_is_printed() -> None:
     assert "small network batch size measured 5.0 5.0 5.0 2.0 1.0 -" in lines
     assert "batch size simulated 2 50.0" in lines  # where there are intervals, half of the runs lie in them
     assert "Ours are simulated by this package's own predictions" in " ".join(lines)
+
+
+def test_the_documentation_quotes_all_published_benchmarks_together() -> None:
+    faster = replace(SCORE, variable="flops_per_second")
+    axes = (
+        AxisScore("resnet50", "3 published sweeps", faster, 0.3, 0.5, is_measured=True),
+        AxisScore(ALL_BENCHMARKS, "3 published sweeps", faster, 0.3, 0.5, is_measured=True),
+        AxisScore("AlexNet", "1 x T4", SCORE, 0.3, 0.5),
+    )
+    assert {one.name: one.value for one in published_figures(axes)} == {
+        "faster GPUs": "20",
+        "faster GPUs, five features": "30",
+        "faster GPUs, inside": "50",
+    }
 
 
 def test_the_command(
