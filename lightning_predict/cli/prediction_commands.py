@@ -482,6 +482,7 @@ def _published_error(step: Trace, findings: Findings) -> str:
     """Return a sentence with the prediction errors of the most similar published steps, on the recommended GPU."""
     import statistics
 
+    from lightning_predict.reports.format import share
     from lightning_predict.reports.published_cases import describe, nearest_cases, read_published_cases
 
     best = findings.ranking.cheapest
@@ -489,7 +490,7 @@ def _published_error(step: Trace, findings: Findings) -> str:
     gpu = first.layout.gpu.name
     found = nearest_cases(describe(step), gpu, read_published_cases(), number=PUBLISHED)
     error = statistics.median(case.absolute_error for case in found)
-    return f"The {len(found)} most similar published steps, for the {gpu}: median error {error:.0%}."
+    return f"The {len(found)} most similar published steps, for the {gpu}: median error {share(error)}."
 
 
 PUBLISHED: Final = 8

@@ -186,7 +186,7 @@ def test_the_command_line_names_a_model(gpt2: str, capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     heading = out.partition("\n\n")[0].replace("\n  ", " ")
     assert "0.14 M parameters; 2 sequences of 64 tokens; bf16-mixed; AdamW" in heading
-    assert re.search(r"The 8 most similar published steps, for the T4: median error \d+%\.$", heading)
+    assert re.search(r"The 8 most similar published steps, for the T4: median error \d+ %\.$", heading)
     assert err == ""
     assert "\nT4 " in out
 
