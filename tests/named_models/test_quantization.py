@@ -166,7 +166,7 @@ def test_qlora_of_a_named_model(gpt2: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantization": "nf4"}, "give the rank of LoRA, too"),
+        ({"quantization": "nf4"}, "add lora=16"),
         ({"quantization": "int3", "lora": 4}, "expected one of nf4, nf4-double, fp4, fp4-double"),
         ({"optimizer": "adamw_4bit"}, "expected one of adamw, adam, sgd, adamw_8bit"),
     ],
