@@ -322,7 +322,7 @@ class CostBudget(ObservingCallback):
             ]
             self._ledger.resume(seconds=seconds, usd=usd, kg_co2=emitted[0], kg_co2_seconds=emitted[1])
         self._machine = RentedMachine.of_state(state_dict)
-        run = state_dict.get("run")  # absent in checkpoints of version 0.3 and earlier
+        run = state_dict.get("run")  # absent in checkpoints of early versions
         self._run = run if isinstance(run, str) and run else self._run
 
     @log_exceptions

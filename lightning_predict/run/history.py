@@ -55,8 +55,7 @@ class HistoryRecord:
         predicted_seconds: Predicted time of the run.
         actual_seconds: Actual time of the run.
         date: ISO date.
-        model: Fingerprint of the model, independent of the batch size, from `model_fingerprint_of`; None in files of
-            version 0.1.
+        model: Fingerprint of the model, independent of the batch size, from `model_fingerprint_of`; None if unknown.
         num_gpus: Number of GPUs of the run.
         architecture: Fingerprint of the model, independent of its settings, from `own_gains.architecture_of`; None if
             unknown.
