@@ -124,10 +124,12 @@ class Deferred:
             """Compute postponed fields. Python calls this method only for slots without a value."""
             if name not in self.__dataclass_fields__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            complete = object.__getattribute__(self, "_complete")()
-            for field in self.__dataclass_fields__:
-                object.__setattr__(self, field, getattr(complete, field))
-            object.__setattr__(self, "_complete", None)
+            complete = object.__getattribute__(self, "_complete")
+            if complete is not None:  # None: another thread has computed the fields in the meantime
+                computed = complete()
+                for field in self.__dataclass_fields__:
+                    object.__setattr__(self, field, getattr(computed, field))
+                object.__setattr__(self, "_complete", None)
             return object.__getattribute__(self, name)
 
 

@@ -52,6 +52,14 @@ def test_a_copy_has_the_computed_field(copied: Callable[[Size], Size]) -> None:
     assert repr(copied(size)) == "Size(width=3, area=9)"
 
 
+def test_a_thread_that_asks_while_another_one_computes_gets_the_value() -> None:
+    size, calls = postponed(3)
+    assert size.area == 9
+    # Python has called this for a slot without a value, and meanwhile the other thread has filled the slot.
+    assert Size.__getattr__(size, "area") == 9  # type: ignore[attr-defined]
+    assert calls == [3]
+
+
 def test_an_unknown_attribute_is_an_error_and_computes_nothing() -> None:
     size, calls = postponed(3)
     with pytest.raises(AttributeError, match="'Size' object has no attribute 'volume'"):
