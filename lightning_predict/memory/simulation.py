@@ -104,7 +104,7 @@ def blocks_of(trace: Trace) -> Blocks:
     rest = (memory.parameter_bytes or 0) - sum(sizes)
     written = sum(one.size_bytes for one in storages if one.cause == "update")
     # Otherwise, the recorded update did not run CUDA's default, which updates all parameters at once.
-    at_once = trace.flags.foreach is not None or bool([one for one in operations if one.name.startswith(MULTI_TENSOR)])
+    at_once = trace.flags.foreach is not None or any(one.name.startswith(MULTI_TENSOR) for one in operations)
     gradients = gradient_bytes(trace)
     update = () if at_once else _copies(min(gradients, written), trained)
     kept = [one.size_bytes for one in storages if one.cause == "gradient"]
@@ -159,7 +159,7 @@ def copy_bytes(trace: Trace) -> int:
     Examples are an EMA's copy of the parameters, or master copies outside the optimizer state.
     """
     memory = trace.memory
-    end = max([index for index, one in enumerate(trace.operations) if one.phase == "backward"], default=None)
+    end = max((index for index, one in enumerate(trace.operations) if one.phase == "backward"), default=None)
     if end is None or memory.peak_bytes is not None:
         return 0
     met, given = set[int](), 0

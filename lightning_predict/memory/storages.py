@@ -110,7 +110,7 @@ def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
     Such a storage is written and read only by point-wise operations, whose inputs are kept anyway. Inductor's backward
     pass recomputes the storage from these inputs.
     """
-    if FUSED not in [operation.name for operation in operations]:
+    if not any(operation.name == FUSED for operation in operations):
         return frozenset()
     written: dict[int, Operation] = {}
     kept, needed = set[int | None](), set[int | None]()

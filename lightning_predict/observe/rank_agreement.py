@@ -8,8 +8,8 @@ timeout.
 
 Example::
 
-    meetings = rank_agreement(trainer)
-    decision = meetings.agree(lambda: {"action": "stop"})   # on every rank; the function is called on rank zero
+    agreement = rank_agreement(trainer)
+    decision = agreement.agree(lambda: {"action": "stop"})   # on every rank; the function is called on rank zero
 """
 
 from __future__ import annotations

@@ -200,9 +200,7 @@ class _Autocast:
         self._weights = shapes | {shape[::-1] for shape in shapes}
         losses = (one for one in trace.operations if one.name.startswith("aten::nll_loss"))
         self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
-        self._products: set[int | None] = (
-            set()
-        )  # results of forward products, to which a decomposed layer adds its bias
+        self._products: set[int | None] = set()  # results of forward products; a decomposed layer adds its bias to one
         self._lowered: set[int | None] = set()  # activations in float32 that forward operations cast to 16 bits
         self._multiplied: set[int | None] = set()  # other operands of products with such activations
         made = (one for one in trace.operations if one.name == "aten::zeros")
@@ -234,11 +232,12 @@ class _Autocast:
 
     def _keeps_softmax(self, operation: Operation) -> bool:
         """Return whether the log-softmax of a cross entropy uses the dtype of its input. Only the loss uses float32."""
-        if operation.name == "aten::_log_softmax":
-            return any(tensor.id in self._kept_softmax for tensor in operation.outputs)
-        return self._keeps_gradient(operation)
+        return operation.name == "aten::_log_softmax" and any(
+            tensor.id in self._kept_softmax for tensor in operation.outputs
+        )
 
     def _keeps_gradient(self, operation: Operation) -> bool:
+        """Return whether the backward pass of such a log-softmax uses the dtype of the input, too."""
         return operation.name == _LOG_SOFTMAX_BACKWARD and any(
             tensor.id in self._kept_softmax & self._half for tensor in operation.inputs[1:]
         )
