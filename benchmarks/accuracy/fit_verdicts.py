@@ -22,8 +22,8 @@ from typing import Final, final
 
 from rich.table import Table
 
-from benchmarks.accuracy.memory import CHOSEN_ON, CONTEXT_BYTES, GPU, TIMM_TABLE, is_of_the_step
-from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
+from benchmarks.accuracy.memory import CHOSEN_ON, CONTEXT_BYTES, GPU, TIMM_TABLE, is_of_the_step, timm_step
+from benchmarks.accuracy.workloads.vision import vision_trace
 from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH
@@ -149,18 +149,11 @@ def verdicts(folder: Path, cache: Path, sample: int) -> list[Verdict]:
     chosen = names[:: max(len(names) // sample, 1)][:sample]
     scored = []
     for model in chosen:
-        step = VisionStep(
-            source="timm",
-            model=model,
-            mode="train",
-            precision="single",
-            layout="nchw",
-            batch=RECORDED_BATCH,
-            image_size=models[model][0][0].image_size,
-        )
-        trace = vision_trace(step, cache)
-        for run, fitted, share in models[model] if trace is not None else ():
-            chance = None if trace is None else chance_of(trace, run.batch)
+        trace = vision_trace(timm_step(model, RECORDED_BATCH, models[model][0][0].image_size), cache)
+        if trace is None:
+            continue
+        for run, fitted, share in models[model]:
+            chance = chance_of(trace, run.batch)
             if chance is not None:
                 scored.append(Verdict(run=run, fitted=fitted, need_share=share, chance=chance))
     return scored

@@ -1,9 +1,9 @@
 """Score the gains of changes on pairs of measured steps that differ by one option: `--of gains`.
 
 For each pair, the original step is read from a recording, the change is made as advice makes it, and the predicted gain
-is compared with the measured one. The baseline is a constant: the median gain of the other families, with equal weights
-. The correction of a family (a power of the simulated gain, a shift and an interval) is fitted on the other families,
-so errors and coverage are held out. The last two columns score the gains of advice, by
+is compared with the measured one. The baseline is a constant: the median gain of the other families, with equal
+weights. The correction of a family (a power of the simulated gain, a shift and an interval) is fitted on the other
+families, so errors and coverage are held out. The last two columns score the gains of advice, by
 `advice/gain_accuracy.py`, whose constants were fitted on them all. Mixed precision is predicted as its scripts ran it
 (float16 parameters and activations, another optimizer), because the pairs measured it; the kind `autocast` makes the
 change that a user of a Trainer makes. KernelBench's modules were called one at a time, with a wait after each, and are

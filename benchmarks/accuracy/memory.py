@@ -136,17 +136,22 @@ def timm_cases(folder: Path, cache: Path | None) -> tuple[MemoryCase, ...]:
     return tuple(cases)
 
 
+def timm_step(model: str, batch: int, image_size: int) -> VisionStep:
+    """Return a training step as the table of timm's memory has it: float32, channels first."""
+    return VisionStep(
+        source="timm",
+        model=model,
+        mode="train",
+        precision="single",
+        layout="nchw",
+        batch=batch,
+        image_size=image_size,
+    )
+
+
 def _timm_trace(folder: Path, cache: Path | None, model: str, batch: int, image_size: int) -> Trace | None:
     if cache is not None:
-        step = VisionStep(
-            source="timm",
-            model=model,
-            mode="train",
-            precision="single",
-            layout="nchw",
-            batch=batch,
-            image_size=image_size,
-        )
+        step = timm_step(model, batch, image_size)
         if (cache / step.file_name).is_file():
             return vision_trace(step, cache)
     path = folder / TRACES / f"{model}_{batch}.json.gz"
