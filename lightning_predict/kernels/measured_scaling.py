@@ -4,13 +4,10 @@ Without measured kernels, the time of every item is predicted directly from its 
 on which the trace was recorded (the origin), there are three methods:
 
 * `auto`: multiply the direct prediction by a power of (measured / predicted time on the origin), because errors of a
-  model for an operation recur on other GPUs. The power (`RATIO_EXPONENTS`) is 1 if both GPUs run the same code
-  (element-wise work, norms, reductions, optimizers, copies). The power is lower for matmuls, convolutions and
-  attention, whose kernels differ between GPUs. The power is 0 if the two GPUs use different units, such as TF32 units
-  and float32 units. If neural networks were trained on measurements of both GPUs, only residuals far beyond the
-  networks' errors count (`transferable_residuals`). Wave scaling is used for operations without a model, such as the
-  user's own kernels. Kernels without a known operation (CUDA graphs, extensions) whose names show matmuls are scaled by
-  the rates of large matmuls (`kernel_names.py`).
+  model for an operation recur on other GPUs. `RATIO_EXPONENTS` has the powers. If neural networks were trained on
+  measurements of both GPUs, only residuals far beyond the networks' errors count (`transferable_residuals`). Wave
+  scaling is used for operations without a model, such as the user's own kernels. Kernels without a known operation
+  (CUDA graphs, extensions) whose names show matmuls are scaled by the rates of large matmuls (`kernel_names.py`).
 * `mlp`: multiply the direct prediction by the ratio for all items (Habitat's MLPs). Without a trained model, the direct
   prediction comes from rooflines.
 * `wave`: wave scaling for all items (Habitat's equations alone).
@@ -25,6 +22,7 @@ Example::
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final, get_args
@@ -76,8 +74,9 @@ KernelRelation = Literal["same code", "same units", "other units"]
 KERNEL_RELATIONS: Final[tuple[KernelRelation, ...]] = get_args(KernelRelation)
 """Kinds of relations between the kernels of an operation on two GPUs.
 
-`same code`: equal kernels. `same units`: different kernels for the same units, chosen by a library. `other units`:
-different units, such as tensor cores on one GPU and CUDA cores on the other GPU."""
+`same code`: equal kernels (element-wise work, norms, reductions, optimizers, copies). `same units`: different kernels
+for the same units, chosen by a library. `other units`: different units, such as tensor cores and CUDA cores, or code
+that the other GPU cannot run, such as FlashAttention 3."""
 
 RATIO_EXPONENTS: Final[Mapping[KernelRelation, float]] = {"same code": 1.0, "same units": 0.75, "other units": 0.0}
 """Power of (measured / predicted time on the origin) by which the prediction for another GPU is multiplied.
@@ -85,9 +84,8 @@ RATIO_EXPONENTS: Final[Mapping[KernelRelation, float]] = {"same code": 1.0, "sam
 The powers were chosen on 1,370 pairs of GPUs that ran the same problems, which no neural network was fitted to.
 Errors at the powers 0, 1/2, 3/4 and 1 are 0.046, 0.040, 0.034 and 0.029 for the same code; 0.102, 0.094, 0.099 and
 0.109 for the same units; 0.366, 0.382, 0.455 and 0.514 for other units. Each GPU left out of the choice gives 0.029,
-0.096 and
-0.356. For the same units, the errors are similar, and whole steps select 3/4 (`timeline/same_gpu_check.py`). To
-print this study: `python -m benchmarks.accuracy FOLDER --of pairs`."""
+0.096 and 0.356. For the same units, whole steps select 3/4 (`timeline/same_gpu_check.py`). To print this study:
+`python -m benchmarks.accuracy FOLDER --of pairs`."""
 
 
 @final
@@ -228,6 +226,7 @@ def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], ori
     by_ratio = usable & np.array([_goes_by_ratio(direct, i, method) for i in range(len(kernels))], dtype=np.bool_)
     correction = np.divide(measured, at_origin, out=np.ones_like(measured), where=usable)
     kinship = _kinships(direct.items, by_ratio, gpus, origin)
+    kinship = np.where(_cannot_run_on(gpus, kernels, origin), KERNEL_RELATIONS.index("other units"), kinship)
     carried: Array = np.log(correction)
     if method == "auto":
         exponent = np.array([RATIO_EXPONENTS[each] for each in KERNEL_RELATIONS])[kinship]
@@ -281,9 +280,8 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
     """Return the part of each residual on the origin that applies to another GPU, if both have trained networks.
 
     A residual has two parts: the median of its family (a software version, a clock) and its own deviation from this
-    median. Each part x is multiplied by x^2 / (x^2 + t^2), with `SHARED_SCATTER` and `OWN_SCATTER` as t. Residuals
-    within the errors of the networks hardly count, because they are noise that does not recur on another GPU. Residuals
-    far beyond these errors come from effects that the shapes do not show.
+    median. Each part x is multiplied by x^2 / (x^2 + t^2), with `SHARED_SCATTER` and `OWN_SCATTER` as t, because
+    residuals within the errors of the networks do not recur on another GPU.
 
     Args:
         residuals: log(measured / predicted) on the origin, shape (items,).
@@ -299,11 +297,7 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
 
 
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
-    """Return whether an item ran on the GPU but has no recorded kernels.
-
-    An operation without kernels ran on the host, unless its tensors are known to be on the GPU. Communication between
-    processes has no kernels of its own.
-    """
+    """Return whether an item ran on the GPU but has no recorded kernels; communication has no kernels of its own."""
     operations = [trace.operations[index] for index in item.operations]
     if not item.problems or any(one.kernels or one.name.startswith("c10d::") for one in operations):
         return False
@@ -311,10 +305,7 @@ def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
 
 
 def _goes_by_ratio(direct: WorkTimes, column: int, method: Method) -> bool:
-    """Return whether the measured time of an item is scaled by the ratio of two predictions.
-
-    `auto` uses wave scaling for items with known bytes only, and for vector operations without a trained model.
-    """
+    """Return whether an item scales by a ratio; with `auto`, vector operations without a network scale by waves."""
     item = direct.items[column]
     if method != "auto" or not item.problems:
         return method == "mlp"
@@ -336,6 +327,18 @@ def _kinships(items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu
             known[key] = [KERNEL_RELATIONS.index(kernel_relation(*key, origin, target)) for target in gpus]
         table[:, column] = known[key]
     return table
+
+
+_ONE_ARCHITECTURE: Final = re.compile(r"flash.*sm(90|1[0-2]0)", re.IGNORECASE)
+"""Names of FlashAttention 3 and 4, which run on one architecture. Other GPUs run another release of FlashAttention."""
+
+
+def _cannot_run_on(gpus: Sequence[Gpu], kernels: Sequence[tuple[Kernel, ...]], origin: Gpu) -> BoolArray:
+    """Return which items have kernels for the origin's architecture alone, shape (gpus, items)."""
+    own = np.array(
+        [any(_ONE_ARCHITECTURE.search(one.name) for one in launched) for launched in kernels], dtype=np.bool_
+    )
+    return own & np.array([[gpu.architecture != origin.architecture] for gpu in gpus], dtype=np.bool_)
 
 
 def kernel_relation(operation: str, dtype: str, origin: Gpu, target: Gpu) -> KernelRelation:
@@ -362,11 +365,7 @@ def _wave_scaled(
     trace: Trace,
     method: Method,
 ) -> Array:
-    """Apply wave scaling to the measured seconds of each item, (gpus, items). Equal launches are computed once.
-
-    Kernels that were not launched by torch's own operations, but whose names show matmuls, are scaled by the rates of
-    large matmuls, unless the method is `wave`.
-    """
+    """Apply wave scaling to the measured seconds of each item, (gpus, items); scale matmuls of extensions by rates."""
     factors: dict[tuple[object, ...], Array] = {}
     seconds = np.zeros((len(gpus), len(items)))
     by_name = set() if method == "wave" else {index for index, item in enumerate(items) if _is_outside(trace, item)}

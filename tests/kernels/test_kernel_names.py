@@ -139,6 +139,24 @@ def test_flash_attention_scales_as_torchs_own_attention(name: str) -> None:
     assert on_a100(called(name, 1900, HEADS, FLASH_3)) == pytest.approx(on_a100(through_aten), rel=0.15)
 
 
+@pytest.mark.parametrize("microseconds", [900, 1500, 1900])
+def test_the_speed_of_flash_attention_3_stays_on_hopper(microseconds: float) -> None:
+    """An A100 runs FlashAttention 2, so the time on an H100 tells nothing about it."""
+    same_work = on_a100(called("aten::_flash_attention_forward", 1900, HEADS, "flash_fwd_kernel<cutlass::bfloat16_t>"))
+    faster = called("flash_attn_3::_flash_attn_forward", microseconds, HEADS, FLASH_3)
+    assert on_a100(faster) == pytest.approx(same_work, rel=0.15)
+
+
+def test_another_hopper_runs_flash_attention_3_as_fast() -> None:
+    h200 = gpu("H200-SXM-141GB")
+    models = kernel_models((H100.name, h200.name))
+    slow, fast = (
+        called("flash_attn_3::_flash_attn_forward", microseconds, HEADS, FLASH_3) for microseconds in (1900, 900)
+    )
+    seconds = [predict_work_times(one, [h200], origin=H100, models=models).seconds.sum() for one in (slow, fast)]
+    assert seconds[1] < 0.7 * seconds[0]
+
+
 def test_flash_attention_without_kernels_is_no_copy() -> None:
     trace = called("flash_attn_3::_flash_attn_forward", 1900, HEADS, FLASH_3)
     (item,) = work_items(trace)
