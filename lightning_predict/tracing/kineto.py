@@ -1,9 +1,8 @@
 """Reads a profile (Kineto JSON file, exported by `torch.profiler`) as a Trace. Pure Python: torch is not needed.
 
 The operations are the outermost calls that are not composites, as a `TorchDispatchMode` would see them. A recurrent
-layer, an attention or an RMS normalisation is read as one operation, and its backward pass as another (matched by
-autograd's sequence numbers). Kernels belong to the operation that launched them, directly or through inner calls. The
-trace's notes report content that predictions cannot use. Example::
+layer, an attention or an RMS normalisation is one operation, and its backward pass another. Kernels belong to the
+operation that launched them. The trace's notes report content that predictions cannot use. Example::
 
     trace = import_trace("rank0.pt.trace.json.gz", step=5)  # detects the format
     trace.gpu_reported_name          # 'NVIDIA A100-SXM4-40GB'
@@ -107,12 +106,7 @@ _ABOVE_PEAK: Final = 1.1
 
 
 def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
-    """Return whether float32 matmuls used TF32, judged by their kernels. Kernels use TF32 only if the TF32 flag is on.
-
-    Args:
-        operations: Operations of the step.
-        peak: The GPU's float32 FLOP/s; None if the GPU is unknown.
-    """
+    """Return whether float32 matmuls used TF32, by their kernels and the float32 peak of the GPU (None if unknown)."""
     products = [
         one for one in operations if one.name in _MATMULS and {each.dtype for each in one.inputs} == {"float32"}
     ]
@@ -212,7 +206,7 @@ def _float32_peak(row: dict[str, Any]) -> float | None:
         return None
 
 
-_KERNEL_LAUNCH: Final = re.compile(r"_*(cuda|cu)LaunchKernel\w*")
+_KERNEL_LAUNCH: Final = re.compile(r"_*(cuda|cu)(LaunchKernel\w*|GraphLaunch)")
 
 _FEW_LOST: Final = 0.01
 """Share of launches without kernels up to which no note is given."""
@@ -421,11 +415,7 @@ def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
 
 
 def _waits(profile: Profile) -> Iterator[HostWait]:
-    """Yield waits of the host in order: calls that synchronise with the device, and waits for the data loader.
-
-    Threads that launch nothing (for pinning memory, or a watchdog of collectives) are ignored, because they do not
-    delay the step.
-    """
+    """Yield waits of the host in order, for the device and the data loader, on threads that launch work."""
     working = {call.thread for call in profile.calls() if call.device_work}
     for call in sorted(profile.calls(), key=lambda call: call.start):
         is_loader = call.name.startswith(LOADER_MARK)

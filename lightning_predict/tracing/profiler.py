@@ -1,8 +1,7 @@
 """`ProfilerRecorder`: records a step with `torch.profiler`, on CUDA and for compiled code.
 
-The profiler does not change what runs, so compiled code stays compiled. The profiler's events have the format of
-exported files, and `kineto.py` reads both. Facts that the format lacks (storage ids, devices, dtypes of lists) are
-added. Example::
+The profiler does not change what runs, so compiled code stays compiled. `kineto.py` reads its events, with the storage
+ids, devices and dtypes of lists that exported files lack. Example::
 
     recorder = ProfilerRecorder(cuda=True)
     recorder.start()
@@ -20,6 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final, final
 from weakref import WeakSet
 
@@ -44,6 +44,16 @@ _torchs: Final[Any] = torch.autograd.profiler
 
 _STARTING: Final = threading.Lock()
 
+_SESSIONS: Final = count(1)
+
+
+def _launch_warm_up_kernels(kernels: int, *, device: str = "cuda") -> None:
+    """Launch small kernels before a step, as CUPTI may lose the first k kernels of a process's k-th profile."""
+    buffer = torch.zeros(1, device=device)
+    for _ in range(kernels):
+        buffer.add_(1)
+    torch.cuda.synchronize()
+
 
 class _Ours(int):
     """Value equal to True that marks torch's "profiler is running" flag as set by this recorder."""
@@ -62,11 +72,9 @@ def _quiet_kineto(level: str = "KINETO_LOG_LEVEL") -> Iterator[None]:
 
 
 def refuse_second_profiler() -> None:
-    """Raise an error if a profiler is running or scheduled. A second profiler would crash the process.
+    """Raise an error if a profiler is running or scheduled: torch does not report a scheduled profiler in its warm-up.
 
-    A scheduled profiler prepares torch's profiler in its warm-up, which torch does not report. Another profiler that
-    starts at that time takes over torch's profiler. The scheduled profiler would then start or stop a profiler that
-    does not exist.
+    A second profiler would take over torch's profiler, and the first would crash the process.
 
     Raises:
         CaptureError: Another profiler is running or warming up.
@@ -106,8 +114,8 @@ _NEVER_ENDED: Final[list[record_function]] = []
 class ProfilerRecorder:
     """Profiles the code between `start` and `stop`, which may be called repeatedly.
 
-    A profiler that the user starts in between displaces this recorder, and the recording is lost. The recorder then
-    leaves torch's profiler alone, because stopping it, or requesting missing events, would crash the process.
+    A profiler that the user starts in between displaces this recorder. The recording is then lost, and torch's profiler
+    is left alone, because stopping it would crash the process.
 
     Args:
         cuda: Whether to record GPU work, too.
@@ -138,6 +146,8 @@ class ProfilerRecorder:
         if self._cuda:
             torch.cuda.synchronize()
         self._begin()
+        if self._cuda:
+            _launch_warm_up_kernels(min(16 + 4 * next(_SESSIONS), 256))
         # The time of the step counts from here, with the code before its first operation.
         self._window = record_function(WINDOW_MARK)
         self._window.__enter__()
@@ -230,10 +240,7 @@ class ProfilerRecorder:
         return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
     def trace(self, *, represented_by: Sequence[int] = ()) -> Trace:
-        """Return the recorded step, with its parts joined.
-
-        Args:
-            represented_by: For each micro-batch of the step, the index of the recorded micro-batch that represents it.
+        """Return the recorded step, with its parts joined; `represented_by` as in `CaptureSession.trace`.
 
         Raises:
             CaptureError: Nothing was recorded.

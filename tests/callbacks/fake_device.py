@@ -51,9 +51,11 @@ class FakeDevice:
         now: The host's clock.
         free: When the device is done.
         queue_batches: Batches that the launch queue holds; a host further ahead waits.
+        loses_kernels: Whether the k-th recording of the process loses its first k kernels.
         peak_bytes: Most memory that the process ever allocated.
         recorded: Parts of steps that were recorded.
         waits: How often something waited for the device.
+        warm_up_kernels: Small kernels before the recording in progress.
     """
 
     document: dict[str, Any]
@@ -63,11 +65,13 @@ class FakeDevice:
     host_seconds: float = 0.01
     device_seconds: float = 0.03
     queue_batches: float = math.inf
+    loses_kernels: bool = False
     peak_bytes: int = GIB
     now: float = 0.0
     free: float = 0.0
     recorded: int = 0
     waits: int = 0
+    warm_up_kernels: int = 0
     readings: list[float] = field(default_factory=list)
 
     def host_clock(self) -> float:
@@ -106,7 +110,26 @@ class FakeDevice:
     def export(self, stopped: object) -> dict[str, Any]:
         """Give the profiler's document."""
         self.recorded += 1
-        return copy.copy(self.document)
+        if not self.loses_kernels:
+            return copy.copy(self.document)
+        events = [*self._warm_up_events(), *self.document["traceEvents"]]
+        kernels = sorted((one for one in events if one.get("cat") == "kernel"), key=lambda one: float(one["ts"]))
+        lost = set(map(id, kernels[: self.recorded]))
+        return {**self.document, "traceEvents": [one for one in events if id(one) not in lost]}
+
+    def launch_warm_up_kernels(self, kernels: int) -> None:
+        """Remember the small kernels that this package launches before a recorded step."""
+        self.warm_up_kernels = kernels
+
+    def _warm_up_events(self) -> Iterator[dict[str, Any]]:
+        """Give launches and kernels of the warm-up, which end before the mark of the step."""
+        mark = next(one for one in self.document["traceEvents"] if one["name"].startswith("ProfilerStep#"))
+        for number in range(self.warm_up_kernels):
+            start = float(mark["ts"]) - 10.0 * (self.warm_up_kernels - number)
+            shape = {"grid": [1, 1, 1], "block": [128, 1, 1], "device": 0, "stream": 7, "correlation": 10**6 + number}
+            row = {"ph": "X", "pid": mark["pid"], "tid": mark["tid"], "dur": 2.0, "args": shape}
+            yield {**row, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start}
+            yield {**row, "cat": "kernel", "name": "vectorized_elementwise_kernel", "tid": 7, "ts": start + 5.0}
 
     @contextmanager
     def plugged_in(self, monkeypatch: pytest.MonkeyPatch, strategy: Any) -> Iterator[None]:
@@ -133,5 +156,6 @@ class FakeDevice:
             patches.setattr(torch.cuda, "get_device_name", lambda device=None: self.name)
             patches.setattr(profiler, "profile", _without_cuda)
             patches.setattr(profiler, "_export", self.export)
+            patches.setattr(profiler, "_launch_warm_up_kernels", self.launch_warm_up_kernels)
             with clock_of_fits(self.host_clock, device=self.device_clock):
                 yield

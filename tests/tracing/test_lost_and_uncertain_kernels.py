@@ -10,6 +10,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.tracing.kineto import trace_of_kineto
 from lightning_predict.tracing.trace import Trace
 from tests.tracing.kineto_files import Device, mark
+from tests.tracing.test_events import event
 
 B200 = gpu("B200-SXM-180GB")
 SIDE = 4096
@@ -57,6 +58,15 @@ def test_launches_without_kernels_are_counted_in_a_note() -> None:
         "The profiler recorded no kernel for 3 of 20 kernel launches. Operations without kernels are predicted from "
         "their shapes."
     ]
+
+
+def test_a_cuda_graph_whose_kernels_were_all_lost_is_counted() -> None:
+    device = Device()
+    device.product(100, 50)
+    lost = event("cudaGraphLaunch", 300, 6, "cuda_runtime", correlation=9)
+    assert lost_notes(trace_of([*device.events, lost]))[0].startswith(
+        "The profiler recorded no kernel for 1 of 2 kernel launches."
+    )
 
 
 def test_no_note_without_losses_or_without_any_kernel() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_predict.errors import CaptureError
+from lightning_predict.tracing import profiler
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.hooks import ModuleWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder, _later
@@ -229,3 +230,28 @@ def test_kineto_logs_nothing_without_cuda_unless_a_level_is_set(level: str | Non
     )
     assert done.stdout.strip() == str(level)
     assert ("profiler_start" in done.stderr) is (level == "0")
+
+
+def test_warm_up_kernels_before_a_step_are_not_in_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, more kernels than a profile may lose run before the step; here the CPU runs them."""
+    launch, launched = profiler._launch_warm_up_kernels, []
+
+    def on_the_cpu(kernels: int) -> None:
+        launched.append(kernels)
+        launch(kernels, device="cpu")
+
+    monkeypatch.setattr(profiler, "_launch_warm_up_kernels", on_the_cpu)
+    monkeypatch.setattr(profiler, "profile", partial(_of_the_cpu, profile))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    for session in range(1, 4):
+        recorder = ProfilerRecorder(cuda=True)
+        recorder.start()
+        torch.ones(3).exp()
+        recorder.stop()
+        assert [one.name for one in recorder.trace().operations if one.name != "aten::ones"] == ["aten::exp"]
+        assert launched[-1] >= 4 * session
+    assert launched == sorted(launched)
+
+
+def _of_the_cpu(make: Callable[..., profile], *, activities: object, **options: Any) -> profile:
+    return make(activities=[ProfilerActivity.CPU], **options)
