@@ -3,7 +3,7 @@
 For each pair, the original step is read from a recording, the change is made as advice makes it, and the predicted gain
 is compared with the measured one. The baseline is a constant: the median gain of the other families, with equal
 weights. The correction of a family (a power of the simulated gain, a shift and an interval) is fitted on the other
-families, so errors and coverage are held out. The last two columns score the gains of advice, by
+families, so errors and coverage are held out. The two figures are the coverage of advice's intervals, by
 `advice/gain_accuracy.py`, whose constants were fitted on them all. Mixed precision is predicted as its scripts ran it
 (float16 parameters and activations, another optimizer), because the pairs measured it; the kind `autocast` makes the
 change that a user of a Trainer makes. KernelBench's modules were called one at a time, with a wait after each, and are
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
@@ -27,7 +27,9 @@ from typing import Final, final
 import numpy as np
 from rich.console import Console
 
+from benchmarks.accuracy.published_steps import MILABENCH_TABLE, TF32_SWITCHES, PublishedStep, milabench_steps
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
+from benchmarks.result_files import Figure, ResultConsole
 from benchmarks.training.report import report_table
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.checked import Checked, read_csv
@@ -55,6 +57,9 @@ LEVEL: Final = 0.9
 
 AUTOCAST: Final = ", autocast"
 """Suffix of a kind for which a replica was run instead of the original scripts."""
+
+AUTOCAST_ALONE: Final = "amp train, milabench"
+"""Kind of pairs whose loop was run with and without autocast, and changed in nothing else."""
 
 POWERS: Final = tuple(step / 20 for step in range(12, 33))
 """Powers of the simulated gain to choose from, 0.6 to 1.6: a model that captures a part of the effect of a change
@@ -132,7 +137,7 @@ def pairs_of(folder: Path, cache: Path | None = None) -> tuple[Pair, ...]:
         for path, cases in sorted(by_trace.items()):
             trace = Trace.load(str(path))
             found += _foretold(kind, change, _waited_for(trace) if MODULES in path.parts else trace, cases)
-    return (*found, *_of_trainings(folder, cache))
+    return (*found, *_of_trainings(folder, cache), *_of_milabench(folder))
 
 
 def _tables(folder: Path, cache: Path | None) -> Iterator[tuple[str, Change, dict[Path, list[_Case]]]]:
@@ -229,6 +234,30 @@ def _of_trainings(folder: Path, cache: Path | None) -> Iterator[Pair]:
     for model, by_size in sorted(found.items()):
         for before, after in sorted(by_size, key=lambda size: -len(by_size[size]))[:MOST_RECORDINGS]:
             yield from _trained(model, before, after, by_size[before, after], cache)
+
+
+def _of_milabench(folder: Path) -> Iterator[Pair]:
+    """Foretell gains of milabench's steps: one loop with and without autocast, and with twice the batch.
+
+    Steps of one sample wait for the host and are left out.
+    """
+    if not (folder / MILABENCH_TABLE).is_file():
+        return
+    steps = [row for row in milabench_steps(folder) if not row.waits_for_input and (row.samples or 0) > 1]
+    by_name = {(row.gpu, row.model, row.samples): row for row in steps}
+    found: dict[str, list[tuple[PublishedStep, PublishedStep]]] = {AUTOCAST_ALONE: [], "batch": []}
+    for row in steps:
+        bench, _, precision = row.model.rpartition("-")
+        mixed = by_name.get((row.gpu, f"{bench}-fp16", row.samples)) if precision in TF32_SWITCHES else None
+        larger = by_name.get((row.gpu, row.model, 2 * (row.samples or 0)))
+        found[AUTOCAST_ALONE] += [] if mixed is None else [(row, mixed)]
+        found["batch"] += [] if larger is None else [(row, larger)]
+    for kind, change in ((AUTOCAST_ALONE, CHANGES["16-mixed"]), ("batch", batch_change(2))):
+        for one, other in found[kind]:
+            trace, more = one.recorded(folder), (other.samples or 0) / (one.samples or 1)
+            if trace is not None:
+                gain = more * one.measured_seconds / other.measured_seconds
+                yield from _foretold(kind, change, trace, [(one.model.split("-")[0], one.gpu, one.model, gain)])
 
 
 def _is_number(text: str) -> bool:
@@ -337,52 +366,71 @@ def left_out(pairs: Sequence[Pair]) -> list[tuple[Pair, Spread, float]]:
     return [(one, *found[one.family]) for one in pairs]
 
 
+KINDS: Final[Mapping[str, str]] = {
+    "amp train": "mixed precision, training, as the scripts ran",
+    f"amp train{AUTOCAST}": "the same, told for autocast of the same steps",
+    AUTOCAST_ALONE: "mixed precision, training, autocast alone",
+    "half train": "`model.half()`, training",
+    "half infer": "`model.half()`, inference",
+    "channels_last train": "channels last, training (torch 1.10 to 1.12)",
+    "channels_last infer": "channels last, inference",
+    "channels_last infer before torch 2.1": "channels last, inference before torch 2.1",
+    "compile infer": "`torch.compile`, inference in float32, from 1 ms",
+    "compile infer mixed": "`torch.compile`, inference under autocast",
+    "batch": "another batch size, training",
+}
+"""Kinds in the order of the report, as the documentation names them."""
+
+
 def print_report(pairs: Sequence[Pair], console: Console) -> None:
-    """Print a row for each kind of change: pairs, families, median errors, and the constants fitted to all."""
+    """Print errors of each kind with families left out, and the corrections that were fitted to all."""
     columns = (
-        *("n", "of", "simu- lated %", "told %", "con- stant %", "sign %", "harm", "fore- seen %", "right %"),
-        *("in 90 %", "width", "ad- vice %", "in 90 %"),
-        *("power", "shift", "least", "share"),
+        *("pairs / families", "median error of the simulation %", "corrected, family left out %", "a constant %"),
+        *("right sign %", "losses predicted / correct", "in the interval %", "advice has a number"),
     )
-    table = report_table("Gains of changes: foretold beside measured", ("change",), columns, no_wrap=False)
+    table = report_table("Gains of changes", ("change",), columns, no_wrap=False)
     table.columns[0].no_wrap = True
+    fitted = report_table("Corrections fitted to all pairs", ("change",), ("power", "shift", "least", "share"))
     by_kind: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         by_kind[pair.kind].append(pair)
-    for kind, members in sorted(by_kind.items()):
-        table.add_row(kind, *_row(members))
+    held = []
+    for kind in (one for one in KINDS if one in by_kind):
+        members, spread = by_kind[kind], fitted_spread(by_kind[kind])
+        evidence = GAIN_CALIBRATION[kind.partition(",")[0]]
+        table.add_row(KINDS[kind], *_row(members), "yes" if evidence.is_enough else "no")
+        fitted.add_row(KINDS[kind], f"{spread.power:.2f}", *(f"{getattr(spread, one):.3f}" for one in FITTED))
+        if evidence.is_enough and kind != f"amp train{AUTOCAST}":
+            told = [(one.measured, evidence.calibrated_gain(one.foretold)) for one in members]
+            held.append(statistics.fmean(gain.low <= measured <= gain.high for measured, gain in told))
     console.print(table)
+    console.print(fitted)
+    if isinstance(console, ResultConsole) and held:
+        ends = (("interval from", min(held)), ("interval to", max(held)))
+        figures = [Figure(name=name, value=f"{100 * share:.0f}", unit="%") for name, share in ends]
+        console.print_figures("Pairs inside the intervals of advice, by kind", figures)
+
+
+FITTED: Final = ("shift", "least", "share")
 
 
 def _row(pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """Score told gains, each with the power and the spread of the other families, and those of advice."""
-    evidence = GAIN_CALIBRATION[pairs[0].kind.removesuffix(AUTOCAST)]
-    advised = [(one.measured, evidence.calibrated_gain(one.foretold)) for one in pairs]
+    """Score gains, each with the correction and the interval of the other families."""
     judged = left_out(pairs)
     told = [(one.measured, own.gain(one)) for one, own, _ in judged]
     constant = statistics.median(abs(middle / one.measured - 1) for one, _, middle in judged)
     signed = [each for each in told if abs(each[0] - 1) > COUNTS]
     harmed = [each for each in told if each[0] < HARM]
     warned = [each for each in told if each[1] < HARM]
-    spread = fitted_spread(pairs)
+    foreseen, right = _share(harmed, lambda one: one[1] < HARM), _share(warned, lambda one: one[0] < HARM)
     return (
-        str(len(pairs)),
-        str(len(_counts_by_family(pairs))),
+        f"{len(pairs)} / {len(_counts_by_family(pairs))}",
         f"{100 * statistics.median(abs(one.error) for one in pairs):.1f}",
         f"{100 * statistics.median(abs(gain / measured - 1) for measured, gain in told):.1f}",
         f"{100 * constant:.1f}",
         _share(signed, lambda one: (one[1] > 1) == (one[0] > 1)),
-        str(len(harmed)),
-        _share(harmed, lambda one: one[1] < HARM),
-        _share(warned, lambda one: one[0] < HARM),
+        f"{foreseen} / {right} % of {len(harmed)}" if harmed else "-",
         f"{100 * statistics.fmean(own.holds(one) for one, own, _ in judged):.0f}",
-        f"x{statistics.median(math.exp(2 * own.half_width(one)) for one, own, _ in judged):.2f}",
-        f"{100 * statistics.median(abs(told.middle / measured - 1) for measured, told in advised):.1f}",
-        f"{100 * statistics.fmean(told.low <= measured <= told.high for measured, told in advised):.0f}",
-        f"{spread.power:.2f}",
-        f"{spread.shift:.3f}",
-        f"{spread.least:.3f}",
-        f"{spread.share:.1f}",
     )
 
 

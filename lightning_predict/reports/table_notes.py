@@ -391,15 +391,15 @@ def _share_range(shares: Sequence[float]) -> str:
 
 
 def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on accelerators of vendors other than NVIDIA, none of which we have measured."""
+    """Yield a note on accelerators of vendors other than NVIDIA, whose steps are not predicted well enough to rank."""
     makers: dict[str, list[str]] = {}
     for prediction in predictions.values():
         if prediction.layout.gpu.vendor != NVIDIA:
             makers.setdefault(prediction.layout.gpu.vendor, []).append(prediction.gpu)
     for maker, names in makers.items():
         yield (
-            f"{listed(names)}: extrapolated from NVIDIA GPUs by data sheet (no measurements on GPUs by {maker}). Treat "
-            "the times as orders of magnitude; the intervals are doubled."
+            f"{listed(names)}: not validated, may be several times too fast. Times are extrapolated from NVIDIA GPUs "
+            f"by data sheet, without measurements on GPUs by {maker}; the intervals are doubled."
         )
 
 

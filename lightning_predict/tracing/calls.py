@@ -18,6 +18,7 @@ from lightning_predict.tracing.events import NO_TENSORS, Call, is_shape
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
     CONTIGUOUS_ELEMENTS,
+    FIRST_TRANSPOSED,
     IMAGES_POSITION,
     RECORDED_WITH_STRIDES,
     SECOND_FACTOR_POSITION,
@@ -151,7 +152,7 @@ def arguments_of(call: Call) -> dict[str, Any]:
 
 
 def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bool | int]:
-    """Return the memory layout of the images, of a matmul's second factor, or of the operands, from the strides."""
+    """Return the memory layout of the images, of a matmul's factors, or of the operands, from the strides."""
     position = IMAGES_POSITION.get(name, SECOND_FACTOR_POSITION.get(name))
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
     if name in RECORDED_WITH_STRIDES:
@@ -160,7 +161,8 @@ def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bo
     if position is None or min(len(strides), len(sizes)) <= position:
         return {}
     if name in SECOND_FACTOR_POSITION:
-        return {SECOND_TRANSPOSED: True} if is_transposed(sizes[position], strides[position]) else {}
+        factors = ((FIRST_TRANSPOSED, position - 1), (SECOND_TRANSPOSED, position))
+        return {word: True for word, place in factors if is_transposed(sizes[place], strides[place])}
     return {CHANNELS_LAST: True} if is_channels_last(sizes[position], strides[position]) else {}
 
 

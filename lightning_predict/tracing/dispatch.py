@@ -43,6 +43,7 @@ from lightning_predict.tracing.modes import (
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
     CONTIGUOUS_ELEMENTS,
+    FIRST_TRANSPOSED,
     IMAGES_POSITION,
     RECORDED_WITH_STRIDES,
     SECOND_FACTOR_POSITION,
@@ -479,6 +480,8 @@ class DispatchRecorder:
         factor = SECOND_FACTOR_POSITION.get(schema.name)
         if factor is not None and _lies_in_columns(values[factor]):
             arguments[SECOND_TRANSPOSED] = True
+        if factor is not None and _lies_in_columns(values[factor - 1]):
+            arguments[FIRST_TRANSPOSED] = True
         if (
             schema.name in RECORDED_WITH_STRIDES
             and (beside := _contiguous_elements(schema.name, tensors, arguments)) is not None

@@ -1,8 +1,8 @@
 """Memory layout (strides) of operands on which kernels depend: images, matmul factors and element-wise operands.
 
 Images are stored channels first (N, C, H, W) or channels last, which tensor cores need. A convolution with
-channels-last images has the argument `channels_last`. A matmul whose second factor is transposed has the argument
-`second_transposed`. All recorders set these arguments.
+channels-last images has the argument `channels_last`. A matmul with a transposed factor has the argument
+`first_transposed` or `second_transposed`. All recorders set these arguments.
 
 PyTorch's element-wise and copy kernels load several elements at once if all operands have the same layout without gaps.
 Otherwise, the kernels load single elements: contiguous elements of an operand share a memory sector, and every other
@@ -56,8 +56,11 @@ IMAGES_POSITION: Final[Mapping[str, int]] = {
 SECOND_TRANSPOSED: Final = "second_transposed"
 """Argument of a matmul A·Bᵀ whose second factor is column-major, as in a linear layer; otherwise absent."""
 
+FIRST_TRANSPOSED: Final = "first_transposed"
+"""Argument of a matmul Aᵀ·B whose first factor is column-major, as in the gradient of a weight; otherwise absent."""
+
 SECOND_FACTOR_POSITION: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
-"""Matmuls, with the position of the second factor among their arguments."""
+"""Matmuls, with the position of the second factor among their arguments; the first factor precedes it."""
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -16,6 +16,7 @@ from lightning_predict.kernels.corrections import transposed_matmuls
 from lightning_predict.tracing.meta_device import with_cuda_strides
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
+    FIRST_TRANSPOSED,
     IMAGES_AT,
     SECOND_FACTOR_POSITION,
     SECOND_TRANSPOSED,
@@ -117,13 +118,13 @@ def test_what_is_no_image_has_no_layout() -> None:
     assert not is_channels_last((2, 8, 1, 1), (8, 1, 1, 1))  # one pixel: the same
 
 
-def products(operations: list[Operation] | tuple[Operation, ...]) -> list[bool]:
-    return [bool(o.arguments.get(SECOND_TRANSPOSED)) for o in operations if o.name in SECOND_FACTOR_POSITION]
+def products(operations: list[Operation] | tuple[Operation, ...], word: str = SECOND_TRANSPOSED) -> list[bool]:
+    return [bool(o.arguments.get(word)) for o in operations if o.name in SECOND_FACTOR_POSITION]
 
 
 def products_step(device: str) -> None:
     layer, data = nn.Linear(8, 4, device=device), torch.ones(2, 8, device=device)
-    layer(data).sum().backward()
+    layer(data).square().sum().backward()
     keys = torch.ones(2, 5, 8, device=device)
     torch.bmm(keys, keys.transpose(1, 2))
     torch.mm(data, torch.ones(8, 4, device=device))
@@ -131,12 +132,14 @@ def products_step(device: str) -> None:
 
 # The layer reads its weight transposed, its gradient reads (outputs)T x data, attention transposes its keys.
 PRODUCTS_TRANSPOSED = [True, False, True, False]
+FIRST_FACTORS_TRANSPOSED = [False, True, False, False]
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_transposed_factor_is_recorded(device: str) -> None:
     operations = operations_of(lambda: products_step(device))
     assert products(operations) == PRODUCTS_TRANSPOSED
+    assert products(operations, FIRST_TRANSPOSED) == FIRST_FACTORS_TRANSPOSED
     # Followed through the views alone, as in traces that were recorded before, it is the same.
     before = [
         replace(o, arguments={k: v for k, v in o.arguments.items() if k != SECOND_TRANSPOSED}) for o in operations
@@ -152,6 +155,7 @@ def test_the_profiler_records_transposed_factors_as_well() -> None:
     products_step("cpu")
     recorder.stop()
     assert products(recorder.trace().operations) == PRODUCTS_TRANSPOSED
+    assert products(recorder.trace().operations, FIRST_TRANSPOSED) == FIRST_FACTORS_TRANSPOSED
 
 
 def test_a_matrix_lies_transposed_where_its_rows_are_neighbours() -> None:

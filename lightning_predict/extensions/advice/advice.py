@@ -193,9 +193,12 @@ class _Evaluation:
             for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
             if self._inapplicable_reason(change, self._trace, one.layout) is None
         }
-        described = replace(described, simulated_gains={self._layouts[place].name: on[place] for place in on})
         evidence = self._evidence(change, 0)
         seconds = own.cycle_seconds
+        if evidence is not None and evidence.is_refuted:
+            limits = "try it: on measured pairs, a constant gain was nearer than the simulated one"
+            return replace(described, verdict="untested", memory=own.memory_bytes, fits=own.fits, why_not=limits)
+        described = replace(described, simulated_gains={self._layouts[place].name: on[place] for place in on})
         if evidence is None:
             limits = "try it: too few measured pairs to promise a number"
             return replace(

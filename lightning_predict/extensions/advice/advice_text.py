@@ -407,7 +407,7 @@ def _ends(one: EvaluatedChange) -> str:
 
 def _simulated(one: EvaluatedChange) -> str:
     on = "".join(f", {_times(value)} on {name}" for name, value in list(one.simulated_gains.items())[1:])
-    return "" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}{on}"
+    return f"{one.why_not}" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}{on}"
 
 
 def _elsewhere(one: EvaluatedChange, advice: Advice) -> str:

@@ -10,11 +10,9 @@ Above the largest gain of the pairs, the power is not validated, so the power is
 the pairs named in `source`. `python -m benchmarks.accuracy FOLDER --of gains` prints the errors of the simulation,
 which was not fitted, and of the reported gain, with each model family left out of the fit.
 
-`MeasuredPairs.calibrated_gain` chooses between the simulation and a constant: the median gain of other model families.
-The simulation is used only if it has smaller errors than the constant on left-out families. Otherwise, the constant is
-used, and moved by the amount by which the simulation is outside the constant's interval. For example, doubling the
-batch of a host-bound step doubles its throughput, although no pair had this gain. A kind of change without enough pairs
-has no reported gain.
+A gain is reported only if its errors are smaller than those of a constant, which is the median gain of other model
+families. If the constant is nearer, advice says "try it" without a number. A kind of change without enough pairs has no
+reported gain either; advice then shows the simulated one as never validated.
 """
 
 from __future__ import annotations
@@ -49,9 +47,8 @@ class MeasuredPairs:
         pairs: Number of pairs that were compared with predicted gains.
         families: Number of model families among the pairs.
         source: Text that describes the pairs.
-        median_error: Median relative error of the simulated gain.
+        median_error: Median relative error of the simulated gain; of the reported gain if `limits` says so.
         constant_error: Median relative error of the constant: the median gain of the other families.
-        constant: Median gain of all pairs; each family has equal weight.
         coverage: Share of the pairs whose gain is inside the reported interval.
         power: Exponent of the simulated gain.
         base_half_width: Half width of the interval of a gain of 1, in log units.
@@ -67,7 +64,6 @@ class MeasuredPairs:
     source: str
     median_error: float
     constant_error: float
-    constant: float
     coverage: float
     power: float
     base_half_width: float
@@ -79,8 +75,13 @@ class MeasuredPairs:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are enough pairs to report a gain."""
-        return self.is_own or self.pairs >= MIN_PAIRS
+        """Whether there are enough pairs to report a gain, and a constant is not nearer."""
+        return self.is_own or (self.pairs >= MIN_PAIRS and self.median_error <= self.constant_error)
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the pairs show that a constant is nearer than the simulation."""
+        return self.pairs >= MIN_PAIRS and not self.is_enough
 
     def half_width(self, gain: float) -> float:
         """Return the half width of a gain's interval in log units."""
@@ -88,28 +89,17 @@ class MeasuredPairs:
 
     @property
     def words(self) -> str:
-        """Sentence that names the predictor (simulation or constant) and the errors of both."""
+        """Sentence with the errors of the simulation and of a constant."""
         if self.is_own:
             return self.source
-        own = ("simulated", self.median_error), ("a constant", self.constant_error)
-        (told, error), (other, other_error) = own if self.is_simulated else own[::-1]
         source = f"{self.source}; {self.limits}" if self.limits else self.source
-        return (
-            f"{told}, {error:.0%} off in the median ({other} {other_error:.0%}): {self.pairs} pairs, {source}"
-        ).replace("%", " %")
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the simulation is used, because it has smaller errors than the constant."""
-        return self.is_own or self.median_error <= self.constant_error
+        errors = f"{self.median_error:.0%} off in the median (a constant {self.constant_error:.0%})"
+        return f"simulated, {errors}: {self.pairs} pairs, {source}".replace("%", " %")
 
     def calibrated_gain(self, simulated: float) -> Interval[float]:
         """Return the reported gain for a simulated gain, with its 90 % interval."""
         within = min(simulated, self.max_validated_gain)
         told = self.power * math.log(within) + math.log(simulated / within) + self.shift
-        if not self.is_simulated:
-            beyond = told - math.log(self.constant)
-            told = math.log(self.constant) + math.copysign(max(0.0, abs(beyond) - self.base_half_width), beyond)
         gain = math.exp(told)
         return Interval.from_factor(gain, math.exp(self.half_width(gain)))
 
@@ -139,7 +129,6 @@ def calibration_of_runs(measured: Sequence[float], simulated: float) -> Measured
         source=f"measured in {pairs} of this model, on this GPU, with it and without (simulated: {simulated:.2f})",
         median_error=0.0,
         constant_error=0.0,
-        constant=gain,
         coverage=1.0,
         power=1.0,
         shift=math.log(gain / simulated),
@@ -154,7 +143,7 @@ CHANNELS_LAST_FAST_SINCE: Final = (2, 1)
 
 
 def calibration_for(change: Change, trace: Trace) -> MeasuredPairs | None:
-    """Return the evidence for a change to a step; None if there is too little evidence to report a gain."""
+    """Return the evidence for a change to a step, which may refute the simulation; None with too few pairs."""
     mode = "train" if has_backward(trace) else "infer"
     row = f"{change.kind} {mode}"
     closer = () if trace.flags.autocast_dtype is None else (f"{row} mixed",)
@@ -162,7 +151,7 @@ def calibration_for(change: Change, trace: Trace) -> MeasuredPairs | None:
         closer = (*closer, f"{row} before torch 2.1")
     for key in (*closer, row, change.kind):
         found = GAIN_CALIBRATION.get(key)
-        if found is not None and found.is_enough:
+        if found is not None and (found.is_enough or found.is_refuted):
             return found
     return None
 
