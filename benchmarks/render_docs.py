@@ -110,6 +110,8 @@ def replaced(placeholder: str) -> str:
     """
     if placeholder == "accuracy":
         return accuracy_table(all_cases())
+    if placeholder == "gap":
+        return gap_table(all_cases())
     if placeholder == "operations":
         return operations_table(json.loads(MANIFEST.read_text(encoding="utf-8")))
     is_table = placeholder.startswith("table ")
@@ -194,6 +196,32 @@ def _verdict(cases: Sequence[PublishedCase]) -> str:
     error = round(statistics.median(case.absolute_error for case in cases), 2)
     word = "good" if error <= GOOD else "fair" if error <= FAIR else "do not trust"
     return f"{word if len(cases) >= FEW else 'few cases'}, {100 * error:.0f} %"
+
+
+def gap_table(cases: Sequence[PublishedCase]) -> str:
+    """Write errors and coverage by kind of model: of sources on which no constant was chosen, and of the others.
+
+    The gap is the difference of the median errors, where either side has `FEW` cases.
+    """
+    columns = ("model", "no constant chosen: cases", "median error", "inside", "some chosen: cases", "median error")
+    lines = [_line([*columns, "inside", "gap"]), "|---|" + "---:|" * (len(columns) + 1)]
+    counted = [case for case in cases if case.source not in WITH_LOADER]
+    for kind in (*KINDS, "all"):
+        own = [case for case in counted if kind in (case.kind, "all")]
+        unseen, seen = ([case for case in own if case.split == split] for split in ("held out", "fitted"))
+        if min(len(unseen), len(seen)) >= FEW:
+            errors = [statistics.median(case.absolute_error for case in side) for side in (unseen, seen)]
+            sides = [
+                (str(len(side)), f"{100 * error:.1f} %", f"{100 * coverage(side):.0f} %")
+                for side, error in zip((unseen, seen), errors, strict=True)
+            ]
+            lines.append(_line([kind, *sides[0], *sides[1], f"{100 * (errors[0] - errors[1]):+.1f}"]))
+    return "\n".join(lines)
+
+
+def coverage(cases: Sequence[PublishedCase]) -> float:
+    """Return the share of the cases' steps that are inside their intervals."""
+    return sum(case.inside for case in cases) / sum(case.steps for case in cases)
 
 
 OPERATIONS: Final = {
