@@ -200,6 +200,14 @@ RUNS: Final[Mapping[str, Run]] = {
             is_quick=False,
         ),
         Run(
+            name="newest-peers",
+            module="benchmarks.peers.newest",
+            words=("validation", "--tables", "measurements", *_CACHE),
+            split="fitted",
+            fitted="our networks, on the table matmul.csv.gz; fitcheck-llm, on the rows of the T4",
+            is_quick=False,
+        ),
+        Run(
             name="operator-weights",
             module="benchmarks.training",
             words=("evaluate", "measurements"),
