@@ -135,11 +135,7 @@ def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
     """
     found = layout_of(layout)
     step = StepPrediction(
-        gpu=found.name,
-        interval=Interval(0.018, 0.020, 0.023),
-        device_seconds=0.020,
-        host_seconds=0.005,
-        coverage={},
+        gpu=found.name, interval=Interval(0.018, 0.020, 0.023), device_seconds=0.020, host_seconds=0.005, coverage={}
     )
     run = Run(gpu=found.name, training_seconds=None, validation_seconds=None, total=None, cycle_seconds=0.020)
     return with_values(Prediction(found, step, run, Price(), MemoryNeed()), **values)

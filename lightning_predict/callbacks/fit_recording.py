@@ -25,12 +25,7 @@ from lightning_predict.observe.clock import host_clock
 from lightning_predict.observe.optimizer_steps import StepCounter, WindowSize
 from lightning_predict.observe.recorder import Session, StepRecorder, ValidationRecorder
 from lightning_predict.observe.remaining import remaining
-from lightning_predict.tracing.environment import (
-    autograd_nodes,
-    compilations,
-    frames_compiled,
-    has_compiled_code,
-)
+from lightning_predict.tracing.environment import autograd_nodes, compilations, frames_compiled, has_compiled_code
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
 

@@ -87,12 +87,7 @@ COMMANDS: Final = Commands()
 ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=report.html")}
 """Older command names with their replacement. Options after the name override the options given here."""
 
-WORD_AFTER: Final[Mapping[str, str]] = {
-    "predict": "trace",
-    "gpus": "search",
-    "cache": "action",
-    "history": "action",
-}
+WORD_AFTER: Final[Mapping[str, str]] = {"predict": "trace", "gpus": "search", "cache": "action", "history": "action"}
 """Commands with an optional positional parameter: a word directly after the command sets this parameter."""
 
 GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
@@ -126,7 +121,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         ),
         "how it is predicted": ("method", "skew", "weights", "offline"),
         "what is shown": ("columns", "verbose", "output", "json"),
-    },
+    }
 }
 """Headings in the help of commands with many options, with their parameters. Other parameters come before the
 headings."""

@@ -284,12 +284,7 @@ class Prices:
     def offers(self) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
         """Return the offers to take prices from, and notes about them."""
         from lightning_predict.cost.offers import from_providers, load_offers
-        from lightning_predict.cost.price_files import (
-            outdated,
-            read_offer_file,
-            with_listed,
-            with_spot_prices,
-        )
+        from lightning_predict.cost.price_files import outdated, read_offer_file, with_listed, with_spot_prices
         from lightning_predict.errors import InvalidArgumentError
 
         if self.usd_per_hour is not None and self.file is not None:

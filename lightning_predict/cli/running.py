@@ -17,15 +17,7 @@ from typing import Final
 
 from lightning_predict import __version__
 from lightning_predict.cli.answers import CommandAnswer
-from lightning_predict.cli.parsing import (
-    ALIASES,
-    COMMANDS,
-    PROGRAM,
-    as_options,
-    help_text,
-    parsed,
-    unknown_command,
-)
+from lightning_predict.cli.parsing import ALIASES, COMMANDS, PROGRAM, as_options, help_text, parsed, unknown_command
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.escaping import escaped_streams, terminal_text
 

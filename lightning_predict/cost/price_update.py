@@ -63,10 +63,7 @@ def update_prices(source: str | os.PathLike[str], *, date: str | None = None) ->
         folder, _, name = address.parts.path.rpartition("/")
         provider = _provider(name, folder, address.shown)
         download = Download(
-            Address(address.parts._replace(path=folder)),
-            seconds=DEADLINE_SECONDS,
-            error=CatalogueError,
-            remedy=REMEDY,
+            Address(address.parts._replace(path=folder)), seconds=DEADLINE_SECONDS, error=CatalogueError, remedy=REMEDY
         )
         content = download.content(name, MAX_PRICE_BYTES)
     else:

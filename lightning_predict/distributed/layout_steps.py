@@ -403,11 +403,7 @@ def _reduced_share(trace: Trace, strategy: Strategy) -> float:
 
 
 def _sharded(
-    trace: Trace,
-    work: Sequence[HostOperation],
-    splitter: StepSplitter,
-    links: Links,
-    strategy: Strategy,
+    trace: Trace, work: Sequence[HostOperation], splitter: StepSplitter, links: Links, strategy: Strategy
 ) -> OverlappedStep:
     """Schedule a step with sharded parameters.
 

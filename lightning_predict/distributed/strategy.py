@@ -285,10 +285,7 @@ class Strategy:
             self.global_batches is not None and self.accumulate > 1,
             f"global_batches={self.global_batches} sets accumulate for each number of GPUs; leave accumulate out.",
         )
-        yield (
-            self.embedding == "",
-            "embedding= says nothing; expected auto, a way to share tables, or a plan file.",
-        )
+        yield (self.embedding == "", "embedding= says nothing; expected auto, a way to share tables, or a plan file.")
         yield (
             self.embedding is not None and (self.data != "ddp" or not self.runs_whole_model),
             f"embedding={self.embedding} shares tables while each GPU holds all other layers; choose ddp, without "

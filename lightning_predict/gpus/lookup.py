@@ -79,9 +79,7 @@ def is_other_vendor(name: str) -> bool:
     return other_vendor(name) is not None
 
 
-_WITHOUT_ROW: Final = {
-    "thor": "Thor shares its memory with its processor, which nothing here models yet.",
-}
+_WITHOUT_ROW: Final = {"thor": "Thor shares its memory with its processor, which nothing here models yet."}
 """Explanations for known GPUs that are not supported, by the end of the normalised name."""
 
 SMALLEST_REPORTED_SHARE: Final = 0.85

@@ -294,12 +294,7 @@ GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
         (11, 0): replace(_BLACKWELL, has_warp_group_matmul=False),
         (12, 0): replace(_BLACKWELL, chip="ada", has_warp_group_matmul=False, is_geforce_chip=True),
     },
-    AMD: {
-        (0, 0): _CDNA,
-        (9, 4): replace(_CDNA, chip="ada", nvidia_equivalent=(9, 0)),
-        (10, 0): _RDNA,
-        (11, 0): _RDNA3,
-    },
+    AMD: {(0, 0): _CDNA, (9, 4): replace(_CDNA, chip="ada", nvidia_equivalent=(9, 0)), (10, 0): _RDNA, (11, 0): _RDNA3},
 }
 """Generations by vendor and by the compute capability from which they apply, in ascending order.
 

@@ -347,13 +347,7 @@ def _latency(curves: CollectiveCurves, operation: str, layout: Layout) -> float:
 
 
 def _path(
-    operation: str,
-    messages: Array,
-    layout: Layout,
-    interconnect: Interconnect,
-    groups_per_node: int,
-    *,
-    is_tree: bool,
+    operation: str, messages: Array, layout: Layout, interconnect: Interconnect, groups_per_node: int, *, is_tree: bool
 ) -> tuple[Array, float]:
     """Return the seconds of the data in a machine's network, and the latency of all steps between machines."""
     share = SOCKET_SHARE if layout.network is not None and not layout.network.has_rdma else NETWORK_SHARE

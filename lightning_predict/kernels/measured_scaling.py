@@ -47,12 +47,7 @@ from lightning_predict.kernels.operations import (
     batch_shapes,
     operation_spec,
 )
-from lightning_predict.kernels.timing import (
-    KernelModels,
-    TimedBy,
-    predict_operation_times,
-    uses_float32_fallback,
-)
+from lightning_predict.kernels.timing import KernelModels, TimedBy, predict_operation_times, uses_float32_fallback
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.tracing.trace import Flags, Kernel, Phase, Trace
 from lightning_predict.uncertainty import (

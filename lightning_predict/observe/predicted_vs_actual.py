@@ -231,9 +231,5 @@ class OutcomeTimer:
         if expected.shown is not None and expected.total_seconds:
             predicted = expected.shown.scaled(measured / expected.total_seconds)
         return Outcome(
-            expected=expected,
-            batches=batches,
-            actual_seconds=actual,
-            predicted=predicted,
-            measured_seconds=measured,
+            expected=expected, batches=batches, actual_seconds=actual, predicted=predicted, measured_seconds=measured
         )

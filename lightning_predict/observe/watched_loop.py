@@ -38,13 +38,7 @@ from lightning_predict.observe.budget import (
     price_of_run,
 )
 from lightning_predict.observe.clock import device_clock, host_clock, ledger_clock
-from lightning_predict.observe.forecast import (
-    ForecastInputs,
-    ForecastSchedule,
-    RestOfRun,
-    TimedForecast,
-    rough_note,
-)
+from lightning_predict.observe.forecast import ForecastInputs, ForecastSchedule, RestOfRun, TimedForecast, rough_note
 from lightning_predict.observe.memory_risks import (
     MemoryFacts,
     MemoryRisk,

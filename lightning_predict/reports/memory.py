@@ -95,10 +95,7 @@ class MemoryReport:
         tables = (
             (("GiB", "for"), [(gibibytes(one.bytes), one.name) for one in found.parts]),
             (("GiB", "activations of"), [(gibibytes(one.bytes), one.name) for one in shown]),
-            (
-                ("GiB", "saving, per change"),
-                [(gibibytes(one.bytes), _in_words(one)) for one in self.savings],
-            ),
+            (("GiB", "saving, per change"), [(gibibytes(one.bytes), _in_words(one)) for one in self.savings]),
         )
         return tuple((head, rows) for head, rows in tables if rows)
 

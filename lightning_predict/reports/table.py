@@ -37,11 +37,7 @@ _MOST_LINES: Final = 2
 
 
 def plain_table(
-    predictions: AbstractPredictions,
-    *,
-    columns: Collection[str] = (),
-    verbose: bool = False,
-    notes: Sequence[str] = (),
+    predictions: AbstractPredictions, *, columns: Collection[str] = (), verbose: bool = False, notes: Sequence[str] = ()
 ) -> str:
     """Return the table and its footnotes as aligned text of at most 120 columns, without colours.
 

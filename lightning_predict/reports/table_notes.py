@@ -73,10 +73,7 @@ def table_notes(
         asked_by: Option that shows the omitted notes, as the user would type the option.
         asked_for: Notes that answer an option of the user. These notes come last and are never omitted.
     """
-    decisive = (
-        *(note for note in predictions.notes if is_decisive(note)),
-        *prediction_notes(predictions, is_decisive),
-    )
+    decisive = (*(note for note in predictions.notes if is_decisive(note)), *prediction_notes(predictions, is_decisive))
     folded = () if verbose else tuple(folded_note(predictions))
     ranked = (
         *large_note(predictions),

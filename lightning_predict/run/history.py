@@ -243,10 +243,7 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
     from lightning_predict.uncertainty import spread_of_mean
 
     return Correction(
-        step=1.0,
-        run=math.exp(statistics.fmean(ratios)),
-        runs=len(alike),
-        run_spread=spread_of_mean(ratios),
+        step=1.0, run=math.exp(statistics.fmean(ratios)), runs=len(alike), run_spread=spread_of_mean(ratios)
     )
 
 

@@ -30,12 +30,7 @@ from lightning_predict.kernels.timing import float8_becomes_bfloat16, uses_float
 from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.note import Note, decisive, details
 from lightning_predict.ties import clearly_less
-from lightning_predict.timeline.calibration import (
-    StepCalibration,
-    calibrate_step,
-    measured_host,
-    with_host_work,
-)
+from lightning_predict.timeline.calibration import StepCalibration, calibrate_step, measured_host, with_host_work
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host
 from lightning_predict.timeline.simulation import SimulatedTimeline, host_operations, launch_schedule, simulate_timeline
 from lightning_predict.timeline.verdict import COMPARED_SPEED, Verdict, verdicts

@@ -490,13 +490,7 @@ class DispatchRecorder:
         self._add(schema.name, tensors, outputs, arguments, number, in_backward=in_backward)
 
     def _record_whole(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-        parts: _Parts,
-        first_number: int,
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, parts: _Parts, first_number: int
     ) -> None:
         words = [word.removeprefix("@") for word in SIGNATURES[name][0]]
         values = [*args, *([None] * (len(words) - len(args)))]

@@ -20,11 +20,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, final
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from lightning_predict.guard import CAUGHT, own_error, unseen_by_modes

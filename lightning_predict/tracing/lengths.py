@@ -52,10 +52,7 @@ def capture_lengths(
         OtherStep(
             share=share,
             trace=capture(
-                partial(step, length),
-                warmup_steps=warmup_steps,
-                samples_per_step=samples_per_step,
-                precision=precision,
+                partial(step, length), warmup_steps=warmup_steps, samples_per_step=samples_per_step, precision=precision
             ),
         )
         for length, share in shares.items()

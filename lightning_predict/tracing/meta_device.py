@@ -137,10 +137,7 @@ _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
 _INTO_FLOAT32: Final = named("_softmax _log_softmax")
 """Operations that read float16 and return float32 without a copy on CUDA if their third argument is true."""
 
-_INPUT_DTYPE_AT: Final[Mapping[str, int]] = {
-    "aten::_softmax_backward_data": 3,
-    "aten::_log_softmax_backward_data": 3,
-}
+_INPUT_DTYPE_AT: Final[Mapping[str, int]] = {"aten::_softmax_backward_data": 3, "aten::_log_softmax_backward_data": 3}
 """Position of the argument with the dtype of the forward pass's input, which must be float32 under autocast."""
 
 _CASTABLE: Final = (torch.float32, torch.float16, torch.bfloat16)

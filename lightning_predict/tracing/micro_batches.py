@@ -188,10 +188,7 @@ def without_update(operations: Sequence[Operation], *, like: Sequence[Operation]
     rest = iter(operations[end:])
     names = (operation.name for operation in like[backward_ends(like) :])
     found = (next((one for one in rest if one.name == name), None) for name in names)
-    return (
-        *(one for one in operations[:end] if one.phase != "optimizer"),
-        *(one for one in found if one is not None),
-    )
+    return (*(one for one in operations[:end] if one.phase != "optimizer"), *(one for one in found if one is not None))
 
 
 def backward_ends(operations: Sequence[Operation]) -> int:

@@ -55,10 +55,7 @@ class PauseTimer:
     """
 
     def __init__(
-        self,
-        is_framework: Callable[[], bool] = lambda: False,
-        *,
-        clock: Callable[[], float] = time.thread_time,
+        self, is_framework: Callable[[], bool] = lambda: False, *, clock: Callable[[], float] = time.thread_time
     ) -> None:
         self._is_framework = is_framework
         self._clock = clock

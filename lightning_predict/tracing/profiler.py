@@ -313,9 +313,7 @@ def _later(operation: Operation, offset: float) -> Operation:
 
     kernels = tuple(
         replace(
-            kernel,
-            start_seconds=kernel.start_seconds + offset,
-            launch_start_seconds=move(kernel.launch_start_seconds),
+            kernel, start_seconds=kernel.start_seconds + offset, launch_start_seconds=move(kernel.launch_start_seconds)
         )
         for kernel in operation.kernels
     )

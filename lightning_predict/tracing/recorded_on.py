@@ -65,10 +65,7 @@ def with_named_gpu(trace: Trace, name: str | None) -> Trace:
         return trace
     notes = trace.notes
     if trace.gpu_reported_name is not None:
-        notes = (
-            *notes,
-            f"The file says {trace.gpu_reported_name!r}; {named.name} was given and counts.",
-        )
+        notes = (*notes, f"The file says {trace.gpu_reported_name!r}; {named.name} was given and counts.")
     return replace(trace, gpu_reported_name=named.name, gpu_memory_bytes=None, notes=notes)
 
 

@@ -122,7 +122,7 @@ WHOLE_OPERATIONS: Final = frozenset({ATTENTION, RMS_NORM, *RECURRENT})
 """Names of the composite calls that are recorded as one operation. `backward_name` names their backward passes."""
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    ATTENTION: {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False},
+    ATTENTION: {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
 }
 
 _COMPUTING_PARTS: Final = (

@@ -15,12 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, final
 from urllib.parse import urljoin, urlsplit
 
-from lightning_predict.errors import (
-    InvalidArgumentError,
-    LightningPredictError,
-    WeightsDownloadError,
-    WeightsHashError,
-)
+from lightning_predict.errors import InvalidArgumentError, LightningPredictError, WeightsDownloadError, WeightsHashError
 from lightning_predict.timeout import run_with_timeout
 from lightning_predict.weights.files import sha256
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, parse_manifest

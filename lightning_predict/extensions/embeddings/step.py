@@ -207,11 +207,7 @@ def load_at(assignment: Assignment, loads: Mapping[str, Load]) -> Load:
 
 
 def plan_of(
-    assignments: Sequence[Assignment],
-    loads: Sequence[Load],
-    layout: Layout,
-    samples: int,
-    interconnect: Interconnect,
+    assignments: Sequence[Assignment], loads: Sequence[Load], layout: Layout, samples: int, interconnect: Interconnect
 ) -> ShardingPlan:
     """Return the plan for assignments and their loads."""
     load = sum(loads, empty_load(layout.count))

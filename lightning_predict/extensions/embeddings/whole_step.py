@@ -51,10 +51,7 @@ from lightning_predict.extensions.embeddings.step import (
     read_sharding_plan,
 )
 from lightning_predict.extensions.embeddings.step_tables import StepTables, without_tables
-from lightning_predict.extensions.embeddings.tables import (
-    OPTIMIZERS,
-    tables_of_trace,
-)
+from lightning_predict.extensions.embeddings.tables import OPTIMIZERS, tables_of_trace
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.interconnect import Interconnect
@@ -86,12 +83,7 @@ class ChosenPlan:
 
 
 def possible_plans(
-    trace: Trace,
-    layout: Layout,
-    embedding: str,
-    *,
-    interconnect: Interconnect,
-    models: KernelModels | None,
+    trace: Trace, layout: Layout, embedding: str, *, interconnect: Interconnect, models: KernelModels | None
 ) -> tuple[ChosenPlan, ...]:
     """Return the sharding plans for a step on a layout. Each GPU has the recorded number of samples.
 
@@ -193,12 +185,7 @@ class ShardedEmbeddings:
         """Return the predictor of the step on several GPUs."""
         context = self._context
         return MultiGpuStep(
-            single.trace,
-            single.timed,
-            context.gpus,
-            origin=context.origin,
-            models=context.models,
-            host=single.host,
+            single.trace, single.timed, context.gpus, origin=context.origin, models=context.models, host=single.host
         )
 
     def whole(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout, chosen: ChosenPlan) -> WholeStep:
@@ -234,11 +221,7 @@ class ShardedEmbeddings:
                 )
                 return (replace(known, plan=again),)
         return possible_plans(
-            trace,
-            layout,
-            self._strategy.embedding or AUTO,
-            interconnect=context.interconnect,
-            models=context.models,
+            trace, layout, self._strategy.embedding or AUTO, interconnect=context.interconnect, models=context.models
         )
 
     def needed_bytes(self, trace: Trace, layout: Layout) -> float | None:

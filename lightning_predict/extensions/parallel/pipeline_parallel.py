@@ -86,11 +86,7 @@ def in_flight(strategy: Strategy, stage: int, micro_batches: int) -> float:
 def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
     """Return the stage of each block under a strategy; see `stage_of_blocks`."""
     return stage_of_blocks(
-        blocks,
-        strategy.pipeline,
-        strategy.virtual,
-        first_stage=strategy.first_stage,
-        last_stage=strategy.last_stage,
+        blocks, strategy.pipeline, strategy.virtual, first_stage=strategy.first_stage, last_stage=strategy.last_stage
     )
 
 
@@ -123,11 +119,7 @@ def stage_of_blocks(
             )
         middle = stage_of_blocks(rest, others) if others else ()
         shift = first_stage is not None
-        return (
-            *([0] * (first_stage or 0)),
-            *(stage + shift for stage in middle),
-            *([stages - 1] * (last_stage or 0)),
-        )
+        return (*([0] * (first_stage or 0)), *(stage + shift for stage in middle), *([stages - 1] * (last_stage or 0)))
     if virtual > 1:
         if blocks < stages * virtual:
             raise InvalidArgumentError(

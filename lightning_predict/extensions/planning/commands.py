@@ -79,13 +79,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     )
 
 
-def simulate(
-    jobs: Path,
-    *,
-    replay: Path | None = None,
-    off: str | None = None,
-    again: int = 0,
-) -> CommandAnswer:
+def simulate(jobs: Path, *, replay: Path | None = None, off: str | None = None, again: int = 0) -> CommandAnswer:
     """Simulate a plan with actual times that differ from the predicted times.
 
     The command needs the extra `planning`.

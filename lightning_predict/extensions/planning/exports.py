@@ -270,10 +270,7 @@ def segment_environment(segment: Segment, checkpoints: str, names: Mapping[str, 
     """Return the environment variables of a segment: checkpoint folder, progress file and placement."""
     configuration = segment.placement.configuration
     place = PlanSlot(
-        job=segment.job,
-        node=segment.placement.node,
-        machine=configuration.machine,
-        num_gpus=configuration.num_gpus,
+        job=segment.job, node=segment.placement.node, machine=configuration.machine, num_gpus=configuration.num_gpus
     )
     return {
         "CHECKPOINTS": checkpoints,

@@ -524,10 +524,7 @@ def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str,
 
 
 def _left_out(
-    known: Sequence[Variable],
-    varying: Sequence[Variable],
-    zero: Sequence[Variable],
-    columns: Mapping[Variable, Array],
+    known: Sequence[Variable], varying: Sequence[Variable], zero: Sequence[Variable], columns: Mapping[Variable, Array]
 ) -> tuple[str, ...]:
     """Return notes about constant variables, and about variables that are not inverted."""
     constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]

@@ -162,12 +162,7 @@ def _weights(given: Any, rows: int) -> Array:
 
 
 def _entering(
-    design: Array,
-    target: Array,
-    selected: list[int],
-    barred: set[int],
-    non_negative: Sequence[int],
-    p_enter: float,
+    design: Array, target: Array, selected: list[int], barred: set[int], non_negative: Sequence[int], p_enter: float
 ) -> list[int]:
     """Return the feature with the highest partial correlation with the target, if significant; otherwise no feature.
 

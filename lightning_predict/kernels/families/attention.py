@@ -244,13 +244,7 @@ def _eager_attention(problem: OperationShape) -> tuple[CountedShape, ...]:
     if problem.operation.endswith("_backward"):
         softmax = (CountedShape(1.0, OperationShape(name, dtype, matrix)) for name in SOFTMAX_BACKWARD)
         transposed = OperationShape("bmm", dtype, (b, w["kv_seq"], w["head_dim"], w["seq"]))
-        return (
-            CountedShape(1.0, scores),
-            CountedShape(1.0, values),
-            CountedShape(2.0, transposed),
-            *softmax,
-            scaling,
-        )
+        return (CountedShape(1.0, scores), CountedShape(1.0, values), CountedShape(2.0, transposed), *softmax, scaling)
     mask = (CountedShape(1.0, OperationShape("add_scalar", dtype, matrix)),) if w["causal"] else ()
     return (
         CountedShape(1.0, scores),

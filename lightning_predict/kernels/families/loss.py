@@ -62,11 +62,7 @@ def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[OperationSh
 
 
 @translates(
-    "aten::mse_loss",
-    "aten::smooth_l1_loss",
-    "aten::huber_loss",
-    "aten::binary_cross_entropy",
-    "aten::soft_margin_loss",
+    "aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy", "aten::soft_margin_loss"
 )
 def _loss(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count the loss of each element as written. For a mean or sum, the losses are read again."""

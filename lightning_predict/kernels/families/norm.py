@@ -408,11 +408,7 @@ register(
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
         latency_bound=LatencyBound(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD)),
-        aten=(
-            "aten::native_batch_norm_backward",
-            "aten::cudnn_batch_norm_backward",
-            "aten::batch_norm_backward",
-        ),
+        aten=("aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward", "aten::batch_norm_backward"),
         translator=_by_channel,
         network_specs=(VECTOR,),
     ),
