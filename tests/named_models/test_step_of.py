@@ -120,6 +120,30 @@ def test_adapters_are_trained_alone(gpt2: str) -> None:
     assert "LoRA of rank 4 in c_attn" in trace.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("precision", "quantization", "words", "autocast"),
+    [
+        (None, None, "bf16-mixed, frozen weights in bfloat16", "bfloat16"),  # adapters in float32, under autocast
+        ("16-true", None, "16-mixed, frozen weights in float16", "float16"),
+        ("bf16-mixed", None, "bf16-mixed", "bfloat16"),
+        ("bf16-mixed", "nf4", "bf16-mixed", "bfloat16"),
+        ("32-true", None, "32-true", None),
+    ],
+)
+def test_adapters_are_trained_in_the_precision_of_the_heading(
+    gpt2: str, precision: str | None, quantization: str | None, words: str, autocast: str | None
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    trace = lp.step_of(gpt2, length=64, lora=4, precision=precision, quantization=quantization)
+    assert f"tokens; {words}; AdamW" in trace.notes[0]
+    assert trace.flags.autocast_dtype == autocast
+    heading = lp.predict(trace, ["T4"], history=False).heading or ""
+    assert words.partition(",")[0].replace("32-true", "float32") in heading
+    products = {one.inputs[0].dtype for one in trace.operations if one.name in ("aten::mm", "aten::addmm")}
+    assert products == {autocast or "float32"}
+
+
 def test_a_length_is_required_and_checked(gpt2: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(InvalidArgumentError, match="length= is missing"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
-from lightning_predict.tracing.precision import Precision, precision_of
+from lightning_predict.tracing.precision import PRECISIONS, Precision, precision_of
 
 OPTIMIZERS: Final = ("adamw", "adam", "sgd", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 QUANTIZATIONS: Final = ("nf4", "nf4-double", "fp4", "fp4-double")
@@ -74,6 +74,26 @@ class StepOptions:
         """
         default = "bf16-mixed" if self.lora is None else "bf16-true"
         return precision_of(self.precision or default)
+
+    @property
+    def lora_autocast(self) -> str | None:
+        """Autocast dtype under LoRA, whose adapters are in float32 even if the model has 16 bits; None if off."""
+        numbers = self.numbers()
+        return next((one for one in (numbers.autocast, numbers.dtype) if self.lora and one in PRECISIONS), None)
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """Data type in which layers in 4 bits multiply."""
+        found: torch.dtype = getattr(torch, self.lora_autocast or self.numbers().dtype)
+        return found
+
+    def precision_words(self) -> str:
+        """Return the step's precision as the heading of a table names it, and the dtype of frozen 16-bit weights."""
+        numbers = self.numbers()
+        if self.lora_autocast != numbers.dtype:
+            return numbers.word
+        frozen = "" if self.quantization else f", frozen weights in {numbers.dtype}"
+        return numbers.word.replace("true", "mixed") + frozen
 
     @property
     def dtype(self) -> torch.dtype:

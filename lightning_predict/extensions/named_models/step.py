@@ -131,11 +131,10 @@ def _built(name: ModelName, options: StepOptions) -> NamedStep:
 
 def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptions) -> Callable[[], None]:
     """Return a function that runs the step: forward, backward, optimizer."""
-    is_adapted = options.lora is not None and options.numbers().dtype != "float32"
-    numbers = options.dtype
+    dtype = options.lora_autocast
 
     def step() -> None:
-        with torch.autocast("cuda", dtype=numbers if is_adapted else torch.bfloat16, enabled=is_adapted):
+        with torch.autocast("cuda", dtype=getattr(torch, dtype or "bfloat16"), enabled=dtype is not None):
             loss = built.loss()
         loss.backward()
         optimizer.step()
@@ -150,7 +149,7 @@ def _described(name: ModelName, built: NamedStep, options: StepOptions) -> str:
     facts = [
         f"{_short(total)} parameters{share}",
         built.batch,
-        options.numbers().word,
+        options.precision_words(),
         _WORDS[options.optimizer],
         *built.details,
     ]

@@ -42,7 +42,7 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
         details.append("gradient checkpointing")
     if options.quantization is not None:
         kind, _, double = options.quantization.partition("-")
-        as_4bit(model, compute_dtype=options.dtype, double=bool(double), clones=True)
+        as_4bit(model, compute_dtype=options.product_dtype, double=bool(double), clones=True)
         others_in_float32(model)
         details.append(f"layers in 4 bits ({kind}{', double quantization' if double else ''})")
     if options.lora is not None:
