@@ -160,6 +160,21 @@ def test_deepspeeds_file_is_told_in_our_words(tmp_path: Path, config: dict[str, 
         ("a.yaml", "micro_batch_size: 1\ndeepspeed: ds/none.json", "names ds/none.json, which is neither beside it"),
         ("a.yaml", "micro_batch_size: 1\nexpert_parallel_size: 4", "expert_parallel_size = 4 has no word here"),
         (
+            "a.yaml",
+            "micro_batch_size: 1\nactivation_offloading: true",
+            "activation_offloading = True has no word here",
+        ),
+        (
+            "a.yaml",
+            "micro_batch_size: 1\ngradient_checkpointing: offload",
+            "gradient_checkpointing = 'offload' has no word here",
+        ),
+        (
+            "a.yaml",
+            "micro_batch_size: 1\ndeepspeed: zero3.json\ncontext_parallel_size: 8",
+            "context_parallel_size = 8 has no word here",
+        ),
+        (
             "a.yml",
             "model-parallel-size: 2\ncheckpoint-activations: true\npartition-activations: true",
             "partition-activations = True has no word here",
@@ -215,6 +230,24 @@ fsdp: [full_shard, auto_wrap]
 fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP, fsdp_use_orig_params: true}
 """
 
+FACTORY = """
+model_name_or_path: some/model
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+tensor_model_parallel_size: 4
+pipeline_model_parallel_size: 2
+sequence_parallel: true
+expert_model_parallel_size: 1
+use_distributed_optimizer: true
+recompute_granularity: full
+bias_activation_fusion: true
+"""
+
+MIXTURE = """
+torchrun pretrain.py --num-experts 8 --moe-router-enable-expert-bias --expert-model-parallel-size 8 \\
+    --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce
+"""
+
 NEOX = """
 "pipe-parallel-size": 2
 "model-parallel-size": 4
@@ -260,6 +293,13 @@ torchrun --nproc_per_node 8 pretrain.py "${MODEL_ARGS[@]}" \\
         ("plain.yaml", "distributed_type: MULTI_GPU", "ddp"),
         ("zero.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}", "fsdp"),
         ("axolotl.yml", AXOLOTL, "zero2,accumulate=4,batch_samples=2,reduce_dtype=bfloat16"),
+        (
+            "factory.yaml",
+            FACTORY,
+            "zero1,tensor=4,pipeline=2,sequence=true,gather_again=true,recompute=full,overlap_grad_reduce=false,"
+            "micro_batches=1,accumulate=8,batch_samples=2",
+        ),
+        ("mixture.sh", MIXTURE, "zero1,expert=8,expert_launches=true"),
         ("neox.yml", NEOX, "zero1,pipeline=2,micro_batches=1,tensor=4,accumulate=8,batch_samples=4,recompute=full"),
         (
             "train.sh",

@@ -64,9 +64,10 @@ _BATCHES: Final = ("global-batch-size", "micro-batch-size")
 
 _WITHOUT_EFFECT: Final = frozenset(
     "distributed-backend distributed-timeout-minutes no-check-for-nan-in-loss-and-grad ckpt-fully-parallel-save "
-    "ckpt-fully-parallel-load dist-ckpt-format no-async-tensor-model-parallel-allreduce".split()
+    "ckpt-fully-parallel-load dist-ckpt-format no-async-tensor-model-parallel-allreduce "
+    "num-experts moe-shared-expert-intermediate-size moe-router-enable-expert-bias".split()
 )
-"""Arguments with a substring of `_SHARING` that hardly affect predictions."""
+"""Arguments with a substring of `_SHARING` that describe the recorded model or hardly affect predictions."""
 
 _NOTHING: Final = frozenset({"none", "null", "false"})
 
@@ -126,6 +127,8 @@ def strategy_of_arguments(text: str) -> str:
                 f"strategy: the argument {name} has no word here, so that it would not be predicted; leave it out, or "
                 f"say the sharing as 'fsdp,tensor=8'. Understood are {understood}."
             )
+    if not any(option.startswith("tensor=") for option in options):  # Megatron ignores the flag then
+        options = [option for option in options if option != _FLAGS["sequence-parallel"]]
     total, micro = (batches.get(name) for name in _BATCHES)
     options += batch_options(
         total=total, micro=micro, accumulated=None, path="arguments", names=(*_BATCHES, "accumulate")

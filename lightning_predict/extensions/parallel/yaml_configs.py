@@ -46,13 +46,21 @@ FSDP_WITHOUT_EFFECT: Final = frozenset(
 MIXED: Final = ("bf16", "fp16")
 
 
+MEGATRON_KEYS: Final = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("expert_model_parallel_size", "context_parallel_size", "sequence_parallel", "use_distributed_optimizer"),
+    *("overlap_param_gather", "overlap_grad_reduce", "recompute_granularity", "recompute_method"),
+    *("recompute_num_layers", "moe_expert_capacity_factor", "tp_comm_overlap", "optimizer_cpu_offload"),
+)
+"""Arguments of Megatron that LLaMA-Factory takes as keys; the first four tell its files from others."""
+
 _USED: Final = frozenset(
     "distributed_type mixed_precision bf16 fp16 fsdp fsdp_config deepspeed deepspeed_config micro_batch_size "
     "per_device_train_batch_size partition_activations "
     "gradient_accumulation_steps tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
     "pipe_parallel_size model_parallel_size sequence_parallel checkpoint_activations checkpoint_num_layers "
     "zero_optimization train_batch_size train_micro_batch_size_per_gpu communication_data_type".split()
-)
+).union(MEGATRON_KEYS, ("expert_parallel_size", "dp_replicate_size"))
 """Keys that the functions below read."""
 
 
@@ -66,7 +74,11 @@ def options_of_yaml(found: Mapping[str, Any], path: str) -> list[str]:
     for keys, translate in _PROJECTS.items():
         if any(key in plain for key in keys):
             words = translate(plain, path)
-            list_unused(path, (key for key, value in plain.items() if key not in _USED and is_on(value)))
+            unused = {key: value for key, value in plain.items() if key not in _USED and is_on(value)}
+            for key, value in unused.items():
+                if key.endswith("parallel_size") or "offload" in key or value == "offload":
+                    raise refused(path, key, value)
+            list_unused(path, unused)
             return words
     raise InvalidArgumentError(
         f"strategy={path!r} is no YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox: it has none of "
@@ -158,12 +170,15 @@ def _of_trainer(found: Mapping[str, Any], path: str) -> list[str]:
     accumulated = whole_if_given(found.get("gradient_accumulation_steps"), path, "gradient_accumulation_steps")
     names = ("train_batch_size", micro_key, "gradient_accumulation_steps")
     batches = batch_options(total=None, micro=micro, accumulated=accumulated, path=path, names=names)
+    if any(key in found for key in MEGATRON_KEYS[:4]):
+        return [*_of_megatron(found), *batches]
     degrees = _degrees(found, path)
     if is_on(found.get("fp8")):
         raise refused(path, "fp8", found["fp8"])
     if is_on(found.get("deepspeed")):
         if degrees:
-            raise refused(path, "deepspeed", found["deepspeed"])
+            key = next(one for one in _DEGREES if is_on(found.get(one)))
+            raise refused(path, key, found[key])
         return _merged(_of_deepspeed_file(str(found["deepspeed"]), path), batches)
     mixed = next((DTYPE_WORDS[key] for key in MIXED if found.get(key) in (True, "auto", "full")), None)
     fsdp = found.get("fsdp")
@@ -177,6 +192,17 @@ def _of_trainer(found: Mapping[str, Any], path: str) -> list[str]:
     if "offload" in asked.split():
         raise refused(path, "fsdp", fsdp)
     return [*_of_fsdp(options, path, mixed=mixed), *degrees, *batches]
+
+
+def _of_megatron(found: Mapping[str, Any]) -> list[str]:
+    """Translate Megatron's arguments among a trainer's keys; a pipeline's micro-batches are accumulated batches."""
+    from lightning_predict.extensions.parallel.external_configs import strategy_of_arguments
+
+    given = [
+        f"--{key.replace('_', '-')} {str(found[key]).lower()}" for key in MEGATRON_KEYS if found.get(key) is not None
+    ]
+    words = strategy_of_arguments(" ".join(given)).split(",")
+    return [*words, *(["micro_batches=1"] if any(word.startswith("pipeline=") for word in words) else [])]
 
 
 _DEGREES: Final = {
