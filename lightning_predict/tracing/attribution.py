@@ -373,10 +373,7 @@ def _stray_name(work: DeviceWork, launch: Call | None) -> str:
 
 
 def _join_backward(found: Iterable[FoundOperation]) -> Iterator[FoundOperation]:
-    """Join the nodes of the backward pass of each whole call into one operation.
-
-    Autograd runs these nodes consecutively. Only nodes that accumulate into `.grad` may run between them.
-    """
+    """Join the consecutive nodes of the backward pass of each whole call into one operation."""
     last: FoundOperation | None = None
     for item in found:
         if last is not None and item.whole_forward is not None and item.whole_forward is last.whole_forward:

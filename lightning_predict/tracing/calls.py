@@ -115,11 +115,7 @@ def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def _infer_index_output(call: Call) -> tuple[TensorInfo, ...]:
-    """Infer the output shape of an `aten::index` call.
-
-    The kernel reads the indexed tensor through a view with the shape of the output and stride 0 along the indexed
-    dimensions.
-    """
+    """Infer the output shape of an `aten::index` call, whose kernel reads a view of this shape and stride 0."""
     for view in call.descendants():
         if operator_name(view) != "aten::as_strided":
             continue

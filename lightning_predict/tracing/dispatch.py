@@ -615,10 +615,7 @@ class DispatchRecorder:
         return name
 
     def _computed_again(self, region: _Region) -> Operation:
-        """Find the recomputed call that replaces a region's call under checkpointing.
-
-        The backward pass reads the tensors of the recomputed call.
-        """
+        """Find the recomputed call that replaces a region's call under checkpointing; the backward pass reads it."""
         first = region.operation
         if self._regions[-1].operation.phase == "backward":
             for later in reversed(self._regions):
@@ -660,10 +657,7 @@ class DispatchRecorder:
         return region is not None
 
     def _note_part_of_backward(self, output: Any) -> None:
-        """Store the outputs of a part of a whole call's backward pass.
-
-        Outputs that survive the last part are the result.
-        """
+        """Store the outputs of a part of a whole call's backward pass; outputs after the last part are the result."""
         for tensor in tensors_in(output):
             described = self._numbers.describe(tensor)
             if described is not None and described.id is not None:

@@ -278,11 +278,7 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[DeviceWork]) -> int:
-    """Return the number of the step of median length among the steps with work; of two middle steps, the later step.
-
-    A step has work if it launched device work. In a file without device work, a step has work if an operation began in
-    it.
-    """
+    """Return the number of the median step by length among the steps with device work; of two, the later step."""
     launched = {item.details.get("correlation") for item in work} - {None}
     launches = [call.start for call in calls if call.is_launch and call.details.get("correlation") in launched]
     begins = sorted(launches or (call.start for call in calls if not call.is_launch and not call.is_annotation))

@@ -63,10 +63,7 @@ def _name(node: Checked) -> str:
 
 
 def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
-    """Yield the nodes as events.
-
-    The end of a call is not recorded. The end is set to just after the begin of the last call inside.
-    """
+    """Yield the nodes as events. A call, whose end is not recorded, ends just after the last call inside begins."""
     number = {id(node): node.member("id").integer() for node in nodes}
     parents = {number[id(node)]: node.member("ctrl_deps").integer() for node in nodes}
     last = {own: own for own in parents}

@@ -140,10 +140,7 @@ def capture(
 
 
 def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], object]:
-    """Wrap a warm-up step, so that it runs under a recorder if it needs casts or values on the meta device.
-
-    The first step shows whether a recorder is needed. These recordings are discarded.
-    """
+    """Wrap a warm-up step: the first step shows whether steps on meta need casts or values from a recorder."""
     is_recorded = may_cast
 
     def run() -> object:

@@ -439,10 +439,10 @@ def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     assert all(Path(file).exists() for file in found["files"])
     out = run("measure", tmp_path / "more", *words).out
     assert out.startswith(f"{found['rows']} rows in 2 tables in {tmp_path / 'more'}.")
-    assert f"{found['rows']} rows no CUDA graph holds, and train leaves them out: " in out
+    assert f"train ignores {found['rows']} rows that were timed without a CUDA graph. First: " in out
     again = run("measure", tmp_path / "more", *words).out
     assert again.startswith("0 rows in 2 tables")
-    assert "problems were there from an earlier run." in again
+    assert "An earlier run measured " in again
     assert "No benchmark for 'fly'" in run("measure", tmp_path, "--device", "cpu", "--operations", "fly").err
 
 

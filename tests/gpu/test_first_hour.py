@@ -195,7 +195,6 @@ def test_the_rates_of_large_products_are_as_assumed(record_property: Note) -> No
 
 
 def test_the_driver_tells_clock_and_power(record_property: Note) -> None:
-    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
     state = read_state(CUDA)
     record_property("state", state)
     assert state.clock_hz is not None

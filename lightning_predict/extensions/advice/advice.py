@@ -277,10 +277,7 @@ class _Evaluation:
         return change.why_not_on(trace, layout, self._assumptions.strategy)
 
     def _chain_gain(self, order: tuple[str, ...], place: int) -> Interval[float]:
-        """Return the gain of a chain: the product of the gains that each change adds.
-
-        Each factor is calibrated by the evidence for its change. Errors of the factors are assumed to be independent.
-        """
+        """Return the gain of a chain: the product of the gains that each change adds, with independent errors."""
         middle, widths, before = 1.0, [], self.before
         for count in range(1, len(order) + 1):
             after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))

@@ -81,11 +81,7 @@ def _attentions(trace: Trace) -> list[_WrittenOut]:
 
 
 def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
-    """Add an operation that reads the scores.
-
-    Returns:
-        True at the second matmul, False if this is not attention, None otherwise.
-    """
+    """Add an operation that reads the scores. Return True at the second matmul, False if there is no attention."""
     if operation.name in _MATMULS:
         is_second = one.leading is not None and operation.inputs[0].id in one.scores
         if is_second:

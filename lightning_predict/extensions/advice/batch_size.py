@@ -196,10 +196,7 @@ class _Places:
         return next((at for at in repeated if shape[at] == self._samples), None)
 
     def _alike(self, known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> SampleDimension:
-        """Return the result's sample dimension, from inputs with the same size in this dimension.
-
-        Dimensions are counted from the last one.
-        """
+        """Return the result's sample dimension, counted from the last, from inputs with the same size there."""
         for own, place in known:
             if own == shape:
                 return place
@@ -220,10 +217,7 @@ class _Places:
         return self._like(shape, (before[place],))
 
     def _within_split(self, shape: tuple[int, ...], at: int, length: int) -> int:
-        """Return the sample dimension if a view splits it into several dimensions, from `at` on.
-
-        For rows of (tokens, samples), the last dimension counts samples.
-        """
+        """Return the sample dimension if a view splits it into several dimensions, from `at` on."""
         parts, whole = [at], shape[at]
         while whole < length and parts[-1] + 1 < len(shape):
             parts.append(parts[-1] + 1)

@@ -69,12 +69,7 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
 def _fused_interaction(
     operations: Sequence[Operation], vectors: set[int | None]
 ) -> tuple[dict[int, Operation], set[int]]:
-    """Return the fused operations of the interaction by position, and the positions of the replaced operations.
-
-    The interaction starts with the operation that joins the vectors, and ends with the concatenation of dot products
-    and dense features. Its backward pass starts with the split of both gradients, and ends with the last gradient of
-    the joined vectors.
-    """
+    """Return the fused operations of the interaction by position, and the positions of the replaced operations."""
     fused: dict[int, Operation] = {}
     dropped: set[int] = set()
     begin = next((p for p, one in enumerate(operations) if one.name in _JOINS and _count(one, vectors) > 1), None)

@@ -216,10 +216,7 @@ def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:
 
 
 def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds: Sequence[float]) -> Trace:
-    """Assign kernels to the changed operations, and shift host times to account for added and dropped operations.
-
-    Kernels move together with the operations that launch them, so late launches stay late.
-    """
+    """Assign kernels to the changed operations, and shift host times and kernels by added and dropped operations."""
     singles = [one.host_seconds for one in before.operations if len(one.kernels) == 1 and one.host_seconds is not None]
     added_seconds = statistics.median(singles) if singles else ADDED_HOST_SECONDS
     queue = main_queue(before) or (0, 0)

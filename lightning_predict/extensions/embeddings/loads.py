@@ -102,10 +102,7 @@ def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Tabl
 
 
 def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
-    """Split a table into equal blocks of rows.
-
-    The last block may be smaller; some GPUs hold no rows of a small table.
-    """
+    """Split a table into equal blocks of rows; some GPUs hold no rows of a small table."""
     block = math.ceil(table.rows / gpus)
     blocks = ((table.rows // block, block), (1, table.rows % block))
     parts = []

@@ -77,10 +77,7 @@ class StepTables:
         return operation.phase == "optimizer" and self.dense_share(operation) == 0.0
 
     def _is_gradient(self, tensor: TensorInfo) -> bool:
-        """Return whether a tensor is the gradient of a table.
-
-        A sparse gradient has no storage id, but the table's shape.
-        """
+        """Return whether a tensor is the gradient of a table; a sparse gradient has its shape, but no storage id."""
         return tensor.shape in self.shapes if tensor.id is None else tensor.id in self._gradients
 
     @cached_property

@@ -9,11 +9,15 @@ Example::
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 from lightning_predict.units import minutes_to_seconds
+
+if TYPE_CHECKING:
+    from lightning_predict.extensions.own_weights.measuring.run import Measured
 
 NO_SCORES: Final = (
     "No score: no row was held out (15 % per operation, drawn by a hash of the shape). Measure more problems of an "
@@ -23,6 +27,8 @@ NO_SCORES: Final = (
 
 ANCHORS_FILE: Final = "anchors.toml"
 """Name of the file that `measure --quick` writes."""
+
+STEPS: Final = {"resnet50": "ResNet-50", "gpt2": "GPT-2"}
 
 TRY_SECONDS: Final = 0.01
 """Duration of each measurement on a CPU, which only tests the command."""
@@ -69,6 +75,7 @@ def measure(
 
     from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS
     from lightning_predict.extensions.own_weights.measuring.run import measure as measure_operations
+    from lightning_predict.extensions.own_weights.measuring.run import name_of
 
     is_try = device == "cpu"
     usual = "float32" if is_try else "float32,tf32,float16,bfloat16"
@@ -90,22 +97,44 @@ def measure(
             announce=lambda count, seconds: console.print(_announced(count, seconds, minutes)),
             progress=lambda name, done, total: shown.update(task, description=name, completed=done, total=total),
         )
+    shares = _measured_shares(found, name_of(device, gpu))
+    lines = _measured_lines(found, output, shares)
+    return CommandAnswer(data=lambda: {**json_value(found), "shares": shares}, show=lambda: print("\n".join(lines)))
+
+
+def _measured_lines(found: Measured, output: Path, shares: Mapping[str, float]) -> list[str]:
+    from lightning_predict.reports.format import share
+
     lines = [f"{found.rows} rows in {len(found.files)} tables in {output}."]
     if found.known:
-        lines.append(f"{found.known} problems were there from an earlier run.")
+        lines.append(f"An earlier run measured {found.known} shapes.")
     if found.skipped:
-        lines.append(f"{len(found.skipped)} left out, the first: {found.skipped[0]}")
+        lines.append(f"{len(found.skipped)} shapes were skipped. First: {found.skipped[0]}")
     if found.eager:
-        lines.append(f"{len(found.eager)} rows no CUDA graph holds, and train leaves them out: {found.eager[0]}")
+        lines.append(
+            f"train ignores {len(found.eager)} rows that were timed without a CUDA graph. First: {found.eager[0]}"
+        )
     lines += [
         f"{one.family}: {one.rows} of {one.needed} rows" + ("" if one.is_enough else ", too few for its network")
         for one in found.families
     ]
     if found.families or found.factors:
-        lines.append(f"train takes a factor of {found.factors} operations and leaves out {found.dropped} rows.")
+        lines.append(
+            f"train can correct {len(found.factors)} other operations by a factor, and ignores {found.dropped} rows."
+        )
+    for name, part in shares.items():
+        lines.append(f"Measured operations take {share(part)} of the GPU time of a {STEPS[name]} step.")
     if found.left:
-        lines.append(f"{found.left} problems are left; the same command goes on with them.")
-    return CommandAnswer(data=lambda: json_value(found), show=lambda: print("\n".join(lines)))
+        lines.append(f"{found.left} shapes are left; the same command continues.")
+    return lines
+
+
+def _measured_shares(found: Measured, gpu: str) -> dict[str, float]:
+    from lightning_predict.extensions.own_weights.measuring.typical_steps import measured_shares
+    from lightning_predict.gpus import gpu as find_gpu
+
+    tuned = [one.family for one in found.families if one.is_enough]
+    return measured_shares(find_gpu(gpu), tuned, found.factors) if found.families or found.factors else {}
 
 
 def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswer:

@@ -11,6 +11,7 @@ results. Nothing is downloaded. Example::
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 import tempfile
@@ -22,20 +23,29 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, final, get_args
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from lightning_predict import __version__
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError
 from lightning_predict.extensions.own_weights.measuring.clock import own_stream, time_call
 from lightning_predict.extensions.own_weights.measuring.main_rates import comparison, measure_main_rates
-from lightning_predict.extensions.own_weights.measuring.run import measure
+from lightning_predict.extensions.own_weights.measuring.run import measure, name_of
+from lightning_predict.extensions.own_weights.measuring.typical_steps import TYPICAL_STEPS, measured_shares
+from lightning_predict.extensions.own_weights.training.factors import log_residuals
+from lightning_predict.extensions.own_weights.training.tables import read_own_tables
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.models import kernel_models
 from lightning_predict.observe.device_pace import LAUNCH_QUEUE
 from lightning_predict.prediction import predict
+from lightning_predict.tracing.attribution import CUDA_GRAPH, UNATTRIBUTED
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import minutes_to_seconds
 
 Preset = Literal["facts", "measurements", "all"]
@@ -61,8 +71,8 @@ FIRST_SIDE: Final = 4096
 LARGEST_SIDE: Final = 16384
 """Maximum side of the square matmuls."""
 
-STEP_SECONDS: Final = 60.0
-"""Seconds that are reserved for whole steps at the end."""
+STEP_SECONDS: Final = 150.0
+"""Seconds that are reserved for whole steps at the end, most of them for compilation."""
 
 RATE_SECONDS: Final = 2.0
 """Duration of the repetitions of a call when measuring its sustained rate, in seconds."""
@@ -71,11 +81,7 @@ RATE_SECONDS: Final = 2.0
 @final
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One part of the report.
-
-    Attributes:
-        find: Function that returns the results of the part; its argument is the available time in seconds.
-    """
+    """One part of the report; `find` takes the available seconds, and returns the results."""
 
     name: str
     preset: Preset
@@ -169,25 +175,47 @@ def _cuda() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _recordings(_left: float) -> dict[str, Any]:
-    """Record a host-bound step several times, and time the step before and after the recordings."""
-    device = _cuda()
-    layers = [part for _ in range(24) for part in (nn.Linear(64, 64), nn.ReLU())]
-    network = nn.Sequential(*layers).to(device)
+def _small_step(device: torch.device, *, seed: int = 0) -> tuple[nn.Module, Callable[[], None]]:
+    """Return a network of small layers and its training step, which the host limits."""
+    torch.manual_seed(seed)
+    layers = [part for _ in range(24) for part in (nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU())]
+    network = nn.Sequential(*layers, nn.Dropout(0.1)).to(device)
     optimizer = torch.optim.SGD(network.parameters(), 1e-3, foreach=True)
     data = torch.randn(8, 64, device=device)
 
     def step() -> None:
-        optimizer.zero_grad()
-        network(data).sum().backward()
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = network(data).sum()
+        loss.backward()
         optimizer.step()
 
+    return network, step
+
+
+def _plain_profiles(_left: float) -> dict[str, Any]:
+    """Count the kernels that torch's own profiler records of 32 launches, session by session, without a warm-up."""
+    buffer, recorded = torch.zeros(8, device=_cuda()), []
+    for _ in range(SESSIONS):
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            for _ in range(32):
+                buffer.add_(1)
+            torch.cuda.synchronize()
+        recorded.append(sum(one.device_type.name == "CUDA" for one in profiler.events() or ()))
+    return {"launched": 32, "recorded": recorded}
+
+
+def _recordings(_left: float) -> dict[str, Any]:
+    """Record a host-bound step several times, and time the step before and after the recordings."""
+    device = _cuda()
+    network, step = _small_step(device)
     for _ in range(5):
         step()
     before = _loop_seconds(step, STEPS)
     sessions = []
     for _ in range(SESSIONS):
-        session = CaptureSession(device=device, model=network, optimizers=[optimizer])
+        session = CaptureSession(device=device, model=network)
         session.start()
         step()
         session.stop()
@@ -204,7 +232,52 @@ def _recordings(_left: float) -> dict[str, Any]:
         "peak_bytes": None if trace.memory is None else trace.memory.peak_bytes,
         "reserved_bytes": None if trace.memory is None else trace.memory.reserved_bytes,
         "notes": list(trace.notes),
+        "checks": _checks(trace, device),
     }
+
+
+def _checks(trace: Trace, device: torch.device) -> dict[str, bool | str]:
+    """Return whether each claim about recordings holds, or the error of its check."""
+    kernels = trace.kernels
+    outside = [one for operation in trace.operations if operation.name == UNATTRIBUTED for one in operation.kernels]
+    seconds = [math.fsum(one.seconds for one in some) for some in (outside, kernels)]
+    phases = [operation.phase for operation in trace.operations]
+    checks: dict[str, Callable[[], bool]] = {
+        "kernels follow their launches": lambda: all(
+            one.launch_start_seconds is not None and one.launch_start_seconds <= one.start_seconds for one in kernels
+        ),
+        "kernel time belongs to operations": lambda: bool(kernels) and seconds[0] <= 0.05 * seconds[1],
+        "phases follow each other": lambda: (
+            phases.index("forward") < phases.index("backward") < phases.index("optimizer")
+        ),
+        "each phase has kernels": lambda: len({one.phase for one in trace.operations if one.kernels}) >= 3,
+        "autocast is seen": lambda: trace.flags.autocast_dtype == "bfloat16",
+        "weights and random numbers stay": lambda: _same_after_recording(device),
+        "CUDA graphs have kernels": lambda: any(
+            one.kernels for one in capture(in_cuda_graph(_small_step(device)[1])).operations if one.name == CUDA_GRAPH
+        ),
+        "compiled code has kernels": lambda: capture(torch.compile(_small_step(device)[1])).has_measured_kernels,
+    }
+    found: dict[str, bool | str] = {}
+    for name, holds in checks.items():
+        try:
+            found[name] = holds()
+        except Exception as error:  # other checks may still work
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _same_after_recording(device: torch.device) -> bool:
+    """Return whether a step has the same weights and random numbers with and without a recording."""
+    results = []
+    for is_recorded in (False, True):
+        network, step = _small_step(device, seed=1)
+        if is_recorded:
+            capture(step, warmup_steps=0)
+        else:
+            step()
+        results.append([*(one.detach() for one in network.parameters()), torch.rand(4, device=device)])
+    return all(map(torch.equal, *results))
 
 
 def _loop_seconds(step: Callable[[], object], count: int) -> float:
@@ -263,20 +336,40 @@ def _rates(_left: float) -> dict[str, Any]:
     return {"figures": [asdict(one) for one in comparison(found)], "state": asdict(found.state)}
 
 
-def _operators(left: float) -> dict[str, Any]:
+def _operators(left: float, *, reserved: float = STEP_SECONDS) -> dict[str, Any]:
     """Measure operations, most useful operations first, in the time that whole steps leave."""
-    minutes = max(left - STEP_SECONDS, 0.25 * left) / minutes_to_seconds(1.0)
+    minutes = max(left - reserved, 0.25 * left) / minutes_to_seconds(1.0)
     with tempfile.TemporaryDirectory() as folder:
         done = measure(folder, minutes=minutes)
-        tables = {path.name.split(".")[0]: _table(path) for path in done.files}
-    return {
-        "rows": done.rows,
-        "families": [{**asdict(one), "is_enough": one.is_enough} for one in done.families],
-        "factors": done.factors,
-        "skipped": list(done.skipped),
-        "eager": list(done.eager),
-        "tables": tables,
-    }
+        gpu = find_gpu(name_of("cuda", None))
+        tuned = [one.family for one in done.families if one.is_enough]
+        return {
+            "rows": done.rows,
+            "families": [{**asdict(one), "is_enough": one.is_enough} for one in done.families],
+            "factors": done.factors,
+            "shares": measured_shares(gpu, tuned, done.factors),
+            "residuals": residuals(Path(folder), gpu),
+            "skipped": list(done.skipped),
+            "eager": list(done.eager),
+            "tables": {path.name.split(".")[0]: _table(path) for path in done.files},
+        }
+
+
+def _trial(left: float) -> dict[str, Any]:
+    """Measure operations for 20 s, to see how many there are a second, and which cannot be measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = measure(folder, minutes=min(20.0, left) / minutes_to_seconds(1.0))
+    return {"rows": done.rows, "skipped": list(done.skipped), "eager": list(done.eager)}
+
+
+def residuals(folder: Path, gpu: Gpu) -> dict[str, dict[str, float]]:
+    """Return the number of rows and the median and spread of log(measured / predicted), by "operation/dtype"."""
+    models, found = kernel_models((gpu.name,)), {}
+    for group in read_own_tables(folder):
+        each = log_residuals(group, gpu, models)
+        name = f"{group.batch.operation}/{group.batch.dtype}"
+        found[name] = {"rows": len(each), "median": float(np.median(each)), "spread": float(np.std(each))}
+    return found
 
 
 def _table(path: Path) -> dict[str, list[Any]]:
@@ -285,76 +378,73 @@ def _table(path: Path) -> dict[str, list[Any]]:
     return {"columns": [*rows[0]] if rows else [], "rows": [[*row.values()] for row in rows]}
 
 
-class _Block(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        parts = [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
-        self.parts = nn.Sequential(*parts, nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels))
-
-    def forward(self, images: Tensor) -> Tensor:
-        result: Tensor = torch.relu(images + self.parts(images))
-        return result
-
-
-def _convolutional() -> tuple[nn.Module, Tensor]:
-    network = nn.Sequential(nn.Conv2d(3, 128, 7, 4, 3), *(_Block(128) for _ in range(8)))
-    return network.to(memory_format=torch.channels_last), torch.randn(64, 3, 224, 224)  # type: ignore[call-overload]
+STEPS_TO_TIME: Final = (
+    ("resnet50", "eager"),
+    ("gpt2", "eager"),
+    ("gpt2", "CUDA graph"),
+    ("resnet50", "compiled"),
+    ("bert_large", "eager"),
+)
+"""Whole steps, by model and kind of execution, the most useful first."""
 
 
-def _transformer() -> tuple[nn.Module, Tensor]:
-    layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
-    return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), torch.randn(16, 512, 1024)
-
-
-NETWORKS: Final[Mapping[str, Callable[[], tuple[nn.Module, Tensor]]]] = {
-    "convolutional": _convolutional,
-    "transformer": _transformer,
-}
-"""Neural networks for whole steps, with their input data."""
-
-
-def _steps(_left: float) -> dict[str, Any]:
-    """Compare the predicted and measured time of whole steps."""
+def _steps(left: float) -> dict[str, Any]:
+    """Compare the predicted and measured time of whole steps. A step that fails has the reason."""
     row = torch.cuda.get_device_properties(0)
     name = find_gpu(row.name, memory_bytes=row.total_memory).name
-    facts = {}
-    for network, build in NETWORKS.items():
-        step = training_step(*build(), device=_cuda())
-        trace = capture(step, warmup_steps=12, precision="bf16-mixed")
-        measured = _loop_seconds(step, 20)
-        predicted = predict(trace.untimed(), [name], history=False)[name]
-        facts[network] = {
-            "loop_seconds": measured,
-            "predicted_seconds": predicted.iteration_seconds,
-            "error": predicted.iteration_seconds / measured - 1,
-            "is_inside": predicted.iteration_seconds_low <= measured <= predicted.iteration_seconds_high,
-            "kernels": len(trace.kernels),
-            "notes": list(trace.notes),
-        }
-        del step
+    until = time.monotonic() + left
+    facts: dict[str, Any] = {}
+    for model, kind in STEPS_TO_TIME:
+        if time.monotonic() >= until:
+            facts[f"{model} {kind}"] = "no time left"
+            continue
+        try:
+            facts[f"{model} {kind}"] = _step(model, kind, name)
+        except Exception as error:  # other steps may still work
+            facts[f"{model} {kind}"] = f"{type(error).__name__}: {error}"
         torch.cuda.empty_cache()
     return facts
 
 
-def training_step(network: nn.Module, data: Tensor, *, device: torch.device) -> Callable[[], None]:
-    """Return a training step in mixed precision."""
-    network, data = network.to(device), data.to(device)
-    optimizer = torch.optim.AdamW(network.parameters(), 1e-4)
+def _step(model: str, kind: str, name: str) -> dict[str, Any]:
+    step = TYPICAL_STEPS[model](_cuda())
+    if kind == "compiled":
+        step = torch.compile(step)
+    elif kind == "CUDA graph":
+        step = in_cuda_graph(step)
+    trace = capture(step, warmup_steps=12)
+    measured = _loop_seconds(step, 20)
+    predicted = predict(trace.untimed(), [name], history=False)[name]
+    return {
+        "loop_seconds": measured,
+        "running_step_seconds": trace.running_step_seconds,
+        "device_seconds": math.fsum(kernel.seconds for kernel in trace.kernels),
+        "predicted_seconds": predicted.iteration_seconds,
+        "error": predicted.iteration_seconds / measured - 1,
+        "is_inside": predicted.iteration_seconds_low <= measured <= predicted.iteration_seconds_high,
+        "kernels": len(trace.kernels),
+        "notes": list(trace.notes),
+    }
 
-    def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = network(data).float().square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
 
-    return step
+def in_cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that replays a training step as one CUDA graph."""
+    with own_stream(_cuda()):
+        for _ in range(3):
+            step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 PARTS: Final = (
     _Part(MACHINE, "facts", needs_cuda=False, find=_machine),
     _Part("recordings", "facts", needs_cuda=True, find=_recordings),
+    _Part("plain profiles", "facts", needs_cuda=True, find=_plain_profiles),
     _Part("launch queue", "facts", needs_cuda=True, find=_launch_queue),
+    _Part("trial", "facts", needs_cuda=True, find=_trial),
     _Part("rates", "measurements", needs_cuda=True, find=_rates),
     _Part("operators", "measurements", needs_cuda=True, find=_operators),
     _Part("steps", "measurements", needs_cuda=True, find=_steps),

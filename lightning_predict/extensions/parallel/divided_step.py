@@ -148,10 +148,5 @@ def _of_stages(strategy: Strategy) -> Strategy:
 
 
 def _device_ends(step: StepPrediction, strategy: Strategy) -> Ends:
-    """Return (low, middle, high) seconds of a step, narrowed for many GPUs; with float8, the interval stays wide.
-
-    The speed of float8 depends on the software version: Llama 3.1 8B on eight H100 took 10.9 s in one NeMo container
-    and
-    9.7 s in a later container.
-    """
+    """Return (low, middle, high) seconds of a step, narrowed for many GPUs; float8 stays wide, as releases differ."""
     return narrowed_interval(step) if strategy.fp8 is None else ends_of(step)

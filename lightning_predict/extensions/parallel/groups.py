@@ -36,10 +36,7 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
 
 
 def _group(layout: Layout, count: int, stride: int) -> DataGroup:
-    """Place `count` GPUs at distance `stride` in as few machines as possible, the same number in each machine.
-
-    If the group size does not divide the GPUs per machine, a group spans two machines.
-    """
+    """Place `count` GPUs at distance `stride` in as few machines as possible, the same number in each."""
     if stride > layout.gpus_per_node:  # if several machines share a block, each machine has one GPU of every group
         return DataGroup(replace(layout, gpus_per_node=1, nodes=count), layout.gpus_per_node)
     places = layout.gpus_per_node // stride

@@ -188,10 +188,7 @@ def model_stages(
 
 
 def _added_share(strategy: Strategy, micro_batches: int) -> float:
-    """Return the share of micro-batches whose gradients are added to existing gradients.
-
-    FSDP without a pipeline scatters gradients before adding them.
-    """
+    """Return the share of micro-batches whose gradients are added to earlier ones; FSDP scatters gradients first."""
     if strategy.split.parameters and strategy.pipeline == 1:
         return 0.0
     return 1 - 1 / micro_batches
@@ -240,10 +237,7 @@ def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: 
 def _messages(
     trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool, recompute: Recompute
 ) -> list[tuple[float, ...]]:
-    """Return the message sizes of each stage's all-reduces per batch, for blocks and for the split vocabulary.
-
-    Recomputation repeats all-reduces of the forward pass in the backward pass.
-    """
+    """Return the message sizes of each stage's all-reduces per batch, with all-reduces that recomputation repeats."""
     sizes: list[list[float]] = [[] for _ in range(max(stage_of, default=0) + 1)]
     again = recomputed_matmuls(trace, model) if trains else {}
     for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
@@ -272,10 +266,7 @@ def _routed(
 
 
 def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool) -> list[tuple[float, ...]]:
-    """Return the message sizes of each stage's ring transfers per batch.
-
-    Keys and values circulate twice, in forward and backward; gradients circulate once.
-    """
+    """Return the message sizes of each stage's ring transfers per batch: keys and values twice, gradients once."""
     sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
     if strategy.context > 1:
         for block, stage in zip(model.blocks, stage_of, strict=True):
@@ -493,11 +484,7 @@ def stage_times(
 def _communication(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int
 ) -> tuple[Ends, Ends]:
-    """Return the total time of a micro-batch's collectives inside the model, as (low, middle, high).
-
-    Returns:
-        Time of all collectives, and time of the collectives that do not overlap.
-    """
+    """Return (low, middle, high) of a micro-batch's collectives: of all, and of all that do not overlap."""
     sharing = sharing_links(layout, strategy, interconnect)
     seconds = np.zeros(3)  # (3,): low end, middle, high end
     for operation, share in sharing_collectives(strategy).items():

@@ -212,10 +212,7 @@ def _divisors(count: int) -> list[int]:
 
 
 def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trains: bool) -> tuple[DataStrategy, ...]:
-    """Return the kinds of data parallelism to search.
-
-    Sharded parameters are not combined with pipelines, which would gather them often.
-    """
+    """Return the kinds of data parallelism to search; a pipeline would gather sharded parameters often."""
     if layout.count == model_parallel or not trains:
         return ("ddp",)
     return tuple(

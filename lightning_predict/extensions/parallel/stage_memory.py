@@ -249,10 +249,7 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 def _kept_unread(
     trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]
 ) -> Iterator[tuple[TensorInfo, TransformerBlock]]:
-    """Yield outputs that are kept although the backward pass neither reads nor recomputes them.
-
-    Compiled code does not keep tensors that are used only in the sum at the end of a block.
-    """
+    """Yield outputs that are kept although no backward pass reads them; compiled code drops a block's last sum."""
     met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
     if trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations):
         met |= _leaving_blocks(trace, model)

@@ -178,10 +178,7 @@ def _container(name: str) -> str:
 
 
 def _attentions(problems: Iterator[OperationShape]) -> Iterator[tuple[OperationShape, bool]]:
-    """Yield the operation of each attention: fused attention with True, an unfused softmax with False.
-
-    A softmax belongs to unfused attention if it is between two batched matmuls without a linear layer in between.
-    """
+    """Yield each attention: fused with True; with False, a softmax between two batched matmuls."""
     multiplied = False
     softmax: OperationShape | None = None
     for problem in problems:
@@ -703,10 +700,7 @@ def _of_experts(
 def _is_gradient(
     problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None
 ) -> bool:
-    """Return whether a linear or grouped matmul computes a weight gradient.
-
-    The result of a grouped matmul then has the shape of the weight.
-    """
+    """Return whether a linear or grouped matmul computes a weight gradient, which has the shape of the weight."""
     if problem.operation == "linear":
         return is_weight_gradient(problem, operation.phase, model, block)
     return operation.phase == "backward" and any(one.shape in model.parameters for one in operation.outputs)

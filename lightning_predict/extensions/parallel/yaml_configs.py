@@ -150,10 +150,7 @@ def _of_accelerates_deepspeed(own: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _of_deepspeed_file(name: str, path: str) -> list[str]:
-    """Translate the DeepSpeed file that a YAML file names.
-
-    The file is searched in the folder of the YAML file, the current folder, and parent folders.
-    """
+    """Translate the DeepSpeed file that a YAML file names, from the file's folder, the current folder or a parent."""
     folder = Path(path).resolve().parent
     places = [one / name for one in (folder, Path.cwd(), *folder.parents)]
     file = next((one for one in places if one.is_file()), None)

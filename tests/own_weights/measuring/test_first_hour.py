@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.own_weights import first_hour as module
 from lightning_predict.extensions.own_weights.first_hour import (
     MACHINE,
-    NETWORKS,
     NO_CUDA,
     PARTS,
     _Part,
     first_wait,
     report_on_gpu,
-    training_step,
 )
+from lightning_predict.extensions.own_weights.measuring import run
 from lightning_predict.extensions.own_weights.measuring.run import measure
+from lightning_predict.extensions.own_weights.measuring.typical_steps import TYPICAL_STEPS
+from lightning_predict.extensions.own_weights.training.tables import read_own_tables
+from lightning_predict.gpus import gpu
+from lightning_predict.tracing.recording import capture
+from tests.own_weights.measuring.test_measuring import by_graph
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
 
@@ -38,7 +45,8 @@ def test_without_cuda_it_runs_to_its_end_and_names_what_it_skips(tmp_path: Path)
     machine = report["parts"].pop(MACHINE)
     assert machine["state"] == "done"
     assert machine["facts"]["torch"] == torch.__version__
-    assert set(report["parts"]) == {"recordings", "launch queue", "rates", "operators", "steps"}
+    names = {"recordings", "plain profiles", "launch queue", "trial", "rates", "operators", "steps"}
+    assert set(report["parts"]) == names
     assert all(part == {"state": "skipped", "reason": NO_CUDA} for part in report["parts"].values())
 
 
@@ -46,7 +54,7 @@ def test_without_cuda_it_runs_to_its_end_and_names_what_it_skips(tmp_path: Path)
 @pytest.mark.parametrize(
     ("preset", "names"),
     [
-        ("facts", [MACHINE, "recordings", "launch queue"]),
+        ("facts", [MACHINE, "recordings", "plain profiles", "launch queue", "trial"]),
         ("measurements", [MACHINE, "rates", "operators", "steps"]),
     ],
 )
@@ -100,15 +108,6 @@ def test_the_first_launch_that_waits_for_a_kernel_is_found() -> None:
     assert first_wait(ticks[:1000], 4e-3) is None
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_networks_of_whole_steps_train(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())  # the meta device has none
-    with torch.device("meta"):
-        network, data = NETWORKS[name]()
-    training_step(network, data, device=torch.device("meta"))()
-    assert all(parameter.grad is not None for parameter in network.parameters())
-
-
 def test_a_table_is_kept_as_columns_and_rows(tmp_path: Path) -> None:
     (tmp_path / "own_add.csv").write_text("gpu,op\nT4,add\nT4,add_backward\n")
     assert module._table(tmp_path / "own_add.csv") == {
@@ -129,12 +128,29 @@ def as_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_each_session_counts_its_kernels_and_products(as_cuda: pytest.MonkeyPatch) -> None:
+    as_cuda.setattr(torch, "compile", lambda step: step)
     facts = module._recordings(60.0)
     assert facts["sessions"] == [facts["sessions"][0]] * module.SESSIONS
     assert facts["sessions"][0]["products"] >= 24
     assert facts["sessions"][0]["without_kernels"] == facts["sessions"][0]["products"]  # a CPU records none
     assert facts["step_seconds_before"] > 0
     assert facts["step_seconds_after"] > 0
+    graph = facts["checks"].pop("CUDA graphs have kernels")  # a CPU has no graphs, and records no kernels
+    assert isinstance(graph, str)
+    assert facts["checks"] == {
+        "kernels follow their launches": True,
+        "kernel time belongs to operations": False,
+        "phases follow each other": True,
+        "each phase has kernels": False,
+        "autocast is seen": True,
+        "weights and random numbers stay": True,
+        "compiled code has kernels": False,
+    }
+
+
+def test_the_kernels_of_each_plain_profile_are_counted(as_cuda: pytest.MonkeyPatch) -> None:
+    as_cuda.setattr(module, "profile", lambda activities: profile(activities=[ProfilerActivity.CPU]))
+    assert module._plain_profiles(60.0) == {"launched": 32, "recorded": [0] * module.SESSIONS}
 
 
 def test_the_queue_is_filled_behind_the_longest_product_that_fits(as_cuda: pytest.MonkeyPatch) -> None:
@@ -161,13 +177,61 @@ def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.Monkey
         return measure(folder, **words)
 
     as_cuda.setattr(module, "measure", tried)
-    facts = module._operators(300.0)
-    assert asked == [pytest.approx(4.0)]  # a minute is kept for whole steps
+    as_cuda.setattr(module, "name_of", lambda device, gpu: "T4")
+    as_cuda.setattr(module, "measured_shares", lambda *found: {"gpt2": 0.5})
+    as_cuda.setattr(run, "time_call", by_graph)
+    facts = module._operators(600.0)
+    assert asked == [pytest.approx(7.5)]  # 150 s are kept for whole steps
     assert len(facts["tables"]["own_add"]["rows"]) == facts["rows"]
     assert facts["tables"]["own_add"]["columns"][:3] == ["gpu", "op", "dtype"]
+    assert facts["shares"] == {"gpt2": 0.5}
+    assert module._trial(60.0)["rows"] == facts["rows"]
+    assert asked[1] == pytest.approx(20 / 60)
 
 
-def test_whole_steps_are_compared_with_their_loops(as_cuda: pytest.MonkeyPatch) -> None:
-    as_cuda.setattr(module, "NETWORKS", {"tiny": lambda: (torch.nn.Linear(8, 8), torch.randn(4, 8))})
-    (tiny,) = module._steps(60.0).values()
-    assert tiny["error"] == pytest.approx(tiny["predicted_seconds"] / tiny["loop_seconds"] - 1)
+def test_residuals_compare_each_operation_with_its_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "time_call", by_graph)
+    measure(tmp_path, operations=["add"], dtypes=["float32"], problems=8, device="cpu", gpu="T4", is_trial=True)
+    (group,) = read_own_tables(tmp_path)
+    found = module.residuals(tmp_path, gpu("T4"))["add/float32"]
+    shapes: Any = group.batch.columns
+    predicted = lp.operator_seconds("add", "T4", dtype="float32", **shapes)
+    assert found["rows"] == len(group.seconds)
+    assert found["median"] == pytest.approx(float(np.median(np.log(1e-3 / np.asarray(predicted)))))
+
+
+@pytest.fixture
+def tiny_steps(as_cuda: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let every whole step be one of a small layer; graphs and compiled code run as the step itself."""
+    as_cuda.setattr(module, "TYPICAL_STEPS", dict.fromkeys(TYPICAL_STEPS, lambda device: module._small_step(device)[1]))
+    as_cuda.setattr(module, "in_cuda_graph", lambda step: step)
+    as_cuda.setattr(torch, "compile", lambda step: step)
+    as_cuda.setattr(torch.cuda, "empty_cache", lambda: None)
+    return as_cuda
+
+
+def test_five_whole_steps_are_compared_with_their_loops(tiny_steps: pytest.MonkeyPatch) -> None:
+    facts = module._steps(60.0)
+    kinds = ["resnet50 eager", "gpt2 eager", "gpt2 CUDA graph", "resnet50 compiled", "bert_large eager"]
+    assert list(facts) == kinds
+    for one in facts.values():
+        assert one["error"] == pytest.approx(one["predicted_seconds"] / one["loop_seconds"] - 1)
+
+
+def test_a_whole_step_that_fails_or_has_no_time_has_the_reason(tiny_steps: pytest.MonkeyPatch) -> None:
+    def no_compiler(step: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    tiny_steps.setattr(torch, "compile", no_compiler)
+    facts = module._steps(60.0)
+    assert facts["resnet50 compiled"] == "RuntimeError: Failed to find C compiler"
+    assert facts["bert_large eager"]["loop_seconds"] > 0
+    assert set(module._steps(0.0).values()) == {"no time left"}
+
+
+@pytest.mark.parametrize("name", TYPICAL_STEPS)
+def test_the_typical_steps_train_all_parameters_of_their_models(name: str) -> None:
+    trace = capture(TYPICAL_STEPS[name](torch.device("meta")), warmup_steps=0, precision="bf16-mixed")
+    count = sum(math.prod(parameter.shape) for parameter in trace.parameters)
+    assert count / 1e6 == pytest.approx({"resnet50": 25.56, "gpt2": 124.44, "bert_large": 334.6}[name], rel=0.001)
+    assert trace.optimizer_steps == 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from lightning_predict.errors import (
     MeasurementTableError,
     UnknownOperationError,
 )
-from lightning_predict.extensions.own_weights.measuring import management, order, run
+from lightning_predict.extensions.own_weights import commands
+from lightning_predict.extensions.own_weights.measuring import clock, management, order, run, typical_steps
 from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS, draw_problems
 from lightning_predict.extensions.own_weights.measuring.clock import (
     PROBLEM_SECONDS,
@@ -41,18 +43,15 @@ from lightning_predict.extensions.own_weights.measuring.run import (
     estimate_seconds,
     measure,
 )
+from lightning_predict.extensions.own_weights.measuring.typical_steps import measured_share
 from lightning_predict.extensions.own_weights.training.tables import eager_rows, read_own_tables, split_rows, was_eager
 from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.measured_scaling import predict_work_times
-from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import (
-    OperationShape,
     network_spec,
     operation_names,
     operation_spec,
     shape_batch,
-    surrogates_of,
 )
 from lightning_predict.tracing.recording import capture
 from tests.gpu.test_peak_memory import step_on
@@ -435,45 +434,56 @@ def test_a_gpu_that_a_failed_capture_left_unusable_ends_the_run_in_words(monkeyp
 
 
 class FakeNvml:
-    """NVIDIA's management library on a card that its power limit holds back."""
+    """The driver's management library on a card that its power limit holds back."""
 
-    NVMLError = OSError
-    NVML_CLOCK_SM = 1
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:  # noqa: N802
+        handle._obj.value = 77
+        return 0 if uuid == b"GPU-1234" else 6
 
-    def nvmlInit(self) -> None:  # noqa: N802
-        pass
+    def nvmlDeviceGetClockInfo(self, handle: Any, kind: Any, value: Any) -> int:  # noqa: N802
+        assert (handle.value, kind.value) == (77, 1)
+        return self._gives(value, 1095)
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        return uuid
+    def nvmlDeviceGetMaxClockInfo(self, handle: Any, kind: Any, value: Any) -> int:  # noqa: N802
+        return self._gives(value, 1410)
 
-    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
-        assert handle == "GPU-1234"
-        return 1095
+    def nvmlDeviceGetPowerUsage(self, handle: Any, value: Any) -> int:  # noqa: N802
+        return self._gives(value, 399_500)
 
-    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
-        return 1410
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, value: Any) -> int:  # noqa: N802
+        return 3  # not supported
 
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802
-        return 399_500
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, value: Any) -> int:  # noqa: N802
+        return self._gives(value, 0x1 | 0x4 | 0x40)  # idle says nothing of a load; the power cap; the temperature
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:  # noqa: N802
-        raise OSError("not supported")
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:  # noqa: N802
-        return 0x1 | 0x4 | 0x40  # idle says nothing of a load; the power cap; the temperature
+    def _gives(self, value: Any, number: int) -> int:
+        value._obj.value = number
+        return 0
 
 
-def test_the_state_of_the_gpu_stands_beside_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(management, "import_module", lambda name: FakeNvml())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1234"))
+@pytest.mark.parametrize("uuid", ["1234", "of another"])
+def test_the_state_of_the_gpu_stands_beside_its_times(uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management, "_library", FakeNvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuid))
     state = read_state(torch.device("cuda", 0))
-    assert state == GpuState(
+    known = GpuState(
         clock_hz=1.095e9,
         highest_clock_hz=1.41e9,
         power_watts=399.5,
         power_limit_watts=None,
         held_back_by=("power", "temperature"),
     )
+    assert state == (known if uuid == "1234" else GpuState())
+
+
+def test_the_state_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    management._library.cache_clear()
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert read_state(torch.device("cuda", 0)) == GpuState()
+    management._library.cache_clear()
 
 
 def test_a_trial_leaves_out_what_takes_a_processor_long_and_says_how_far_it_is(tmp_path: Path) -> None:
@@ -536,21 +546,74 @@ def test_nine_minutes_measure_what_takes_the_time_of_a_step(
     model: str, share: float, nine_minutes: list[MeasuringProblem]
 ) -> None:
     """Times by a tuned network, by a factor, or through an operation with one of both."""
-    rows = Counter((name, one.dtype) for one in nine_minutes for name in one.calls)
-    tuned = enough_families(nine_minutes)
-
-    def is_measured(problem: OperationShape) -> bool:
-        family = network_spec(problem.operation, problem.dtype)
-        if (family is not None and family.name in tuned) or rows[(problem.operation, problem.dtype)] >= 8:
-            return True
-        parts = surrogates_of(problem)
-        return bool(parts) and all(is_measured(part.problem) for part in parts)
-
-    record = gpu("H100-SXM-80GB")
+    rows = Counter(f"{name}/{one.dtype}" for one in nine_minutes for name in one.calls)
+    factors = {name for name, count in rows.items() if count >= 8}
     trace = capture(step_on(model, "meta"), warmup_steps=0, precision="bf16-mixed")
-    timed = predict_work_times(trace, [record], origin=None, models=kernel_models((record.name,)))
-    found = [bool(item.problems) and all(map(is_measured, item.problems)) for item in timed.items]
-    assert (timed.seconds[0] * found).sum() >= share * timed.seconds[0].sum()
+    record = gpu("H100-SXM-80GB")
+    assert measured_share(trace, record, enough_families(nine_minutes), factors) >= share
+    assert measured_share(trace, record, (), ()) == 0
+
+
+def test_the_first_long_matmuls_of_each_dtype_are_measured_under_load(nine_minutes: list[MeasuringProblem]) -> None:
+    loaded = [one for one in nine_minutes if one.is_loaded]
+    counts = Counter((one.operation, one.dtype) for one in loaded)
+    assert {(name, "bfloat16") for name in ("linear", "bmm", "conv2d", "attention")} <= set(counts)
+    assert set(counts.values()) == {order.LOADED_SHAPES}
+    assert estimate_seconds(loaded, gpu("H100-SXM-80GB")) == pytest.approx(
+        estimate_seconds([replace(one, is_loaded=False) for one in loaded], gpu("H100-SXM-80GB"))
+        + run.LOAD_SECONDS * len(loaded)
+    )
+
+
+def test_a_row_has_burst_and_sustained_times_with_their_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def under_load(call: object, device: torch.device, *, load_seconds: float | None, **_: object) -> Timing:
+        burst = replace(by_graph(call, device), state=GpuState(clock_hz=1.98e9, power_watts=650.0))
+        return burst if load_seconds is None else replace(burst, sustained_seconds=1.1e-3, sustained_clock_hz=1.4e9)
+
+    monkeypatch.setattr(run, "time_call", under_load)
+    words = {"m": 64, "n": 64, "k": 64}
+    long = MeasuringProblem("linear", "bfloat16", words, ("linear", "linear_backward"), is_loaded=True)
+    monkeypatch.setattr(run, "problems_by_worth", lambda *args, **options: [long])
+    done = measure(tmp_path, operations=["linear"], device="cpu", gpu="T4")
+    first, second = rows_of(done.files[0])
+    assert (first["warm_ms"], first["sustained_ms"], first["clock_mhz"]) == ("0.8", "1.1", "1980")
+    assert (first["sustained_clock_mhz"], first["power_watts"]) == ("1400", "650")
+    assert (second["sustained_ms"], second["sustained_clock_mhz"]) == ("", "")  # only the first call
+
+
+class FakeReplays:
+    """A captured graph, and the events that time it: a replay takes 1 ms, and 1.2 ms once the load has lasted."""
+
+    def __init__(self) -> None:
+        self.now, self.replays = 0.0, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.now += 1.0e-3 if self.now < 0.5 else 1.2e-3
+
+
+def test_the_sustained_time_is_that_at_the_end_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = FakeReplays()
+
+    def timed(call: Callable[[], object], replays: int, before: object) -> float:
+        start = graph.now
+        for _ in range(replays):
+            call()
+        return (graph.now - start) / replays
+
+    clocks = iter([GpuState(clock_hz=1.9e9), GpuState(clock_hz=1.5e9)])
+    monkeypatch.setattr(clock, "_event_times", timed)
+    monkeypatch.setattr(clock, "captured", lambda call, device: (graph, None))
+    monkeypatch.setattr(clock, "read_state", lambda device: next(clocks))
+    monkeypatch.setattr(clock, "_l2_bytes", lambda device: 8)
+    monkeypatch.setattr("time.perf_counter", lambda: graph.now)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: torch.zeros(8, dtype=torch.uint8))
+    timing = time_call(graph.replay, torch.device("cuda", 0), load_seconds=1.0)
+    assert timing.warm_seconds == pytest.approx(1e-3)
+    assert timing.sustained_seconds == pytest.approx(1.2e-3)
+    assert (timing.state.clock_hz, timing.sustained_clock_hz) == (1.9e9, 1.5e9)
+    assert graph.replays > 800
 
 
 def test_channels_last_reaches_the_calls_and_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,5 +689,26 @@ def test_the_rows_of_each_family_are_counted_as_train_uses_them(
     assert vector.family == "vector"
     assert vector.rows == split_rows(relu.batch.columns, seed=0).fitted.sum()
     assert not vector.is_enough
-    assert done.factors == 3
+    assert len(done.factors) == 3
     assert done.dropped == 0
+
+
+def test_measure_prints_rows_of_needed_and_the_measured_share_of_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shares(record: object, tuned: list[str], factors: tuple[str, ...]) -> dict[str, float]:
+        assert (tuned, factors) == ([], ("relu/float32", "relu_backward/float32"))
+        return {"resnet50": 0.861, "gpt2": 0.744}
+
+    monkeypatch.setattr(run, "time_call", by_graph)
+    monkeypatch.setattr(typical_steps, "measured_shares", shares)
+    answer = commands.measure(tmp_path, operations="relu", dtypes="float32", problems=30, device="cpu", gpu="T4")
+    answer.show()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("vector: ") and line.endswith(", too few for its network")]
+    assert lines[-2:] == [
+        "Measured operations take 86 % of the GPU time of a ResNet-50 step.",
+        "Measured operations take 74 % of the GPU time of a GPT-2 step.",
+    ]
+    data: Any = answer.data()
+    assert data["shares"] == {"resnet50": 0.861, "gpt2": 0.744}

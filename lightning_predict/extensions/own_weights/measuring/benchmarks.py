@@ -128,14 +128,9 @@ def _draw_attention(draw: random.Random) -> Words:
 
 def _attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     query, key, value = _heads(words, dtype, device)
-    options: dict[str, Any] = {
-        "is_causal": bool(words["causal"]),
-        "enable_gqa": words["heads"] != words["kv_heads"],
-    }
+    options: dict[str, Any] = {"is_causal": bool(words["causal"]), "enable_gqa": words["heads"] != words["kv_heads"]}
     return forward_and_backward(
-        "attention",
-        lambda: functional.scaled_dot_product_attention(query, key, value, **options),
-        [query, key, value],
+        "attention", lambda: functional.scaled_dot_product_attention(query, key, value, **options), [query, key, value]
     )
 
 
@@ -214,7 +209,6 @@ LAYERS: Final[Mapping[str, Benchmark]] = {
     **{name: Benchmark(_draw_recurrent, partial(_recurrent, name)) for name in ("lstm", "gru", "rnn")},
     "embedding_bag": Benchmark(_draw_embedding_bag, _embedding_bag),
 }
-"""Benchmarks by operation."""
 
 
 # --- Images: convolutions in one to three dimensions and transposed, and pooling
@@ -328,10 +322,7 @@ def _draw_pooling(draw: random.Random) -> Words:
 
 
 def _pooling(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    pools: dict[str, Callable[..., Tensor]] = {
-        "avg_pool2d": functional.avg_pool2d,
-        "max_pool2d": functional.max_pool2d,
-    }
+    pools: dict[str, Callable[..., Tensor]] = {"avg_pool2d": functional.avg_pool2d, "max_pool2d": functional.max_pool2d}
     data = made(device, dtype, words["batch"], words["channels"], words["height"], words["width"]).requires_grad_()
     return forward_and_backward(name, lambda: pools[name](data, words["kernel_size"], words["stride"]), [data])
 
@@ -340,7 +331,6 @@ IMAGES: Final[Mapping[str, Benchmark]] = {
     **{name: Benchmark(partial(_draw_convolution, name), partial(_convolution, name)) for name in SIDES},
     **{name: Benchmark(_draw_pooling, partial(_pooling, name)) for name in ("avg_pool2d", "max_pool2d")},
 }
-"""Benchmarks by operation."""
 
 
 # --- Matrices of rows and columns: element-wise operations, norms, reductions, lookups, sorting
@@ -467,7 +457,6 @@ MATRICES: Final[Mapping[str, Benchmark]] = {
     for table, wanted in ((BY_DATA, ("data",)), (BY_OTHER, ("other",)), (BY_SCALE, ("data", "scale")))
     for name, forward in table.items()
 }
-"""Benchmarks by operation."""
 
 
 # --- Factorisations, solvers and Fourier transforms, only in float32 and float64
@@ -542,7 +531,6 @@ LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
     "triangular_solve": Benchmark(_draw_triangular, _triangular),
     "fft": Benchmark(_draw_transform, _transform),
 }
-"""Benchmarks by operation."""
 
 
 # --- Operations around a model: optimizer updates, casts, copies from host memory
@@ -591,12 +579,7 @@ def _update(name: str, words: Words, dtype: torch.dtype, device: torch.device) -
 
 def _draw_cast(draw: random.Random) -> Words:
     source, target = draw.choice([(4, 2), (2, 4), (8, 4), (4, 8)])
-    return {
-        "rows": size(draw, 1, 65536),
-        "cols": size(draw, 16, 16384),
-        "source_bytes": source,
-        "target_bytes": target,
-    }
+    return {"rows": size(draw, 1, 65536), "cols": size(draw, 16, 16384), "source_bytes": source, "target_bytes": target}
 
 
 def _cast(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
@@ -620,7 +603,6 @@ UPDATES: Final[Mapping[str, Benchmark]] = {
     "cast": Benchmark(_draw_cast, _cast),
     "host_copy": Benchmark(_draw_host_copy, _host_copy),
 }
-"""Benchmarks by operation."""
 
 
 # --- All benchmarks

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final, final
 
@@ -58,6 +58,8 @@ class Timing:
         flushed_seconds: Time of a graph replay after L2 was overwritten.
         warm_seconds: Time of a graph replay directly after another replay.
         eager_seconds: Time of an ordinary call in a sequence of calls, including launches.
+        sustained_seconds: As `warm_seconds`, at the end of a load of this call; None without a load.
+        sustained_clock_hz: SM clock at the end of the load; None if unknown.
         state: Clock, power and throttling reasons directly after the replays.
         reason: Reason why the call has no graph; None for a call with a graph.
     """
@@ -65,6 +67,8 @@ class Timing:
     flushed_seconds: float | None
     warm_seconds: float | None
     eager_seconds: float
+    sustained_seconds: float | None = None
+    sustained_clock_hz: float | None = None
     state: GpuState = UNKNOWN_STATE
     reason: str | None = None
 
@@ -88,6 +92,7 @@ def time_call(
     *,
     replays: int = REPLAYS,
     problem_seconds: float = PROBLEM_SECONDS,
+    load_seconds: float | None = None,
 ) -> Timing:
     """Time a call. On CUDA, use `time_call` inside `own_stream`.
 
@@ -96,6 +101,8 @@ def time_call(
         device: Device of the call.
         replays: Maximum number of repetitions of each kind.
         problem_seconds: Maximum duration of all repetitions, in seconds. Long calls have fewer repetitions.
+        load_seconds: Duration of a load of this call, above 0, at whose end the sustained time is measured; None for
+            no load. A power limit lowers the clock under load.
 
     Raises:
         RuntimeError: A single call takes longer than `problem_seconds`.
@@ -120,7 +127,13 @@ def time_call(
     buffer = torch.empty(FLUSH_TIMES_L2 * _l2_bytes(device), dtype=torch.uint8, device=device)
     warm = _event_times(graph.replay, replays, before=None)
     flushed = _event_times(graph.replay, replays, before=buffer.zero_)
-    return Timing(flushed_seconds=flushed, warm_seconds=warm, eager_seconds=eager, state=read_state(device))
+    timing = Timing(flushed_seconds=flushed, warm_seconds=warm, eager_seconds=eager, state=read_state(device))
+    if load_seconds is None:
+        return timing
+    until = time.perf_counter() + load_seconds
+    while time.perf_counter() < until:
+        sustained = _event_times(graph.replay, replays, before=None)
+    return replace(timing, sustained_seconds=sustained, sustained_clock_hz=read_state(device).clock_hz)
 
 
 def repetitions_that_fit(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
@@ -203,10 +216,7 @@ def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str
 
 
 def _release(pool: Any, device: torch.device) -> None:
-    """Release the memory pool of a failed capture, which torch leaves in recording state.
-
-    Before torch 2.6, the function that ends the recording has another name.
-    """
+    """Release the memory pool of a failed capture; before torch 2.6, the function has another name."""
     index = torch.cuda.current_device() if device.index is None else device.index
     for names in (("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"), ("_cuda_releasePool",)):
         found = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)

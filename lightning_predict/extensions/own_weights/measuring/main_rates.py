@@ -146,10 +146,7 @@ def measure_main_rates(
     streams = [(name, {"rows": rows, "cols": COLUMNS}) for name in STREAMS]
     timed = [(name, words, lasting(name, "float32", words)) for name, words in streams]
     return MainRates(
-        gpu=record,
-        flops_per_second=products,
-        dram_bytes_per_second=equivalent_bandwidth(record, timed),
-        state=state,
+        gpu=record, flops_per_second=products, dram_bytes_per_second=equivalent_bandwidth(record, timed), state=state
     )
 
 

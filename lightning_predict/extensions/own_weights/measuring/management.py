@@ -1,4 +1,4 @@
-"""Reads the state of a GPU during measurements from NVML (NVIDIA's management library): clock, power, throttling.
+"""Reads the state of a GPU during measurements from the driver's NVML (NVIDIA's management library): clock, power.
 
 In hours of training, but not in a short burst, the power limit or the temperature lowers the clock. Therefore each row
 records the state. Example::
@@ -9,10 +9,10 @@ records the state. Example::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
+from functools import cache
 from typing import Any, Final, final
 
 import torch
@@ -56,31 +56,36 @@ class GpuState:
 UNKNOWN_STATE: Final = GpuState()
 """State without any information."""
 
+_SM_CLOCK: Final = ctypes.c_int(1)
+
+
+@cache
+def _library() -> Any:
+    """Return the driver's NVML; None without an NVIDIA driver."""
+    for name in ("libnvidia-ml.so.1", "nvml.dll"):
+        with suppress(OSError):
+            library = ctypes.CDLL(name)
+            return library if library.nvmlInit_v2() == 0 else None
+    return None
+
 
 def read_state(device: torch.device) -> GpuState:
-    """Return the state of a CUDA device; unknown if NVML's Python module is missing (`pip install nvidia-ml-py`)."""
-    try:
-        nvml: Any = import_module("pynvml")
-    except ImportError:
-        return UNKNOWN_STATE
-    try:
-        nvml.nvmlInit()
-        handle = _handle(nvml, device)
-    except nvml.NVMLError:
+    """Return the state of a CUDA device; unknown if NVML is missing or the container hides it."""
+    library = _library()
+    handle = None if library is None else _handle(library, device)
+    if handle is None:
         return UNKNOWN_STATE
 
-    def read(ask: Callable[[], Any]) -> Any:
-        with suppress(nvml.NVMLError, AttributeError):
-            return ask()
-        return None
+    def read(function: str, *kind: ctypes.c_int) -> int | None:
+        value = ctypes.c_ulonglong()
+        call = getattr(library, function, None)
+        return value.value if call is not None and call(handle, *kind, ctypes.byref(value)) == 0 else None
 
-    clock = read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-    highest = read(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
-    power = read(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-    limit = read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    reasons = read(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    if reasons is None:  # older releases use another name
-        reasons = read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    clock, highest = read("nvmlDeviceGetClockInfo", _SM_CLOCK), read("nvmlDeviceGetMaxClockInfo", _SM_CLOCK)
+    power, limit = read("nvmlDeviceGetPowerUsage"), read("nvmlDeviceGetEnforcedPowerLimit")
+    reasons = read("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # older drivers use another name
+        reasons = read("nvmlDeviceGetCurrentClocksThrottleReasons")
     return GpuState(
         clock_hz=None if clock is None else megahertz_to_hertz(clock),
         highest_clock_hz=None if highest is None else megahertz_to_hertz(highest),
@@ -90,10 +95,13 @@ def read_state(device: torch.device) -> GpuState:
     )
 
 
-def _handle(nvml: Any, device: torch.device) -> Any:
+def _handle(library: Any, device: torch.device) -> ctypes.c_void_p | None:
     """Return NVML's handle of the GPU, found by UUID because CUDA_VISIBLE_DEVICES changes the numbering."""
     index = torch.cuda.current_device() if device.index is None else device.index
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    handle = ctypes.c_void_p()
     if uuid is None:
-        return nvml.nvmlDeviceGetHandleByIndex(index)
-    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        status = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
+    else:
+        status = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle))
+    return handle if status == 0 else None

@@ -11,14 +11,16 @@ operation gets `FACTOR_PROBLEMS` shapes, for a correction factor. Other families
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import zip_longest
 from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.constants import constants_of
 from lightning_predict.extensions.own_weights.measuring.benchmarks import Words, draw_problems
 from lightning_predict.extensions.own_weights.training.factors import FACTOR_PROBLEMS
 from lightning_predict.extensions.own_weights.training.tables import split_rows
@@ -33,11 +35,17 @@ from lightning_predict.kernels.operations import (
     shape_batch,
 )
 
+_OF: Final = constants_of(__name__)
+
 FAMILY_ORDER: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
 """Families of operations with the largest shares of a typical training step, largest share first."""
 
 USUAL_PROBLEMS: Final = 200
 """Default number of shapes per operation and dtype."""
+
+LOADED_SHAPES: Final = _OF.count("LOADED_SHAPES", "shapes")
+
+LOADED_FLOPS: Final = _OF.number("LOADED_FLOPS", "FLOP")
 
 MARGIN: Final = 1.05
 """Factor on the number of planned rows, because some shapes do not fit in memory."""
@@ -53,12 +61,14 @@ class MeasuringProblem:
         dtype: A key of `run.DTYPES`.
         shape: Shape parameters.
         calls: Names of the calls to time. A row of the first call marks the shape as measured.
+        is_loaded: Whether the sustained time is measured, too.
     """
 
     operation: str
     dtype: str
     shape: Words = field(hash=False)
     calls: tuple[str, ...]
+    is_loaded: bool = False
 
     def __str__(self) -> str:
         return f"{self.operation} {self.dtype} {self.shape}"
@@ -104,7 +114,7 @@ def problems_by_worth(
         for operation in operations
         for dtype in dtypes_of(operation, dtypes)
     )
-    return _once(order)
+    return _with_loads(_once(order))
 
 
 def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
@@ -148,12 +158,7 @@ def _distances(points: Array, other: Array) -> Array:
 @final
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """Random shapes of operations, most different shapes first.
-
-    Attributes:
-        seed: Seed of the shapes.
-        most: Maximum number of shapes; None for no limit.
-    """
+    """Random shapes of operations, most different shapes first; at most `most` of each operation, if it is not None."""
 
     seed: int
     most: int | None
@@ -238,6 +243,23 @@ def _round_robin(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[Measuring
     ]
     for turn in zip_longest(*rows):
         yield from (one for one in turn if one is not None)
+
+
+def _with_loads(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
+    """Mark the first `LOADED_SHAPES` long shapes of each operation and dtype that are measured under load, too."""
+    marked, count = [], Counter[tuple[str, str]]()
+    for one in order:
+        is_loaded = count[one.operation, one.dtype] < LOADED_SHAPES and _is_long(one)
+        count[one.operation, one.dtype] += is_loaded
+        marked.append(replace(one, is_loaded=True) if is_loaded else one)
+    return marked
+
+
+def _is_long(one: MeasuringProblem) -> bool:
+    family = network_spec(one.calls[0], one.dtype)
+    batch = shape_batch(one.operation, one.dtype, **one.shape)
+    is_matrix = family is not None and family.name in FAMILY_ORDER and batch.spec.units == "tensor"
+    return is_matrix and float(batch.flops[0]) >= LOADED_FLOPS
 
 
 def _once(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:

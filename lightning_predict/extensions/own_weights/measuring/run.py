@@ -29,11 +29,7 @@ import torch
 from lightning_predict.checked import read_csv
 from lightning_predict.constants import constants_of
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MeasurementTableError
-from lightning_predict.extensions.own_weights.measuring.benchmarks import (
-    BENCHMARKS,
-    EAGER,
-    benchmark_of,
-)
+from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS, EAGER, benchmark_of
 from lightning_predict.extensions.own_weights.measuring.clock import (
     NOT_CUDA,
     PROBLEM_SECONDS,
@@ -84,8 +80,10 @@ EXTRA_COLUMNS: Final = (
     "latency_ms",
     "warm_ms",
     "eager_ms",
+    "sustained_ms",
     "timed",
     "clock_mhz",
+    "sustained_clock_mhz",
     "highest_clock_mhz",
     "power_watts",
     "power_limit_watts",
@@ -98,6 +96,8 @@ EXTRA_COLUMNS: Final = (
 USUAL_UTILISATION: Final = _OF.number("USUAL_UTILISATION", "share")
 
 SECONDS_AROUND: Final = _OF.number("SECONDS_AROUND", "seconds")
+
+LOAD_SECONDS: Final = _OF.number("LOAD_SECONDS", "seconds")
 
 
 @final
@@ -113,7 +113,7 @@ class Measured:
         known: Number of shapes that an earlier run measured.
         left: Number of shapes that were not measured for lack of time.
         families: Number of rows of each family with a network, over all runs so far.
-        factors: Number of operations and dtypes for which `train` can compute a correction factor.
+        factors: Operations and dtypes for which `train` can compute a correction factor, as "gelu/bfloat16".
         dropped: Number of rows that `train` does not use, because their family and operation have too few rows.
     """
 
@@ -124,7 +124,7 @@ class Measured:
     known: int = 0
     left: int = 0
     families: tuple[FamilyRows, ...] = ()
-    factors: int = 0
+    factors: tuple[str, ...] = ()
     dropped: int = 0
 
 
@@ -268,12 +268,7 @@ def measure(
 @final
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """Operations and shapes that cannot be timed, and are not tried again.
-
-    Attributes:
-        failures: Number of consecutive failed shapes, by operation and dtype.
-        problems: Failed shapes. Other calls with these shapes would also fail.
-    """
+    """Consecutive failed shapes by operation and dtype, and failed shapes, which are not tried again."""
 
     failures: dict[tuple[str, str], int] = field(default_factory=dict)
     problems: set[str] = field(default_factory=set)
@@ -309,7 +304,7 @@ class CountedRows:
     """Numbers of rows by their use in `train`; attributes as in `Measured`."""
 
     families: tuple[FamilyRows, ...]
-    factors: int
+    factors: tuple[str, ...]
     dropped: int
 
 
@@ -334,7 +329,7 @@ def count_rows(folder: Path, gpu: str) -> CountedRows:
     factors = [group for group in others if is_enough_for_a_factor(group, seed=0)]
     return CountedRows(
         families=tuple(found.values()),
-        factors=len(factors),
+        factors=tuple(f"{group.batch.operation}/{group.batch.dtype}" for group in factors),
         dropped=sum(len(group.seconds) for group in others) - sum(len(group.seconds) for group in factors),
     )
 
@@ -351,7 +346,9 @@ def estimate_seconds(
         least = _least_seconds(group, gpu)  # (problems,)
         passes = np.array([len(one.calls) for one in group])
         each = np.minimum(REPETITION_KINDS * REPLAYS * least / USUAL_UTILISATION, problem_seconds) + SECONDS_AROUND
-        total += float((passes * each)[least <= problem_seconds].sum())
+        total += float((passes * each)[least <= problem_seconds].sum()) + LOAD_SECONDS * sum(
+            one.is_loaded for one in group
+        )
     return total
 
 
@@ -388,12 +385,16 @@ def _timed(problem: MeasuringProblem, device: torch.device, problem_seconds: flo
         with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
             calls = benchmark_of(problem.operation).calls(problem.shape, DTYPES[problem.dtype], device)
             return [
-                (name, time_call(call, device, problem_seconds=problem_seconds))
+                (name, time_call(call, device, problem_seconds=problem_seconds, load_seconds=_load_of(problem, name)))
                 for name, call in calls.items()
                 if name in problem.calls
             ]
     except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _load_of(problem: MeasuringProblem, call: str) -> float | None:
+    return LOAD_SECONDS if problem.is_loaded and call == problem.calls[0] else None
 
 
 def check_device(device: str) -> None:
@@ -472,14 +473,16 @@ def _row(gpu: str, operation: str, problem: MeasuringProblem, timing: Timing) ->
         "op": operation,
         "dtype": problem.dtype,
         **_columns(problem),
-        "latency_ms": f"{seconds_to_milliseconds(own):.6g}",
-        "warm_ms": _text(None if timing.warm_seconds is None else seconds_to_milliseconds(timing.warm_seconds), "6g"),
-        "eager_ms": f"{seconds_to_milliseconds(timing.eager_seconds):.6g}",
+        "latency_ms": _milliseconds(own),
+        "warm_ms": _milliseconds(timing.warm_seconds),
+        "eager_ms": _milliseconds(timing.eager_seconds),
+        "sustained_ms": _milliseconds(timing.sustained_seconds),
         "timed": BY_GRAPH if by_graph else EAGER,
-        "clock_mhz": _text(None if state.clock_hz is None else state.clock_hz / MEGA, "0f"),
-        "highest_clock_mhz": _text(None if state.highest_clock_hz is None else state.highest_clock_hz / MEGA, "0f"),
-        "power_watts": _text(state.power_watts, "0f"),
-        "power_limit_watts": _text(state.power_limit_watts, "0f"),
+        "clock_mhz": _whole(state.clock_hz, MEGA),
+        "sustained_clock_mhz": _whole(timing.sustained_clock_hz, MEGA),
+        "highest_clock_mhz": _whole(state.highest_clock_hz, MEGA),
+        "power_watts": _whole(state.power_watts),
+        "power_limit_watts": _whole(state.power_limit_watts),
         "held_back_by": " ".join(state.held_back_by),
         "software": f"torch {torch.__version__}",
         "date": date.today().isoformat(),
@@ -487,8 +490,12 @@ def _row(gpu: str, operation: str, problem: MeasuringProblem, timing: Timing) ->
     }
 
 
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else f"{value:.{form}}"
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds_to_milliseconds(seconds):.6g}"
+
+
+def _whole(value: float | None, unit: float = 1.0) -> str:
+    return "" if value is None else f"{value / unit:.0f}"
 
 
 class tf32_switched:  # noqa: N801 (a context, used as `with tf32_switched(...)`)

@@ -328,10 +328,7 @@ def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, 
 
 
 def _inputs(features: Float32Array, scaled: NetworkWeights) -> Float32Array:
-    """Scale the features.
-
-    Features that are hidden from the networks become 0, so training gives them no weight.
-    """
+    """Scale the features. Features that are hidden from the networks become 0, so training gives them no weight."""
     seen = scaled.layers[0].weight.any(axis=(0, 2))
     inputs: Float32Array = np.where(seen, (features - scaled.mean) / scaled.scale, np.float32(0.0))
     return inputs

@@ -22,10 +22,7 @@ from joblib import Parallel, delayed
 
 from lightning_predict.constants import constants_of
 from lightning_predict.errors import MeasurementTableError, UnknownGpuError
-from lightning_predict.extensions.own_weights.training.factors import (
-    log_residuals,
-    measured_factors,
-)
+from lightning_predict.extensions.own_weights.training.factors import log_residuals, measured_factors
 from lightning_predict.extensions.own_weights.training.networks import (
     TrainingPlan,
     collect_rows,
