@@ -261,13 +261,13 @@ def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Paramet
         return
     reader, choices = _reader(parameter.annotation)
     shown = "{" + ",".join(choices) + "}" if choices else None
-    if parameter.kind is not parameter.KEYWORD_ONLY:
+    default = parameter.default
+    if default is parameter.empty:
         made.add_argument(parameter.name, type=reader, metavar=shown, help=words)
         return
-    default = parameter.default
     if default is not None and "default" not in words:
         words = f"{words.removesuffix('.')} (default: {default})."
-    if WORD_AFTER.get(name) == parameter.name:
+    if WORD_AFTER.get(name) == parameter.name or parameter.kind is not parameter.KEYWORD_ONLY:
         made.add_argument(parameter.name, nargs="?", type=reader, default=default, metavar=shown, help=words)
         return
     unit = parameter.name.rstrip("_").partition("_per_")[0]  # USD for usd_per_hour

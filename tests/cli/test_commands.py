@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import lightning_predict as lp
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.priced_gpus import layouts_to_predict
+from lightning_predict.extensions.own_weights.first_hour import PARTS
 from lightning_predict.extensions.own_weights.measuring import run as measuring
 from lightning_predict.extensions.own_weights.measuring.clock import time_call
 from lightning_predict.extensions.own_weights.training import tuning
@@ -444,6 +446,17 @@ def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     assert again.startswith("0 rows in 2 tables")
     assert "An earlier run measured " in again
     assert "No benchmark for 'fly'" in run("measure", tmp_path, "--device", "cpu", "--operations", "fly").err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
+def test_the_first_hour_needs_no_argument(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = run("first-hour", "--minutes", "8").out
+    assert out.splitlines()[-1] == "Attach first-hour.json to a report."
+    assert out.count("no CUDA device") == len(PARTS) - 1
+    assert (tmp_path / "first-hour.json").exists()
+    run("first-hour", "mine.json", "--preset", "facts")
+    assert (tmp_path / "mine.json").exists()
 
 
 def test_train_writes_weights_that_predict_takes(
