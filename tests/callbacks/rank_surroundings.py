@@ -27,7 +27,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_account, budget_decisions
 from lightning_predict.observe import budget
 from tests.callbacks.small import Small
 
@@ -168,7 +168,11 @@ def fit(case: Case, folder: Path, rank: int) -> dict[str, Any]:
 def main(folder: Path, names: list[str]) -> None:
     """Run the cases on this rank."""
     rank = int(os.environ["RANK"])
-    for module, name in ((budget, "CHECK_SECONDS"), (cost_budget, "CHECK_SECONDS"), (cost_budget, "LEDGER_SECONDS")):
+    for module, name in (
+        (budget, "CHECK_SECONDS"),
+        (budget_decisions, "CHECK_SECONDS"),
+        (budget_account, "LEDGER_SECONDS"),
+    ):
         module.__dict__[name] = 0.0  # the ranks meet, and the ledger is written, after every batch
     for name in names:
         os.environ["LIGHTNING_PREDICT_HISTORY"] = str(folder / name / "history.jsonl")

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_decisions
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
@@ -638,7 +638,7 @@ def test_a_known_rest_that_exceeds_the_budget_by_far_is_not_begun(
     budget.warmup_steps = 11  # asleep until the second epoch
     trainer.fit(model, lightning.loader(10), lightning.loader(20))
     assert 20 < model.validated < 40
-    assert budget._ledger.seconds == 75.0
+    assert budget._account.ledger.seconds == 75.0
 
 
 def losing(model: Any, losses: dict[int, float]) -> None:
@@ -757,7 +757,7 @@ def test_warnings_as_errors_do_not_reach_the_training(
     with warnings.catch_warnings():
         warnings.simplefilter("error", LightningPredictWarning)
         assert fit(small, tmp_path, budget).batches_trained == 10
-        monkeypatch.setattr(cost_budget, "check_use", lambda *_: 1 / 0)
+        monkeypatch.setattr(budget_decisions, "check_use", lambda *_: 1 / 0)
         assert fit(small, tmp_path, budget).batches_trained == 10
     assert [one.split(":")[0] for one in said] == [
         "CostBudget",
@@ -808,7 +808,7 @@ def test_what_fails_elsewhere_switches_it_off(
     def fails(*args: Any, **options: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(cost_budget, "minimums_preventing_stop", fails)
+    monkeypatch.setattr(budget_decisions, "minimums_preventing_stop", fails)
     with pytest.warns(LightningPredictWarning, match="training continues without a budget: ZeroDivisionError"):
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
 

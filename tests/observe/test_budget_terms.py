@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_predict.callbacks.cost_budget import Terms
+from lightning_predict.callbacks.budget_terms import Terms
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.observe.budget import Ledger
