@@ -64,12 +64,10 @@ QUEUED_SECONDS: Final = 1.5
 """Seconds of queued GPU work during which the depth of the launch queue is measured."""
 
 LONG_MATMUL_SECONDS: Final = 0.008
-"""Minimum duration of a matmul in the queue. When the queue is full, a launch takes as long as one kernel.
-Only a long kernel makes the wait visible."""
+"""Minimum duration of a matmul in the queue, whose launch takes as long if the queue is full."""
 
 FIRST_SIDE: Final = 4096
 LARGEST_SIDE: Final = 16384
-"""Maximum side of the square matmuls."""
 
 STEP_SECONDS: Final = 150.0
 """Seconds that are reserved for whole steps at the end, most of them for compilation."""
@@ -272,10 +270,11 @@ def _same_after_recording(device: torch.device) -> bool:
     results = []
     for is_recorded in (False, True):
         network, step = _small_step(device, seed=1)
+        session = CaptureSession(device=device, model=network)
         if is_recorded:
-            capture(step, warmup_steps=0)
-        else:
-            step()
+            session.start()
+        step()
+        session.stop()
         results.append([*(one.detach() for one in network.parameters()), torch.rand(4, device=device)])
     return all(map(torch.equal, *results))
 
@@ -407,7 +406,7 @@ def _steps(left: float) -> dict[str, Any]:
 
 
 def _step(model: str, kind: str, name: str) -> dict[str, Any]:
-    step = TYPICAL_STEPS[model](_cuda())
+    step = TYPICAL_STEPS[model](_cuda(), capturable=kind == "CUDA graph")
     if kind == "compiled":
         step = torch.compile(step)
     elif kind == "CUDA graph":

@@ -203,7 +203,9 @@ def test_residuals_compare_each_operation_with_its_prediction(tmp_path: Path, mo
 @pytest.fixture
 def tiny_steps(as_cuda: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let every whole step be one of a small layer; graphs and compiled code run as the step itself."""
-    as_cuda.setattr(module, "TYPICAL_STEPS", dict.fromkeys(TYPICAL_STEPS, lambda device: module._small_step(device)[1]))
+    as_cuda.setattr(
+        module, "TYPICAL_STEPS", dict.fromkeys(TYPICAL_STEPS, lambda device, capturable: module._small_step(device)[1])
+    )
     as_cuda.setattr(module, "in_cuda_graph", lambda step: step)
     as_cuda.setattr(torch, "compile", lambda step: step)
     as_cuda.setattr(torch.cuda, "empty_cache", lambda: None)

@@ -24,7 +24,9 @@ from lightning_predict.kernels.operations import OperationShape, network_spec, s
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.trace import Trace
 
+Build = Callable[[], nn.Module]
 Step = Callable[[], None]
+Shape = tuple[int, ...]
 
 
 class _Bottleneck(nn.Module):
@@ -74,8 +76,8 @@ class _Language(nn.Module):
         return functional.linear(data, self.words.weight).flatten(0, 1)
 
 
-def _step(build: Callable[[], nn.Module], inputs: tuple[int, ...], classes: int, device: torch.device) -> Step:
-    """Return a training step in bfloat16 with AdamW, which a CUDA graph can capture."""
+def _step(build: Build, inputs: Shape, classes: int, device: torch.device, *, capturable: bool = False) -> Step:
+    """Return a training step in bfloat16 with AdamW; a CUDA graph can capture the step if `capturable`."""
     is_language = len(inputs) == 2
     with device:
         network = build()
@@ -84,7 +86,7 @@ def _step(build: Callable[[], nn.Module], inputs: tuple[int, ...], classes: int,
     if not is_language:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = data.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(network.parameters(), 1e-4, capturable=device.type == "cuda")
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-4, capturable=capturable)
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "meta"):
@@ -96,21 +98,21 @@ def _step(build: Callable[[], nn.Module], inputs: tuple[int, ...], classes: int,
     return step
 
 
-TYPICAL_STEPS: Final[Mapping[str, Callable[[torch.device], Step]]] = {
+TYPICAL_STEPS: Final[Mapping[str, Callable[..., Step]]] = {
     "resnet50": partial(_step, _resnet50, (128, 3, 224, 224), 1000),
     "gpt2": partial(_step, partial(_Language, 12, 768, 50257, is_causal=True), (8, 1024), 50257),
     "bert_large": partial(_step, partial(_Language, 24, 1024, 30522, is_causal=False), (16, 512), 30522),
 }
-"""Makers of training steps by name. Each takes the device of the step."""
+"""Makers of training steps by name. Each takes the device of the step, and `capturable`."""
 
 
 def measured_shares(gpu: Gpu, tuned: Collection[str], factors: Collection[str]) -> dict[str, float]:
-    """Return the share of the GPU time of a ResNet-50's and a GPT-2's step that is measured.
+    """Return the share of the GPU time of a ResNet-50's and a GPT-2's step in measured operations.
 
     Args:
         gpu: The measured GPU.
-        tuned: Families of operations with enough rows for their network.
-        factors: Operations and dtypes with enough rows for a factor, as "gelu/bfloat16".
+        tuned: Families of operations with enough rows.
+        factors: Operations and dtypes with enough rows, as "gelu/bfloat16".
     """
     steps = {name: TYPICAL_STEPS[name](torch.device("meta")) for name in ("resnet50", "gpt2")}
     traces = {name: capture(step, warmup_steps=0, precision="bf16-mixed") for name, step in steps.items()}
