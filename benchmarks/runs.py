@@ -156,6 +156,7 @@ RUNS: Final[Mapping[str, Run]] = {
         _part("choices", "held out", copies_allowed=False),
         _part("hosts", "fitted", "width of the host's interval", *_CACHE),
         _part("gains", "fitted", "factors of some changes", *_CACHE),
+        Run(name="what-ifs", module="benchmarks.accuracy.what_ifs", words=("validation",), split="held out"),
         _part("unseen", "held out", "", "--tables", "measurements", *_CACHE, is_quick=False),
         _part("seeds", "fitted", "some constants of training benchmarks", copies_allowed=False),
         _part("dlrm", "held out", is_quick=False),

@@ -221,6 +221,21 @@ def step_of_recurrence() -> Callable[[], None]:
     return lambda: nn.functional.cross_entropy(head(recurrent(rows)[0]).flatten(0, 1), words).backward()
 
 
+def step_of_dropout() -> Callable[[], None]:
+    """Branches in 16 bits, which a sum with float32 rows ends: autograd casts the gradients of their results."""
+    with torch.device("meta"):
+        layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(768), nn.Linear(768, 768)) for _ in range(4))
+        drop, rows = nn.Dropout(0.1), torch.empty(8192, 768)
+
+    def step() -> None:
+        data = rows
+        for layer in layers:
+            data = data + drop(torch.sigmoid(layer(data)))
+        data.square().mean().backward()
+
+    return step
+
+
 def step_of_ratings() -> Callable[[], None]:
     with torch.device("meta"):
         table, layer = nn.EmbeddingBag(100000, 64), nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1))
@@ -250,7 +265,15 @@ def test_half_precision_flows_on_as_under_autocast(step: Callable[[], None], nam
 
 
 @pytest.mark.parametrize(
-    "kind", [step_of_encoder, step_of_denoising, step_of_recurrence, step_of_ratings, step_of_biased_attention]
+    "kind",
+    [
+        step_of_encoder,
+        step_of_denoising,
+        step_of_dropout,
+        step_of_recurrence,
+        step_of_ratings,
+        step_of_biased_attention,
+    ],
 )
 def test_gradients_biases_and_masks_have_the_dtypes_of_autocast(kind: Callable[[], Callable[[], None]]) -> None:
     compare_with_autocast(kind, "A100-SXM-80GB")

@@ -4,12 +4,9 @@ These corrections apply to times from any source.
 
 **torch version.** The neural networks were trained on measurements with torch 2.1 to 2.9. Older versions were slower on
 the same GPU, because cuDNN, cuBLAS and norm kernels improve by a few per cent a year. Float32 matmuls without tensor
-cores and memory-bound work (element-wise operations, copies, optimizers) did not improve. The tables contain the best
-attention kernels: FlashAttention 2 on Ampere and Ada, FlashAttention 3 and cuDNN on Hopper, cuDNN on data-centre
-Blackwell. In torch 2.0 and 2.1, `scaled_dot_product_attention` uses FlashAttention 1. Later versions use FlashAttention
-2, which only uses Ampere's instructions. From 2.11 on, cuDNN is the default if the GPU supports it (pytorch/pytorch
-141133 and 138522, huggingface/transformers 48163). A step is predicted for the torch version with which it was
-recorded.
+cores and memory-bound work did not improve. The tables contain the best attention kernels of each GPU, but torch before
+2.2 uses FlashAttention 1, and torch before 2.11 FlashAttention 2 (pytorch/pytorch 141133 and 138522,
+huggingface/transformers 48163). A step is predicted for the torch version with which it was recorded.
 
 **Memory layout.** Published rates are for matmuls A·B. If the second operand is transposed in memory, A·Bᵀ, a matmul on
 CUDA cores is slower (`roofline.transposed_ratio`). Recorders derive the order of the operand from its strides, and

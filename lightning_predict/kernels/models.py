@@ -12,18 +12,13 @@ weights uses the *base* networks, which only know the GPU's data sheet.
 Times from neural networks are clamped to bounds (`NETWORK_BOUNDS`):
 
 * A matmul takes at most 1 / 0.72 of the time of a matmul with one side doubled, and at most 1 / 0.72² after two
-  doublings. A library could pad the smaller matmul. But for the smallest matmuls, libraries choose kernels that are
-  several times slower than for similar sizes (bfloat16 on the L40S: 18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m
-  = 8). A neural network that learns this effect also predicts it for other sizes.
-* A GPU without measurements is at least as fast as a measured GPU with lower figures (the dominated GPU). The base
-  network can be wrong for a GPU unlike all measured GPUs. The bound is the upper end of the dominated GPU's 90 %
-  interval, because its card may have been throttled.
-* A GPU without measurements is also at least as fast as the base network predicts for a weaker version of the same GPU
-  (`WEAKER`), within half of the interval. Without this bound, the base network's predictions fluctuate between
-  unmeasured GPUs for launch-bound shapes.
+  doublings, because a library could pad the smaller one. For the smallest matmuls, libraries choose slow kernels
+  (bfloat16 on the L40S: 18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m = 8), which networks would generalise.
+* A GPU without measurements is at least as fast as a measured GPU with lower figures (the dominated GPU), at the upper
+  end of its 90 % interval, because its card may have been throttled. It is also at least as fast as a weaker version of
+  itself (`WEAKER`), within half of the interval, because predictions fluctuate for launch-bound shapes.
 * A GPU without measurements is no faster than a measured board of the same chip with at least the same figures
-  (`is_lesser_board`). Without this bound, an H100 limited to 500 W was 2 to 4 % faster in some attention than an H100
-  with 700 W.
+  (`is_lesser_board`): an H100 limited to 500 W than an H100 with 700 W.
 * A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`dominates_same_chip`). A
   slower measurement means that the card was throttled. The interval covers both values.
 

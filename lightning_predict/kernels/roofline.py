@@ -16,14 +16,8 @@ P is the peak at the highest clock, and s the share of P that tensor cores or CU
 is the board's power in watts, and e is the number of watts per unit of P below which power becomes the limit.
 
 Three further limits apply (`minimum_latencies`; families of operations define cycles and blocks,
-`operations.LatencyBound`):
-
-* Instruction issue: kernels that load one element at a time or compute indices are bound by the number of elements, not
-  by bytes. If such a kernel reaches the whole bandwidth in float32, it reaches half of the bandwidth in 16 bits. The
-  effect is larger on GPUs with HBM, which have twice the bytes per clock and multiprocessor.
-* Latency: a block waits for its loads. A kernel with one block per row or channel does not fill a GPU if it has few
-  rows or channels.
-* L2 misses: a kernel that reads its rows several times hits the L2 cache only if all concurrent rows fit.
+`operations.LatencyBound`): the issue of instructions, for kernels that load single elements or compute indices; the
+latency of blocks that wait for their loads, for few rows; and L2 misses, for kernels that read rows several times.
 
 Example::
 

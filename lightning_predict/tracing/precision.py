@@ -203,6 +203,9 @@ class _Autocast:
         self._products: set[int | None] = set()  # results of forward products; a decomposed layer adds its bias to one
         self._lowered: set[int | None] = set()  # activations in float32 that forward operations cast to 16 bits
         self._multiplied: set[int | None] = set()  # other operands of products with such activations
+        self._of_half: set[int | None] = set()  # tensors of forward operations whose result has 16 bits
+        self._of_wide: set[int | None] = {None}  # those of other forward operations
+        self._unrecorded: set[tuple[int, ...]] = set()  # shapes of gradients of whole calls, which have no outputs
         made = (one for one in trace.operations if one.name == "aten::zeros")
         self._blank = {tensor.id for one in made for tensor in one.outputs}  # masks in the dtype of the query
         # A profiler records no outputs, so the data flow is unknown. Activations between matmuls are then assumed to be
@@ -220,7 +223,7 @@ class _Autocast:
             elif operation.name in _FLOAT32_OPERATIONS and not self._keeps_softmax(operation):
                 yield from self._in_float32(operation)
             else:
-                yield self._in_widest(operation)
+                yield from self._in_widest(operation)
             self._produced |= {tensor.id for tensor in operation.outputs}
 
     def _adds_bias(self, operation: Operation) -> bool:
@@ -285,6 +288,8 @@ class _Autocast:
             if cast is not None:
                 yield cast
             inputs.append(copy)
+        if operation.phase == "backward" and not operation.outputs:
+            self._unrecorded |= {tensor.shape for tensor in now}
         outputs, after = [], []
         for tensor in operation.outputs:
             result = replace(tensor, dtype=self._dtype) if tensor.dtype == "float32" else tensor
@@ -326,10 +331,17 @@ class _Autocast:
         self._half.add(operation.outputs[0].id)
         yield _copy(operation, first, self._now(operation.outputs[0]))  # the gradient in the dtype of its tensor
 
-    def _in_widest(self, operation: Operation) -> Operation:
+    def _in_widest(self, operation: Operation) -> Iterator[Operation]:
         same = {tensor.id for tensor in operation.inputs} & {tensor.id for tensor in operation.outputs}  # a view
         is_saved = operation.phase == "backward" and not same
+        new = (one for one in operation.inputs if one.shape in self._unrecorded and one.id not in self._produced)
+        self._half |= {one.id for one in new if one.id is not None}
         inputs = tuple(map(self._saved if is_saved else self._now, operation.inputs))
+        if is_saved and inputs and any(one.id in self._of_half - self._of_wide for one in inputs[1:]):
+            # autograd casts the gradient to the dtype of the result, as after the sum of 16-bit and float32 branches
+            gradient, cast = self._cast(inputs[0], self._dtype, operation)
+            inputs = (gradient, *inputs[1:])
+            yield from () if cast is None else (cast,)
         deciding = inputs[:1] if _BATCH_NORM in operation.name else inputs
         kinds = {tensor.dtype for tensor in deciding if tensor.shape} & {"float32", self._dtype}
         is_half = kinds == {self._dtype} and not (operation.phase == "forward" and operation.name in SUMS)
@@ -338,7 +350,11 @@ class _Autocast:
             is_large = index == 0 or _BATCH_NORM not in operation.name
             if tensor.id is not None and tensor.id not in read and tensor.dtype == "float32":
                 (self._half.add if is_half and is_large else self._half.discard)(tensor.id)
-        return replace(operation, inputs=inputs, outputs=tuple(map(self._now, operation.outputs)))
+        outputs = tuple(map(self._now, operation.outputs))
+        if operation.phase == "forward" and outputs:
+            tensors = {one.id for one in (*inputs, *outputs) if one.shape}
+            (self._of_half if outputs[0].dtype == self._dtype else self._of_wide).update(tensors)
+        yield replace(operation, inputs=inputs, outputs=outputs)
 
     def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
         """Return the tensor in a dtype, and the copy operation unless an earlier copy still exists."""

@@ -81,10 +81,36 @@ def test_a_fused_optimizer_updates_every_parameter_once(step: Trace) -> None:
 
 
 def test_checkpointing_repeats_the_forward_pass_of_blocks_only(step: Trace) -> None:
+    """But for the end of each block: its backward pass reads the input of `second`, which torch does not run again."""
     again = changed("checkpointing", step)
-    forward = sum(one.phase == "forward" and one.module is not None and one.module != "" for one in step.operations)
-    assert len(again.operations) == len(step.operations) + forward
+    forward = [one.name for one in step.operations if one.phase == "forward" and one.module]
+    skipped = len(forward) - (len(again.operations) - len(step.operations))
+    assert 2 <= skipped < len(forward) / 2  # two blocks
     assert seconds(again) > seconds(step)
+
+
+@pytest.mark.parametrize("ends", ["in a product", "in a norm"])
+def test_checkpointing_is_what_a_capture_with_it_holds(ends: str) -> None:
+    """A step of a 3 x 3 convolution at the end of a block was told 28 % too slow."""
+
+    def block() -> nn.Module:
+        parts = [nn.GroupNorm(8, 128), nn.SiLU(), nn.Conv2d(128, 128, 3, padding=1)]
+        return nn.Sequential(*(parts if ends == "in a product" else parts[::-1]))
+
+    def captured(*, again: bool) -> Trace:
+        with torch.device("meta"):
+            blocks, data = nn.ModuleList(block() for _ in range(3)), torch.empty(8, 128, 64, 64, requires_grad=True)
+
+        def step() -> None:
+            rows = data
+            for each in blocks:
+                rows = checkpoint(each, rows, use_reentrant=False) if again else each(rows)
+            rows.square().mean().backward()
+
+        return lp.capture(step, warmup_steps=0, resident=[blocks])
+
+    turned, recorded = changed("checkpointing", captured(again=False)), captured(again=True)
+    assert seconds(turned) == pytest.approx(seconds(recorded), rel=0.02)
 
 
 def test_padding_grows_a_vocabulary_to_whole_lines() -> None:

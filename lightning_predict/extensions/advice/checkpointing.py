@@ -28,8 +28,9 @@ def list_member_of(module: str | None) -> str | None:
 def checkpointed(trace: Trace) -> Trace:
     """Return the step with gradient checkpointing: each block repeats its forward operations before its backward pass.
 
-    A block's outputs are freed after their last use in the forward pass, and the backward pass reads recomputed copies.
-    Outputs that other blocks read are kept.
+    torch stops the repetition at the last result that the backward pass of the block reads. A block's outputs are freed
+    after their last use in the forward pass, and the backward pass reads recomputed copies. Outputs that other blocks
+    read are kept.
     """
     return replace(trace, operations=tuple(_again(trace)))
 
@@ -39,6 +40,10 @@ def _again(trace: Trace) -> Iterator[Operation]:
     done: set[str] = set()
     anew: dict[int, int] = {}  # new storage ids of recomputed tensors
     shared = _read_by_others(trace)
+    needed: dict[str, set[int | None]] = {}
+    for operation in trace.operations:
+        if operation.phase == "backward" and (block := list_member_of(operation.module)) is not None:
+            needed.setdefault(block, set()).update(tensor.id for tensor in operation.inputs)
     numbers = count(
         1 + max((one.id or 0 for each in trace.operations for one in (*each.inputs, *each.outputs)), default=0)
     )
@@ -51,7 +56,9 @@ def _again(trace: Trace) -> Iterator[Operation]:
             forward.setdefault(block, []).append(operation)
         elif block is not None and operation.phase == "backward" and block not in done:
             done.add(block)
-            own = forward.get(block, ())
+            own = forward.get(block, [])
+            while own and own[-1].outputs and not {tensor.id for tensor in own[-1].outputs} & needed[block]:
+                own = own[:-1]
             written = {tensor.id for one in own for tensor in one.outputs if tensor.id is not None}
             written -= {tensor.id for one in own[:1] for tensor in one.inputs}
             again = {old: next(numbers) for old in sorted(written)}

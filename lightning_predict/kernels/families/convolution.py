@@ -411,12 +411,7 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     For volumes, channels are padded, and compute and memory time add up. Only grouped input gradients of volumes
     compute all positions (`VOLUME_CHANNELS`).
 
-    The formula uses only FLOPs and bytes, with the same constants for every GPU, so two GPUs of the same rate get the
-    same time. The constants were chosen on four tables (training data): the kernels of one ResNet-50 step in TF32 on an
-    A100 (tiles, loads, conversions, strided gradients); timm's inference in AMP with channels last and first on the RTX
-    3090 and 4090 (loads, merged groups, depthwise outputs); DeepBench's float16 rows (loads through registers); and
-    KernelBench's modules on the H100-PCIe and L40S (volumes, depthwise in float32, input gradients with strides and
-    groups).
+    The formula has the same constants for every GPU. `constants.toml` names the tables on which they were chosen.
     """
     rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))

@@ -116,10 +116,8 @@ def _alignment_uncertainty(batch: ShapeBatch) -> Array:
 def unaligned_matmul_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
     """Return the minimum seconds of matmuls with unaligned sizes, shape (gpus, problems); 0 for aligned matmuls.
 
-    The rows of a row-major matrix start at multiples of its number of columns, and wide loads need alignment. With
-    unaligned rows, tensor cores get one or two elements at a time. cuBLAS 11 and later have kernels for this case,
-    whose rate does not increase with newer tensor cores. Earlier versions did not use tensor cores for such matmuls. No
-    public table of operations has measurements.
+    Wide loads need rows that start at multiples of their width. Unaligned rows reach tensor cores one or two elements
+    at a time, at a rate that does not increase with newer tensor cores. Before cuBLAS 11, no tensor cores were used.
     """
     is_odd, is_uneven = _is_no_multiple(batch, 2), _is_no_multiple(batch, WIDE_LOAD)
     uneven = np.where(is_uneven, batch.flops, 0.0)  # (problems,)
