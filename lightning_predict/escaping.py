@@ -1,7 +1,7 @@
 r"""Escaping of text for output: one function for each format makes foreign text harmless.
 
 Names of modules, machines and providers come from other people's files. A name may contain terminal escape sequences,
-tags, formulas, or newlines that start a new key of a document. Example::
+tags, or newlines that start a new key of a document. Example::
 
     >>> print(terminal_text("\x1b[2Jgone"))
     \x1b[2Jgone
@@ -22,8 +22,6 @@ _CONTROLS: Final = "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\u200e\u200f\u2028-\u202e\u
 _NO_TEXT: Final = re.compile(f"[{_CONTROLS}]")
 _NO_LINE: Final = re.compile(f"[\t\n{_CONTROLS}]")
 _NO_TERMINAL: Final = re.compile(f"(\x1b\\[(?!8m)[0-9;:]*m)|[{_CONTROLS}]")
-_FORMULA: Final = re.compile(r"[=+\-@\t\r]")
-_NUMBER: Final = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?%?", re.IGNORECASE)
 
 
 def _visible(match: re.Match[str]) -> str:
@@ -63,11 +61,6 @@ def markdown_text(text: str) -> str:
 def comment_line(text: str) -> str:
     """Return text as one comment line of YAML or a shell script."""
     return f"# {one_line(text)}"
-
-
-def csv_cell(text: str) -> str:
-    """Return text that a spreadsheet does not interpret as a formula; numbers stay unchanged."""
-    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 class _TerminalStream:

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import yaml
 
 import lightning_predict as lp
-from lightning_predict.escaping import csv_cell, html_text, markdown_text, one_line, terminal_text
+from lightning_predict.escaping import html_text, markdown_text, one_line, terminal_text
 from lightning_predict.reports.html import html_report
 from lightning_predict.reports.sky import sky_task
 from lightning_predict.reports.table_markup import html_table, markdown_table
@@ -77,19 +77,8 @@ def test_a_table_has_no_foreign_escape_sequences() -> None:
     assert not RAW.search(str(found))
 
 
-def test_a_formula_is_text_and_a_number_is_a_number() -> None:
-    assert [csv_cell(text) for text in ("=1+1", "@x", "+cmd", "-3.5", "+2e-3", "T4")] == [
-        "'=1+1",
-        "'@x",
-        "'+cmd",
-        "-3.5",
-        "+2e-3",
-        "T4",
-    ]
-
-
 def test_each_door_keeps_plain_text() -> None:
-    for door in (one_line, terminal_text, html_text, markdown_text, csv_cell):
+    for door in (one_line, terminal_text, html_text, markdown_text):
         assert door("8 x H100-SXM-80GB, $2.49/h (Straße, 日本)") == "8 x H100-SXM-80GB, $2.49/h (Straße, 日本)"
     assert terminal_text("\x1b[1;31mred\x1b[0m\tand\n\x1b[8mhidden") == "\x1b[1;31mred\x1b[0m\tand\n\\x1b[8mhidden"
 
