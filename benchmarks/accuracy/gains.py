@@ -390,7 +390,7 @@ def print_report(pairs: Sequence[Pair], console: Console) -> None:
     )
     table = report_table("Gains of changes", ("change",), columns, no_wrap=False)
     table.columns[0].no_wrap = True
-    fitted = report_table("Corrections fitted to all pairs", ("change",), ("power", "shift", "least", "share"))
+    fitted = report_table("Corrections fitted to all pairs", ("change",), ("n", "power", *FITTED))
     by_kind: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         by_kind[pair.kind].append(pair)
@@ -399,10 +399,12 @@ def print_report(pairs: Sequence[Pair], console: Console) -> None:
         members, spread = by_kind[kind], fitted_spread(by_kind[kind])
         evidence = GAIN_CALIBRATION[kind.partition(",")[0]]
         table.add_row(KINDS[kind], *_row(members), "yes" if evidence.is_enough else "no")
-        fitted.add_row(KINDS[kind], f"{spread.power:.2f}", *(f"{getattr(spread, one):.3f}" for one in FITTED))
+        numbers = (f"{getattr(spread, one):.3f}" for one in FITTED)
+        fitted.add_row(KINDS[kind], str(len(members)), f"{spread.power:.2f}", *numbers)
         if evidence.is_enough and kind != f"amp train{AUTOCAST}":
             told = [(one.measured, evidence.calibrated_gain(one.foretold)) for one in members]
             held.append(statistics.fmean(gain.low <= measured <= gain.high for measured, gain in told))
+    fitted.add_row("all", str(len(pairs)), "", *("" for _ in FITTED))
     console.print(table)
     console.print(fitted)
     if isinstance(console, ResultConsole) and held:
