@@ -565,11 +565,7 @@ class StepRecorder:
         return bool(self._kinds_complete) and self._seen.windows[-1] in self._kinds_complete
 
     def _read_clock(self) -> float:
-        """Return the time; 0 if nothing is timed any more, because reading the clock waits for the device.
-
-        At the start of a block of steps, reading the clock waits for the device. Within the block, the clock is read
-        without waiting.
-        """
+        """Return the time, after a wait for the device except inside a block; 0 if nothing is timed any more."""
         if self._block.is_running and self._host_clock is not None:
             return self._host_clock()
         return 0.0 if self.is_idle else self._clock()

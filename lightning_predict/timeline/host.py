@@ -375,10 +375,7 @@ def _within(moment: float, start: float, end: float) -> float:
 
 
 def _launches(operation: Operation) -> list[tuple[float, float]]:
-    """Return the start and the end of each recorded launch call of an operation, relative to the start of the step.
-
-    All kernels of a CUDA graph share a call.
-    """
+    """Return the start and end of each recorded launch call, from the start of the step; a CUDA graph has one call."""
     calls = {
         (kernel.launch_start_seconds, kernel.launch_start_seconds + kernel.launch_seconds)
         for kernel in operation.kernels
@@ -421,10 +418,7 @@ def _blocks(operation: Operation) -> bool:
 
 
 def _blocked(kernels: Sequence[Kernel]) -> Iterator[tuple[float, float]]:
-    """Yield the start and duration of the blocked part of each launch.
-
-    The long launches of CUDA graphs do not count as blocked.
-    """
+    """Yield the start and duration of the blocked part of each launch, without the long launches of CUDA graphs."""
     calls = Counter(
         (kernel.launch_start_seconds, kernel.launch_seconds)
         for kernel in kernels

@@ -88,11 +88,7 @@ def software_versions() -> dict[str, str]:
 
 
 def _cudnn_version() -> str:
-    """Return the version of the installed cuDNN; "unknown" without its package.
-
-    `torch.backends.cudnn.version()` would load the library, which ends the process if the library is damaged, or if
-    file descriptors run out. This package never loads a native library that the step did not load.
-    """
+    """Return the version of cuDNN's package, or 'unknown'; loading a damaged library would end the process."""
     for generation in (torch.version.cuda or "").split(".")[:1]:
         with suppress(PackageNotFoundError):
             return version(f"nvidia-cudnn-cu{generation}")
@@ -283,11 +279,7 @@ def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: 
 
 
 def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | FunctionType]:
-    """Yield the modules and functions that a model or step may call: its parts, and objects that the parts use by name.
-
-    Modules and functions directly inside containers and other objects are included. Code of torch and Lightning is not
-    searched.
-    """
+    """Yield the modules and functions that a model or step may call by name, outside torch and Lightning."""
     seen: set[int] = set()
     pending = _parts_of(model)
     while pending and len(seen) < MAX_PLACES:

@@ -12,14 +12,17 @@ ids, devices and dtypes of lists that exported files lack. Example::
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any, Final, final
 from weakref import WeakSet
 
@@ -59,16 +62,32 @@ class _Ours(int):
     """Value equal to True that marks torch's "profiler is running" flag as set by this recorder."""
 
 
+@cache
+def _kineto_level() -> ctypes.c_int | None:
+    """Return the level of Kineto's messages in memory; None if this build of torch does not export it."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.c_int.in_dll(library, "_ZN9libkineto6Logger14severityLevel_E")
+    except (OSError, ValueError):
+        return None
+
+
 @contextmanager
-def _quiet_kineto(level: str = "KINETO_LOG_LEVEL") -> Iterator[None]:
-    """Leave out Kineto's lines about starts and stops, above the level of errors; the first profile reads the level."""
-    if is_own := level not in os.environ:
-        os.environ[level] = "6"
+def _quiet_kineto(*, cuda: bool, name: str = "KINETO_LOG_LEVEL") -> Iterator[None]:
+    """Leave out Kineto's lines about starts and stops, above the level of errors (4), but not later errors of CUDA."""
+    level = _kineto_level()
+    if name in os.environ or (cuda and level is None):
+        yield
+        return
+    os.environ[name] = "6"  # the first profile of a process reads the variable
+    if level is not None:
+        level.value = 6
     try:
         yield
     finally:
-        if is_own:
-            del os.environ[level]
+        del os.environ[name]
+        if level is not None:
+            level.value = 4
 
 
 def refuse_second_profiler() -> None:
@@ -157,7 +176,7 @@ class ProfilerRecorder:
         # Memory events provide the storage ids of tensors.
         self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
         try:
-            with nullcontext() if self._cuda else _quiet_kineto():
+            with _quiet_kineto(cuda=self._cuda):
                 self._profile.start()
             _torchs._is_profiler_enabled = self._token
             self._has_begun = True
@@ -204,7 +223,7 @@ class ProfilerRecorder:
         displaced = self._is_displaced
         with ExitStack() as parts:  # runs in reverse order; all parts run, even if some raise
             if not displaced:
-                parts.callback(_stop, running)
+                parts.callback(_stop, running, cuda=self._cuda)
             if window is not None and displaced and torch._C._autograd._profiler_enabled():
                 _NEVER_ENDED.append(window)
             elif window is not None:
@@ -258,10 +277,10 @@ class ProfilerRecorder:
             return _joined(parts[0], parts[1:])
 
 
-def _stop(running: profile) -> None:
+def _stop(running: profile, *, cuda: bool) -> None:
     """Stop a profiler. On an error, disable torch's profiler, so that no profiler stays active."""
     try:
-        with detached_afterwards():
+        with detached_afterwards(), _quiet_kineto(cuda=cuda):
             running.stop()
     except BaseException:
         if torch._C._autograd._profiler_enabled():

@@ -224,11 +224,7 @@ def _with_mask_share(step: Callable[[], object], share: float) -> Callable[[], o
 
 
 def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:
-    """Wrap a step in autocast: for the CPU (which includes the meta device), and for the GPU if there is one.
-
-    Backward passes run without autocast. If a backward pass recomputes activations, as in reversible layers, it uses
-    the parameters' dtype. Gradient checkpointing enables autocast again for its recomputation.
-    """
+    """Wrap a step in autocast, for the CPU (which includes meta) and a GPU; backward passes run without autocast."""
 
     def cast() -> object:
         with ExitStack() as contexts:

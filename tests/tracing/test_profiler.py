@@ -232,6 +232,26 @@ def test_kineto_logs_nothing_without_cuda_unless_a_level_is_set(level: str | Non
     assert ("profiler_start" in done.stderr) is (level == "0")
 
 
+@pytest.mark.skipif(profiler._kineto_level() is None, reason="this build of torch hides the level of messages")
+def test_kineto_is_quiet_during_a_recording_on_cuda_and_speaks_again_afterwards() -> None:
+    code = (
+        "import sys, torch\nfrom lightning_predict.tracing import profiler\nown = torch.profiler.profile\n"
+        "profiler.profile = lambda activities, **options: own(activities=activities[:1], **options)\n"
+        "profiler._launch_warm_up_kernels = torch.cuda.synchronize = lambda *_: None\n"
+        "for _ in range(2):\n"
+        "    recorder = profiler.ProfilerRecorder(cuda=True)\n    recorder.start()\n    torch.ones(3) + 1\n"
+        "    recorder.stop()\n    assert recorder.trace().operations\n"
+        "print('--- a profile of the user', file=sys.stderr, flush=True)\n"
+        "with own(activities=[torch.profiler.ProfilerActivity.CPU]):\n    torch.ones(3) + 1\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    quiet, _, users = done.stderr.partition("--- a profile of the user")
+    assert "profiler_st" not in quiet
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    assert users.count("profiler_start") == (release >= (2, 13))
+
+
 def test_warm_up_kernels_before_a_step_are_not_in_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA, more kernels than a profile may lose run before the step; here the CPU runs them."""
     launch, launched = profiler._launch_warm_up_kernels, []
