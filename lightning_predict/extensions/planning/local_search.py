@@ -44,10 +44,12 @@ class JobStage:
     Attributes:
         configuration: Machine type and number of GPUs.
         after: Name of the job whose end starts this stage. If None, the job starts as soon as a node is free.
+        earliest_seconds: Earliest start of this stage, the submission of another job.
     """
 
     configuration: Configuration
     after: str | None = None
+    earliest_seconds: float = 0.0
 
 
 JobStages = Mapping[str, tuple[JobStage, ...]]
@@ -82,7 +84,11 @@ class FixedSchedule:
         jobs = {job.name: job for job in problem.jobs}
         wanted: dict[str, Configuration] = {}
         for name, stages in self.stages.items():
-            begun = [stage.configuration for stage in stages if stage.after is None or stage.after in ended]
+            begun = [
+                stage.configuration
+                for stage in stages
+                if stage.earliest_seconds <= situation.now_seconds and (stage.after is None or stage.after in ended)
+            ]
             if begun:  # otherwise, the job waits for another job
                 wanted[name] = begun[-1]
         running = {
@@ -107,7 +113,12 @@ def _may_move(problem: PlanningProblem) -> bool:
 
 
 def improved_plan(
-    plan: Plan, problem: PlanningProblem, *, since: PlanState | None, outlook: Callable[[Plan], PlanOutlook]
+    plan: Plan,
+    problem: PlanningProblem,
+    *,
+    since: PlanState | None,
+    outlook: Callable[[Plan], PlanOutlook],
+    stages: JobStages | None = None,
 ) -> Plan | None:
     """Return a plan with a lower expected cost, or None if the search finds none.
 
@@ -116,8 +127,9 @@ def improved_plan(
         problem: The problem.
         since: Progress of the plan; None at the beginning.
         outlook: Evaluates a plan with the same draws as `plan.outlook`.
+        stages: Stages of the plan; None to derive them from its segments, which do not show for what a job waited.
     """
-    stages = _stages(plan)
+    stages = stages or _stages(plan)
     if stages is None or plan.outlook is None:
         return None
     jobs = {job.name: job for job in problem.jobs}
@@ -130,7 +142,7 @@ def improved_plan(
             if simulations == 0:
                 return found
             simulations -= 1
-            changed = _simulated(change, problem, since, outlook)
+            changed = simulated_stages(change, problem, since, outlook)
             if changed is not None and _is_cheaper(changed, best, problem):
                 best, found, stages, is_better = changed, changed, change, True
                 break
@@ -199,7 +211,7 @@ def _moves(stages: JobStages, plan: Plan, jobs: Mapping[str, Job]) -> Iterator[J
                         yield {**stages, name: (*own, JobStage(configuration=configuration, after=outcome.job))}
 
 
-def _simulated(
+def simulated_stages(
     stages: JobStages, problem: PlanningProblem, since: PlanState | None, outlook: Callable[[Plan], PlanOutlook]
 ) -> Plan | None:
     """Return the plan with its outlook; None if a quota excludes a configuration, or the budget is exceeded."""

@@ -10,23 +10,33 @@ Example::
     plan = cheapest_plan(problem)
     plan.policy, plan.total_usd
 
-The recommended plan is then improved job by job (`local_search.py`).
+The recommended plan is then improved job by job (`local_search.py`), and so is a plan of `annealing.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Final, final
 
 from lightning_predict.constants import constants_of
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.extensions.planning.annealing import MOST_JOBS, annealed_stages
 from lightning_predict.extensions.planning.expected_cost import DRAWS, is_uncertain, plan_outlook, time_draws
-from lightning_predict.extensions.planning.local_search import improved_plan
+from lightning_predict.extensions.planning.local_search import improved_plan, simulated_stages
 from lightning_predict.extensions.planning.milp import MilpPlanner
 from lightning_predict.extensions.planning.objective import INTERVAL_PROBABILITY
-from lightning_predict.extensions.planning.problem import AbstractPolicy, Formulation, Plan, PlanningProblem, PlanState
+from lightning_predict.extensions.planning.problem import (
+    AbstractPolicy,
+    Formulation,
+    Plan,
+    PlanningProblem,
+    PlanOutlook,
+    PlanState,
+)
 from lightning_predict.extensions.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.extensions.planning.simulator import simulate
 from lightning_predict.extensions.planning.validation import check_problem
@@ -179,23 +189,33 @@ def cheapest_plan(
         if on_candidate is not None:
             on_candidate()
     spent = 0.0 if since is None else since.spent_usd
-    best = _cheapest(problem, plans, spent_usd=spent)
     if policy(method) in QUEUE_RULES:
-        return best
+        return _cheapest(problem, plans, spent_usd=spent)
+    outlook = partial(plan_outlook, problem=problem, draws=draws)
+    may_anneal = since is None and len(problem.jobs) <= MOST_JOBS
+    annealed = annealed_plans(problem, outlook) if may_anneal else []
+    best = _cheapest(problem, _affordable(problem, plans, spent_usd=spent) or [*plans, *annealed], spent_usd=spent)
     starts = [best]
     if len(best.segments) > len(best.outcomes):  # a plan without moves may be improved further
         still = [plan for plan in plans if len(plan.segments) == len(plan.outcomes)]
         starts += [least(still, _usd)] if still else []
-    for start in starts:
-        improved = improved_plan(start, problem, since=since, outlook=lambda plan: plan_outlook(plan, problem, draws))
-        if improved is not None:
-            plans.append(improved)
-    return _cheapest(problem, plans, spent_usd=spent)
+    found = [improved_plan(start, problem, since=since, outlook=outlook) for start in starts]
+    every = [*plans, *annealed, *(plan for plan in found if plan is not None)]
+    return _cheapest(problem, every, spent_usd=spent)
+
+
+def annealed_plans(problem: PlanningProblem, outlook: Callable[[Plan], PlanOutlook]) -> list[Plan]:
+    """Return the plan that simulated annealing finds, and the plan with changes of one job that improve it, if any."""
+    stages = annealed_stages(problem)
+    plan = None if stages is None else simulated_stages(stages, problem, None, outlook)
+    if plan is None:
+        return []
+    improved = improved_plan(plan, problem, since=None, outlook=outlook, stages=stages)
+    return [plan] if improved is None else [plan, improved]
 
 
 def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: float) -> Plan:
-    budget = None if problem.limits.budget_usd is None else problem.limits.budget_usd - spent_usd
-    affordable = [plan for plan in plans if budget is None or plan.machine_usd <= budget]
+    affordable = _affordable(problem, plans, spent_usd=spent_usd)
     if affordable:
         safe = _safest(affordable, problem.probability)
         enough = (1 + WORTH_A_MOVE) * min(map(_usd, safe))
@@ -205,8 +225,16 @@ def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: flo
     found = min((plan.machine_usd for plan in plans), default=None)
     cheapest = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
     raise InfeasiblePlanError(
-        f"No plan keeps the budget of ${budget:g}: {cheapest}. Raise the budget, or take jobs out."
+        f"No plan keeps the budget of ${_budget(problem, spent_usd):g}: {cheapest}. Raise the budget, or take jobs out."
     )
+
+
+def _affordable(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: float) -> list[Plan]:
+    return [plan for plan in plans if plan.machine_usd <= _budget(problem, spent_usd)]
+
+
+def _budget(problem: PlanningProblem, spent_usd: float) -> float:
+    return math.inf if problem.limits.budget_usd is None else problem.limits.budget_usd - spent_usd
 
 
 def _usd(plan: Plan) -> float:

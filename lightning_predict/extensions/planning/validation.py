@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.extensions.planning.objective import cheapest_usd
+from lightning_predict.extensions.planning.objective import expected_seconds, machine_share
 from lightning_predict.extensions.planning.problem import (
     Configuration,
     Job,
@@ -25,6 +25,7 @@ from lightning_predict.extensions.planning.problem import (
     MachineType,
     PlanningProblem,
     PlanState,
+    rental_usd,
 )
 
 
@@ -247,15 +248,26 @@ def _check_time(job: Job, configuration: Configuration, seconds: float, machines
 
 
 def _check_budget(problem: PlanningProblem) -> None:
-    """Reject a budget that is below the cost of the cheapest runs, one after another."""
+    """Reject a budget that is below the cost of the cheapest runs without idle GPUs."""
     budget = problem.limits.budget_usd
     if budget is None:
         return
     needed = 0.0
     for job in sorted(problem.jobs, key=lambda job: (job.release_seconds, job.name)):
-        needed += cheapest_usd(job, problem)
+        needed += _least_usd(job, problem)
         if needed > budget:
             raise InfeasiblePlanError(
-                f"The budget of ${budget:.2f} is too small: job {job.name!r} brings the cheapest runs of the jobs, one "
-                f"after another, to ${needed:.2f}. Raise the budget or take jobs out."
+                f"The budget of ${budget:.2f} is too small: job {job.name!r} brings the cheapest runs of the jobs, "
+                f"without idle GPUs, to ${needed:.2f}. Raise the budget or take jobs out."
             )
+
+
+def _least_usd(job: Job, problem: PlanningProblem) -> float:
+    """Return the cost of a job's cheapest run if it only pays for its own GPUs."""
+    machines = {machine.name: machine for machine in problem.machines}
+    begin = PlanState(now_seconds=0.0, remaining={job.name: 1.0})
+    return min(
+        rental_usd(seconds=seconds, usd_per_hour=machines[one.machine].usd_per_hour)
+        * machine_share(machines[one.machine], one, problem.formulation)
+        for one, seconds in expected_seconds(job, problem, begin).items()
+    )
