@@ -185,6 +185,12 @@ RUNS: Final[Mapping[str, Run]] = {
             is_quick=False,
         ),
         Run(
+            name="half-precision",
+            module="benchmarks.accuracy.half_precision",
+            words=("validation",),
+            split="held out",
+        ),
+        Run(
             name="fit-verdicts",
             module="benchmarks.accuracy.fit_verdicts",
             words=("validation", *_CACHE, "--sample", "24"),
