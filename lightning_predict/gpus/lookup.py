@@ -34,9 +34,11 @@ _SLICE: Final = re.compile(
 )
 """Pattern of the names that CUDA reports for MIG slices. A suffix such as `+me` only adds media engines."""
 
-_VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib>\d+)(?P<kind>[QCAB])", re.IGNORECASE)
-"""Pattern of the names that CUDA reports for time-sliced virtual GPUs, such as `NVIDIA A40-48Q` or `GRID T4-16C`:
-board, memory in GB and licence series (NVIDIA, Virtual GPU Software User Guide)."""
+_VIRTUAL: Final = re.compile(
+    r"(?i)((NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)(-(?P<slices>\d))?-(?P<gib>\d+)(?P<kind>[QCAB])"
+)
+"""Pattern of the names that CUDA reports for virtual GPUs, such as `NVIDIA A40-48Q` or, on a MIG slice, `H100XM-3-40C`:
+board, slices, memory in GB and licence series (NVIDIA, Virtual GPU Software User Guide)."""
 
 _VIRTUAL_BOARDS: Final = {
     "A100X": "A100-SXM-40GB",
@@ -114,7 +116,10 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
 
         return slice_of(gpu(parts["gpu"], memory_bytes=None), parts["profile"])
     if candidates is None and (parts := _VIRTUAL.fullmatch(name)) is not None:
-        return _virtual(gpu(_VIRTUAL_BOARDS.get(parts["gpu"].upper(), parts["gpu"])), int(parts["gib"]), parts["kind"])
+        board = _VIRTUAL_BOARDS.get(parts["gpu"].upper(), parts["gpu"])
+        if parts["slices"] is not None:
+            return gpu(f"{board} MIG {parts['slices']}g.{parts['gib']}gb")
+        return _virtual(gpu(board), int(parts["gib"]), parts["kind"])
     if candidates is None:
         raise UnknownGpuError(_unknown_message(name))
     if len(candidates) == 1:

@@ -84,3 +84,9 @@ def test_a_virtual_gpu_is_found_by_the_name_of_its_board(name: str, board: str, 
     assert virtual.name == f"{board}-{gib}C"
     assert virtual.memory_bytes == gib * 2**30
     assert virtual.streaming_multiprocessors == gpu(board).streaming_multiprocessors
+
+
+def test_a_virtual_gpu_on_a_slice_is_the_slice() -> None:
+    assert gpu("NVIDIA H100XM-3-40C") == gpu("NVIDIA H100 80GB HBM3 MIG 3g.40gb")
+    with pytest.raises(UnknownGpuError, match=r"has no slice '3g\.41gb'"):
+        gpu("NVIDIA H100XM-3-41C")
