@@ -39,6 +39,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import NORMAL_95, Interval
 from lightning_predict.memory.libraries import context_bytes, convolved_share, cublas_bytes
 from lightning_predict.memory.simulation import (
+    Blocks,
     blocks_of,
     copy_bytes,
     fullest_moments,
@@ -159,6 +160,7 @@ def memory_need(
     allocated_bytes: float | None = None,
     relative_allocated: Interval[float] = ALLOCATED_WITH_CONVOLUTIONS,
     releasable_bytes: float | Callable[[], float] = 0.0,
+    most_releasable_bytes: float | None = None,
     context: Interval[float] | None = None,
     reported_bytes: float | None = None,
     least_filled_bytes: float | None = None,
@@ -173,6 +175,7 @@ def memory_need(
         relative_allocated: Interval of `allocated_bytes`, as factors.
         releasable_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory. A
             function is only called if the step may not fit without this part, or if a value that depends on it is read.
+        most_releasable_bytes: Upper limit of what a function for `releasable_bytes` returns; None if unknown.
         context: Memory of the process outside the allocator; None uses the CUDA context of the current torch version.
         reported_bytes: `total_memory` as reported by torch; None derives the value from the nominal memory size.
         least_filled_bytes: As `needed_bytes`, on the GPU that needs the least; None if all GPUs hold the same.
@@ -191,7 +194,8 @@ def memory_need(
     if not callable(releasable_bytes):
         return need(releasable_bytes)
     whole = need(0.0)
-    if whole.memory_fit != "fits":
+    exceeds = most_releasable_bytes is not None and need(most_releasable_bytes).memory_fit == "exceeds"
+    if whole.memory_fit != "fits" and not exceeds:
         return need(releasable_bytes())
     return defer(whole, lambda: need(releasable_bytes()), "memory_free_bytes", "releasable_bytes", "fit_probability")
 
@@ -331,9 +335,25 @@ def step_memory(trace: Trace) -> StepMemory | None:
     if memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
     blocks = blocks_of(trace)
+    return derived_memory(trace, blocks, lasting_bytes(trace, blocks))
+
+
+def lasting_bytes(trace: Trace, blocks: Blocks) -> int:
+    """Return the memory that is allocated throughout a step on one GPU."""
+    memory = trace.memory
+    lasting = (memory.parameter_bytes or 0) + gradient_bytes(trace) + (memory.optimizer_state_bytes or 0)
+    return lasting + sum(blocks.batch) + copy_bytes(trace) + (memory.resident_bytes or 0)
+
+
+def derived_memory(trace: Trace, blocks: Blocks, lasting: int) -> StepMemory:
+    """Simulate the memory need of a step.
+
+    Args:
+        trace: The recorded step.
+        blocks: Memory blocks of the step on the GPU.
+        lasting: Memory that is allocated throughout the step.
+    """
     passes, update = (moment.total_bytes for moment in fullest_moments(blocks))
-    lasting = memory.parameter_bytes + gradient_bytes(trace) + (memory.optimizer_state_bytes or 0) + sum(blocks.batch)
-    lasting += copy_bytes(trace) + (memory.resident_bytes or 0)
     tensors = max(passes, update, lasting)
     step, share = simulated(blocks), convolved_share(trace)
     reserved = step.reserved_bytes

@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Final, final
 
@@ -59,7 +60,20 @@ class SimulatedStep:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Event:
+    """Allocations and frees during one operation; storages by their position in `Blocks.storages`, with the sizes."""
+
+    born: list[tuple[int, int]] = field(default_factory=list)
+    trials: list[int] = field(default_factory=list)
+    workspace: int = 0
+    updates: bool = False
+    freed: list[int] = field(default_factory=list)
+    drops_gradients: bool = False
+
+
+@final
+@dataclass(frozen=True)
 class Blocks:
     """Sizes and lifetimes of the memory blocks of a training step.
 
@@ -90,6 +104,23 @@ class Blocks:
     drops_gradients_at: int
     workspaces: tuple[tuple[int, int], ...] = ()
     trials: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def events(self) -> list[_Event]:
+        """Operations that allocate or free memory, in order."""
+        events: dict[int, _Event] = defaultdict(_Event)
+        for number, one in enumerate(self.storages):
+            if one.size_bytes:
+                events[one.allocated_at].born.append((number, one.size_bytes))
+                if one.freed_at is not None:
+                    events[one.freed_at].freed.append(number)
+        for index, size in self.trials:
+            events[index].trials.append(size)
+        for index, size in self.workspaces:
+            events[index].workspace = size
+        events[self.update_at].updates = True
+        events[self.drops_gradients_at].drops_gradients = True
+        return [events[index] for index in sorted(events) if 0 <= index < self.count]
 
 
 def blocks_of(trace: Trace) -> Blocks:
@@ -226,39 +257,9 @@ def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int =
     return _run(CachingAllocator(expandable_segments=expandable_segments), blocks, steps)
 
 
-@final
-@dataclass(slots=True)
-class _Event:
-    """Allocations and frees during one operation; storages by their position in `Blocks.storages`."""
-
-    born: list[int] = field(default_factory=list)
-    trials: list[int] = field(default_factory=list)
-    workspace: int = 0
-    updates: bool = False
-    freed: list[int] = field(default_factory=list)
-    drops_gradients: bool = False
-
-
-def _events(blocks: Blocks) -> list[_Event]:
-    """Return the operations that allocate or free memory, in order."""
-    events: dict[int, _Event] = defaultdict(_Event)
-    for number, one in enumerate(blocks.storages):
-        if one.size_bytes:
-            events[one.allocated_at].born.append(number)
-            if one.freed_at is not None:
-                events[one.freed_at].freed.append(number)
-    for index, size in blocks.trials:
-        events[index].trials.append(size)
-    for index, size in blocks.workspaces:
-        events[index].workspace = size
-    events[blocks.update_at].updates = True
-    events[blocks.drops_gradients_at].drops_gradients = True
-    return [events[index] for index in sorted(events) if 0 <= index < blocks.count]
-
-
 def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedStep:
     _allocate_all(allocator, (*blocks.lasting, *blocks.kept))
-    storages, events = blocks.storages, _events(blocks)
+    storages, events, allocate, free = blocks.storages, blocks.events, allocator.allocate, allocator.free
     living: dict[int, MemoryBlock] = {}
     batch: list[MemoryBlock] = []
     for step in range(steps):
@@ -270,22 +271,22 @@ def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedSt
         if blocks.drops_gradients_at < 0:
             _free_all(allocator, gradients)
         for event in events:
-            for number in event.born:
-                living[number] = allocator.allocate(storages[number].size_bytes)
-                if number in left:  # the variable now refers to the tensor of this step
-                    allocator.free(left.pop(number))
+            for number, size in event.born:
+                living[number] = allocate(size)
+                if left and number in left:  # the variable now refers to the tensor of this step
+                    free(left.pop(number))
             if step == 0:
                 for size in event.trials:
                     _free_all(allocator, _allocate_all(allocator, (size,)))
                     allocator.empty_cache()
             if event.workspace:
-                _free_all(allocator, _allocate_all(allocator, (event.workspace,)))
+                free(allocate(event.workspace))
             if event.updates:
                 if step == 0:
                     _allocate_all(allocator, blocks.state)
                 _free_all(allocator, _allocate_all(allocator, blocks.update))
             for number in event.freed:
-                allocator.free(living.pop(number))
+                free(living.pop(number))
             if event.drops_gradients:
                 _free_all(allocator, gradients)
     return SimulatedStep(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, tuple(allocator.growth))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+import lightning_predict as lp
 from lightning_predict.cost.memory import step_memory, total_bytes
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.batch_size import with_samples
-from lightning_predict.extensions.advice.largest_batch import ScaledMemory, largest_batches
+from lightning_predict.extensions.advice.batch_size import BatchSizes, with_samples
+from lightning_predict.extensions.advice.largest_batch import AffineMemory, ScaledMemory, largest_batches
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, TensorInfo, Trace
@@ -130,3 +132,33 @@ def test_tensors_never_shrink_as_the_batch_grows() -> None:
     needs = [scaled.at(size)[0][1].allocated_on(card) for size in (1, 2, 63, 64, 65, 700, 5000)]
     assert needs == sorted(needs)
     assert all(0 < need < total_bytes(card) for need in needs[:3])
+
+
+def with_kept_gradients(trace: Trace) -> Trace:
+    """The step with an optimizer that keeps its gradients, so that they are added to."""
+    return replace(trace, software={"torch": "1.9"})
+
+
+@pytest.mark.parametrize("make", [lambda: trained(64), lambda: with_kept_gradients(trained(64)), kept])
+def test_affine_sizes_give_the_memory_of_a_scaled_step(make: Callable[[], Trace]) -> None:
+    trace = make()
+    scaled = ScaledMemory(trace)
+    for size in (1, 2, 63, 65, 128, 700, 5000):
+        ((_, found),) = scaled.alone(size)
+        expected = step_memory(with_samples(trace, size))
+        assert found == expected
+        assert expected is not None
+        assert found.releasable_bytes == expected.releasable_bytes
+
+
+def test_affine_sizes_of_language_models_give_the_memory_of_a_scaled_step() -> None:
+    trace = lp.Trace.load("examples/lora.json.gz")
+    ((_, found),) = ScaledMemory(trace).alone(3)
+    assert found == step_memory(with_samples(trace, 3))
+
+
+def test_a_step_with_convolutions_is_scaled() -> None:
+    trace = lp.Trace.load("examples/resnet.json.gz")
+    assert AffineMemory.of(BatchSizes(trace), trace.samples or 1) is None
+    scaled = ScaledMemory(trace)
+    assert scaled.alone(2)[0][1] == scaled.at(2)[0][1] == step_memory(with_samples(trace, 2))

@@ -14,13 +14,27 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, islice
 from typing import Final, final
 
-from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, StepMemory, step_memory
+from lightning_predict.cost.memory import (
+    FITS_FROM,
+    MemoryNeed,
+    StepMemory,
+    derived_memory,
+    lasting_bytes,
+    step_memory,
+    usable_bytes,
+)
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.advice.batch_size import BatchSizes, why_no_other_batch
 from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.memory.libraries import convolved_share
+from lightning_predict.memory.simulation import Blocks, blocks_of
+from lightning_predict.memory.storages import Storage
 from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.step_predictor import memory_need_of
 from lightning_predict.tracing.trace import Trace
@@ -82,7 +96,90 @@ def largest_batches(
         InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
     """
     scaled = ScaledMemory(trace)
-    return tuple(_largest(scaled, layout, strategy or Strategy()) for layout in layouts)
+    return tuple(largest_batch(scaled, layout, strategy or Strategy()) for layout in layouts)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AffineMemory:
+    """Memory blocks of a step whose sizes are affine functions of the samples per batch.
+
+    Attributes:
+        trace: The recorded step, which has `samples` samples per batch.
+        samples: Samples per batch of `blocks`.
+        blocks: Memory blocks of the recorded step.
+        slopes: Bytes of one more sample, in the order of `_sizes`.
+        lasting: Memory of the recorded step that is allocated throughout the step.
+    """
+
+    trace: Trace
+    samples: int
+    blocks: Blocks
+    slopes: tuple[int, ...]
+    lasting: int
+
+    @classmethod
+    def of(cls, kind: BatchSizes, samples: int) -> AffineMemory | None:
+        """Compare a step with the step of twice its samples; None if their blocks differ in more than sizes."""
+        one, two = kind.of(samples), kind.of(2 * samples)
+        if convolved_share(one) or not any(operation.outputs for operation in one.operations):
+            return None
+        blocks, others = blocks_of(one), blocks_of(two)
+        if _without_sizes(blocks) != _without_sizes(others):
+            return None
+        steps = [(more - size) / samples for size, more in zip(_sizes(blocks), _sizes(others), strict=True)]
+        if not all(step.is_integer() for step in steps):
+            return None
+        return cls(one, samples, blocks, tuple(map(int, steps)), lasting_bytes(one, blocks))
+
+    def memory(self, samples: int) -> StepMemory:
+        """Return the memory of the step with another batch size."""
+        more = samples - self.samples
+        blocks = _with_sizes(
+            self.blocks, [size + more * slope for size, slope in zip(_sizes(self.blocks), self.slopes, strict=True)]
+        )
+        return derived_memory(self.trace, blocks, self.lasting + sum(blocks.batch) - sum(self.blocks.batch))
+
+
+def _sizes(blocks: Blocks) -> list[int]:
+    pairs = (*blocks.workspaces, *blocks.trials)
+    lists = (blocks.lasting, blocks.kept, blocks.state, blocks.batch, blocks.update)
+    return [*chain(*lists), *(one.size_bytes for one in blocks.storages), *(size for _, size in pairs)]
+
+
+def _with_sizes(blocks: Blocks, sizes: Sequence[int]) -> Blocks:
+    """Return the blocks with other sizes, in the order of `_sizes`."""
+    rest = iter(sizes)
+
+    def some(like: Sequence[object]) -> tuple[int, ...]:
+        return tuple(islice(rest, len(like)))
+
+    lasting, kept, state, batch, update = map(
+        some, (blocks.lasting, blocks.kept, blocks.state, blocks.batch, blocks.update)
+    )
+    storages = tuple(
+        Storage(size, one.cause, one.allocated_at, one.freed_at, one.module)
+        for one, size in zip(blocks.storages, some(blocks.storages), strict=True)
+    )
+    workspaces, trials = (
+        tuple((index, size) for (index, _), size in zip(pairs, some(pairs), strict=True))
+        for pairs in (blocks.workspaces, blocks.trials)
+    )
+    return replace(
+        blocks,
+        lasting=lasting,
+        kept=kept,
+        state=state,
+        batch=batch,
+        update=update,
+        storages=storages,
+        workspaces=workspaces,
+        trials=trials,
+    )
+
+
+def _without_sizes(blocks: Blocks) -> Blocks:
+    return _with_sizes(blocks, [0] * len(_sizes(blocks)))
 
 
 @final
@@ -91,12 +188,13 @@ class ScaledMemory:
 
     Args:
         trace: A step as for `largest_batches`. A measured peak corrects the memory at all batch sizes.
+        derived: Derived memory of the recorded step, if known and not measured.
 
     Raises:
         InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, derived: StepMemory | None = None) -> None:
         why_not = why_no_other_batch(trace)
         if why_not is None and trace.memory.parameter_bytes is None:
             why_not = "the recorder saw no model; capture a step that holds one, or with `module`"
@@ -105,6 +203,9 @@ class ScaledMemory:
         self.recorded = samples_per_batch(trace)
         self._kinds = [BatchSizes(kind.trace) for kind in trace.kinds]
         self._known: dict[int, list[tuple[Trace, StepMemory]]] = {}
+        self._known_alone: dict[int, list[tuple[Trace, StepMemory]]] = {}
+        if derived is not None and len(self._kinds) == 1:
+            self._known_alone[self.recorded] = [(trace, derived)]
         self._correction = 1.0
         measured = trace.memory.reserved_bytes
         if measured is not None:
@@ -121,14 +222,45 @@ class ScaledMemory:
             self._known[samples] = [(kind, self._corrected(one)) for kind, one in found if one is not None]
         return self._known[samples]
 
+    def alone(self, samples: int) -> list[tuple[Trace, StepMemory]]:
+        """Return each kind of step as recorded, with its memory with `samples` samples per batch on one GPU.
+
+        Without convolutions, the size of each block is an affine function of the samples, so no step is scaled.
+        """
+        if samples not in self._known_alone:
+            found = [None if one is None else one.memory(samples) for one in self._affine]
+            is_affine = None not in found
+            self._known_alone[samples] = (
+                [
+                    (one.trace, self._corrected(need))
+                    for one, need in zip(self._affine, found, strict=True)
+                    if one and need
+                ]
+                if is_affine
+                else self.at(samples)
+            )
+        return self._known_alone[samples]
+
+    @cached_property
+    def _affine(self) -> list[AffineMemory | None]:
+        return [AffineMemory.of(kind, self.recorded) for kind in self._kinds]
+
     @property
     def derived(self) -> list[int]:
         """Batch sizes that were simulated so far, ascending, including the recorded batch size."""
-        return sorted({self.recorded, *self._known})
+        return sorted({self.recorded, *self._known, *self._known_alone})
 
     def need(self, samples: int, layout: Layout, strategy: Strategy) -> MemoryNeed:
         """Return the memory need of a batch size on a layout."""
-        return memory_need_of(self.at(samples), layout, strategy)
+        memory = self.alone(samples) if layout.count == 1 else self.at(samples)
+        return memory_need_of(memory, layout, strategy, correction=self._correction)
+
+    def derived_bytes(self, samples: int, gpu: Gpu) -> float:
+        """Return the derived memory of the first kind of step on one GPU, without the correction by a measured peak."""
+        one = self._affine[0]
+        found = step_memory(self._kinds[0].of(samples)) if one is None else one.memory(samples)
+        assert found is not None  # as for the recorded batch size
+        return float(found.bytes_on(gpu))
 
     def _corrected(self, derived: StepMemory) -> StepMemory:
         if self._correction == 1:
@@ -137,7 +269,8 @@ class ScaledMemory:
         return replace(derived, slack_bytes=derived.slack_bytes + round((self._correction - 1) * total))
 
 
-def _largest(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> LargestBatch:
+def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> LargestBatch:
+    """Return the largest batch on a layout; see `largest_batches`."""
     needs: dict[int, MemoryNeed] = {}
 
     def need(samples: int) -> MemoryNeed:
@@ -149,10 +282,14 @@ def _largest(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> Larges
         return need(samples).fits is True
 
     def is_safe(samples: int) -> bool:
-        return (need(samples).fit_probability or 0.0) >= FITS_FROM
+        return need(samples).memory_fit == "fits"
 
     def spare_bytes(samples: int) -> float:
-        return need(samples).memory_free_bytes or 0.0
+        if layout.count > 1:
+            return need(samples).memory_free_bytes or 0.0
+        # Without releasable memory, which needs more simulations
+        reserved = max((one.bytes_on(layout.gpu) for _, one in scaled.alone(samples)), default=0)
+        return usable_bytes(layout.gpu) - reserved
 
     even = _bisected(is_likely, spare_bytes, scaled.derived, layout.name)
     safe = None if even is None else _bisected(is_safe, spare_bytes, scaled.derived, layout.name)

@@ -14,9 +14,10 @@ from typing import Final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.memory import memory_need, step_memory
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.batch_size import why_no_other_batch, with_samples
-from lightning_predict.extensions.advice.largest_batch import largest_batches
+from lightning_predict.extensions.advice.batch_size import why_no_other_batch
+from lightning_predict.extensions.advice.largest_batch import ScaledMemory, largest_batch
 from lightning_predict.extensions.advice.table import change_named
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
@@ -54,7 +55,10 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
     if breakdown is None:
         return None
     least = MIN_SAVING * breakdown.total_bytes
-    savings = [one for one in _savings(trace, gpu) if one.bytes >= least]
+    is_derived = trace.memory.peak_bytes is None and trace.memory.reserved_bytes is None
+    derived = memory if is_derived else None
+    scaled = None if why_no_other_batch(trace) is not None else ScaledMemory(trace, derived)
+    savings = [one for one in _savings(trace, gpu, scaled, needed if is_derived else None) if one.bytes >= least]
     return MemoryReport(
         gpu=gpu.name,
         need=memory_need(
@@ -67,39 +71,41 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
         ),
         breakdown=breakdown,
         savings=tuple(sorted(savings, key=lambda one: -one.bytes)),
-        largest=_largest(trace, layout),
+        largest=_largest(scaled, layout),
     )
 
 
-def _largest(trace: Trace, layout: Layout) -> str | None:
-    if why_no_other_batch(trace) is not None:
+def _largest(scaled: ScaledMemory | None, layout: Layout) -> str | None:
+    if scaled is None:
         return None
     try:
-        return largest_batches(trace, [layout])[0].sentence
+        return largest_batch(scaled, layout, Strategy()).sentence
     except InvalidArgumentError:  # the batch is not the first dimension of the data
         return None
 
 
-def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
+def _savings(
+    trace: Trace, gpu: Gpu, scaled: ScaledMemory | None, derived_bytes: float | None
+) -> Iterator[MemorySaving]:
     # Both memory sizes must be derived to be comparable, even if the peak was measured.
     trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
-    before = _reserved(trace, gpu)
+    before = _reserved(trace, gpu) if derived_bytes is None else derived_bytes
 
     samples = samples_per_batch(trace)
-    if samples > 1 and why_no_other_batch(trace) is None:
-        half = with_samples(trace, samples // 2)
-        yield MemorySaving(f"a batch of {samples // 2:,}", before - _reserved(half, gpu))
+    if samples > 1 and scaled is not None:
+        yield MemorySaving(f"a batch of {samples // 2:,}", before - scaled.derived_bytes(samples // 2, gpu))
     for name in CHANGES_ASKED:
         change = change_named(name)
         if change.why_not(trace, gpu) is None:
             changed, _ = change.apply(trace, Assumptions())
             yield MemorySaving(change.words, before - _reserved(changed, gpu), change.note)
     blocks = blocks_of(trace)
+    reserved = simulated(blocks).reserved_bytes
     if blocks.state:
         small = tuple(round(EIGHT_BITS * size) for size in blocks.state)
-        less = simulated(blocks).reserved_bytes - simulated(replace(blocks, state=small)).reserved_bytes
+        less = reserved - simulated(replace(blocks, state=small)).reserved_bytes
         yield MemorySaving("an optimizer with 8-bit state", float(less))
-    apart = simulated(blocks).reserved_bytes - simulated(blocks, expandable_segments=True).reserved_bytes
+    apart = reserved - simulated(blocks, expandable_segments=True).reserved_bytes
     yield MemorySaving("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", float(apart))
 
 
