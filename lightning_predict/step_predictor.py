@@ -373,6 +373,7 @@ def memory_need_of(
     tables: ShardedEmbeddings | None = None,
     *,
     reported_bytes: float | None = None,
+    correction: float = 1.0,
 ) -> MemoryNeed:
     """Return whether the kind of step that needs the most memory fits on each GPU; empty if no need is known.
 
@@ -382,11 +383,17 @@ def memory_need_of(
         sharing: How the GPUs share the work.
         tables: Sharded embedding tables; None without sharded tables.
         reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
+        correction: Measured over derived memory, which `memory` already includes.
     """
     found = []
     needed: float | None
-    for kind, one in memory:
-        if layout.count == 1:
+    for kind, single in memory:
+        one = single
+        rank = None if layout.count == 1 or tables is not None else _simulated_rank(kind, layout, sharing)
+        if rank is not None:
+            one = rank
+            needed, allocated = correction * one.bytes_on(layout.gpu), float(one.allocated_on(layout.gpu))
+        elif layout.count == 1:
             needed, allocated = one.bytes_on(layout.gpu), float(one.allocated_on(layout.gpu))
         elif tables is not None:
             needed = tables.needed_bytes(kind, layout)
@@ -409,10 +416,20 @@ def memory_need_of(
         allocated_bytes=allocated,
         relative_allocated=one.relative_allocated,
         releasable_bytes=lambda: min(one.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
+        most_releasable_bytes=unused,
         context=_beside_the_allocator(kind, layout, sharing),
         reported_bytes=reported_bytes,
         least_filled_bytes=_least_filled(kind, one, layout, sharing),
     )
+
+
+def _simulated_rank(kind: Trace, layout: Layout, sharing: Strategy) -> StepMemory | None:
+    """Return the memory of a rank under ZeRO and FSDP; None if only formulas cover the strategy or the recording."""
+    if not (sharing.split.state and sharing.runs_whole_model):
+        return None
+    from lightning_predict.cost.rank_memory import can_simulate, rank_memory
+
+    return rank_memory(kind, layout, sharing) if can_simulate(kind, sharing) else None
 
 
 def _least_filled(kind: Trace, one: StepMemory, layout: Layout, sharing: Strategy) -> float | None:

@@ -1,0 +1,112 @@
+"""Memory of a rank under ZeRO and FSDP, by hand and beside the formulas that the search for layouts uses.
+
+Eight blocks of 4 MiB of weights; AdamW has two states a parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.cost.memory import step_memory
+from lightning_predict.cost.rank_memory import (
+    can_simulate,
+    gathered_peak_bytes,
+    rank_blocks,
+    rank_memory,
+)
+from lightning_predict.distributed.memory import GATHERED_UNITS, shared_memory_bytes
+from lightning_predict.distributed.strategy import DataStrategy, Strategy
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.step_predictor import memory_need_of
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.units import MEBIBYTE
+
+A100 = gpu("A100-SXM-80GB")
+BLOCKS = 8
+WEIGHT_BYTES = 4 * MEBIBYTE
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    with torch.device("meta"):
+        blocks = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(BLOCKS))
+        data = torch.empty(64, 1024)
+    optimizer = torch.optim.AdamW(blocks.parameters())
+
+    def step() -> None:
+        hidden = data
+        for block in blocks:
+            hidden = block(hidden)
+        hidden.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return lp.capture(step)
+
+
+def test_a_rank_of_fsdp_holds_shards_and_gathers_units(trace: Trace) -> None:
+    blocks, gathered = rank_blocks(trace, 2, Strategy(data="fsdp"))
+    assert sum(blocks.lasting) == BLOCKS * WEIGHT_BYTES // 2
+    assert sum(blocks.state) == pytest.approx(2 * BLOCKS * WEIGHT_BYTES // 2, abs=1000)  # and the counts of steps
+    assert [one.size_bytes for one in gathered] == [WEIGHT_BYTES] * 2 * BLOCKS  # forward and backward
+    assert gathered_peak_bytes(gathered, blocks.count) == GATHERED_UNITS * WEIGHT_BYTES
+    shards = [one for one in blocks.storages if one.cause == "gradient"]
+    assert [one.size_bytes for one in shards] == [WEIGHT_BYTES // 2] * BLOCKS
+    whole = [one for one in blocks.storages if one.cause == "backward" and one.size_bytes == WEIGHT_BYTES]
+    assert len(whole) == BLOCKS
+    # A whole gradient is freed after the next unit, so two exist at a time, and three while a third is written.
+    assert gathered_peak_bytes(whole, blocks.count) <= 3 * WEIGHT_BYTES
+
+
+def test_zero_1_keeps_gradients_and_buckets_whole_and_zero_2_shards_gradients(trace: Trace) -> None:
+    first, second = (rank_blocks(trace, 4, Strategy(data=data))[0] for data in ("zero1", "zero2"))
+    assert sum(first.lasting) == 2 * BLOCKS * WEIGHT_BYTES  # parameters and buckets
+    assert sum(second.lasting) == BLOCKS * WEIGHT_BYTES
+    sizes = [sum(one.size_bytes for one in each.storages if one.cause == "gradient") for each in (first, second)]
+    assert sizes == [BLOCKS * WEIGHT_BYTES, BLOCKS * WEIGHT_BYTES // 4]
+    assert sum(first.state) == sum(second.state)
+
+
+@pytest.mark.parametrize("data", ["zero1", "zero2", "fsdp", "hybrid"])
+@pytest.mark.parametrize("count", [2, 8])
+def test_the_simulation_allocates_about_what_the_formulas_say(data: DataStrategy, count: int) -> None:
+    recorded = lp.Trace.load("examples/gpt2.json.gz")
+    layout, strategy = Layout(A100, count), Strategy(data=data)
+    single = step_memory(recorded)
+    assert single is not None
+    formula = shared_memory_bytes(single.allocated_on(A100), recorded, layout, strategy)
+    found = rank_memory(recorded, layout, strategy)
+    assert found.allocated_on(A100) == pytest.approx(formula, rel=0.02)
+    assert found.bytes_on(A100) >= found.allocated_on(A100)
+
+
+def test_copies_and_gradients_without_operations_are_sharded(trace: Trace) -> None:
+    # Without the backward operations that write gradients, gradients count with the size of the parameters.
+    operations = tuple(one for one in trace.operations if one.phase != "optimizer")
+    bare = replace(trace, operations=operations, held=None)
+    whole = sum(rank_blocks(bare, 4, Strategy(data="zero1"))[0].lasting)
+    second = sum(rank_blocks(bare, 4, Strategy(data="zero2"))[0].lasting)
+    parameters = BLOCKS * WEIGHT_BYTES
+    assert whole == 3 * parameters  # with gradients and buckets
+    assert second == parameters + parameters // 4
+
+
+def test_more_ranks_never_need_more_memory(trace: Trace) -> None:
+    sizes = [rank_memory(trace, Layout(A100, count), Strategy(data="fsdp")).allocated_on(A100) for count in (2, 4, 8)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_predictions_take_the_simulated_rank_where_it_is_covered(trace: Trace) -> None:
+    single, layout = step_memory(trace), Layout(A100, 4)
+    assert single is not None
+    strategy = Strategy(data="fsdp")
+    need = memory_need_of([(trace, single)], layout, strategy)
+    assert need.memory_bytes == rank_memory(trace, layout, strategy).bytes_on(A100)
+    assert not can_simulate(trace, Strategy(data="fsdp", accumulate=2))
+    assert not can_simulate(trace, Strategy())
