@@ -193,7 +193,7 @@ RUNS: Final[Mapping[str, Run]] = {
         Run(
             name="fit-verdicts",
             module="benchmarks.accuracy.fit_verdicts",
-            words=("validation", *_CACHE, "--sample", "24"),
+            words=("validation", *_CACHE, "--sample", "40"),
             split="held out",
             copies_allowed=False,
             is_quick=False,

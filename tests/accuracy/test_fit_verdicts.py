@@ -12,10 +12,17 @@ from benchmarks.result_files import table_of
 from lightning_predict.units import GIBIBYTE
 
 
-def run(batch: int, status: str, gibibytes: float) -> Run:
+def run(batch: int, status: str, gibibytes: float, tensors: float | None = None) -> Run:
     size = gibibytes * GIBIBYTE
+    tensors_bytes = size / 2 if tensors is None else tensors * GIBIBYTE
     return Run(
-        model="m", family="f", image_size=224, batch=batch, status=status, measured_bytes=size, tensors_bytes=size / 2
+        model="m",
+        family="f",
+        image_size=224,
+        batch=batch,
+        status=status,
+        measured_bytes=size,
+        tensors_bytes=tensors_bytes,
     )
 
 
@@ -23,14 +30,16 @@ def run(batch: int, status: str, gibibytes: float) -> Run:
     ("ends", "expected"),
     [
         # By the line, a batch of 32 needs 20 + 16 x 1 = 36 GiB: trials may have filled the GPU of 40 GB.
-        ([("wall", 39)], []),
-        ([("ok", 36), ("wall", 39), ("short", 3)], [(32, True), (64, False), (128, False)]),
-        ([("short", 3), ("wall", 39)], [(64, False)]),  # a run that broke off early is left out
-        ([("short", 3), ("after_wall", 5)], []),
+        ([("wall", 39, 30)], []),
+        # A batch of 64 needs 68 GiB: the tensors alone exceed the GPU, or cached blocks filled the GPU.
+        ([("ok", 36, 30), ("wall", 39, 60), ("short", 3, 120)], [(32, True), (64, False), (128, False)]),
+        ([("ok", 36, 18), ("wall", 39, 36), ("short", 3, 72)], [(32, True), (64, None)]),
+        ([("short", 3, 30), ("wall", 39, 60)], [(64, False)]),  # a run that broke off early is left out
+        ([("short", 3, 30), ("after_wall", 5, 60)], []),
     ],
 )
-def test_a_run_that_filled_the_gpu_did_not_fit_if_the_line_says_so(
-    ends: list[tuple[str, float]], expected: list[tuple[int, bool]]
+def test_a_run_did_not_fit_if_its_tensors_alone_exceed_the_gpu(
+    ends: list[tuple[str, float, float]], expected: list[tuple[int, bool | None]]
 ) -> None:
     runs = [run(8, "ok", 12), run(16, "ok", 20), *(run(32 * 2**i, *end) for i, end in enumerate(ends))]
     found = [(one.batch, fitted) for one, fitted, _ in outcomes(runs)]
@@ -51,10 +60,13 @@ def test_a_larger_batch_is_less_likely_to_fit() -> None:
 
 def test_verdicts_count_by_outcome_and_by_probability() -> None:
     good, bad = (Verdict(run=run(8, "ok", 30), fitted=fitted, need_share=0.9, chance=0.99) for fitted in (True, False))
-    scored = [good, good, good, bad, replace(bad, chance=0.2, need_share=1.5)]
+    unknown = replace(good, fitted=None, chance=0.75, need_share=1.1)
+    scored = [good, good, good, bad, replace(bad, chance=0.2, need_share=1.5), unknown]
     verdicts = {row[0]: row[1:] for row in table_of(verdict_table(scored)).rows}
     assert verdicts["fitted"] == ("3", "3", "3")
     assert verdicts["did not fit"] == ("2", "1", "1")
     assert verdicts["did not fit, within 25 % of the GPU"] == ("1", "0", "1")
+    assert verdicts["filled the GPU, outcome unknown"] == ("1", "", "0")
+    assert verdicts["all known"] == ("5", "4", "4")
     bins = {row[0]: row[1:] for row in table_of(bins_table(scored)).rows}
-    assert bins == {"20-30 %": ("1", "20", "0"), "90-100 %": ("4", "99", "75")}
+    assert bins == {"20-30 %": ("1", "20", "0", "0"), "70-80 %": ("0", "", "", "1"), "90-100 %": ("4", "99", "75", "0")}
