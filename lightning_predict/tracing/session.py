@@ -383,15 +383,15 @@ class CaptureSession:
 
     @property
     def _peak_bytes(self) -> int | None:
-        """Peak memory allocated on the GPU. The user's peak statistics are not reset.
+        """Peak memory allocated on the GPU, from recorded allocations. The user's peak statistics are not reset.
 
-        The peak comes from recorded allocations. Without recorded allocations, it is the peak of the process so far,
-        which most runs reach in each step.
+        Without recorded allocations (CUDA graphs), it is the peak of the process, within the reserved memory.
         """
         if self._device.type != "cuda":
             return None
         recorded = self._recorder.peak_bytes if isinstance(self._recorder, ProfilerRecorder) else None
-        return recorded or torch.cuda.max_memory_allocated(self._device)
+        most = torch.cuda.max_memory_allocated(self._device)
+        return recorded or (most if self._reserved_bytes is None else min(most, self._reserved_bytes))
 
     @property
     def _reserved_by_step(self) -> int | None:

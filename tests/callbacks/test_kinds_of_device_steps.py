@@ -12,7 +12,7 @@ from lightning_predict.callbacks.forecast_updates import ForecastUpdates
 from lightning_predict.tracing import environment, profiler
 from lightning_predict.tracing.attribution import CUDA_GRAPH
 from tests.callbacks.device_documents import Document, compiled_document, extension_document, graph_document
-from tests.callbacks.fake_device import FakeDevice
+from tests.callbacks.fake_device import GIB, FakeDevice
 from tests.callbacks.test_on_a_device import check_predictions, fitted, small_document
 
 DOCUMENTS: dict[str, Callable[[], Document]] = {
@@ -66,6 +66,16 @@ def test_kernels_that_no_operation_of_torch_launched_are_predicted(
     expected = {"CUDA graph": CUDA_GRAPH, "compiled": "unattributed", "extensions": "flash_attn_3::fwd"}
     assert expected[kind] in names or kind == "compiled"
     assert trace.compiled is (kind == "compiled")
+
+
+def test_the_memory_of_a_graph_is_not_that_of_a_larger_model_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay allocates nothing. The allocator holds 2 GiB; an earlier model of the process reached 20 GiB."""
+    device = FakeDevice(graph_document(), peak_bytes=20 * GIB)
+    predictor, _ = fitted(device, tmp_path, monkeypatch)
+    assert predictor.trace is not None
+    assert predictor.trace.memory.peak_bytes == 2 * GIB
 
 
 def _none(kernels: int) -> None:

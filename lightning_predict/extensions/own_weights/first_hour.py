@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +44,7 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.observe.device_pace import LAUNCH_QUEUE
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.attribution import CUDA_GRAPH, UNATTRIBUTED
+from lightning_predict.tracing.cupti import detached_afterwards
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
@@ -55,10 +57,8 @@ PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
 NO_CUDA: Final = "no CUDA device"
 
 SESSIONS: Final = 4
-"""Number of recordings of the same step. Some profilers lose kernels at the start of later recordings."""
-
 STEPS: Final = 100
-"""Number of steps of a timed loop."""
+"""Numbers of recordings of the same step, as later ones may lose kernels, and of steps of a timed loop."""
 
 QUEUED_SECONDS: Final = 1.5
 """Seconds of queued GPU work during which the depth of the launch queue is measured."""
@@ -194,9 +194,10 @@ def _small_step(device: torch.device, *, seed: int = 0) -> tuple[nn.Module, Call
 def _plain_profiles(_left: float) -> dict[str, Any]:
     """Count the kernels that torch's own profiler records of 32 launches, session by session, without a warm-up."""
     buffer, recorded = torch.zeros(8, device=_cuda()), []
-    for _ in range(SESSIONS):
+    for session in range(SESSIONS):
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        ends = detached_afterwards() if session == SESSIONS - 1 else nullcontext()
+        with ends, profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             for _ in range(32):
                 buffer.add_(1)
             torch.cuda.synchronize()
@@ -317,11 +318,9 @@ def _launch_queue(_left: float) -> dict[str, Any]:
 
 
 def first_wait(ticks: Sequence[float], longest: float) -> int | None:
-    """Return the number of launches before the first long launch; None if no launch took longer than `longest`.
+    """Return the number of launches before the first launch of more than `longest` seconds; None without one.
 
-    Args:
-        ticks: Times before the first launch and after each launch.
-        longest: Maximum seconds of a launch that does not wait.
+    `ticks` are the times before the first launch and after each launch.
     """
     pairs = enumerate(pairwise(ticks))
     return next((index for index, (start, end) in pairs if end - start > longest), None)
