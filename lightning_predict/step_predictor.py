@@ -425,7 +425,7 @@ def memory_need_of(
 
 def _simulated_rank(kind: Trace, layout: Layout, sharing: Strategy) -> StepMemory | None:
     """Return the memory of a rank under ZeRO and FSDP; None if only formulas cover the strategy or the recording."""
-    if not (sharing.split.state and sharing.runs_whole_model):
+    if not sharing.split.state:
         return None
     from lightning_predict.cost.rank_memory import can_simulate, rank_memory
 

@@ -48,7 +48,8 @@ def can_simulate(trace: Trace, strategy: Strategy) -> bool:
     """Return whether `rank_memory` covers a strategy and a recording."""
     has_ids = any(tensor.id is not None for operation in trace.operations for tensor in operation.outputs)
     is_measured = trace.memory.peak_bytes is not None or trace.memory.reserved_bytes is not None
-    return strategy.split.state and strategy.runs_whole_model and has_ids and not is_measured
+    runs_whole_model = replace(strategy, accumulate=1).runs_whole_model
+    return strategy.split.state and runs_whole_model and has_ids and not is_measured
 
 
 def rank_memory(trace: Trace, layout: Layout, strategy: Strategy) -> StepMemory:
@@ -90,8 +91,12 @@ def rank_blocks(trace: Trace, count: int, strategy: Strategy) -> tuple[Blocks, t
     passes = [one for one in whole.storages if one.cause not in ("update", "gradient")]
     gradients = [one for one in whole.storages if one.cause == "gradient"]
     unseen = gradient_bytes(trace) - sum(one.size_bytes for one in gradients)
+    kept = tuple(_part(size, count) if split.gradients else size for size in whole.kept)
     if split.gradients:
         gradients = _sharded(gradients, segments, count)
+    if strategy.is_accumulating or (strategy.reduce_dtype is not None and not split.gradients):
+        kept = (*kept, *_sums(gradients, trace, strategy, count))
+        gradients = [_passing(one) for one in gradients if one.cause != "gradient" or not split.gradients]
     sizes, others = whole.lasting[: len(trace.parameters)], whole.lasting[len(trace.parameters) :]
     if split.parameters:
         sizes = tuple(_part(size, count) for size in sizes)
@@ -101,7 +106,7 @@ def rank_blocks(trace: Trace, count: int, strategy: Strategy) -> tuple[Blocks, t
     blocks = replace(
         whole,
         lasting=(*sizes, *others, *buckets),
-        kept=tuple(_part(size, count) if split.gradients else size for size in whole.kept),
+        kept=kept,
         state=tuple(_part(size, count) for size in whole.state),
         storages=_in_order([*passes, *gradients, *update]),
         update=tuple(_part(size, count) for size in whole.update),
@@ -166,6 +171,28 @@ def _segments(trace: Trace) -> list[_Segment]:
         elif unit in units:
             found.append(_Segment(unit, operation.phase, index if last else first, index))
     return found
+
+
+def _passing(gradient: Storage) -> Storage:
+    """Return a gradient that is added to a sum of gradients, and then freed."""
+    return (
+        gradient
+        if gradient.freed_at is not None
+        else replace(gradient, cause="backward", freed_at=gradient.allocated_at)
+    )
+
+
+def _sums(gradients: Iterable[Storage], trace: Trace, strategy: Strategy, count: int) -> list[int]:
+    """Return the sizes of the sums of gradients of several batches, on a rank.
+
+    With `reduce_dtype`, whole sums are DDP's buckets. Without synchronisation, sums are whole in this dtype.
+    """
+    dtype = strategy.reduce_dtype
+    if dtype is not None and not strategy.split.gradients:
+        return []
+    if dtype is not None and strategy.no_sync:
+        return [_bytes_of(one, DTYPE_BYTES[dtype]) for one in trace.parameters if one.requires_grad]
+    return [one.size_bytes * (count if strategy.no_sync else 1) for one in gradients if one.cause == "gradient"]
 
 
 def _sharded(gradients: Sequence[Storage], segments: Sequence[_Segment], count: int) -> list[Storage]:
