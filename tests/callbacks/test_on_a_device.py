@@ -18,7 +18,6 @@ from torch.profiler import profile
 
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.forecast_updates import ForecastUpdates
 from lightning_predict.tracing import environment
 from lightning_predict.tracing.trace import Trace, read_trace_json
 from tests.callbacks.fake_device import GIB, FakeDevice
@@ -404,31 +403,6 @@ def test_documents_of_real_gpus_go_through_a_whole_fit(
     trace = check_predictions(predictor)
     if note is not None:
         assert any(one.startswith(note) for one in trace.notes), trace.notes
-
-
-@pytest.mark.parametrize(("host", "queue"), [(0.010, 10.0), (0.010, 4.0), (0.010, 1.5), (0.002, 40.0), (0.001, 100.0)])
-def test_the_first_table_is_right_while_the_host_runs_ahead(
-    host: float, queue: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The device takes 30 ms a batch, and the host is ahead of it until the launch queue is full.
-    batches = 200
-    device = FakeDevice(small_document(), host_seconds=host, device_seconds=0.03, queue_batches=queue)
-    forecasts: list[tuple[int, Any]] = []
-    predict = ForecastUpdates.predict
-
-    def followed(self: ForecastUpdates, trainer: Any, **options: Any) -> Any:
-        found = predict(self, trainer, **options)
-        assert self._rest_prediction is not None
-        forecasts.append((batches - self.observer.batches, self._rest_prediction.rest.forecast))
-        return found
-
-    monkeypatch.setattr(ForecastUpdates, "predict", followed)
-    fitted(device, tmp_path, monkeypatch, batches=batches)
-    assert len(forecasts) >= 2
-    for left, forecast in forecasts:
-        truth = 0.03 * left
-        assert forecast.middle == pytest.approx(truth, rel=0.05)
-        assert forecast.low <= truth <= forecast.high
 
 
 @pytest.mark.parametrize(("process_peak", "expected"), [(GIB, 2 * GIB), (20 * GIB, None)])
