@@ -6,6 +6,7 @@ A template is Markdown with placeholders:
     {{lin: cases}}  {{lin: date}}                  number of cases, day of the run
     {{table lin: steps}}                           the table; below it command, day, cases, fitted constants
     {{table lin: steps | rows: all | columns: n, median %}}   some rows (names or a regular expression), some columns
+    {{sentence seeds: Active time}}                the printed sentence that begins with these words
     {{accuracy}}                                   errors by kind of model and generation of GPU
     {{operations}}                                 errors of the bundled weights, from their manifest
     {{paper: 11.8 %}}                              a figure that a publication states, as it is
@@ -114,12 +115,14 @@ def replaced(placeholder: str) -> str:
         return gap_table(all_cases())
     if placeholder == "operations":
         return operations_table(json.loads(MANIFEST.read_text(encoding="utf-8")))
-    is_table = placeholder.startswith("table ")
-    name, _, rest = placeholder.removeprefix("table ").partition(":")
+    is_table, is_sentence = placeholder.startswith("table "), placeholder.startswith("sentence ")
+    name, _, rest = placeholder.removeprefix("table ").removeprefix("sentence ").partition(":")
     rest = rest.strip()
     if name.strip() == "paper":
         return rest
     found = result(name.strip())
+    if is_sentence:
+        return found.sentence(rest)
     if is_table:
         title, *options = (part.strip() for part in rest.split(" | "))
         chosen = dict(option.split(": ", 1) for option in options)

@@ -144,6 +144,17 @@ class Result:
             raise KeyError(f"{self.name}: {len(rows)} rows for {name!r}. Rows: {names}. Columns: {table.columns}.")
         return Figure(name=name, value=rows[0][columns[0]], unit=unit_of(heading))
 
+    def sentence(self, start: str) -> str:
+        """Return the printed sentence that begins with the given words.
+
+        Raises:
+            KeyError: There is no such sentence, or more than one.
+        """
+        found = [sentence for sentence in self.sentences if sentence.startswith(start)]
+        if len(found) != 1:
+            raise KeyError(f"{self.name}: {len(found)} sentences begin with {start!r}: {self.sentences}.")
+        return found[0]
+
 
 def write_run(console: ResultConsole, name: str, folder: Path | None) -> None:
     """Write the printed tables and figures as the result of a run; None writes nothing.

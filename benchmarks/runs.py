@@ -86,6 +86,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "milabench": "Mila, milabench (2025)",
     "Lin et al.": "Lin et al. (2022)",
     "lin": "Lin et al. (2022)",
+    "dlrm": "NVIDIA, DeepLearningExamples (2020-21)",
     "gavel": "Gavel (2020), data loader included",
     "sia": "Sia (2023), data loader included",
     "nemo": "NVIDIA NeMo (2024-26)",

@@ -55,6 +55,9 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert result.command == "python -m benchmarks.accuracy validation --of lin --cache STEPS"
     assert (result.cases, result.split, result.rerun) == (1, "fitted", True)
     assert result.sentences == ("left out: 3 rows",)
+    assert result.sentence("left out") == "left out: 3 rows"
+    with pytest.raises(KeyError, match="lin: 0 sentences begin with 'right out'"):
+        result.sentence("right out")
 
 
 def test_intervals_from_an_array_are_written(tmp_path: Path) -> None:

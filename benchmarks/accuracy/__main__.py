@@ -270,7 +270,7 @@ def _run(options: argparse.Namespace, console: ResultConsole) -> Sequence[Publis
     elif options.of == "memory-peers":
         memory_peers.print_report(folder, console, sample=options.sample)
     elif options.of == "dlrm":
-        recommendation.print_report(folder, console)
+        return recommendation.print_report(folder, console)
     elif options.of == "seeds":
         seeds.print_report(folder, console, measures_cpu=options.measure_cpu)
     elif options.of == "plans":

@@ -35,6 +35,7 @@ from rich.table import Table
 
 from benchmarks.accuracy.many_gpus import EXAMPLES_TABLE, MACHINES, MOST_GPUS
 from benchmarks.accuracy.workloads.dlrm import WIDTH, criteo_rows, criteo_trace
+from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InfeasiblePlanError, MeasurementTableError
@@ -44,8 +45,10 @@ from lightning_predict.extensions.embeddings.placement import TABLE_SHARE, place
 from lightning_predict.extensions.embeddings.step import WHOLE, Assignment, sharded_step
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable
 from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.prediction import predict
+from lightning_predict.reports.published_cases import PublishedCase, StepDescription
 from lightning_predict.units import seconds_to_milliseconds
 
 LEAST_ERROR: Final = 1e-3
@@ -164,10 +167,10 @@ def dlrm_table(results: Sequence[DlrmResult]) -> Table:
     if results:
         table.add_section()
         errors = [abs(one.error) for one in results]
-        held = statistics.fmean(float(one.is_inside) for one in results)
-        middle = f"median {100 * statistics.median(errors):.1f}"
-        geometric = f"geomean {100 * statistics.geometric_mean(max(error, LEAST_ERROR) for error in errors):.1f}"
-        table.add_row("all", "", "", "", "", "", geometric, middle, f"{100 * held:.0f}")
+        inside = f"{sum(one.is_inside for one in results)} of {len(results)}"
+        geometric = statistics.geometric_mean(max(error, LEAST_ERROR) for error in errors)
+        both = f"geomean {100 * geometric:.1f}, median {100 * statistics.median(errors):.1f}"
+        table.add_row("all", "", "", "", "", "", "", both, inside)
     return table
 
 
@@ -387,10 +390,33 @@ def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds_to_milliseconds(seconds):.2f}"
 
 
-def print_report(folder: Path, console: Console) -> None:
-    """Print the published rows where the folder has them, and the plans where torchrec is installed."""
-    if (folder / EXAMPLES_TABLE).is_file():
-        console.print(dlrm_table(evaluate_dlrm(folder / EXAMPLES_TABLE)))
+def published(results: Sequence[DlrmResult]) -> tuple[PublishedCase, ...]:
+    """Summarise the results by size of the tables, GPUs and precision."""
+    names = {"AMP": "16 bits", "FP32": "float32", "TF32": "TF32"}
+    rows = [
+        ScoredRow(
+            names=(f"DLRM, {one.case.size} tables, {one.case.batch:,} samples a GPU",),
+            gpu=one.case.layout,
+            step=StepDescription(kind="recommender", precision=names[one.case.precision]),  # type: ignore[arg-type]
+            measured=one.measured_seconds,
+            predicted=Interval(one.low_seconds, one.seconds, one.high_seconds),
+        )
+        for one in results
+    ]
+    return published_cases(rows, source="dlrm", split="held out")
+
+
+def print_report(folder: Path, console: Console) -> tuple[PublishedCase, ...]:
+    """Print the published rows if the folder has them, and the plans if torchrec is installed; return the rows."""
+    path = folder / EXAMPLES_TABLE
+    results = evaluate_dlrm(path) if path.is_file() else ()
+    if results:
+        console.print(dlrm_table(results))
+    _print_plans(console)
+    return published(results)
+
+
+def _print_plans(console: Console) -> None:
     try:
         planned = compared_plans()
     except ImportError as error:

@@ -296,7 +296,7 @@ def prototype_table(seeds: Sequence[int] = PROTOTYPE_SEEDS) -> Table:
     table = report_table(
         "The prototype: two nodes, four types of machines, JJ1 to JJ6, one every 300 s",
         ("what",),
-        ("slots", "predicted $", "real $", "predicted over real %", "rule EDF, real $"),
+        ("slots", "planned $", "real $", "planned over real %", "rule EDF, real $"),
     )
     for seed in seeds:
         played = played_prototype(seed)

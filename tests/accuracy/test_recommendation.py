@@ -16,6 +16,7 @@ from benchmarks.accuracy.recommendation import (
     dlrm_table,
     plans_table,
     print_report,
+    published,
     read_dlrm_cases,
 )
 from benchmarks.accuracy.workloads.dlrm import criteo_rows, criteo_trace
@@ -44,6 +45,14 @@ def test_rows_of_up_to_eight_gpus_are_read(tmp_path: Path) -> None:
     out = io.StringIO()
     Console(file=out, width=160).print(dlrm_table([result]))
     assert "median 0.7" in out.getvalue()
+    assert "1 of 1" in out.getvalue()
+    (case,) = published([result])
+    assert (case.model, case.kind, case.precision) == (
+        "DLRM, large tables, 8,192 samples a GPU",
+        "recommender",
+        "16 bits",
+    )
+    assert case.error == pytest.approx(result.error, abs=1e-3)
 
 
 def test_tables_are_as_large_as_their_readme_says() -> None:
