@@ -208,6 +208,14 @@ RUNS: Final[Mapping[str, Run]] = {
             is_quick=False,
         ),
         Run(
+            name="zero-peers",
+            module="benchmarks.peers.zero_memory",
+            words=("validation", *_CACHE),
+            split="fitted",
+            fitted="what recomputation keeps in our prediction; no number",
+            is_quick=False,
+        ),
+        Run(
             name="newest-peers",
             module="benchmarks.peers.newest",
             words=("validation", "--tables", "measurements", *_CACHE),
