@@ -12,9 +12,8 @@ Seven rules apply in this order:
    transferred to another GPU.
 3. **The sum of a step's operations.** Half widths of repetitions of a problem add, because the repetitions have the
    same error. Errors of problems and of families have a correlation r: h² = (1 - r) Σ h_i² + r (Σ h_i)².
-4. **The whole step.** Errors due to clocks, power, libraries and work without a table are shared by all operations.
-   These errors are independent of the operations' own errors, so they add in quadrature. The error of an unmeasured GPU
-   also adds in quadrature.
+4. **The whole step.** A new source (its clocks, power, libraries) has an error that all operations share. A chip
+   without published steps has another. Both are independent of the operations' own errors, so they add in quadrature.
 5. **The host.** The interval of the host has factors on the launches and on the Python time between launches, which do
    not depend on the device.
 6. **Host and device.** The step ends when the later of host and device ends. Their errors are independent.
@@ -27,7 +26,7 @@ Earlier runs correct the total of a run, with the standard error of their mean (
 `constants.toml` contains the evidence for each constant. The documentation page on accuracy shows the coverage of the
 intervals. Example::
 
-    >>> spread = StepSpread(operations_factor=0.5, log_half_width=0.3)
+    >>> spread = StepSpread(operations_factor=0.5, new_source=0.3)
     >>> low, high = spread.widened(0.8, 1.25)  # sqrt((0.5 * 0.223)**2 + 0.3**2) = 0.32
     >>> round(float(low), 2), round(float(high), 2)
     (0.73, 1.38)
@@ -271,29 +270,23 @@ SPREAD_FILE: Final = Path(__file__).parent / "weights" / "files" / "whole_steps.
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpread:
-    """Half width of a step's interval in log(seconds). It has two parts whose squares are added.
+    """Half width of a step's interval in log(seconds), by what is new about the step. Squares of the parts add.
 
     Attributes:
         operations_factor: Factor on the half width that results from the intervals of the operations.
-        log_half_width: Half width that all operations of a step share.
-        unknown_gpu: Additional shared half width for a GPU without measurements.
-        known_gpus: GPUs with published steps.
+        new_source: Half width that all operations of a step share, because every user's machine is a new source.
+        new_chip: Additional shared half width for a chip without published steps.
+        known_gpus: GPUs with a chip of which steps are published.
     """
 
     operations_factor: float
-    log_half_width: float
-    unknown_gpu: float = 0.0
+    new_source: float
+    new_chip: float = 0.0
     known_gpus: frozenset[str] = frozenset()
 
-    def of_unknown(self, gpus: Sequence[str], is_measured: _BoolArray | None) -> _Array:
-        """Return the additional half width of each GPU, shape (gpus,); 0 for a GPU with measurements.
-
-        Args:
-            gpus: Names of the GPUs.
-            is_measured: Whether operations of each GPU were measured. None means unknown, and the result is 0.
-        """
-        known = np.array([name in self.known_gpus for name in gpus], dtype=np.bool_)
-        return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
+    def of_new_chips(self, gpus: Sequence[str]) -> _Array:
+        """Return the additional half width of each GPU by its name, shape (gpus,); 0 for a known chip."""
+        return np.array([0.0 if name in self.known_gpus else self.new_chip for name in gpus])
 
     @overload
     def widened(self, low: float, high: float, additional_half_width: float = 0.0) -> tuple[float, float]: ...
@@ -311,14 +304,14 @@ class StepSpread:
         Args:
             low: Lower end of the operations' interval, above 0 and at most 1.
             high: Upper end of the operations' interval, at least 1.
-            additional_half_width: Additional half-width in log(seconds), for an unknown GPU.
+            additional_half_width: Additional half-width in log(seconds), for a new chip.
         """
-        common = independent(self.log_half_width, additional_half_width)
+        common = independent(self.new_source, additional_half_width)
         below, above = (independent(self.operations_factor * np.log(end), common) for end in (low, high))
         return np.exp(-below), np.exp(above)
 
 
-UNCALIBRATED: Final = StepSpread(operations_factor=1.0, log_half_width=0.0)
+UNCALIBRATED: Final = StepSpread(operations_factor=1.0, new_source=0.0)
 """Spread without calibration, which keeps the intervals of the operations."""
 
 
@@ -339,9 +332,9 @@ def read_spread(path: Path) -> StepSpread:
     spread = content.member("spread")
     return StepSpread(
         operations_factor=spread.member("kept").number(),
-        log_half_width=spread.member("log_half_width").number(),
-        unknown_gpu=UNMEASURED_GPU_HALF_WIDTH,
-        known_gpus=frozenset(content.member("provenance").member("gpus").texts()),
+        new_source=spread.member("new_source").number(),
+        new_chip=UNMEASURED_GPU_HALF_WIDTH,
+        known_gpus=frozenset(spread.member("known_gpus").texts()),
     )
 
 
@@ -351,7 +344,7 @@ def device_ends(
     problems: Sequence[Hashable],
     spread: StepSpread,
     *,
-    unknown: _Array,
+    new: _Array,
     is_validated: _BoolArray,
     correlation: float | None = None,
 ) -> tuple[_Array, _Array]:
@@ -362,7 +355,7 @@ def device_ends(
         families: Family of each item.
         problems: Problem of each item.
         spread: Errors that all operations share. For ratios of measured kernels, these errors cancel.
-        unknown: Additional half width of a GPU without measurements.
+        new: Additional half width of a new chip.
         is_validated: Whether predictions for the GPU's vendor were compared with measurements.
         correlation: Correlation between families; None for `FAMILY_CORRELATION`.
     """
@@ -371,7 +364,7 @@ def device_ends(
     is_known = device > 0
     least = np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD)
     most = np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD)
-    least, most = spread.widened(least, most, unknown)
+    least, most = spread.widened(least, most, new)
     wider = np.where(is_validated, 1.0, OTHER_MAKERS_SPREAD)
     return least / wider, most * wider
 

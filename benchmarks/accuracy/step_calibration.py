@@ -23,10 +23,12 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.extensions.own_weights.training.tuning import weighted_quantile
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus import gpu_names
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
 from lightning_predict.reports.published_cases import StepDescription
-from lightning_predict.uncertainty import StepSpread
+from lightning_predict.uncertainty import UNMEASURED_GPU_HALF_WIDTH, StepSpread
 
 FACTOR_DEVIATION: Final = 0.15
 """Deviation of the logarithm of a factor before any case was seen: an assumption. With it one kind of work in eight is
@@ -206,7 +208,10 @@ def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
         by_table[case.table].append(kept)
     least = max(float(np.quantile(own, LEAST_HELD, method="higher")) for own in by_table.values())
     return StepSpread(
-        operations_factor=max(weighted_quantile(np.array(needed), _weights(cases)), least), log_half_width=shared
+        operations_factor=max(weighted_quantile(np.array(needed), _weights(cases)), least),
+        new_source=shared,
+        new_chip=UNMEASURED_GPU_HALF_WIDTH,
+        known_gpus=known_boards(case.gpu for case in cases),
     )
 
 
@@ -241,7 +246,23 @@ def corrected(case: StepCase, fit: StepFit) -> StepCase:
 
 
 def spread_left_out(cases: Sequence[StepCase], key: Callable[[StepCase], Hashable]) -> tuple[StepCase, ...]:
-    """Give every case the interval of a spread that saw no case of its group."""
+    """Give every case the interval of a spread that saw no case of its group; its chip may be new, too."""
     groups = dict.fromkeys(map(key, cases))
     spreads = {group: fit_spread([case for case in cases if key(case) != group]) for group in groups}
-    return tuple(spread_out(case, spreads[key(case)]) for case in cases)
+    return tuple(spread_as_new(case, spreads[key(case)]) for case in cases)
+
+
+def spread_as_new(case: StepCase, spread: StepSpread) -> StepCase:
+    """Return the case with the interval of a step that ships: wider for a chip that the spread does not know."""
+    return spread_out(case, spread, float(spread.of_new_chips([case.gpu])[0]))
+
+
+def known_boards(names: Iterable[str]) -> frozenset[str]:
+    """Return all GPUs of the catalogue with the chip of one of these GPUs."""
+
+    def chip(name: str) -> tuple[object, ...]:
+        own = find_gpu(name)
+        return own.vendor, own.compute_capability, own.streaming_multiprocessors
+
+    chips = {chip(name) for name in names if name in gpu_names()}
+    return frozenset(name for name in gpu_names() if chip(name) in chips)

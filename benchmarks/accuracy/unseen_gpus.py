@@ -147,9 +147,7 @@ def spread_apart(results: Sequence[UnseenResult], spread: StepSpread) -> tuple[U
         chip: [one.unseen for one in results if one.chip != chip and one.unseen.is_model]
         for chip in dict.fromkeys(one.chip for one in results)
     }
-    besides = {
-        chip: unknown_half_width(cases, spread) if cases else spread.unknown_gpu for chip, cases in others.items()
-    }
+    besides = {chip: unknown_half_width(cases, spread) if cases else spread.new_chip for chip, cases in others.items()}
     return tuple(
         UnseenResult(
             one.chip,
@@ -171,7 +169,7 @@ def unknown_half_width(cases: Sequence[StepCase], spread: StepSpread) -> float:
         chip = next(name for name in CHIPS if case.gpu in boards_of(name))
         boards[chip][case.table, case.gpu].append(case.log_ratio)
     squares = [statistics.fmean(statistics.fmean(own) ** 2 for own in found.values()) for found in boards.values()]
-    beyond = STANDARD_DEVIATIONS**2 * statistics.fmean(squares) - spread.log_half_width**2
+    beyond = STANDARD_DEVIATIONS**2 * statistics.fmean(squares) - spread.new_source**2
     return math.sqrt(max(beyond, 0.0))
 
 

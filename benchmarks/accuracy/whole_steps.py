@@ -34,6 +34,7 @@ from benchmarks.accuracy.step_calibration import (
     corrected_left_out,
     fit_spread,
     fit_steps,
+    spread_as_new,
     spread_left_out,
     spread_out,
 )
@@ -60,7 +61,7 @@ from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.reports.published_cases import PublishedCase, describe
 from lightning_predict.timeline.step_prediction import predict_steps
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.uncertainty import UNCALIBRATED, bundled_spread
+from lightning_predict.uncertainty import UNCALIBRATED, StepSpread, bundled_spread
 
 NOT_TRAINED_IN: Final = "double"
 """Precision of steps that are scored in their own table alone: hardly anybody trains in it."""
@@ -283,10 +284,32 @@ def print_report(cases: Sequence[StepCase], console: Console) -> None:
         console.print(_table(title, corrected_left_out(cases, key)))
     console.print(_factors(fit))
     used, seen = bundled_spread(), fit_spread(cases)
-    console.print(_table(f"Without factors, intervals as they ship: {used}", [spread_out(one, used) for one in cases]))
-    console.print(_table(f"Intervals fitted to all cases: {seen}", [spread_out(one, seen) for one in cases]))
-    for name, key in LEFT_OUT.items():
-        console.print(_table(f"Intervals, {name} left out in turn", spread_left_out(cases, key)))
+    console.print(
+        _table(f"Without factors, intervals as they ship ({_words(used)})", [spread_as_new(one, used) for one in cases])
+    )
+    console.print(_table(f"Intervals fitted to all cases ({_words(seen)})", [spread_out(one, seen) for one in cases]))
+    left_out = {f"new {name.removesuffix('s')}": spread_left_out(cases, key) for name, key in LEFT_OUT.items()}
+    console.print(novelty_table({"seen": [spread_out(one, seen) for one in cases], **left_out}))
+
+
+def novelty_table(found: Mapping[str, Sequence[StepCase]]) -> Table:
+    """Write coverage and width of each table by what is new to the calibration.
+
+    Args:
+        found: The same cases by the kind of novelty, each with the interval of a calibration without its group.
+    """
+    headings = [f"{name}: {what}" for name in found for what in ("in 90 %", "width")]
+    table = report_table("Intervals by what is new", ("table",), ("n", *headings), no_wrap=False)
+    for name in _tables(next(iter(found.values()))):
+        groups = [[case for case in cases if case.table == name] for cases in found.values()]
+        cells = [cell for members in groups for cell in _cells(_score(members))[-2:]]
+        table.add_row(name, str(len(groups[0])), *cells)
+    return table
+
+
+def _words(spread: StepSpread) -> str:
+    """Name the widths of a spread."""
+    return f"operations x{spread.operations_factor:.3f}, new source {spread.new_source:.3f}"
 
 
 NO_COPIES: Final = ("benchmarks", "torchvision")
@@ -304,7 +327,7 @@ def published(cases: Sequence[StepCase]) -> tuple[PublishedCase, ...]:
             )
             for one in cases
             if one.table == table and one.is_model and one.step is not None
-            for spread_of in [spread_out(one, spread).predicted]
+            for spread_of in [spread_as_new(one, spread).predicted]
         ]
         found += published_cases(rows, source=table, split="fitted", copies_allowed=table not in NO_COPIES)
     return tuple(found)
@@ -319,7 +342,11 @@ def write_spread(cases: Sequence[StepCase], path: Path) -> None:
     spread, fit = fit_spread(cases), fit_steps(cases)
     left_out = {name: spread_left_out(cases, key) for name, key in LEFT_OUT.items()}
     content = {
-        "spread": {"kept": round(spread.operations_factor, 3), "log_half_width": round(spread.log_half_width, 3)},
+        "spread": {
+            "kept": round(spread.operations_factor, 3),
+            "new_source": round(spread.new_source, 3),
+            "known_gpus": sorted(spread.known_gpus),
+        },
         "provenance": {
             "cases": {table: sum(one.table == table for one in cases) for table in _tables(cases)},
             "gpus": sorted({one.gpu for one in cases}),

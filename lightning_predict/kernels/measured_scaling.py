@@ -97,7 +97,6 @@ class WorkTimes:
             of an item add up to 1 if the item takes time.
         extrapolated_share: Share of each item's time from neural networks without measurements of the GPU; None if
             unknown.
-        is_measured: Whether any network was trained on measurements of the GPU, shape (gpus,); None if unknown.
     """
 
     items: tuple[WorkItem, ...]
@@ -106,7 +105,6 @@ class WorkTimes:
     interval: Interval[Array]
     shares: Mapping[str, Array]
     extrapolated_share: Array | None = None
-    is_measured: BoolArray | None = None
 
     @property
     def seconds(self) -> Array:
@@ -190,7 +188,6 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         interval=replace(interval, high=interval.high * np.where(unknown, UNKNOWN_OPERATION_SPREAD, 1.0)),
         shares=shares,
         extrapolated_share=base_share,
-        is_measured=np.array([models is not None and models.has_measured(gpu.name) for gpu in gpus], dtype=np.bool_),
     )
 
 
@@ -206,7 +203,6 @@ def _without_last(timed: WorkTimes) -> WorkTimes:
         interval=timed.interval.map(lambda seconds: seconds[:-1]),
         shares={method: share[:-1] for method, share in timed.shares.items()},
         extrapolated_share=None if timed.extrapolated_share is None else timed.extrapolated_share[:-1],
-        is_measured=None if timed.is_measured is None else timed.is_measured[:-1],
     )
 
 

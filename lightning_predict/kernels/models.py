@@ -109,10 +109,6 @@ class BundledModels:
         """Return whether the model was trained on this GPU's own measurements."""
         return self._serving(operation).has_own_weights(gpu_name, operation, dtype)
 
-    def has_measured(self, gpu_name: str) -> bool:
-        """Return whether any network was trained on this GPU's own measurements."""
-        return self.networks.has_measured(gpu_name)
-
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
         """Return the factor from this GPU's own measurements, for an operation without a neural network of this GPU."""
         return self.networks.measured_factor(gpu_name, operation, dtype)
@@ -327,10 +323,6 @@ class UtilisationModels:
         if self.trained_on(operation, dtype):
             return "mlp"
         return "bytes" if operation == "transfer" else "proxy"
-
-    def has_measured(self, gpu_name: str) -> bool:
-        """Return whether this GPU has its own weights, for any operation."""
-        return gpu_name in self._weights.gpus
 
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
         """Return the factor from this GPU's own measurements, for an operation without a neural network of this GPU."""

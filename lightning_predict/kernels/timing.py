@@ -117,9 +117,6 @@ class KernelModels(Protocol):
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
         """Return how the model of an operation predicts its time in this dtype."""
 
-    def has_measured(self, gpu_name: str) -> bool:
-        """Return whether a model was trained on measurements of this GPU."""
-
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
         """Return the factor from this GPU's own measurements, for an operation without a neural network of this GPU."""
 

@@ -258,7 +258,7 @@ def _ends(
         timed.families,
         [item.problems for item in timed.items],
         shared,
-        unknown=shared.of_unknown([gpu.name for gpu in gpus], timed.is_measured),
+        new=shared.of_new_chips([gpu.name for gpu in gpus]),
         is_validated=np.array([gpu.vendor == NVIDIA for gpu in gpus], dtype=np.bool_),
         correlation=correlation,
     )

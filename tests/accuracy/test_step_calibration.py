@@ -83,7 +83,7 @@ def test_the_spread_holds_nine_in_ten_and_keeps_what_a_gpu_has_in_common() -> No
     spread = fit_spread(made)
     assert sum(spread_out(one, spread).is_inside for one in made) / len(made) == pytest.approx(0.9, abs=0.01)
     assert spread.operations_factor == pytest.approx(1.645, rel=0.15)
-    assert 0.02 < spread.log_half_width < 0.15
+    assert 0.02 < spread.new_source < 0.15
     held = [one.is_inside for one in spread_left_out(made, lambda one: one.gpu)]
     assert sum(held) / len(held) == pytest.approx(0.9, abs=0.03)
 
@@ -96,14 +96,14 @@ def test_a_table_whose_rows_were_tuned_on_makes_no_interval_narrower() -> None:
     ]
     found = fit_steps(made).deviations
     expected = 1.645 * math.hypot(found["gpu"], found["source"])  # of those that are left without the other table
-    assert fit_spread(made).log_half_width == pytest.approx(expected)
-    assert fit_spread([*made, *tuned]).log_half_width == pytest.approx(expected)
+    assert fit_spread(made).new_source == pytest.approx(expected)
+    assert fit_spread([*made, *tuned]).new_source == pytest.approx(expected)
     both = fit_steps([*made, *tuned]).deviations
     assert math.hypot(both["gpu"], both["source"]) < 0.9 * expected / 1.645
 
 
 def test_a_wider_interval_stays_the_wider_one() -> None:
-    spread = StepSpread(operations_factor=0.5, log_half_width=0.3)
+    spread = StepSpread(operations_factor=0.5, new_source=0.3)
     narrow, wide = (case("a", "b", "c", log_ratio=0.0, products=1.0, width=width) for width in (1.1, 2.0))
     assert spread_out(narrow, spread).width < spread_out(wide, spread).width
     # sqrt((0.5 ln 2)² + 0.3²) = 0.4584

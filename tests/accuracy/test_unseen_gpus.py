@@ -129,7 +129,7 @@ def test_each_chip_is_widened_by_what_the_others_say() -> None:
 
     # Two rows of one board count as their mean, 0.1; modules say more of themselves than of the chip.
     rows = [result("T4", 0.05), result("T4", 0.15), result("T4", 3.0, is_model=False), result("V100-PCIe-32GB", -0.2)]
-    spread = StepSpread(operations_factor=1.0, log_half_width=0.1)
+    spread = StepSpread(operations_factor=1.0, new_source=0.1)
     by_v100, by_t4 = (math.sqrt((1.645 * deviation) ** 2 - 0.1**2) for deviation in (0.2, 0.1))
     assert unknown_half_width([one.unseen for one in rows[3:]], spread) == pytest.approx(by_v100)
     found = spread_apart(rows, spread)
@@ -138,10 +138,10 @@ def test_each_chip_is_widened_by_what_the_others_say() -> None:
     for cases in ([one.unseen for one in found], [one.anchored for one in found]):
         assert [math.log(case.predicted.high) for case in cases] == pytest.approx(expected)
     # Of one chip alone nothing else tells: what ships stands.
-    (alone,) = spread_apart(rows[3:], replace(spread, unknown_gpu=0.24))
+    (alone,) = spread_apart(rows[3:], replace(spread, new_chip=0.24))
     assert math.log(alone.unseen.predicted.high) == pytest.approx(math.hypot(0.1, 0.24))
     # What all steps have in common may explain all of it.
-    assert unknown_half_width([one.unseen for one in rows[3:]], replace(spread, log_half_width=0.5)) == 0
+    assert unknown_half_width([one.unseen for one in rows[3:]], replace(spread, new_source=0.5)) == 0
 
 
 def test_the_report_says_which_tables_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,9 +28,6 @@ class HalfSpeed:
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
         return self.served_as
 
-    def has_measured(self, gpu_name: str) -> bool:
-        return True
-
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> None:
         return None
 
