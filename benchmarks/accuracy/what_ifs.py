@@ -238,6 +238,8 @@ def print_report(found: Sequence[Difference], console: ResultConsole) -> None:
         table.add_row(
             kind, str(len(sizes)), str(close), f"{100 * statistics.median(sizes):.1f}", f"{100 * max(sizes):.1f}"
         )
+    sizes = [abs(one.largest) for one in found]
+    table.add_row("all", str(len(sizes)), str(sum(size <= CLOSE for size in sizes)), "", f"{100 * max(sizes):.1f}")
     console.print(table)
     apart = report_table("What-ifs that differ by more than 3 %", ("change", "step"), ("difference %",))
     for one in sorted(found, key=lambda one: (one.kind, -abs(one.largest))):
