@@ -312,6 +312,17 @@ def _error_cells(cases: Sequence[MemoryCase]) -> tuple[str, ...]:
     )
 
 
+def summary_table(groups: Mapping[str, Sequence[MemoryCase]]) -> Table:
+    """Errors of reserved memory, by source."""
+    table = report_table("Reserved memory", ("runs",), ("n", "median |error| %", "within 10 %", "in 90 %"))
+    for name, cases in groups.items():
+        own = [one for one in cases if one.is_scored]
+        if own:
+            count, middle, near, _, _, _, inside, _ = _error_cells(own)
+            table.add_row(name, count, middle, near, inside)
+    return table
+
+
 def slope_table(cases: Sequence[MemoryCase]) -> Table:
     """Memory of one additional sample, predicted over measured."""
     table = report_table("One more sample, predicted over measured", ("kind",), ("models", "median", "5 %", "95 %"))
@@ -389,6 +400,11 @@ def print_report(folder: Path, console: Console, *, cache: Path | None) -> None:
     if found:
         title = "Milabench, less the context"
         console.print(error_table(found, title=title, groups=lambda one: f"{one.model}, {one.kind}"))
+    groups = {
+        "timm on an A100, families that nothing was chosen on": left_out,
+        "milabench on an L40S and an H100": found,
+    }
+    console.print(summary_table(groups))
 
 
 def _grouped(cases: Iterable[MemoryCase], key: Callable[[MemoryCase], str]) -> dict[str, list[MemoryCase]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import lightning_predict as lp
-from benchmarks.accuracy.memory import MemoryCase, largest_batches, slope, with_held_outputs
+from benchmarks.accuracy.memory import MemoryCase, largest_batches, slope, summary_table, with_held_outputs
+from benchmarks.result_files import table_of
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from lightning_predict.units import GIBIBYTE
@@ -34,6 +35,12 @@ def test_the_error_and_the_slope_of_runs() -> None:
     assert [one.error for one in RUNS] == pytest.approx([0.1, -0.125, -0.18125])
     assert slope(RUNS) == pytest.approx((26.2 - 2.2) / (32 - 2))
     assert slope(RUNS[:1]) is None
+
+
+def test_the_summary_has_the_errors_of_each_source() -> None:
+    rows = table_of(summary_table({"nets": [run(8, 2.0, 2.1), *RUNS[1:]], "none": []})).rows
+    # Errors of 5, 12.5 and 18.1 %. Only the first is within 10 %, and inside its interval of 1.9 to 2.3 GiB.
+    assert rows == (("nets", "3", "12.5", "33", "33"),)
 
 
 def test_the_largest_batch_lies_on_the_line_between_two_runs() -> None:
