@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,13 @@ def loaded_by(code: str) -> list[str]:
 @pytest.mark.parametrize("name", extensions.REGISTERED)
 def test_each_registered_name_is_where_it_is_registered(name: str) -> None:
     assert extensions.extension(name).__module__ == f"lightning_predict.extensions.{extensions.REGISTERED[name]}"
+
+
+def test_each_name_that_the_core_asks_for_is_registered() -> None:
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "lightning_predict").rglob("*.py"))
+    asked = {name for text in texts for name in re.findall(r"""extension\(\s*"(\w+)""", text)}
+    assert len(asked) > 15
+    assert asked <= set(extensions.REGISTERED)
 
 
 @pytest.mark.parametrize("name", extensions.COMMANDS)

@@ -37,6 +37,8 @@ REGISTERED: Final[Mapping[str, str]] = {
     "ShardedEmbeddings": "embeddings.whole_step",
     "skew_of": "embeddings.tables",
     "with_skew": "embeddings.tables",
+    # 4-bit layers and 8-bit optimizers
+    "patches_of_bitsandbytes": "quantization.installed",
     # suggested changes to a training run
     "advice_for": "advice.advice",
     "carry_measurements": "advice.measured",
