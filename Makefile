@@ -73,7 +73,8 @@ soak-modules: $(VENV)/installed
 soak-models:
 	$(PYTHON) -m venv build/soak-models
 	build/soak-models/bin/python -m pip install --quiet --upgrade --editable . torch torchvision lightning transformers \
-	  peft diffusers timm accelerate
+	  peft diffusers timm accelerate torchmetrics sentence-transformers trl bitsandbytes datasets monai kornia einops \
+	  torch_geometric open_clip_torch pytorch-metric-learning segmentation-models-pytorch
 	build/soak-models/bin/python -m tests.soak.models_on_meta
 	build/soak-models/bin/python -m tests.soak.imports_before_recording
 
@@ -93,6 +94,7 @@ test-numbers: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.speed.callback_overhead
 	$(BIN)/python -m benchmarks.speed.recording_speed
+	$(BIN)/python -m benchmarks.speed.recording_speed --deep
 	$(BIN)/python -m benchmarks.speed.recording_speed --large
 	$(BIN)/python -m benchmarks.speed.prediction_speed
 	$(BIN)/python -m benchmarks.speed.import_time

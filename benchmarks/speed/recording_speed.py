@@ -1,12 +1,13 @@
 """How long it takes to record a step on the CPU, next to the step itself and two other dispatch modes.
 
-    python -m benchmarks.speed.recording_speed [--large | --accumulation]
+    python -m benchmarks.speed.recording_speed [--deep | --large | --accumulation]
 
 Two steps of small operations, forward, backward and update: their difference is the cost of recording per operation,
-the remainder is the cost per step (most of it the search for a profiler of the user's). Its baselines are torch's
-own FlopCounterMode, and a mode that does nothing. With `--large`, a step of 300,000 operations is recorded once, until
-it is cut: the seconds, and the memory that the recording takes. With `--accumulation`, a Trainer records a window of
-1 and of 64 batches. All in processor time of this thread.
+the remainder is the cost per step (most of it the search for a profiler of the user's). Its baselines are torch's own
+FlopCounterMode, and a mode that does nothing. With `--deep`, 1,500 layers and an LSTM of 4 layers over 64 time steps,
+each with Adam, are recorded on the meta device and on the CPU, beside FlopCounterMode. With `--large`, a step of
+300,000 operations is recorded once, until it is cut: the seconds, and the memory that the recording takes. With
+`--accumulation`, a Trainer records a window of 1 and of 64 batches. All in processor time of this thread.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ LAYERS: Final = (20, 80)
 
 WIDTH, REPEATS = 16, 15
 LARGE_OPERATIONS = 300_000
+DEEP_LAYERS, DEEP_REPEATS = 1_500, 1
 ACCUMULATED: Final = (1, 64)
 """Batches of a window."""
 
@@ -53,10 +55,10 @@ class Bare(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def seconds(runs: list[Callable[[], object]]) -> list[float]:
+def seconds(runs: list[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
     """Median processor time of this thread for each, run in turns, so that other work on the machine disturbs all."""
     times: list[list[float]] = [[] for _ in runs]
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for run, taken in zip(runs, times, strict=True):
             begin = time.thread_time()
             run()
@@ -111,6 +113,46 @@ def small() -> list[Figure]:
         besides = first - more * counts[0]
         figures.append(Figure(name=f"{name}: more for an operation", value=f"{1e6 * more:.0f}", unit="microseconds"))
         figures.append(Figure(name=f"{name}: more for a step", value=f"{1e3 * besides:.0f}", unit="ms"))
+    return figures
+
+
+def deep() -> list[Figure]:
+    """Print the time to record deep and recurrent networks, warm-up left out, and its ratio to FlopCounterMode's."""
+
+    def step_on(device: str, network: Callable[[], nn.Module]) -> Callable[[], None]:
+        with torch.device(device):
+            model = network()
+            data = torch.zeros(64, 8, WIDTH)
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            output = model(data)
+            (output[0] if isinstance(output, tuple) else output).sum().backward()
+            optimizer.step()
+
+        step()
+        return step
+
+    def counted(step: Callable[[], None]) -> None:
+        with FlopCounterMode(display=False):
+            step()
+
+    networks: dict[str, Callable[[], nn.Module]] = {
+        f"{DEEP_LAYERS:,} layers": lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEEP_LAYERS))),
+        "LSTM": lambda: nn.LSTM(WIDTH, WIDTH, 4),
+    }
+    figures = []
+    for name, network in networks.items():
+        for device in ("meta", "cpu"):
+            step = step_on(device, network)
+            count, ours = seconds(
+                [partial(counted, step), partial(lp.capture, step, warmup_steps=0)], repeats=DEEP_REPEATS
+            )
+            on = f"{name}, {device}"
+            figures.append(Figure(name=f"{on}: FlopCounterMode", value=f"{count:.2f}", unit="s"))
+            figures.append(Figure(name=f"{on}: recorded", value=f"{ours:.2f}", unit="s"))
+            figures.append(Figure(name=f"{on}: ratio", value=f"{ours / count:.2f}"))
     return figures
 
 
@@ -198,14 +240,16 @@ def accumulation() -> list[Figure]:
 def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--deep", action="store_true")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--accumulation", action="store_true")
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args()
-    if options.result is not None and (options.large or options.accumulation):
-        parser.error("a result is of the plain command: leave out --large and --accumulation, or --result")
+    if options.result is not None and (options.deep or options.large or options.accumulation):
+        parser.error("a result is of the plain command: leave out --deep, --large and --accumulation, or --result")
     console = ResultConsole(width=120)
-    figures = accumulation() if options.accumulation else large() if options.large else small()
+    chosen = next((part for part in ("accumulation", "large", "deep") if getattr(options, part)), "small")
+    figures = {"accumulation": accumulation, "large": large, "deep": deep, "small": small}[chosen]()
     console.print_figures("Time of recording", figures)
     write_run(console, "speed-recording", options.result)
 

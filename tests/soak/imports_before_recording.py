@@ -22,7 +22,8 @@ LIBRARIES: Final = (
     "transformers.trainer transformers.models.llama.modeling_llama transformers.models.bert.modeling_bert "
     "peft diffusers diffusers.models.unets.unet_2d_condition diffusers.pipelines accelerate "
     "lightning.pytorch lightning.fabric torchmetrics torchaudio sentence_transformers trl bitsandbytes "
-    "datasets monai kornia einops torch_geometric torch.distributed.tensor torch.ao.quantization "
+    "datasets monai kornia einops torch_geometric open_clip pytorch_metric_learning segmentation_models_pytorch "
+    "torch.distributed.tensor torch.ao.quantization "
     "torch.nested torch.func torch._dynamo"
 ).split()
 
