@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import lightning_predict as lp
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.recordings import (
     LEAST_SHARE,
@@ -143,3 +144,13 @@ def test_shapes_alone_tell_the_device_time_of_a_recording(file: str, gpu: str, l
     assert score is not None
     assert score.share > 0.99
     assert abs(score.error) < limit
+
+
+@pytest.mark.recorded
+def test_a_step_of_a_profiled_host_lies_in_its_interval_on_another_gpu() -> None:
+    """The step takes 95.7 ms on the V100, whose device is the bound. The A100's host ran under a profiler."""
+    step = load_recording(Path(recording("married_resnet50_a100.json.gz")))
+    predictions = lp.predict(step, ["V100-SXM2-32GB"], history=False)
+    found = predictions["V100-SXM2-32GB"]
+    assert found.iteration_seconds_low <= 0.0957 <= found.iteration_seconds_high
+    assert "The host was timed under a profiler" in str(predictions)

@@ -257,7 +257,7 @@ def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None
     # So fast a host may be done before the device, which then decides.
     assert stacks.low_seconds == pytest.approx(plain.seconds / STACKS_SPREAD / MEASURED_HOST_SPREAD, rel=0.1)
     assert plain.notes == (
-        "The host was timed under a profiler, which slows it. A host-bound step may be up to 2 times as fast without "
+        "The host was timed under a profiler, which slows it. A host-bound step may be up to 4 times as fast without "
         "one.",
     )
     assert stacks.notes == (
