@@ -39,7 +39,6 @@ from benchmarks.accuracy.workloads.dcgan import discriminator
 from benchmarks.accuracy.workloads.gnmt import GNMT, Gnmt
 from benchmarks.accuracy.workloads.gpt import GPT2_LARGE, GPT2_SMALL, Gpt
 from benchmarks.accuracy.workloads.inception import InceptionV3
-from benchmarks.accuracy.workloads.opt import OPT_1_3B, Opt, OptConfig
 from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.result_files import ResultConsole, write_run
@@ -85,8 +84,8 @@ MODELS: Final[Mapping[str, Model]] = {
     "BERT-large, pretraining, 8 of 128": Model(lambda: Bert(BERT_LARGE, head="pretraining"), (8, 128)),
     "GPT-2, 4 of 1,024": Model(lambda: Gpt(GPT2_SMALL), (4, 1024)),
     "GPT-2 large, 2 of 1,024": Model(lambda: Gpt(GPT2_LARGE), (2, 1024)),
-    "OPT-125M, 8 of 512": Model(lambda: Opt(OptConfig(layers=12, hidden=768, heads=12)), (8, 512)),
-    "OPT-1.3B, 2 of 1,024": Model(lambda: Opt(OPT_1_3B), (2, 1024)),
+    "GPT-2, 16 of 256": Model(lambda: Gpt(GPT2_SMALL), (16, 256)),
+    "BERT-large, 32 of 128": Model(lambda: Bert(BERT_LARGE, head="classification"), (32, 128)),
     "GNMT, 64 of 30": Model(lambda: Gnmt(GNMT), (30, 64), inputs=2),
     "Transformer encoder, 16 of 256": Model(
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True), 6), (16, 256, 1024)
