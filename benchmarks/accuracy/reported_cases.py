@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, final
 
 import torch
+from rich.table import Table
 
 import lightning_predict as lp
 from benchmarks.result_files import ResultConsole, write_result
@@ -75,8 +76,29 @@ class Reported:
         return self.predicted.low <= self.measured <= self.predicted.high
 
 
-def common_module(found: list[Reported]) -> types.ModuleType:
-    """Return the module that the scripts import; predictions are added to `found`."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedVerdict:
+    """Whether a reported run fitted, and the predicted probability.
+
+    Attributes:
+        name: Name of the case.
+        fits: Whether the run fitted.
+        chance: Predicted probability that the run fits.
+    """
+
+    name: str
+    fits: bool
+    chance: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the run was predicted to end as reported."""
+        return (self.chance >= 0.5) == self.fits
+
+
+def common_module(found: list[Reported], verdicts: list[ReportedVerdict]) -> types.ModuleType:
+    """Return the module that the scripts import; predictions are added to `found` and `verdicts`."""
 
     def timed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
         start = time.perf_counter()
@@ -105,7 +127,9 @@ def common_module(found: list[Reported]) -> types.ModuleType:
         gpus = about.get("n_gpus", 1)
         layout = gpu if gpus == 1 or "x" in gpu.partition("-")[0] else f"{gpus}x{gpu}"
         (prediction,) = lp.predict(trace, [layout], history=False, **settings).values()
-        size = getattr(prediction.memory, kind)
+        size, fits, chance = getattr(prediction.memory, kind), about.get("fits"), prediction.memory.fit_probability
+        if fits is not None and chance is not None and not doubt:
+            verdicts.append(ReportedVerdict(name=name, fits=fits, chance=chance))
         if measured is not None and size is not None:
             interval = Interval(*(value / GIBIBYTE for value in (size.low, size.middle, size.high)))
             found.append(Reported(name=name, gpu=layout, kind=kind + doubt, measured=measured, predicted=interval))
@@ -117,12 +141,12 @@ def common_module(found: list[Reported]) -> types.ModuleType:
     return module
 
 
-def run_script(path: Path, found: list[Reported]) -> str | None:
+def run_script(path: Path, found: list[Reported], verdicts: list[ReportedVerdict]) -> str | None:
     """Run one script in a folder of its own, which has the folder build; return its error."""
     before, folder = list(sys.path), Path.cwd()
     path = path.resolve()
     sys.path.insert(0, str(path.parent))
-    sys.modules["common"] = common_module(found)
+    sys.modules["common"] = common_module(found, verdicts)
     try:
         with TemporaryDirectory() as own, redirect_stdout(StringIO()):
             (Path(own) / "build").mkdir()
@@ -139,6 +163,16 @@ def run_script(path: Path, found: list[Reported]) -> str | None:
     return None
 
 
+def verdict_table(verdicts: Sequence[ReportedVerdict]) -> Table:
+    """Right verdicts by how the runs ended. Several figures of one run count once."""
+    runs = {(one.name.rstrip("12"), one.fits): one for one in verdicts}.values()
+    table = report_table("Reported runs: does it fit?", ("runs",), ("n", "right"))
+    for name, fits in (("fitted", True), ("did not fit", False)):
+        own = [one for one in runs if one.fits == fits]
+        table.add_row(name, str(len(own)), str(sum(one.is_right for one in own)))
+    return table
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print each row and a summary by kind of figure; 1 if a script failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -147,11 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     found: list[Reported] = []
+    verdicts: list[ReportedVerdict] = []
     failed = 0
     for path in sorted([*options.cases.glob("times/*.py"), *options.cases.glob("memory/*.py")]):
         if path.stem in ("common", "hf") or options.only not in path.name:
             continue
-        error = run_script(path, found)
+        error = run_script(path, found, verdicts)
         if error is not None:
             failed += 1
             print(f"{path.parent.name}/{path.name}: {error}", file=sys.stderr)
@@ -166,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error_text = f"{100 * statistics.median(abs(one.error) for one in rows):.1f}"
         summary.add_row(kind, str(len(rows)), error_text, str(sum(one.is_inside for one in rows)))
     console.print(summary)
+    console.print(verdict_table(verdicts))
     if options.result is not None and not options.only:
         write_result(console.result(RUNS["reported-cases"]), options.result)
     return int(failed > 0)
