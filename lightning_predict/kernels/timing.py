@@ -205,7 +205,7 @@ SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "float64": ("float32",),
         "float8": ("bfloat16",),
     },
-    "vector": {"float16": ("float32",), "bfloat16": ("float32",), "float64": ("float32",), "tf32": ("float32",)},
+    "vector": dict.fromkeys(("float16", "bfloat16", "float64", "tf32", "float8"), ("float32",)),
     "link": {},
     "fabric": {},
 }
