@@ -65,8 +65,11 @@ class _Ours(int):
 @cache
 def _kineto_level() -> ctypes.c_int | None:
     """Return the level of Kineto's messages in memory; None if this build of torch does not export it."""
+    only_if_loaded = getattr(os, "RTLD_NOLOAD", None)
+    if only_if_loaded is None:  # Windows
+        return None
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), mode=only_if_loaded)
         return ctypes.c_int.in_dll(library, "_ZN9libkineto6Logger14severityLevel_E")
     except (OSError, ValueError):
         return None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from shutil import copy
 
 import pytest
 import torch
 
-from lightning_predict.tracing import environment
+from lightning_predict.tracing import environment, profiler
 from tests.processes import ROOT, run
 
 LOADING: dict[str, str] = {
@@ -26,11 +27,14 @@ LOADING: dict[str, str] = {
 }
 """Calls that load a library, or may."""
 
-ON_REQUEST = {
+ALLOWED = {
     "lightning_predict/extensions/own_weights/first_hour.py": {"torch.backends.cudnn.version"},
+    "lightning_predict/extensions/own_weights/measuring/management.py": {"ctypes.CDLL"},
     "lightning_predict/extensions/planning/milp.py": {"ctypes.CDLL"},
+    "lightning_predict/tracing/profiler.py": {"ctypes.CDLL"},
 }
-"""Commands outside of a training: one measures a GPU, which loads cuDNN anyway; the other calls the C library."""
+"""Commands outside of a training: two measure a GPU, which loads cuDNN and the driver's NVML; one calls the C library.
+The profiler opens torch's own library, and only if it is loaded."""
 
 
 def test_no_call_of_ours_may_load_a_library() -> None:
@@ -40,7 +44,15 @@ def test_no_call_of_ours_may_load_a_library() -> None:
             name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
             if name in LOADING:
                 found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
-    assert found == ON_REQUEST
+    assert found == ALLOWED
+
+
+def test_the_profiler_opens_a_library_only_if_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib").mkdir()
+    copy(Path(torch.__file__).parent / "lib" / "libshm.so", tmp_path / "lib" / "libtorch_cpu.so")
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    assert profiler._kineto_level.__wrapped__() is None
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 def test_the_version_of_cudnn_is_read_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
