@@ -4,7 +4,7 @@ The jobs have exact times and no checkpoint, so no plan moves a job. CP-SAT and 
 advance, and can hold a job back for a later one. The MILP and the queue rules know the submitted jobs only. In a second
 set of the same jobs, all are submitted at the start. Needs `pip install ortools`. Example::
 
-    python -m benchmarks.planning.optimum --problems 50 --seconds 20
+    python -m benchmarks.planning.optimum --problems 50 --seconds 4
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.planning.optimum", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--problems", type=int, default=50, help="number of problems (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="time limit of CP-SAT (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time limit of CP-SAT (default: %(default)s)")
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     console = ResultConsole(width=WIDTH)
