@@ -216,7 +216,7 @@ class CostBudget(ObservingCallback):
     @fallback_on_error(lambda: None, _say_state_is_unread)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the used amounts from a checkpoint, unless `scope` is `run`."""
-        self._account.load(state_dict, counts_earlier=self.scope == "cumulative")
+        self._account.load(state_dict, counts_earlier=self._settings.counts_earlier)
 
     @log_exceptions
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -229,13 +229,14 @@ class CostBudget(ObservingCallback):
         if mode is None:
             agreement = rank_agreement(trainer)  # before any code that may fail on one rank only
             self._fit = _Fit(agreement, BudgetFiles(self._account, os.fspath(trainer.default_root_dir)))
-        self._account.ledger.open(forget=self.scope == "run")
+        settings = self._settings
+        self._account.ledger.open(forget=not settings.counts_earlier)
         if self._fit is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
             import_module("lightning_predict.timeline.step_prediction")  # for forecasts, so that no step waits
             self._fit.decisions = BudgetDecisions(
-                self._settings,
+                settings,
                 self._fit.files,
                 observer_of(trainer, device=trainer.strategy.root_device),
                 steps_done=lambda: trainer.global_step,
@@ -371,14 +372,14 @@ class CostBudget(ObservingCallback):
         if fit is None or fit.has_ended:
             return
         schedule, decisions = fit.schedule, fit.decisions
-        if schedule is None:
-            if decisions is not None:
-                decisions.count_batch(trainer, is_due=False, is_alone=True)
-            is_due = decisions is not None and decisions.judge is not None
-        else:
-            is_due = due = schedule.on_batch_end()
-            self._on_rank_zero(fit, due, lambda decisions: decisions.count_batch(trainer, is_due=due, is_alone=False))
-        if is_due:
+        is_due = schedule is not None and schedule.on_batch_end()
+        if schedule is not None:
+            self._on_rank_zero(
+                fit, is_due, lambda decisions: decisions.count_batch(trainer, is_due=is_due, is_alone=False)
+            )
+        elif decisions is not None:
+            decisions.count_batch(trainer, is_due=False, is_alone=True)
+        if is_due or (schedule is None and decisions is not None and decisions.judge is not None):
             decision = self._agree(fit, lambda decisions: decisions.decide(trainer), alike=validation_batches(trainer))
             if schedule is not None:
                 schedule.agree_after(decision["batches"])

@@ -175,11 +175,8 @@ def _segments(trace: Trace) -> list[_Segment]:
 
 def _passing(gradient: Storage) -> Storage:
     """Return a gradient that is added to a sum of gradients, and then freed."""
-    return (
-        gradient
-        if gradient.freed_at is not None
-        else replace(gradient, cause="backward", freed_at=gradient.allocated_at)
-    )
+    is_freed = gradient.freed_at is not None
+    return gradient if is_freed else replace(gradient, cause="backward", freed_at=gradient.allocated_at)
 
 
 def _sums(gradients: Iterable[Storage], trace: Trace, strategy: Strategy, count: int) -> list[int]:

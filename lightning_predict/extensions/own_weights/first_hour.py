@@ -165,7 +165,7 @@ def _machine(_left: float) -> dict[str, Any]:
         row = torch.cuda.get_device_properties(0)
         facts |= {"cudnn": torch.backends.cudnn.version(), "gpu": row.name, "memory_bytes": row.total_memory}
         facts |= {"multiprocessors": row.multi_processor_count, "l2_bytes": row.L2_cache_size}
-        facts["catalogue"] = find_gpu(row.name, memory_bytes=row.total_memory).name
+        facts["catalogue"] = name_of("cuda", None)
     return facts
 
 
@@ -388,8 +388,7 @@ STEPS_TO_TIME: Final = (
 
 def _steps(left: float) -> dict[str, Any]:
     """Compare the predicted and measured time of whole steps. A step that fails has the reason."""
-    row = torch.cuda.get_device_properties(0)
-    name = find_gpu(row.name, memory_bytes=row.total_memory).name
+    name = name_of("cuda", None)
     until = time.monotonic() + left
     facts: dict[str, Any] = {}
     for model, kind in STEPS_TO_TIME:
