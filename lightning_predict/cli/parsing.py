@@ -126,6 +126,14 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
 """Headings in the help of commands with many options, with their parameters. Other parameters come before the
 headings."""
 
+FEW: Final[Mapping[str, Sequence[str]]] = {
+    "predict": (
+        "gpus iterations deadline_hours model batch_size length precision lora strategy max_usd usd_per_hour spot "
+        "providers grid columns verbose output json"
+    ).split()
+}
+"""Options that `-h` shows of a command with many options, by parameter. `--help` shows all options."""
+
 _DESCRIPTION: Final = "Predict the time, memory and cost of a training run on the GPUs that you could rent."
 
 _WIDEST: Final = 100
@@ -224,6 +232,18 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidArgumentError(message)
 
 
+class _FewOptions(argparse.Action):
+    """Prints the help with the options in `FEW`, and exits."""
+
+    def __call__(self, made: argparse.ArgumentParser, *_: object) -> NoReturn:
+        hidden = [action for action in made._actions if action.option_strings and action.dest not in self.const]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        made.epilog = f"{made.prog} --help shows {len(hidden) - 2} more options."
+        made.print_help()
+        made.exit()
+
+
 def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, width=min(shutil.get_terminal_size().columns, _WIDEST), max_help_position=26)
 
@@ -238,8 +258,14 @@ def parser(name: str) -> argparse.ArgumentParser:
         description=" ".join([summary, *_paragraphs(details)]),
         formatter_class=_formatter,
         allow_abbrev=False,
+        add_help=name not in FEW,
     )
     made._optionals.title = "options"
+    if name in FEW:
+        made.add_argument(
+            "-h", nargs=0, action=_FewOptions, const=FEW[name], help="Show the most used options and exit."
+        )
+        made.add_argument("--help", action="help", help="Show all options and exit.")
     words = _documented(documentation)
     below = {one: heading for heading, names in GROUPS.get(name, {}).items() for one in names}
     groups = {heading: made.add_argument_group(heading) for heading in GROUPS.get(name, {})}

@@ -36,6 +36,15 @@ def test_the_help_of_each_command(name: str, run: Run, golden: Callable[[str, st
     golden(f"help_{name}.txt", ran.out.rstrip())
 
 
+def test_a_short_help_shows_the_most_used_options(run: Run) -> None:
+    few, all_options = (re.findall(r"(?m)^  (--[\w-]+)", run("predict", word).out) for word in ("-h", "--help"))
+    assert len(few) == 18
+    assert set(few) < set(all_options)
+    others = len(set(all_options) - {*few, "--help"})
+    assert run("predict", "-h").out.rstrip().endswith(f"predict --help shows {others} more options.")
+    assert run("gpus", "-h").out == run("gpus", "--help").out  # all of a command with few
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_sentence_of_the_help_is_longer_than_25_words(name: str, run: Run) -> None:
     described = re.split(r"(?m)^  (?=\S)|\n\n", run(name, "--help").out)[1:]  # without the usage
