@@ -263,7 +263,13 @@ def parser(name: str) -> argparse.ArgumentParser:
     made._optionals.title = "options"
     if name in FEW:
         made.add_argument(
-            "-h", nargs=0, action=_FewOptions, const=FEW[name], help="Show the most used options and exit."
+            "-h",
+            nargs=0,
+            action=_FewOptions,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            const=FEW[name],
+            help="Show the most used options and exit.",
         )
         made.add_argument("--help", action="help", help="Show all options and exit.")
     words = _documented(documentation)

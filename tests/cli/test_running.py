@@ -42,6 +42,7 @@ def test_a_short_help_shows_the_most_used_options(run: Run) -> None:
     assert set(few) < set(all_options)
     others = len(set(all_options) - {*few, "--help"})
     assert run("predict", "-h").out.rstrip().endswith(f"predict --help shows {others} more options.")
+    assert "h" not in parsed("predict", ["run.json"])
     assert run("gpus", "-h").out == run("gpus", "--help").out  # all of a command with few
 
 
