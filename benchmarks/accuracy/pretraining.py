@@ -290,8 +290,6 @@ def _why_not(words: Mapping[str, str]) -> str | None:
         return words["model"]
     if words["precision"] not in NEMO_FLOAT8:
         return words["precision"]
-    if int(words["ep"] or 1) > int(words["gpus"]) // (int(words["tp"]) * int(words["pp"]) * int(words["cp"])):
-        return "experts are dealt out among GPUs that share a block, too"
     return "tokens are dropped" if "tokendrop" in words["note"] else None
 
 
@@ -306,6 +304,7 @@ def _nemo_case(row: Checked, seconds: float) -> LargeRunCase:
     replicas = count // (tensor * pipeline * context)
     is_fsdp = words["fsdp"] not in ("", "0")
     expert = int(words["ep"] or 1)
+    shares_blocks = expert > replicas  # experts are then dealt out among tensor- and context-parallel GPUs, too
     return LargeRunCase(
         workload=PretrainingWorkload(
             table="nemo",
@@ -324,6 +323,7 @@ def _nemo_case(row: Checked, seconds: float) -> LargeRunCase:
             virtual=int(words["vp"] or 1) if pipeline > 1 else 1,
             context=context,
             expert=expert,
+            expert_tensor=1 if shares_blocks else None,
             expert_launches=expert > 1,
             micro_batches=1,
             accumulate=max(_number(row, "gbs") // (replicas * micro), 1),

@@ -21,6 +21,7 @@ from benchmarks.accuracy.large_runs import (
     predicted_runs,
     recorded,
 )
+from benchmarks.accuracy.model_cards import AUTOMODEL_TABLE, CARDS_TABLE, read_automodel_cases, read_card_cases
 from benchmarks.accuracy.pretraining import (
     NANOTRON_TABLE,
     NEMO_TABLE,
@@ -55,6 +56,8 @@ READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
     "nanotron": (NANOTRON_TABLE, read_nanotron_cases),
     "nemo": (NEMO_TABLE, read_nemo_cases),
     "simumax": (SIMUMAX_TABLE, read_simumax_cases),
+    "automodel": (AUTOMODEL_TABLE, read_automodel_cases),
+    "cards": (CARDS_TABLE, read_card_cases),
     "dgxc": ("", dgxc_cases),
     "dgxc-more": ("", more_dgxc_cases),
     "torchtitan-large": ("", large_titan_cases),

@@ -148,10 +148,10 @@ def unit_of(module: str) -> str:
     return ROOT
 
 
-def unit_bytes(trace: Trace) -> dict[str, float]:
+def unit_bytes(parameters: Iterable[Parameter]) -> dict[str, float]:
     """Return the parameter bytes of each FSDP unit."""
     sizes: dict[str, float] = {}
-    for parameter in trace.parameters:
+    for parameter in parameters:
         unit = unit_of(parameter.name.rpartition(".")[0])
         sizes[unit] = sizes.get(unit, 0.0) + parameter_bytes(parameter)
     return sizes

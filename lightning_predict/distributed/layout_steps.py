@@ -11,7 +11,7 @@ parallelism. Example::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -63,7 +63,7 @@ from lightning_predict.timeline.simulation import (
     simulate_timeline,
 )
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
+from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Trace
 from lightning_predict.uncertainty import OFFLOAD_SPREAD, STRAGGLER_WAIT, narrow_interval
 from lightning_predict.units import mebibytes_to_bytes
 
@@ -307,7 +307,7 @@ def overlap_with_collectives(
         (whole,) = splitter.segments([])
         return OverlappedStep(whole, np.zeros(3), np.zeros(3))
     if strategy.split.parameters:
-        return _sharded(trace, work, splitter, links, strategy)
+        return _sharded(trace, work, splitter, links, strategy, experts if strategy.expert > 1 else None)
     return _bucketed(trace, work, splitter, {False: links, True: experts or links}, strategy)
 
 
@@ -363,7 +363,8 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
     if not strategy.split.state or not busy.any():
         return last
     # With expert parallelism, fewer GPUs hold the same experts.
-    dealt = _expert_share(trace) * (min(strategy.expert, _sharing(links, strategy)) - 1)
+    fewer = strategy.expert * strategy.experts_tensor / strategy.tensor
+    dealt = _expert_share(trace) * (min(fewer, _sharing(links, strategy)) - 1)
     count = _sharing(links, strategy) / (1 + dealt)
     if strategy.offload == "none":
         shared: Ends = last - busy * (1 - 1 / count)
@@ -403,7 +404,12 @@ def _reduced_share(trace: Trace, strategy: Strategy) -> float:
 
 
 def _sharded(
-    trace: Trace, work: Sequence[HostOperation], splitter: StepSplitter, links: Links, strategy: Strategy
+    trace: Trace,
+    work: Sequence[HostOperation],
+    splitter: StepSplitter,
+    links: Links,
+    strategy: Strategy,
+    experts: Links | None,
 ) -> OverlappedStep:
     """Schedule a step with sharded parameters.
 
@@ -411,16 +417,19 @@ def _sharded(
     backward pass of every micro-batch. Then FSDP reduce-scatters the unit's gradients. `hybrid` shards inside each
     machine, or in groups of `shard` GPUs, and all-reduces the shards across groups. torch's pipelines keep gathered
     parameters, and scatter all gradients of a stage after its last backward pass
-    (`torch.distributed.pipelining.stage`).
+    (`torch.distributed.pipelining.stage`). Gradients of frozen parameters do not exist. Experts that are dealt out are
+    sharded among the GPUs that hold the same ones.
     """
-    units = unit_bytes(trace)
+    units = unit_bytes(trace.parameters)
     stops = list(unit_segments(work, units))
     group = _sharding_links(links, strategy)
     gathered, reduced = _gathered_share(trace, strategy), _reduced_share(trace, strategy)
-    gathered_bytes = [size * gathered for size in units.values()]
-    reduced_bytes = [size * reduced for size in units.values()]
-    gathers = dict(zip(units, group.collective("all_gather", gathered_bytes), strict=True))
-    scatters = dict(zip(units, group.collective("reduce_scatter", reduced_bytes), strict=True))
+    trained = [one for one in trace.parameters if one.requires_grad]
+    sizes = unit_bytes(trained)
+    reduced_bytes = [sizes.get(unit, 0.0) * reduced for unit in units]
+    links_of = {False: group, True: experts or group}
+    gathers = _of_units(units, "all_gather", trace.parameters, gathered, links_of)
+    scatters = _of_units(units, "reduce_scatter", trained, reduced, links_of)
     copies = links.layout.count // group.layout.count
     if copies > 1:
         across = _across(links, group)
@@ -459,6 +468,20 @@ def _sharded(
     transfers += [Transfer(seconds, after=len(segments)) for seconds in late]
     segments.append(WorkSegment(durations[-1], waits_for=len(transfers) - 1 if transfers else None))
     return overlap_transfers(segments, transfers)
+
+
+def _of_units(
+    units: Iterable[str], operation: str, parameters: Sequence[Parameter], share: float, links_of: Mapping[bool, Links]
+) -> dict[str, Ends]:
+    """Return the time of a collective for each FSDP unit, with experts and other parameters over their own links."""
+    found = {unit: np.zeros(3) for unit in units}
+    apart = links_of[True] is not links_of[False]
+    for is_expert, links in links_of.items():
+        sizes = unit_bytes([one for one in parameters if (apart and is_of_expert(one)) == is_expert])
+        times = links.collective(operation, [size * share for size in sizes.values()])
+        for unit, seconds in zip(sizes, times, strict=True):
+            found[unit] = found[unit] + seconds
+    return found
 
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:

@@ -214,7 +214,7 @@ def held_by_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldM
         optimizer_state_bytes=state,
         trainable_bytes=trainable,
         trained_elements=sum(math.prod(one.shape) for one in parameters if one.requires_grad),
-        unit_bytes=tuple(unit_bytes(replace(trace, parameters=parameters)).values()),
+        unit_bytes=tuple(unit_bytes(parameters).values()),
         unit_elements=tuple(unit_elements(parameters).values()),
         expert_share=_trainable_bytes(tuple(filter(is_of_expert, parameters))) / trainable if trainable else 0.0,
     )
@@ -267,7 +267,8 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
     strategy.replicas(layout)
     count = strategy.sharded_count(layout)
     # With expert parallelism, fewer replicas hold the same experts.
-    share = (1 - held.expert_share + held.expert_share * min(strategy.expert, count)) / count
+    fewer = strategy.expert * strategy.experts_tensor / strategy.tensor
+    share = (1 - held.expert_share + held.expert_share * min(fewer, count)) / count
     parameters, buckets = held.parameter_bytes, 0.0
     state = (held.optimizer_state_bytes + held.copy_bytes) * (0.0 if strategy.offload == "optimizer" else 1.0)
     updated = held.update_bytes

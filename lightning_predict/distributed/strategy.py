@@ -117,6 +117,8 @@ class Strategy:
             Megatron. Otherwise, gathered inputs are kept, as in torch's DTensor.
         context: Number of GPUs that share each sequence (context parallelism). Keys and values circulate in a ring.
         expert: Number of data-parallel groups that share the experts (expert parallelism).
+        expert_tensor: Number of GPUs that share each expert; None for `tensor`. With 1, as many GPUs as `expert` hold
+            whole experts, and tensor- and context-parallel GPUs count among them (Megatron).
         capacity: Tokens per expert relative to balanced routing, including padding. Without padding: load of the
             busiest GPU, which the other GPUs wait for.
         expert_launches: Whether the matmuls of each expert are separate kernel launches, although the recording has one
@@ -153,9 +155,6 @@ class Strategy:
             tables like other layers.
 
     Raises:
-        InvalidArgumentError: A value is out of its range, or values contradict each other.
-
-    Raises:
         InvalidArgumentError: A value is out of range, or values contradict each other.
     """
 
@@ -172,6 +171,7 @@ class Strategy:
     gather_again: bool = False
     context: int = 1
     expert: int = 1
+    expert_tensor: int | None = None
     capacity: float = 1.0
     expert_launches: bool = False
     shard: int | None = None
@@ -273,9 +273,12 @@ class Strategy:
             "overlap_tensor=true hides what tensor parallelism exchanges; ask for tensor=2 or more, too.",
         )
         yield (
-            self.expert > 1 and split.parameters,
-            f"expert={self.expert} with {self.data}: sharding experts twice is not predicted; choose ddp, zero1 or "
-            "zero2.",
+            self.expert > 1 and split.inside_machines,
+            f"expert={self.expert} with {self.data}: experts in groups are not predicted; choose fsdp or zero1.",
+        )
+        yield (
+            self.tensor % self.experts_tensor > 0,
+            f"expert_tensor={self.expert_tensor} does not divide tensor={self.tensor}.",
         )
         yield (
             split.gradients and self.schedule == "zero_bubble",
@@ -315,6 +318,11 @@ class Strategy:
     def model_parallel(self) -> int:
         """Number of GPUs that share one copy of the model."""
         return self.tensor * self.pipeline
+
+    @property
+    def experts_tensor(self) -> int:
+        """Number of GPUs that share each expert."""
+        return self.expert_tensor or self.tensor
 
     @property
     def batch_parallel(self) -> int:
@@ -393,10 +401,11 @@ class Strategy:
                 f"{self.groups * self.batch_parallel} GPUs, or leave the number open (data_parallel_size='auto', "
                 "data_parallel_shard_degree=-1)."
             )
-        if replicas % self.expert:
+        holders = replicas if self.expert_tensor is None else layout.count // self.pipeline // self.experts_tensor
+        if holders % self.expert:
             raise InvalidArgumentError(
-                f"expert={self.expert} does not divide the {replicas} data-parallel group(s) of {layout.name}, over "
-                "which the experts are dealt out."
+                f"expert={self.expert} does not divide the {holders} data-parallel group(s) of {layout.name}, over "
+                "which the experts are dealt out (expert_tensor=1 counts each GPU)."
             )
         self.sharded_count(layout)
         return replicas
@@ -430,7 +439,7 @@ class Strategy:
 
 _NUMBERS: Final = (
     *("tensor", "pipeline", "micro_batches", "virtual", "first_stage", "last_stage"),
-    *("context", "expert", "shard", "groups", "accumulate", "global_batches", "batch_samples"),
+    *("context", "expert", "expert_tensor", "shard", "groups", "accumulate", "global_batches", "batch_samples"),
 )
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = (

@@ -19,30 +19,11 @@ from typing import Final
 
 from lightning_predict.tracing.trace import Operation, Trace
 
-_OPERATIONS: Final = (
-    "c10d::",
-    "c10d_functional::",
-    "_c10d_functional::",
-    "_C_custom_ar::",
-    "_dtensor::",
-    "deep_ep::",
-    "gloo:",
-    "mscclpp::",
-    "nccl:",
-    "nvshmem",
-    "record_param_comms",
-    "sgl_kernel::all_reduce",
-    "symm_mem::all_to_all",
-    "symm_mem::multimem_",
-    "symm_mem::one_shot_",
-    "symm_mem::reduce_scatter",
-    "symm_mem::two_shot_",
-    "trtllm::allreduce",
-    "trtllm::moe_allreduce",
-    "vllm::all_gather",
-    "vllm::all_reduce",
-    "vllm::all_to_all",
-    "vllm::reduce_scatter",
+_OPERATIONS: Final = tuple(
+    "c10d:: c10d_functional:: _c10d_functional:: _C_custom_ar:: _dtensor:: deep_ep:: gloo: mscclpp:: nccl: nvshmem "
+    "record_param_comms sgl_kernel::all_reduce symm_mem::all_to_all symm_mem::multimem_ symm_mem::one_shot_ "
+    "symm_mem::reduce_scatter symm_mem::two_shot_ trtllm::allreduce trtllm::moe_allreduce vllm::all_gather "
+    "vllm::all_reduce vllm::all_to_all vllm::reduce_scatter".split()
 )
 
 _LIBRARIES: Final = re.compile(

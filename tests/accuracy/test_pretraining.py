@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.accuracy.model_cards import read_automodel_cases, read_card_cases
 from benchmarks.accuracy.pretraining import blocks_of_last_stage
 from benchmarks.accuracy.pretraining_report import simumax_table
 from benchmarks.accuracy.stated_runs import (
@@ -21,6 +22,7 @@ from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace,
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.extensions.parallel.tensor_parallel import split_model
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fusion import fused
@@ -142,3 +144,42 @@ def test_simumax_is_scored_by_the_figures_of_its_authors(tmp_path: Path) -> None
     table = simumax_table(path)
     # Errors of -10, +1 and -4 %: the middle of 1, 4 and 10 is 4, and that of -10, -4 and 1 is -4.
     assert [list(column.cells) for column in table.columns] == [["all"], ["3"], ["4.0"], ["-10.0"], ["-4.0"]]
+
+
+def test_adapters_add_no_collective_of_tensor_parallelism(trace: Trace) -> None:
+    adapted = llama_trace(replace(CONFIG, rank=4), length=32, batch=2)
+    assert len(adapted.parameters) == len(trace.parameters) + 2 * 7 * CONFIG.layers
+    trained = {one.name.split(".")[-2] for one in adapted.parameters if one.requires_grad}
+    assert trained == {"inward", "outward"}
+    for plain, own in zip(split_model(trace).blocks, split_model(adapted).blocks, strict=True):
+        assert own.reduced_bytes == plain.reduced_bytes != ()
+
+
+def test_automodels_recipes_accumulate_the_global_batch(tmp_path: Path) -> None:
+    path = tmp_path / "automodel.csv"
+    path.write_text(
+        "Model,#GPUs,GBS,LBS,Seq Length,TP,Time per Global Step (s)\n"
+        "Qwen3 MoE 30B,8,64,4,4096,1,2.0\nLlama3 70B 2-node,16,32,2,4096,2,8.0\nAnother,8,8,1,4096,1,1.0\n"
+    )
+    (mixture, adapters), left_out = read_automodel_cases(path)
+    assert (mixture.strategy.expert, mixture.strategy.data, mixture.strategy.accumulate) == (8, "fsdp", 2)
+    assert (adapters.strategy.tensor, adapters.strategy.accumulate) == (2, 2)
+    assert adapters.strategy.replicas(adapters.layout) == 8
+    assert left_out == {"no recipe: Another": 1}
+
+
+def test_model_cards_name_recipes_that_their_gpus_fit(tmp_path: Path) -> None:
+    path = tmp_path / "cards.csv"
+    path.write_text(
+        "model,item,recipe,nodes,gpus_per_node,precision,step_ms\n"
+        "a/gpt-oss-120b,pretrain/H100/metrics,gpt_oss_120b_pretrain_config,8,8,bf16,1000\n"
+        "a/gpt-oss-120b,pretrain_performance/GB300/metrics,gpt_oss_120b_pretrain_64gpu_gb300_fp8mx_config,"
+        "16,4,fp8_mx,500\n"
+        "a/other,sft/H100/metrics,other_config,1,8,bf16,100\n"
+    )
+    (plain, narrow), left_out = read_card_cases(path)
+    assert plain.layout.name == "8x8xH100-SXM-80GB"
+    assert plain.strategy.replicas(plain.layout) == 8
+    assert plain.strategy.accumulate == 64  # 512 samples for 8 replicas
+    assert (narrow.strategy.fp8, narrow.strategy.accumulate, narrow.workload.kind) == ("mx", 5, "tuned")
+    assert left_out == {"no recipe: other": 1}

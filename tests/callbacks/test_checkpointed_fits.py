@@ -62,8 +62,8 @@ def test_the_callback_records_names_shares_and_traffic_of_the_model_without_it(
     assert [each.name for each in again.parameters][2] == "layers.0.0.weight"
     assert again.memory == plain.memory
     assert (
-        unit_bytes(again)
-        == unit_bytes(plain)
+        unit_bytes(again.parameters)
+        == unit_bytes(plain.parameters)
         == {
             "": (FEATURES * WIDTH + WIDTH) * 4,
             **{f"layers.{layer}": 2 * (WIDTH * WIDTH + WIDTH) * 4 for layer in range(3)},

@@ -39,6 +39,10 @@ from lightning_predict.gpus.layouts import layout_of
             "--context-parallel-size 2 --expert-model-parallel-size 8 --pipeline-model-parallel-size 1",
             Strategy(context=2, expert=8, expert_launches=True, overlap_grad_reduce=False),
         ),
+        (
+            "--tensor-model-parallel-size 2 --expert-model-parallel-size 16 --expert-tensor-parallel-size 1",
+            Strategy(tensor=2, expert=16, expert_tensor=1, expert_launches=True, overlap_grad_reduce=False),
+        ),
         # As in NeMo's configuration, with its groups, flags, and keys that are no options.
         (
             "model.tensor_model_parallel_size=4 ++model.pipeline_model_parallel_size=2 "

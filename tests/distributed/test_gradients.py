@@ -100,7 +100,7 @@ def test_units_end_at_the_first_number(module: str, unit: str) -> None:
 
 def test_units_hold_their_parameters_and_the_root_the_rest() -> None:
     trace = trace_with(layers_0_weight=(8,), layers_0_bias=(2,), layers_1_weight=(4,), head_weight=(1,))
-    assert unit_bytes(trace) == {"layers.0": 40, "layers.1": 16, "": 4}
+    assert unit_bytes(trace.parameters) == {"layers.0": 40, "layers.1": 16, "": 4}
 
 
 def test_visits_follow_the_step() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_predict.distributed.gradients import parameter_bytes
 from lightning_predict.distributed.layout_steps import on_layouts
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.distributed.strategy import Recompute, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel import model_parallel
-from lightning_predict.extensions.parallel.groups import data_group, tensor_group
+from lightning_predict.extensions.parallel.groups import data_group, expert_data_group, expert_group, tensor_group
 from lightning_predict.extensions.parallel.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.extensions.parallel.pipeline_parallel import (
     bubble_ratio,
@@ -412,6 +413,59 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
     assert moved("zero1,expert=8") == pytest.approx(exchanged(8, dense), rel=0.05)  # scattered, then gathered
 
 
+def test_fsdp_shards_experts_among_the_gpus_that_hold_the_same_ones() -> None:
+    bus = Interconnect(intra_node_bytes_per_second=2**30)
+    layout, dense = Layout(A100, 8), 2 * WEIGHT_BYTES
+    trace, seconds = mixture(2, 8)
+    timed, experts = timed_as(trace, seconds), 2 * 8 * HIDDEN * HIDDEN * 4
+    (step,) = predict_steps(trace, timed, [A100])
+
+    def moved(expert: int) -> float:
+        strategy = Strategy(data="fsdp", expert=expert)
+        (found,) = on_layouts(trace, timed, [A100], [step], [layout], strategy, interconnect=bus, models=MODELS)
+        routed = 2 * 4 * (expert - 1) / expert * TOKENS * HIDDEN * 4 / 2**30
+        return found.communication_seconds - routed
+
+    def exchanged(count: int, size: float) -> float:
+        """Three gathers (the recorded experts run behind both blocks) and one scatter among this number of GPUs."""
+        return 4 * (count - 1) / count * size / 2**30 * OVERLAP_COSTS.slowdown
+
+    assert moved(2) == pytest.approx(exchanged(8, dense) + exchanged(4, experts / 2), rel=0.02)
+    assert moved(8) == pytest.approx(exchanged(8, dense), rel=0.02)  # no other GPU has the same experts
+
+
+def test_fsdp_scatters_no_gradients_of_frozen_parameters() -> None:
+    bus = Interconnect(intra_node_bytes_per_second=2 * WEIGHT_BYTES / 1.0)
+    whole, _ = trace_of(2)
+    *others, last = whole.parameters
+    frozen = replace(whole, parameters=(*(replace(one, requires_grad=False) for one in others), last))
+    share = parameter_bytes(last) / sum(map(parameter_bytes, whole.parameters))
+    assert 0 < share < 1 / 2
+    moved = [on(2, "fsdp", Layout(A100, 2), links=bus, trace=one).communication_seconds for one in (whole, frozen)]
+    # Two gathers of all weights, and one scatter of the trained ones.
+    assert moved[1] / moved[0] == pytest.approx((2 + share) / 3, rel=0.02)
+
+
+def test_tensor_parallel_gpus_may_hold_whole_experts_of_their_own() -> None:
+    """Megatron's expert-tensor-parallel size of 1: sixteen GPUs deal out 16 experts, though there are 8 replicas."""
+    trace, _ = mixture(2, 16)
+    layout, words = Layout(A100, 8, 2), "zero1,tensor=2,expert=16"
+    with pytest.raises(InvalidArgumentError, match=r"does not divide the 8 data-parallel group.*expert_tensor=1"):
+        parse_strategy(words).replicas(layout)
+    strategy = parse_strategy(f"{words},expert_tensor=1")
+    assert strategy.replicas(layout) == 8
+    assert expert_group(layout, strategy).layout.count == 16
+    assert expert_data_group(layout, strategy).layout.count == 1
+    timed = timed_as(trace, [1.0] * len(trace.operations))
+    shared, whole = (
+        model_stages(trace, timed, [A100], HostModel(), MODELS, one)[0]
+        for one in (parse_strategy("zero1,tensor=2,expert=8"), strategy)
+    )
+    # As many weights either way: two experts' halves, or one expert. The tokens of half a sequence are sent.
+    assert sum(map(parameter_bytes, shared.parameters)) == sum(map(parameter_bytes, whole.parameters))
+    assert sum(whole.routed_bytes) == pytest.approx(sum(shared.routed_bytes) / 2)
+
+
 def test_what_zero_gathers_hides_behind_the_next_forward_pass() -> None:
     """Parameters over two GPUs and a bus that takes a second for half of them, which the forward pass hides."""
     bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES)
@@ -502,7 +556,8 @@ def test_the_fullest_experts_hold_more_activations() -> None:
         ),
         ("ddp,param_dtype=bfloat16", "param_dtype=bfloat16 is what FSDP gathers in, and ddp gathers nothing"),
         ("fsdp,overlap_grad_reduce=false", "fsdp scatters gradients as they come"),
-        ("fsdp,expert=2", "expert=2 with fsdp: sharding experts twice is not predicted"),
+        ("hybrid,expert=2", "expert=2 with hybrid: experts in groups are not predicted; choose fsdp or zero1"),
+        ("ddp,tensor=2,expert=2,expert_tensor=4", "expert_tensor=4 does not divide tensor=2"),
         (
             "zero2,pipeline=2,schedule=zero_bubble",
             "schedule=zero_bubble puts off the gradients that zero2 would scatter",

@@ -102,7 +102,8 @@ def test_traffic_and_memory_on_many_gpus_are_those_without_it(recorder: str, str
         prediction = lp.predict(trace, gpus=[layout], strategy=strategy, history=False)[layout]
         memory.add(prediction.memory_bytes or 0.0)
         traffic.add(round(prediction.communication_seconds or 0.0, 12))
-        assert unit_bytes(trace) == {"": 650 * 4} | {f"layers.{layer}": 2 * (64 * 64 + 64) * 4 for layer in range(4)}
+        layers = {f"layers.{layer}": 2 * (64 * 64 + 64) * 4 for layer in range(4)}
+        assert unit_bytes(trace.parameters) == {"": 650 * 4} | layers
     # The same gradients and parameters travel, in the same messages; memory is no more.
     assert len(traffic) == 1
     assert max(memory) <= 1.05 * min(memory)  # a profiler on the CPU sees no memory: 0
@@ -186,7 +187,7 @@ def test_sharing_traffic_and_memory_are_those_of_the_model_without_checkpointing
     parts = [stage_parameters(trace, model, strategy) for trace, model in zip((plain, again), models, strict=True)]
     assert parts[0] == parts[1]
     # What replicas exchange: each unit's parameters and gradients, and where they are ready.
-    assert unit_bytes(plain) == unit_bytes(again)
+    assert unit_bytes(plain.parameters) == unit_bytes(again.parameters)
     found = [
         lp.predict(trace, [layout.name], strategy=strategy, history=False)[layout.name] for trace in (plain, again)
     ]

@@ -10,7 +10,6 @@ Example::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy.workloads.recorded import without_pauses
+from lightning_predict.distributed.gradients import trainable_parameter_count
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.signatures import FUSED
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
@@ -240,7 +240,8 @@ def with_own_softmax(trace: Trace) -> Trace:
 
 def with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     """Forward, backward, and one fused update of float32 copies of the parameters."""
-    copies = [nn.Parameter(parameter.detach().float()) for parameter in model.parameters()]
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    copies = [nn.Parameter(parameter.detach().float()) for parameter in trained]
     trace = _passes(model, loss, copies)
     # The copies go with the optimizer's state: they are shared with it, and no module holds them.
     state = (trace.memory.optimizer_state_bytes or 0) + sum(4 * copy.numel() for copy in copies)
@@ -249,8 +250,8 @@ def with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
 
 def with_fused_adam(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     """Forward, backward, and one fused update of the parameters themselves, behind the norm of their gradients."""
-    trace = _passes(model, loss, list(model.parameters()))
-    elements = sum(math.prod(parameter.shape) for parameter in trace.parameters)
+    trace = _passes(model, loss, [parameter for parameter in model.parameters() if parameter.requires_grad])
+    elements = trainable_parameter_count(trace)
     own, norm = TensorInfo((elements,), trace.parameters[0].dtype), TensorInfo((), "float32")
     update = (
         Operation(name="aten::linalg_vector_norm", phase="optimizer", inputs=(own,), outputs=(norm,)),
@@ -283,7 +284,7 @@ def with_fused_update(trace: Trace) -> Trace:
     to the parameters.
     """
     passes = [operation for operation in trace.operations if operation.phase in ("forward", "backward")]
-    elements = sum(math.prod(parameter.shape) for parameter in trace.parameters)
+    elements = trainable_parameter_count(trace)
     half = TensorInfo((elements,), trace.parameters[0].dtype)
     single = TensorInfo((elements,), "float32")
     update = (

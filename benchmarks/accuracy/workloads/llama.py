@@ -47,6 +47,7 @@ class LlamaConfig:
         is_tied: The output layer is the embedding.
         experts: Experts of a layer; 0 without experts.
         active: Experts that a token visits.
+        rank: Width of the trained adapters (LoRA) of every linear layer of a block; 0 trains all parameters.
     """
 
     layers: int
@@ -61,6 +62,7 @@ class LlamaConfig:
     is_tied: bool = False
     experts: int = 0
     active: int = 0
+    rank: int = 0
 
 
 def _llama(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocabulary: int) -> LlamaConfig:
@@ -79,6 +81,10 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     "llama3-70b-12": _llama(12, 8192, 64, 8, 28672, 128256),
     "llama3-175b": _llama(96, 12288, 96, 8, 39680, 128256),
     "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256),
+    "llama3-8b-lora": replace(_llama(32, 4096, 32, 8, 14336, 128256), rank=16),
+    "llama3-70b-lora": replace(_llama(80, 8192, 64, 8, 28672, 128256), rank=16),
+    "qwen2.5-7b-lora": replace(_llama(28, 3584, 28, 4, 18944, 152064), rank=16),
+    "qwen2.5-32b-lora": replace(_llama(64, 5120, 40, 8, 27648, 152064), rank=16),
     "qwen3-8b": replace(_llama(36, 4096, 32, 8, 12288, 151936), norms_heads=True),
     "qwen3-30b-a3b": replace(
         _llama(48, 2048, 32, 4, 768, 151936), norms_heads=True, head_width=128, experts=128, active=8
@@ -86,6 +92,7 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     "qwen3-235b-a22b": replace(
         _llama(94, 4096, 64, 4, 1536, 151936), norms_heads=True, head_width=128, experts=128, active=8
     ),
+    "gpt-oss-20b": replace(_llama(24, 2880, 64, 8, 2880, 201088), head_width=64, experts=32, active=4),
     "gpt-oss-120b": replace(_llama(36, 2880, 64, 8, 2880, 201088), head_width=64, experts=128, active=4),
     "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
     "grok1-314b": replace(_llama(64, 6144, 48, 8, 32768, 131072), experts=8, active=2),
@@ -96,7 +103,27 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     "gpt3-175b": replace(_llama(96, 12288, 96, 96, 49152, 51200), is_gated=False),
 }
 """As their authors publish them; nanotron's model as its table words it, NeMo's GPT-3 by its parameters; models of
-Llama 3's form with 15 and 175 billion parameters are KempnerForge's. The one with 12 blocks is SimuMax's."""
+Llama 3's form with 15 and 175 billion parameters are KempnerForge's. The one with 12 blocks is SimuMax's. GPT-OSS has
+full attention here, where every second block of the real one has a window of 128 tokens."""
+
+
+class AdaptedLinear(nn.Module):
+    """A frozen linear layer with a trained product of two narrow layers (LoRA)."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs, bias=False)
+        self.inward, self.outward = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, data: Tensor) -> Tensor:
+        """(.., inputs) in, (.., outputs) out."""
+        result: Tensor = self.base(data) + self.outward(self.inward(data))
+        return result
+
+
+def _linear(config: LlamaConfig, inputs: int, outputs: int) -> nn.Module:
+    """Make a linear layer of a block, with an adapter if the configuration has a rank."""
+    return AdaptedLinear(inputs, outputs, config.rank) if config.rank else nn.Linear(inputs, outputs, bias=False)
 
 
 class RotaryAttention(nn.Module):
@@ -106,9 +133,9 @@ class RotaryAttention(nn.Module):
         super().__init__()
         width = config.head_width or config.hidden // config.heads
         self.config, self.width = config, width
-        self.query = nn.Linear(config.hidden, config.heads * width, bias=False)
-        self.key, self.value = (nn.Linear(config.hidden, config.kv_heads * width, bias=False) for _ in range(2))
-        self.output = nn.Linear(config.heads * width, config.hidden, bias=False)
+        self.query = _linear(config, config.hidden, config.heads * width)
+        self.key, self.value = (_linear(config, config.hidden, config.kv_heads * width) for _ in range(2))
+        self.output = _linear(config, config.heads * width, config.hidden)
         if config.norms_heads:
             self.query_norm, self.key_norm = nn.RMSNorm(width), nn.RMSNorm(width)
 
@@ -138,9 +165,9 @@ class Perceptron(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.hidden, config.inner, bias=False) if config.is_gated else None
-        self.up = nn.Linear(config.hidden, config.inner, bias=False)
-        self.down = nn.Linear(config.inner, config.hidden, bias=False)
+        self.gate = _linear(config, config.hidden, config.inner) if config.is_gated else None
+        self.up = _linear(config, config.hidden, config.inner)
+        self.down = _linear(config, config.inner, config.hidden)
 
     def forward(self, data: Tensor) -> Tensor:
         """(.., .., hidden) in and out."""
@@ -243,6 +270,8 @@ def llama_trace(
     width = config.head_width or config.hidden // config.heads
     with torch.device("meta"):
         model = Llama(config, recompute=recompute).to(torch.bfloat16)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not config.rank or "ward.weight" in name)
         tokens = torch.zeros(batch, length, dtype=torch.int64)
         angles = torch.zeros(1, length, 1, width, dtype=torch.bfloat16)
 

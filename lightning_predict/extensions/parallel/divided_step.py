@@ -119,9 +119,8 @@ class DividedStep:
         before = list[OverlappedStep]()
         if is_sharded and pace.stage.micro_batches > 1:
             alone = StepSplitter(pace.stage.passes, row, factors, pace.exposed)
-            before = [overlap_with_collectives(trace, pace.stage.pass_work, alone, links, strategy)] * (
-                pace.stage.micro_batches - 1
-            )
+            one = overlap_with_collectives(trace, pace.stage.pass_work, alone, links, strategy, experts)
+            before = [one] * (pace.stage.micro_batches - 1)
         last = overlap_with_collectives(trace, pace.stage.work, splitter, links, strategy, experts)
         walked = pace.repeated(last, each, before=before, together=together)
         seconds = overlap_costs.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=STRAGGLER_WAIT)

@@ -39,6 +39,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "pipeline-model-parallel-size": "pipeline",
     "context-parallel-size": "context",
     "expert-model-parallel-size": "expert",
+    "expert-tensor-parallel-size": "expert_tensor",
     "moe-expert-capacity-factor": "capacity",
     "virtual-pipeline-model-parallel-size": "virtual",
     "decoder-first-pipeline-num-layers": "first_stage",
@@ -99,7 +100,7 @@ def strategy_of_arguments(text: str) -> str:
             number = _value(name, words)
             if number.lower() in _NOTHING:
                 continue
-            is_degree_of_one = number in ("1", "1.0") and not known.startswith("decoder-")
+            is_degree_of_one = number in ("1", "1.0") and not known.startswith(("decoder-", "expert-tensor-"))
             options += [] if is_degree_of_one else [f"{_NUMBERS[known]}={number}"]
         elif known in _CHOICES:
             value = _value(name, words)
@@ -197,18 +198,9 @@ TORCHTITAN_SCHEDULES: Final[Mapping[str, str]] = {
 }
 
 TORCHTITAN_PASSED_OVER: Final = frozenset(
-    {
-        "disable_loss_parallel",
-        "enable_async_tensor_parallel",
-        "enable_compiled_autograd",
-        "fsdp_reshard_after_forward",
-        "pipeline_parallel_microbatch_size",
-        "pipeline_parallel_layers_per_stage",
-        "pipeline_parallel_schedule",
-        "data_parallel_shard_degree",
-        "data_parallel_replicate_degree",
-        "context_parallel_rotate_method",
-    }
+    "disable_loss_parallel enable_async_tensor_parallel enable_compiled_autograd fsdp_reshard_after_forward "
+    "pipeline_parallel_microbatch_size pipeline_parallel_layers_per_stage pipeline_parallel_schedule "
+    "data_parallel_shard_degree data_parallel_replicate_degree context_parallel_rotate_method".split()
 )
 """Keys of `[parallelism]` that `_of_torchtitan` reads, or that do not affect predictions."""
 

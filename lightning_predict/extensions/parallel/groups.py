@@ -60,11 +60,12 @@ def context_group(layout: Layout, strategy: Strategy) -> DataGroup:
 
 
 def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the expert-parallel group of a GPU: adjacent GPUs of different tensor- and context-parallel groups."""
-    return _group(layout, strategy.expert, strategy.tensor * strategy.context)
+    """Return the expert-parallel group of a GPU: adjacent GPUs that hold different experts."""
+    others = strategy.context if strategy.expert_tensor is None else 1
+    return _group(layout, strategy.expert, strategy.experts_tensor * others)
 
 
 def expert_data_group(layout: Layout, strategy: Strategy) -> DataGroup:
     """Return the GPUs that hold the same experts, and all-reduce the gradients of these experts."""
-    count = layout.count // strategy.model_parallel // strategy.expert
-    return _group(layout, count, strategy.tensor * strategy.expert)
+    stride = strategy.experts_tensor * strategy.expert
+    return _group(layout, layout.count // strategy.pipeline // stride, stride)

@@ -137,6 +137,7 @@ def model_stages(
         context=strategy.context,
         sequence=strategy.sequence,
         expert=strategy.expert,
+        expert_tensor=strategy.expert_tensor,
         capacity=strategy.capacity,
         fp8=strategy.fp8,
         # Gathered parameters are cast again after each gather, as in torchao's layers.
@@ -168,7 +169,10 @@ def model_stages(
                 pass_work=passes,
                 passes=simulate_timeline(launch_schedule(passes, gpus=len(gpus)), host),
                 reduced_bytes=tuple(size / cut.rows for size in reduced[stage]) if strategy.tensor > 1 else (),
-                routed_bytes=tuple(size / cut.rows for size in routed[stage]),
+                # Tensor-parallel GPUs send a part of the tokens each if they do not share the experts.
+                routed_bytes=tuple(
+                    size / cut.rows * strategy.experts_tensor / strategy.tensor for size in routed[stage]
+                ),
                 ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
                 attention_seconds=_attention_seconds(passes, len(gpus)),
                 weight_share=weights,
@@ -291,8 +295,10 @@ def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> lis
         else:
             stage = stage_of[position]
         block = None if position is None else model.blocks[position]
-        own = _part(parameter, model.is_split(parameter.shape, block), strategy.tensor)
-        stages[stage].append(_part(own, is_of_expert(parameter), strategy.expert))
+        is_expert = is_of_expert(parameter)
+        parts = strategy.experts_tensor if is_expert else strategy.tensor
+        own = _part(parameter, model.is_split(parameter.shape, block), parts)
+        stages[stage].append(_part(own, is_expert, strategy.expert))
     return [tuple(own) for own in stages]
 
 

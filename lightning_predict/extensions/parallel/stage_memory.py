@@ -62,7 +62,7 @@ class StageMemory:
         """
         trace, whole, written = self._memory.trace, self._memory.whole, self._memory.update_bytes
         model = self._split(strategy)
-        degrees = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert)
+        degrees = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert, strategy.experts_tensor)
         key = (*degrees, strategy.first_stage, strategy.last_stage)
         if key not in self._held:
             self._held[key] = [held_by_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]

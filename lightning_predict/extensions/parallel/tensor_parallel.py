@@ -250,16 +250,19 @@ def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
 
     A layer from the residual stream to the heads or the inner width is split by columns. A layer back to the residual
     stream is split by rows, so its output is summed. A square layer is split by rows if it is the first layer after
-    attention.
+    attention. An adapter (LoRA) adds to the output of its base layer before the sum.
     """
     attends = multiplied = normalised = False
     position = -1
+    base = low = (0.0, 0.0)
     for problem in unit.problems():
         if problem.operation == "linear":
             position += 1
             _, rows, outputs, inputs = problem.dims
             leads_back = outputs == hidden and (inputs != hidden or attends)
-            if leads_back:
+            is_adapter = base == (outputs, low[1]) and low[0] == inputs < min(base)
+            base, low = low, (outputs, inputs)
+            if leads_back and not is_adapter:
                 attends = False
                 yield position, problem.dims[0] * rows * outputs * COMPUTE_BYTES[problem.dtype]
             multiplied = normalised = False
@@ -297,6 +300,7 @@ class ShardSpec:
         context: Context-parallel degree.
         sequence: Whether sequence parallelism also splits norms, dropouts and additions inside blocks.
         expert: Expert-parallel degree. Each GPU processes the tokens of all groups for its experts.
+        expert_tensor: Number of GPUs that share each expert; None for `tensor`.
         capacity: Tokens per expert relative to balanced routing.
         fp8: Float8 scaling of the blocks' matmuls; None for no float8.
         cast: Share of the weights' float8 casts per micro-batch. A weight is cast once per optimizer step.
@@ -310,6 +314,7 @@ class ShardSpec:
     context: int = 1
     sequence: bool = False
     expert: int = 1
+    expert_tensor: int | None = None
     capacity: float = 1.0
     fp8: Float8 | None = None
     cast: float = 1.0
@@ -689,11 +694,12 @@ def _linear(
 def _of_experts(
     problem: OperationShape, is_gradient: bool, block: TransformerBlock | None, spec: ShardSpec
 ) -> OperationShape:
-    """Return one GPU's part of a grouped matmul: its experts, the tokens of all groups, part of the inner width."""
+    """Return one GPU's part of a grouped matmul: its experts, the tokens of their group, part of the inner width."""
     sizes = problem.shape
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
     inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
-    shared = _divide(problem, {"b": spec.expert, rows: spec.rows, inner: spec.tensor})
+    split = spec.expert_tensor or spec.tensor
+    shared = _divide(problem, {"b": spec.expert, rows: spec.rows * spec.tensor // split, inner: split})
     return replace(shared, dims=tuple((shared.shape | {rows: shared.shape[rows] * spec.expert}).values()))
 
 

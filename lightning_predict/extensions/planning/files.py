@@ -79,45 +79,16 @@ DEADLINE_PROBABILITY: Final = 0.9
 
 _TOP_KEYS: Final = frozenset({"nodes", "machines", "jobs"})
 _TOP_OPTIONAL: Final = frozenset(
-    {
-        "budget_usd",
-        "quotas",
-        "formulation",
-        "period_seconds",
-        "restart_seconds",
-        "checkpoint_seconds",
-        "tardiness_factor",
-        "postponement_factor",
-        "probability",
-        "weights",
-        "gpus_file",
-        "strategy",
-        "release",
-        "host",
-        "history",
-    }
+    "budget_usd quotas formulation period_seconds restart_seconds checkpoint_seconds tardiness_factor "
+    "postponement_factor probability weights gpus_file strategy release host history".split()
 )
 _PREDICTION_KEYS: Final = frozenset({"iterations", "keep_batch"})
 _TRACE_KEYS: Final = _PREDICTION_KEYS | {"strategy"}
 _RUN_KEYS: Final = _PREDICTION_KEYS | {"model", "batch_size"}
-_JOB_OPTIONAL: Final = (
-    frozenset(
-        {
-            "hours",
-            "trace",
-            "runs",
-            "remaining_epochs",
-            "release_hours",
-            "tardiness_usd_per_hour",
-            "low_factor",
-            "high_factor",
-            "command",
-            "image",
-            "checkpoint",
-        }
-    )
-    | _TRACE_KEYS
-    | _RUN_KEYS
+_JOB_OPTIONAL: Final = _TRACE_KEYS.union(
+    _RUN_KEYS,
+    "hours trace runs remaining_epochs release_hours tardiness_usd_per_hour".split(),
+    "low_factor high_factor command image checkpoint".split(),
 )
 _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
 _CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint", "image"})
