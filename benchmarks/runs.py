@@ -196,6 +196,13 @@ RUNS: Final[Mapping[str, Run]] = {
             split="held out",
         ),
         Run(
+            name="sustained",
+            module="benchmarks.accuracy.sustained",
+            words=("measurements",),
+            split="fitted",
+            fitted="rate of the B200 on 20 forward products; no other row",
+        ),
+        Run(
             name="fit-verdicts",
             module="benchmarks.accuracy.fit_verdicts",
             words=("validation", *_CACHE, "--sample", "40"),

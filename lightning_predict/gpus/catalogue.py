@@ -58,6 +58,7 @@ OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
     "base_clock_mhz": ("base_clock_hz", megahertz_to_hertz),
     "highest_clock_mhz": ("highest_clock_hz", megahertz_to_hertz),
     "nvlink_gb_per_s": ("nvlink_bytes_per_second", gigabytes_to_bytes),
+    "sustained_attention_share": ("sustained_attention_share", float),
 }
 """Optional figures. Some GPUs have no published base clock, most GPUs have no NVLink, and data-centre boards do not
 exceed the boost clock."""

@@ -85,6 +85,7 @@ def slice_of(whole: Gpu, profile_name: str) -> Gpu:
         peak_flops_per_second={dtype: peak * compute for dtype, peak in whole.peak_flops_per_second.items()},
         measured_flops_per_second={dtype: rate * compute for dtype, rate in whole.measured_flops_per_second.items()},
         sustained_flops_per_second={},  # a slice alone leaves power to spare
+        sustained_attention_share=1.0,
         dram_bytes_per_second=whole.dram_bytes_per_second * profile.memory_share,
         l2_bytes=whole.l2_bytes * profile.memory_share,
         l2_bytes_per_second=whole.l2_bytes_per_second * profile.memory_share,

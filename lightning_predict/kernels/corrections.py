@@ -61,16 +61,13 @@ _OF: Final = constants_of(__name__)
 YEARLY_GAIN: Final = _OF.number("YEARLY_GAIN", "factor")
 
 REWRITTEN: Final = ("norm", "softmax")
-"""Parts of the names of operations other than matmuls whose kernels also improved.
-
-Device-bound steps of three tables (training benchmarks, timm and torchvision) have median errors of 5.6, 7.0 and 8.7
-% if matmuls and these operations improve. The errors are 6.6, 7.3 and 10.4 % if all operations improve."""
+"""Parts of the names of operations other than matmuls whose kernels also improved. Device-bound steps of training
+benchmarks, timm and torchvision have median errors of 5.6, 7.0 and 8.7 %; 6.6, 7.3 and 10.4 % if all improve."""
 
 FIRST_WIDE_LOADS: Final = (1, 5)
-"""First torch version whose element-wise kernels load several elements at a time (vectorized loads).
-
-In older versions, 16-bit element-wise kernels are assumed to be slower by the same factor as matmuls. With this
-rule, 16-bit training benchmarks under torch 1.4 have a median error of 9.0 %; without the rule, 11.4 %."""
+"""First torch version whose element-wise kernels load several elements at a time. Before, 16-bit element-wise kernels
+are assumed to be slower by the same factor as matmuls: 16-bit training benchmarks under torch 1.4 have a median error
+of 9.0 % with this rule, 11.4 % without."""
 
 _CURRENT: Final = (2, 1)
 _YEARS: Final[Mapping[tuple[int, int], float]] = {
@@ -144,15 +141,12 @@ FIRST_GENERATION_LOSS: Final = _OF.number("FIRST_GENERATION_LOSS", "factor")
 FIRST_GENERATION_TOKENS: Final = _OF.number("FIRST_GENERATION_TOKENS", "tokens")
 
 ON_HOPPER: Final = (1.75, 1.6)
-"""Time of FlashAttention 2 relative to 3, forward and backward, not fitted.
-
-The values are the middles of 1.5 to 2.0 and of 1.5 to 1.75 (Shah et al., 2024). Another source measured 1.92 for the
-forward pass at 4,608 tokens on one H100 (pytorch/pytorch 142132)."""
+"""Time of FlashAttention 2 relative to 3, forward and backward, not fitted: the middles of 1.5 to 2.0 and 1.5 to 1.75
+(Shah et al., 2024). Forward at 4,608 tokens on one H100, another source measured 1.92 (pytorch/pytorch 142132)."""
 
 ON_BLACKWELL: Final = (3.0, 2.85)
-"""Time of FlashAttention 2 relative to cuDNN on data-centre Blackwell, forward and backward.
-
-The assumption is that FlashAttention 2 does the same work per clock and multiprocessor as on Hopper."""
+"""Time of FlashAttention 2 relative to cuDNN on data-centre Blackwell, forward and backward. The assumption is that
+FlashAttention 2 does the same work per clock and multiprocessor as on Hopper."""
 
 NAMED_KERNELS: Final = ("cudnn", "overrideable")
 """Parts of operation names that state which attention kernel runs."""
@@ -326,22 +320,24 @@ POWER_TWINS: Final[Mapping[str, tuple[str, ...]]] = {
 def sustained_factors(
     problems: Sequence[OperationShape], gpus: Sequence[Gpu], seconds: Array, models: KernelModels | None
 ) -> Array:
-    """Return the slowdown of matmuls in a training loop relative to short bursts, (gpus, problems) or 1 x 1.
+    """Return the slowdown of matmuls and attention in a training loop, (gpus, problems) or 1 x 1.
 
-    The neural networks were trained on bursts of milliseconds, in which power does not limit the clock yet. A step
-    lasts longer. Let r be the known sustained rate of a card, and b the rate that the networks predict for a large
-    matmul. Then each FLOP at the rate b takes b / r times as long. A matmul that is bound by memory or launches runs at
-    a lower rate, so its time changes less.
+    The neural networks were trained on bursts of milliseconds, in which power does not limit the clock yet. Let r be
+    the known sustained rate of a card, and b the rate that the networks predict for a large matmul. Then each FLOP at
+    the rate b takes b / r times as long. A matmul that is bound by memory or launches runs at a lower rate, so its time
+    changes less. Kernels of fused attention differ in their rate, so one slowdown applies to all. Memory-bound work has
+    no slowdown, because power limits do not reduce the memory clock.
 
     Args:
-        problems: Problems of any operation. The factor is 1 except for matmuls.
+        problems: Problems of any operation. The factor is 1 except for matmuls and fused attention in 16 bits.
         gpus: GPUs that run the problems.
         seconds: Predicted seconds of the problems in bursts, shape (gpus, problems).
         models: Models that predicted the seconds.
     """
-    if not any(gpu.sustained_flops_per_second for gpu in gpus):
+    if not any(gpu.sustained_flops_per_second or gpu.sustained_attention_share < 1 for gpu in gpus):
         return np.ones((1, 1))
-    factors = np.ones(seconds.shape)
+    is_attention = [one.operation in FUSED_ATTENTION and one.dtype in ("float16", "bfloat16") for one in problems]
+    factors = np.where(is_attention, 1 / np.array([[gpu.sustained_attention_share] for gpu in gpus]), 1.0)
     columns: dict[tuple[str, str], list[int]] = {}
     for column, problem in enumerate(problems):
         if problem.operation in MATMULS:

@@ -11,6 +11,7 @@ import pytest
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.own_rates import gpu_with_rates
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.gpus.slices import slice_of
 from lightning_predict.kernels.corrections import sustained_factors
 from lightning_predict.kernels.models import OTHER_16_BIT, kernel_models
 from lightning_predict.kernels.operations import problem, shape_batch
@@ -58,11 +59,30 @@ def test_a_product_takes_the_rate_that_the_gpu_sustains() -> None:
     assert (sustained_factors([large], [gpu("T4")], seconds[:, :1], models) == 1).all()  # no sustained rate is known
 
 
+@pytest.mark.parametrize(("name", "slowdown"), [("B200", 1 / 0.853), ("B300", 1.0), ("H100", 1.0)])
+def test_attention_in_16_bits_takes_the_share_that_the_gpu_sustains(name: str, slowdown: float) -> None:
+    """A share is published for the B200 alone. Memory-bound work keeps its rate on all GPUs."""
+    card = gpu(name)
+    shape = {"batch": 4, "heads": 16, "kv_heads": 16, "seq": 8192, "head_dim": 128}
+    kinds = ("attention", "attention_backward", "causal_attention", "causal_attention_backward")
+    passes = [problem(kind, "bfloat16", **shape) for kind in kinds]
+    memory_bound = [
+        problem("layer_norm", "bfloat16", rows=65536, cols=4096),
+        problem("add", "bfloat16", rows=65536, cols=4096),
+    ]
+    problems = [*passes, *memory_bound, problem("attention", "float32", **shape)]
+    models = kernel_models((card.name,))
+    seconds = predict_operation_times(problems, [card], models).seconds
+    factors = np.broadcast_to(sustained_factors(problems, [card], seconds, models), seconds.shape)
+    assert factors[0].tolist() == pytest.approx([slowdown] * 4 + [1.0] * 3)
+
+
 def test_a_slice_of_a_gpu_reaches_no_larger_share_of_its_peak() -> None:
     """A slice took the whole card's measured rate, and so reached 98 % of its own peak."""
     whole, part = gpu("A100-SXM-40GB"), gpu("A100-SXM-40GB-MIG-1g.5gb")
     shares = [sustained_flops(one, "bfloat16") / one.peak_flops_per_second["bfloat16"] for one in (whole, part)]
     assert shares[0] == pytest.approx(shares[1])
+    assert slice_of(replace(whole, sustained_attention_share=0.9), "1g.5gb").sustained_attention_share == 1.0
 
 
 def test_a_measured_rate_stands() -> None:
