@@ -183,9 +183,10 @@ def _gpu_list(rows: Sequence[Gpu]) -> CommandAnswer:
         for row in rows
     ]
     text = aligned(headers, texts, right={2, 3, 4, 5, 6, 7})
+    found = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"
     return CommandAnswer(
         data=lambda: json_value(rows),
-        show=lambda: print(f"{text}\n\n{len(rows)} GPUs. Peaks are dense; e: emulated. All of one: gpus NAME."),
+        show=lambda: print(f"{text}\n\n{found}. Peaks are dense; e: emulated. All of one: gpus NAME."),
     )
 
 

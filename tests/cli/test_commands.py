@@ -309,6 +309,7 @@ def test_gpus_filters(run: Run) -> None:
     assert run("gpus", "--architecture", "hopper", "--json").json == run("gpus", "hopper", "--json").json
     # No GPU has this name, but several have it in theirs.
     assert {row["name"] for row in run("gpus", "PRO 6000 Blackwell", "--json").json} >= {"RTX-PRO-6000-Server"}
+    assert "\n1 GPU. Peaks" in run("gpus", "5090-l").out
     ran = run("gpus", "--architecture", "hoper")
     assert "'hoper' is not an architecture. There are: kepler, maxwell" in ran.err
 
