@@ -5,6 +5,7 @@
   of image, filter and result. The result is the gradient in the backward pass, or else the input of a following
   operation.
 * Before torch 2.0, `torch.optim` updated tensors one by one, and `zero_grad` filled gradients with zeros.
+* Before torch 1.11, softmax kept its input for the backward pass, and before 1.10, ReLU did so.
 
     >>> solved_geometry(image=224, taps=7, result=112)  # ResNet's first convolution: stride 2, padding 3
     (2, 3)
@@ -12,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -134,6 +135,14 @@ def solved_geometry(*, image: int, filter_size: int, result: int) -> tuple[int, 
 
 # --- A step as torch before 2.0 runs it
 
+_READ_INPUT_BEFORE: Final[Mapping[str, tuple[str, tuple[int, int], int]]] = {
+    "aten::_softmax_backward_data": ("aten::_softmax", (1, 11), 2),
+    "aten::_log_softmax_backward_data": ("aten::_log_softmax", (1, 11), 2),
+    "aten::threshold_backward": ("aten::relu", (1, 10), 1),
+}
+"""Backward operations that read the input of a forward operation in older releases: the forward operation, the first
+release that reads only the result, and the position of the input (ReLU read the input instead of the result)."""
+
 _FILLS: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
 _TOGETHER: Final = "aten::_foreach_"
@@ -159,6 +168,18 @@ def updated_one_by_one(operations: Sequence[Operation]) -> Iterator[Operation]:
             inputs = operation.inputs[index::count][:lists]
             outputs = operation.outputs[index::count] if operation.outputs else inputs[:1]
             yield replace(operation, name=f"aten::{name}", inputs=inputs, outputs=outputs)
+
+
+def with_kept_inputs(operations: Sequence[Operation], release: tuple[int, int]) -> Iterator[Operation]:
+    """Yield the operations. Where the release's backward pass reads an input, the input's storage lives until then."""
+    inputs: dict[tuple[str, int | None], TensorInfo] = {}
+    for operation in operations:
+        if operation.phase != "backward" and operation.inputs and operation.outputs:
+            inputs[operation.name, operation.outputs[0].id] = operation.inputs[0]
+        forward, since, position = _READ_INPUT_BEFORE.get(operation.name, ("", release, 0))
+        result = operation.inputs[1] if release < since and len(operation.inputs) == 2 else None
+        kept = None if result is None or result.id is None else inputs.get((forward, result.id))
+        yield operation if kept is None else replace(operation, inputs=(*operation.inputs[:position], kept))
 
 
 def with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:

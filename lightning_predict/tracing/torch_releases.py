@@ -6,6 +6,7 @@
 | `torch.optim` | foreach since 2.0, before one by one; fused only on request | `_default_to_fused_or_foreach` there |
 | gradient clipping | foreach since 2.0, before one by one | `torch.nn.utils.clip_grad` |
 | GradScaler | on since 1.6 | `torch.amp.grad_scaler` |
+| softmax, ReLU | the backward pass reads the result; before 1.11 and 1.10 the input | pull requests 65242, 63089 |
 | convolutions | write channels last if images or weight are | `aten/src/ATen/native/ConvUtils.h` |
 
 `absent_cuda.py` and `meta_device.py` apply the defaults of the current release to meta tensors. The functions here
@@ -94,10 +95,13 @@ def for_torch_release(trace: Trace, release: str | None) -> Trace:
     under = replace(trace, software={**trace.software, "torch": release})
     if asked is None:
         return under
-    if asked >= FOREACH_SINCE or (recorded is not None and recorded < FOREACH_SINCE):
+    if asked >= FOREACH_SINCE:
         return under
-    from lightning_predict.tracing.older_releases import updated_one_by_one, with_kept_gradients
+    from lightning_predict.tracing.older_releases import updated_one_by_one, with_kept_gradients, with_kept_inputs
 
+    under = replace(under, operations=tuple(with_kept_inputs(trace.operations, asked)))
+    if recorded is not None and recorded < FOREACH_SINCE:
+        return under
     if trace.flags.foreach is None:
-        under = replace(under, operations=tuple(updated_one_by_one(trace.operations)))
+        under = replace(under, operations=tuple(updated_one_by_one(under.operations)))
     return under if frees_gradients(under) else replace(under, operations=with_kept_gradients(under))
