@@ -202,6 +202,7 @@ RUNS: Final[Mapping[str, Run]] = {
             split="fitted",
             fitted="rate of the B200 on 20 forward products; no other row",
         ),
+        Run(name="machine-rates", module="benchmarks.accuracy.machine_rates", words=("traces",), split="held out"),
         Run(
             name="fit-verdicts",
             module="benchmarks.accuracy.fit_verdicts",

@@ -6,11 +6,9 @@ device has finished the step, and the step time in a running loop. The step time
 predict.
 
 - The host's measured time calibrates the speed of the host. This removes the overhead of the profiler.
-- If the measured step is longer than the simulated one, it contains host time that no operation of the trace explains.
-  This time does not depend on the GPU, so it is added unchanged for each GPU.
-- If the measured step is shorter, there are three possible causes: the profiler slowed the host, the gaps between
-  kernels were shorter, or the device ran slightly faster. A slower host is assumed if the host is the bottleneck and
-  the host's time was not measured.
+- If the measured step is longer than the simulated one, the rest is host time that does not depend on the GPU.
+- If the measured step is shorter, the profiler slowed the host, the gaps between kernels were shorter, or the device
+  ran faster. A slower host is assumed if the host is the bottleneck and its time was not measured.
 
 Predictions are therefore a continuous and increasing function of the measured step time. Example::
 
@@ -76,9 +74,8 @@ class StepCalibration:
         device_seconds: Device time of the step on the recorded GPU; 0 without measurements.
         added_host_seconds: Host work per step that is missing from the recording. The simulation adds this work before
             the first operation.
-        running_share: Step time in a running loop divided by the measured step time. The share is below 1 if each
-            measured step waited for the device at its end, and 1 if the launches that overlap in a loop were not
-            recorded.
+        running_share: Step time in a running loop divided by the measured step time; below 1 if each measured step
+            waited for the device at its end.
         is_host_assumed: Whether the host is the median host, because neither its launches nor a host-bound step was
             timed.
     """

@@ -120,11 +120,7 @@ def corrected_iterations(
     check: SameGpuCheck | None,
     host: Host = UNKNOWN_HOST,
 ) -> tuple[StepPrediction, ...]:
-    """Return one StepPrediction per GPU, corrected by the check unless kernels were measured.
-
-    Measured kernels are more accurate than the check: each kernel is scaled from its own measurement, and the measured
-    step calibrates the host.
-    """
+    """Return one StepPrediction per GPU; the check corrects steps without measured kernels, which are more accurate."""
     work, factor = corrected_work(trace, timed, check)
     is_corrected = check is not None and not trace.has_measured_kernels
     steps = predict_steps(
@@ -154,10 +150,7 @@ def corrected_work(trace: Trace, timed: WorkTimes, check: SameGpuCheck | None) -
 
 
 def mean_step(steps: Sequence[StepPrediction], weights: Sequence[float]) -> StepPrediction:
-    """Average the kinds of steps on one GPU or layout.
-
-    Interval ends are averaged like middles, because the errors of the kinds are correlated.
-    """
+    """Average the kinds of steps on one GPU or layout; ends like middles, because the errors are correlated."""
     if len(steps) == 1:
         return steps[0]
 

@@ -92,6 +92,41 @@ def slowed(before: Trace, factor: float) -> Trace:
     return replace(before, operations=operations)
 
 
+def on_cuda(before: Trace) -> Trace:
+    """The trace with tensors on the GPU."""
+    there = replace(LEFT, device="cuda")
+    operations = (replace(one, inputs=(there,) * len(one.inputs), outputs=(there,)) for one in before.operations)
+    return replace(before, operations=tuple(operations))
+
+
+def test_operations_without_kernels_take_the_machines_own_rate_on_their_gpu_alone() -> None:
+    """A product took 0.5 s where 0.275 s were predicted. The next product lost its kernels."""
+    before = on_cuda(trace(measured=True))
+    product, addition, fused = before.operations
+    small = TensorInfo((2048, 2048), "float32", device="cuda")
+    other = replace(product, inputs=(small, small), outputs=(small,), kernels=())
+    lost = replace(before, operations=(product, addition, replace(product, kernels=()), other, fused))
+    direct = predict_work_times(lost, [SMALL, BIG], origin=None, models=MODELS)
+    timed = predict_work_times(lost, [SMALL, BIG], origin=SMALL, models=MODELS)
+    rate = 0.5 / direct.seconds[0, 0]
+    assert timed.seconds[0, 2] == pytest.approx(0.5)  # as the same product with kernels
+    assert timed.seconds[0, 3] == pytest.approx(rate * direct.seconds[0, 3])  # as other products
+    np.testing.assert_allclose(
+        timed.interval.high[0, 3] / timed.seconds[0, 3], direct.interval.high[0, 3] / direct.seconds[0, 3]
+    )
+    np.testing.assert_allclose(timed.seconds[1, 2:4], direct.seconds[1, 2:4])  # another GPU is another machine
+
+
+def test_a_rate_that_the_user_measured_is_not_applied_to_measured_kernels_again() -> None:
+    before = on_cuda(trace(measured=True))
+    slow = replace(SMALL, sustained_flops_per_second={"float32": 0.5e12})
+    assert slow != SMALL
+    plain, own = (predict_work_times(before, [one], origin=one, models=MODELS).seconds for one in (SMALL, slow))
+    np.testing.assert_array_equal(plain, own)
+    lost = replace(before, operations=(*before.operations, replace(before.operations[0], kernels=())))
+    assert predict_work_times(lost, [slow], origin=slow, models=MODELS).seconds[0, 3] == pytest.approx(0.5)
+
+
 @given(slower=st.floats(1, 10), method=st.sampled_from(["auto", "mlp", "wave"]))
 def test_a_longer_measurement_never_makes_a_prediction_shorter(slower: float, method: str) -> None:
     before = trace(measured=True)
@@ -135,7 +170,7 @@ def test_an_operation_whose_kernels_are_missing_is_predicted_and_one_of_the_host
     recorded = replace(recorded, operations=(*recorded.operations, lost, host, unseen))
     timed = predict_work_times(recorded, [BIG, SMALL], origin=SMALL, models=MODELS)
     modelled = 2 * 2 * 4096**3 / 1e12
-    np.testing.assert_allclose(timed.seconds[:, 3], [modelled / 2, modelled])
+    np.testing.assert_allclose(timed.seconds[:, 3], [modelled / 2, 0.5])  # the same product took 0.5 s on this machine
     np.testing.assert_array_equal(timed.seconds[:, 4:], np.zeros((2, 2)))
     np.testing.assert_array_equal(timed.shares["mlp"][:, 3], [1, 1])
     assert (timed.interval.high[:, 3] > timed.interval.low[:, 3]).all()
