@@ -4,16 +4,15 @@ A half width is in log(seconds). A spread is the exponential of a half width: th
 Seven rules apply in this order:
 
 1. **One operation.** The half width of a network comes from its errors on held-out problems. The unknown rate of an
-   unmeasured GPU is an independent error, so both half widths add in quadrature. Each formula has its own spread. A
-   surrogate, a fallback to float32 or an odd size is a bias of unknown sign, so its spread is multiplied and does not
-   average out.
+   unmeasured GPU is independent, so both half widths add in quadrature. Each formula has its own spread. A surrogate, a
+   fallback to float32 or an odd size is a bias of unknown sign, so its spread is multiplied and does not average out.
 2. **Measured operations.** A time measured on this GPU varies from run to run. The ratio of the times on two GPUs has a
    minimum half width per kind of relation (`PAIR_HALF_WIDTHS`). Only a deviation beyond the networks' errors is
    transferred to another GPU.
 3. **The sum of a step's operations.** Half widths of repetitions of a problem add, because the repetitions have the
    same error. Errors of problems and of families have a correlation r: h² = (1 - r) Σ h_i² + r (Σ h_i)².
-4. **The whole step.** A new source (its clocks, power, libraries) has an error that all operations share. A chip
-   without published steps has another. Both are independent of the operations' own errors, so they add in quadrature.
+4. **The whole step.** A new source has an error that all operations share: clocks, power, libraries, and the spread of
+   14 % between machines of one name. A chip without published steps has another. They add in quadrature.
 5. **The host.** The interval of the host has factors on the launches and on the Python time between launches, which do
    not depend on the device.
 6. **Host and device.** The step ends when the later of host and device ends. Their errors are independent.
@@ -179,8 +178,7 @@ def ratio_interval(alone: Interval[_Array], scaled: _Array, relation: _IndexArra
 def ends_of_measured(step_seconds: Sequence[float]) -> tuple[float, float]:
     """Return the ends of the interval of the median of measured steps.
 
-    The interval covers the measured steps. Its width is at least the spread of repeated runs divided by the square root
-    of their number, so that a few equal steps do not look exact.
+    It covers the measured steps, and at least the spread of repeated runs over the square root of their number.
     """
     middle = statistics.median(step_seconds)
     spread = MEASURED_SPREAD ** (1 / math.sqrt(len(step_seconds)))
@@ -242,13 +240,7 @@ def summed_by_owner(values: _Array, owners: _IndexArray, count: int) -> _Array:
         >>> summed_by_owner(np.array([[1.0, 2.0, 4.0]]), np.array([1, 0, 1]), 2)
         array([[2., 5.]])
 
-    Args:
-        values: Shape (gpus, parts).
-        owners: Owner of each part, shape (parts,), each below `count`.
-        count: Number of owners.
-
-    Returns:
-        Shape (gpus, count); 0 for owners without parts.
+    The shape is (gpus, parts) before and (gpus, count) after; `owners` has the owner of each part, below `count`.
     """
     if values.shape[1] == count and np.array_equal(owners, np.arange(count)):
         return values  # one part each
@@ -297,14 +289,9 @@ class StepSpread:
     def widened(
         self, low: float | _Array, high: float | _Array, additional_half_width: float | _Array = 0.0
     ) -> tuple[float | _Array, float | _Array]:
-        """Return the ends of a step's interval from the ends of its operations' interval.
+        """Return the ends of a step's interval from the ends of its operations' interval, all relative to the middle.
 
-        All ends are relative to the middle.
-
-        Args:
-            low: Lower end of the operations' interval, above 0 and at most 1.
-            high: Upper end of the operations' interval, at least 1.
-            additional_half_width: Additional half-width in log(seconds), for a new chip.
+        The additional half width in log(seconds) is that of a new chip.
         """
         common = independent(self.new_source, additional_half_width)
         below, above = (independent(self.operations_factor * np.log(end), common) for end in (low, high))

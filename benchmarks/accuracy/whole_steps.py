@@ -288,8 +288,41 @@ def print_report(cases: Sequence[StepCase], console: Console) -> None:
         _table(f"Without factors, intervals as they ship ({_words(used)})", [spread_as_new(one, used) for one in cases])
     )
     console.print(_table(f"Intervals fitted to all cases ({_words(seen)})", [spread_out(one, seen) for one in cases]))
+    console.print(machines_table(cases, used))
     left_out = {f"new {name.removesuffix('s')}": spread_left_out(cases, key) for name, key in LEFT_OUT.items()}
     console.print(novelty_table({"seen": [spread_out(one, seen) for one in cases], **left_out}))
+
+
+MACHINES_SPREAD: Final = 1.14
+"""Rate of large products on the fastest machine over the slowest one with the same GPU, as published."""
+
+MATRIX_KINDS: Final = ("products", "attention", "convolutions", "recurrent")
+"""Kinds of work whose clock power and cooling limit."""
+
+
+def machines_table(cases: Sequence[StepCase], spread: StepSpread) -> Table:
+    """Write coverage and width of each table with an additional half width for machines with the same GPU.
+
+    The half width in log(seconds) is half of the published spread, or the whole spread, times the share of the work on
+    matrix units. The intervals that ship have no such part beside that of a new source, which contains it.
+
+    Args:
+        cases: Steps with their operations' own intervals.
+        spread: The spread that ships.
+    """
+    headings = [f"{name}: {what}" for name in ("none", "half", "whole") for what in ("in 90 %", "width")]
+    table = report_table("Spread of machines with the same GPU", ("table",), ("n", *headings), no_wrap=False)
+
+    def widened(case: StepCase, part: float) -> StepCase:
+        share = sum(own for kind, own in case.shares.items() if kind.split("/")[0] in MATRIX_KINDS)
+        besides = math.hypot(float(spread.of_new_chips([case.gpu])[0]), part * math.log(MACHINES_SPREAD) * share)
+        return spread_out(case, spread, besides)
+
+    for name in _tables(cases):
+        members = [case for case in cases if case.table == name]
+        cells = [cell for part in (0, 0.5, 1) for cell in _cells(_score([widened(one, part) for one in members]))[-2:]]
+        table.add_row(name, str(len(members)), *cells)
+    return table
 
 
 def novelty_table(found: Mapping[str, Sequence[StepCase]]) -> Table:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lightning_predict.errors import WeightsFormatError
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.testing import example_trace
@@ -22,6 +23,7 @@ from lightning_predict.uncertainty import (
     UNMEASURED_GPU_HALF_WIDTH,
     StepSpread,
     bundled_spread,
+    device_ends,
     read_spread,
 )
 
@@ -85,3 +87,17 @@ def test_a_file_without_a_spread_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps({"spread": {"kept": "much"}}))
     with pytest.raises(WeightsFormatError, match=r"spread\.kept"):
         read_spread(file)
+
+
+def test_no_step_is_more_certain_than_the_spread_of_machines_of_one_name() -> None:
+    """14 % between the fastest and the slowest machine is published for products; each time here is certain."""
+    times = Interval.from_factor(np.ones((1, 3)), 1.0)
+    low, high = device_ends(
+        times,
+        ["linear"] * 3,
+        [1, 2, 3],
+        bundled_spread(),
+        new=np.zeros(1),
+        is_validated=np.ones(1, dtype=np.bool_),
+    )
+    assert 1.14 < float(high[0] / low[0]) < 1.2
