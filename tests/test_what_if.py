@@ -133,8 +133,8 @@ def test_half_precision_casts_what_autocast_does(traces: dict[int, Trace]) -> No
     optimizer = [operation for operation in half.operations if operation.phase == "optimizer"]
     assert {tensor.dtype for operation in optimizer for tensor in operation.inputs} == {"float32"}
     casts = [one for one in half.operations if one.name == "aten::_to_copy" and one.phase != "optimizer"]
-    # Two weights, two biases and the rows down, the result up, its gradient down, two gradients of weights up.
-    assert sorted(one.outputs[0].dtype for one in casts) == 6 * ["bfloat16"] + 3 * ["float32"]
+    # Two weights, two biases and the rows down, the result up, its gradient down, four gradients of parameters up.
+    assert sorted(one.outputs[0].dtype for one in casts) == 6 * ["bfloat16"] + 5 * ["float32"]
     assert "with the casts that follow from its lists" in half.notes[-1]
 
 
@@ -256,6 +256,37 @@ def step_of_biased_attention() -> Callable[[], None]:
         attend(learned, heads, heads, attn_mask=zeros).square().mean().backward()
 
     return step
+
+
+def step_of_eager_attention() -> Callable[[], None]:
+    """A block of GPT-2 in plain operations: its softmax reads 16 bits, and GELU's formula has branches in float32."""
+    with torch.device("meta"):
+        norm, inner, outer = nn.LayerNorm(256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+        query, drop, rows = nn.Linear(256, 256), nn.Dropout(0.1), torch.empty(16, 512, 256)
+
+    def step() -> None:
+        heads = query(norm(rows))
+        scores = drop(torch.softmax(heads @ heads.transpose(1, 2) / 16.0, dim=-1))
+        data = rows + drop(scores @ heads)
+        wide = inner(norm(data))
+        wide = 0.5 * wide * (1.0 + torch.tanh(0.8 * (wide + 0.045 * torch.pow(wide, 3.0))))
+        (data + drop(outer(wide))).square().mean().backward()
+
+    return step
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", [step_of_eager_attention, step_of_encoder])
+def test_casts_of_biases_and_branches_are_those_of_a_step_under_autocast(
+    kind: Callable[[], Callable[[], None]], dtype: str
+) -> None:
+    name, precision = "A100-SXM-80GB", {"float16": "16-mixed", "bfloat16": "bf16-mixed"}[dtype]
+    recorded = lp.capture(kind(), warmup_steps=0, precision=precision)
+    converted = in_precision(lp.capture(kind(), warmup_steps=0), dtype)
+    wanted, got = (lp.predict(one, [name], history=False)[name].device_seconds for one in (recorded, converted))
+    assert got == pytest.approx(wanted, rel=0.015)
+    copies = [sum(one.name == "aten::_to_copy" for one in step.operations) for step in (converted, recorded)]
+    assert copies[0] == pytest.approx(copies[1], rel=0.05)
 
 
 @pytest.mark.parametrize("step", [step_of_images, step_of_tokens, step_of_words])

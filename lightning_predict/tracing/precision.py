@@ -206,6 +206,8 @@ class _Autocast:
         self._of_half: set[int | None] = set()  # tensors of forward operations whose result has 16 bits
         self._of_wide: set[int | None] = {None}  # those of other forward operations
         self._unrecorded: set[tuple[int, ...]] = set()  # shapes of gradients of whole calls, which have no outputs
+        self._read_half: set[int | None] = set()  # float32 results of softmax that read float16
+        self._half_sums, self._summands = _gradient_sums_for_products(trace.operations)
         made = (one for one in trace.operations if one.name == "aten::zeros")
         self._blank = {tensor.id for one in made for tensor in one.outputs}  # masks in the dtype of the query
         # A profiler records no outputs, so the data flow is unknown. Activations between matmuls are then assumed to be
@@ -293,7 +295,8 @@ class _Autocast:
         outputs, after = [], []
         for tensor in operation.outputs:
             result = replace(tensor, dtype=self._dtype) if tensor.dtype == "float32" else tensor
-            if operation.phase == "backward" and tensor.dtype == "float32" and tensor.shape in wide:
+            is_wide = tensor.shape in wide and tensor.id not in self._summands
+            if operation.phase == "backward" and tensor.dtype == "float32" and is_wide:
                 result = replace(result, id=self._number())
                 after.append(_copy(operation, result, tensor))  # the gradient in the dtype of its tensor
             elif tensor.id is not None and tensor.dtype == "float32":
@@ -318,10 +321,16 @@ class _Autocast:
             copy, cast = tensor, None
             if not (operation.name in _READ_HALF and self._dtype == "float16"):
                 copy, cast = self._cast(tensor, "float32", operation)
+            elif tensor.dtype == self._dtype:
+                self._read_half |= {one.id for one in operation.outputs}
             if cast is not None:
                 yield cast
             inputs.append(copy)
         self._half -= {tensor.id for tensor in operation.outputs if tensor.id is not None}
+        if any(tensor.id in self._read_half for tensor in operation.inputs[1:2]):  # the gradient is written in float16
+            self._half |= {tensor.id for tensor in operation.outputs if tensor.id is not None}
+            yield replace(operation, inputs=tuple(inputs), outputs=tuple(map(self._now, operation.outputs)))
+            return
         was_half = operation.phase == "backward" and any(tensor.id in self._half for tensor in operation.inputs[1:2])
         if not was_half or not operation.outputs or operation.outputs[0].id is None:
             yield replace(operation, inputs=tuple(inputs))
@@ -337,7 +346,12 @@ class _Autocast:
         new = (one for one in operation.inputs if one.shape in self._unrecorded and one.id not in self._produced)
         self._half |= {one.id for one in new if one.id is not None}
         inputs = tuple(map(self._saved if is_saved else self._now, operation.inputs))
-        if is_saved and inputs and any(one.id in self._of_half - self._of_wide for one in inputs[1:]):
+        is_bias = operation.phase == "backward" and self._is_bias_gradient(operation)
+        if is_bias or {tensor.id for tensor in operation.outputs} & self._half_sums:
+            casts = [self._cast(tensor, self._dtype, operation) for tensor in inputs]
+            inputs = tuple(tensor for tensor, _ in casts)
+            yield from (cast for _, cast in casts if cast is not None)
+        elif is_saved and inputs and any(one.id in self._of_half - self._of_wide for one in inputs[1:]):
             # autograd casts the gradient to the dtype of the result, as after the sum of 16-bit and float32 branches
             gradient, cast = self._cast(inputs[0], self._dtype, operation)
             inputs = (gradient, *inputs[1:])
@@ -354,7 +368,21 @@ class _Autocast:
         if operation.phase == "forward" and outputs:
             tensors = {one.id for one in (*inputs, *outputs) if one.shape}
             (self._of_half if outputs[0].dtype == self._dtype else self._of_wide).update(tensors)
-        yield replace(operation, inputs=inputs, outputs=outputs)
+        if not is_bias or outputs[0].dtype != self._dtype:
+            yield replace(operation, inputs=inputs, outputs=outputs)
+            return
+        result = replace(outputs[0], id=self._number())
+        self._half.discard(outputs[0].id)
+        yield replace(operation, inputs=inputs, outputs=(result,))
+        yield _copy(operation, result, operation.outputs[0])
+
+    def _is_bias_gradient(self, operation: Operation) -> bool:
+        """Return whether a backward operation sums the gradient of a product into the gradient of a cast bias."""
+        if operation.name != "aten::sum" or not operation.outputs:
+            return False
+        size = tuple(one for one in operation.outputs[0].shape if one != 1)
+        read = operation.inputs[0].id
+        return size in self._weights and (read in self._half or (read, self._dtype) in self._copies)
 
     def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
         """Return the tensor in a dtype, and the copy operation unless an earlier copy still exists."""
@@ -378,3 +406,20 @@ class _Autocast:
 def _copy(operation: Operation, source: TensorInfo, result: TensorInfo) -> Operation:
     """Create the copy operation of a cast before or after an operation."""
     return replace(operation, name="aten::_to_copy", inputs=(source,), outputs=(result,), arguments={})
+
+
+def _gradient_sums_for_products(operations: tuple[Operation, ...]) -> tuple[set[int | None], set[int | None]]:
+    """Return sums of gradients of a product's result, and their summands. Autograd casts each to the result's dtype."""
+    readers: dict[int | None, list[Operation]] = {}
+    backward = [one for one in operations if one.phase == "backward" and one.outputs]
+    for operation in backward:
+        made = {tensor.id for tensor in operation.outputs}
+        for number in {tensor.id for tensor in operation.inputs} - made:
+            readers.setdefault(number, []).append(operation)
+    found: set[int | None] = set()
+    for operation in reversed(backward):
+        reads = readers.get(operation.outputs[0].id, [])
+        if operation.name == "aten::add" and any(one.name in _PRODUCTS or one.outputs[0].id in found for one in reads):
+            is_private = all(one.name in {*_PRODUCTS, "aten::sum"} or one.outputs[0].id in found for one in reads)
+            found |= {operation.outputs[0].id} - {None} if is_private else set()
+    return found, {number for number, reads in readers.items() if all(one.outputs[0].id in found for one in reads)}

@@ -176,8 +176,8 @@ def _of_batch_norms(trace: Trace) -> Iterator[str]:
         len(it.shape) == 1 and it.dtype == "float16" for one in norms for it in one.inputs
     ):
         yield (
-            "Batch norms with float16 weights run in torch's own kernels, which take as long as in float32. With "
-            "float32 weights (16-mixed), cuDNN's kernels are faster."
+            "Batch norms with float16 weights run in torch's own kernels. With float32 weights (16-mixed), cuDNN runs: "
+            "up to 1.5 times as fast on GPUs with GDDR memory."
         )
 
 

@@ -13,6 +13,7 @@ from lightning_predict.kernels import operations
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem, translates
 from lightning_predict.kernels.translation import translate, work_items
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
 
 
@@ -184,6 +185,16 @@ def test_norms_over_channels() -> None:
     assert got == (problem("batch_norm", "float32", rows=32, cols=25, channels=8),)
     frozen = translated("aten::native_batch_norm", tensor(4, 8, 5, 5), tensor(8), training=False)
     assert frozen[0].operation == "transfer"
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_batch_norms_with_float16_weights_run_in_pytorchs_kernels_as_in_bfloat16(*, is_last: bool) -> None:
+    """With channels last, the kernels of cuDNN were assumed, which takes float16 images with float32 weights only."""
+    images = tensor(4, 8, 5, 5, dtype="float16")
+    layout: dict[str, Any] = {CHANNELS_LAST: True} if is_last else {}
+    for weights, dtype in (("float16", "bfloat16"), ("float32", "float16")):
+        (got,) = translated("aten::native_batch_norm", images, tensor(8, dtype=weights), training=True, **layout)
+        assert (got.operation, got.dtype) == ("batch_norm_last" if is_last else "batch_norm", dtype)
 
 
 def test_an_embedding_reads_its_rows_and_its_gradient_writes_the_table() -> None:

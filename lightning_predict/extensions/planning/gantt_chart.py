@@ -49,14 +49,7 @@ class JobBar:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Rows of a node in the chart.
-
-    Attributes:
-        node: Number of the node.
-        label: Text with the node's number and its machine types over time.
-        first_row: Index of the lane's first row.
-        rows: Number of rows: the GPUs of the largest of these machine types.
-    """
+    """Rows of a node in the chart: a row for each GPU of its largest machine type."""
 
     node: int
     label: str

@@ -34,12 +34,8 @@ class QueueRule:
 
     Each job gets its own machine. The machine type is chosen by the predicted times: the cheapest type that meets the
     deadline, otherwise the fastest. So a rule uses the same times and prices as the planner. A rule does not share
-    GPUs, preempt jobs or consider all jobs together, and it cannot keep a budget.
-
-    Attributes:
-        name: Name in tables.
-        order: Sort key of the queue. Jobs with equal keys are sorted by name.
-        shares_gpus: Whether jobs may share a machine.
+    GPUs, preempt jobs or consider all jobs together, and it cannot keep a budget. Jobs with equal keys of `order` are
+    sorted by name.
     """
 
     name: str
@@ -103,15 +99,8 @@ def serve_queue(
 ) -> RunningJobs:
     """Keep running jobs, and start each waiting job on the first of its configurations that has a free node.
 
-    Without migration, a job that ran before continues on its last configuration.
-
-    Args:
-        queue: Waiting jobs, in order. Jobs that are not submitted or have ended are skipped.
-        configurations: Configurations of a job, the best first.
-        problem: The problem.
-        situation: State of the plan.
-        shares_gpus: Whether jobs may share a machine.
-        method: Name of the method, for the decision.
+    Without migration, a job that ran before continues on its last configuration. Jobs of the queue that are not
+    submitted or have ended are skipped. `configurations` returns a job's configurations, the best first.
     """
     started = time.perf_counter()
     placements = dict(situation.running)

@@ -52,15 +52,7 @@ def likely_factors() -> tuple[float, float, float]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedJob:
-    """Outcome of one job in a replay.
-
-    Attributes:
-        job: Name of the job.
-        end_seconds: Actual end of the job.
-        deadline_seconds: Deadline.
-        lost_seconds: Work that was lost and had to be done again.
-        moves: Number of moves from one place to another.
-    """
+    """Outcome of one job in a replay. `lost_seconds` is work that had to be done again."""
 
     job: str
     end_seconds: float
@@ -77,13 +69,7 @@ class ReplayedJob:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReplay:
-    """Outcome of a whole plan in a replay.
-
-    Attributes:
-        jobs: One outcome per job, by name.
-        machine_usd: Cost of all machines.
-        tardiness_usd: Cost of the tardiness of all jobs.
-    """
+    """Outcome of a whole plan in a replay, with the cost of all machines and of the tardiness of all jobs."""
 
     jobs: tuple[ReplayedJob, ...]
     machine_usd: float

@@ -111,16 +111,8 @@ def times_of_runs(
     """Predict a run from past runs of the same model, by a regression (`regression/end_to_end.py`).
 
     If all past runs used one GPU model, or one number of GPUs, other configurations are omitted, because the runs
-    contain no information about them.
-
-    Args:
-        path: Past runs, as for `regress`; `history` for the runs that RuntimePredictor stored.
-        iterations: Remaining training steps of `batch_size` samples.
-        machines: Machine types, each with a GPU of the catalogue.
-        batch_size: Samples of a step on one GPU.
-        model: Use only the runs of this model.
-        keep_batch: Whether GPUs share the samples of a step. Configurations whose number of GPUs does not divide the
-            samples are omitted.
+    contain no information about them. With `keep_batch`, GPUs share the `batch_size` samples of a step, and
+    configurations whose number of GPUs does not divide the samples are omitted.
 
     Raises:
         MeasurementTableError: The table is invalid.

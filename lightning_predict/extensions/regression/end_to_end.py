@@ -42,12 +42,7 @@ _OF: Final = constants_of(__name__)
 @final
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Product of variables: a term of the regression.
-
-    Attributes:
-        variables: Factors of the product.
-        exponents: 1 or -1 for each factor.
-    """
+    """Product of variables: a term of the regression. Each factor has the exponent 1 or -1."""
 
     variables: tuple[Variable, ...]
     exponents: tuple[int, ...]
@@ -80,12 +75,7 @@ def terms_of(
 ) -> tuple[Term, ...]:
     """Return all products of up to `degree` different variables, short products first.
 
-    Args:
-        variables: Variables that vary.
-        degree: Maximum number of factors; 1 for no products.
-        inverses: Whether to include inverted factors.
-        not_inverted: Variables that are never inverted, because they can be 0.
-        only_inverted: Variables that are always inverted. Ignored without `inverses`.
+    Variables in `not_inverted` can be 0. `only_inverted` is ignored without `inverses`.
     """
     terms: list[Term] = []
     for length in range(1, min(degree, len(variables)) + 1):
@@ -109,14 +99,7 @@ def _powers(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
-    """A variable whose value is outside the range of the past runs.
-
-    Attributes:
-        variable: Name of the variable.
-        requested_value: Value in the setting to predict.
-        lowest: Minimum over the past runs.
-        highest: Maximum over the past runs.
-    """
+    """A variable whose value in the setting to predict is outside the range of the past runs."""
 
     variable: Variable
     requested_value: float
@@ -181,22 +164,16 @@ class EndToEndRegression:
     """Fitted regression of one model's past runs.
 
     Attributes:
-        model: Name of the model.
-        runs: Number of fitted runs.
         intercept: Constant of the regression, in seconds per iteration.
-        terms: Selected terms.
         coefficients: Coefficients of the terms, in seconds per iteration per unit of the term, shape (terms,).
         ranges: Minimum and maximum of every variable over the runs.
         mean_error: Mean of |fitted / actual - 1| over the runs.
         cross_validation_error: Mean of |predicted / actual - 1| in cross-validation, which selects terms in each fold;
             None with too few runs.
-        notes: Notes about excluded variables.
         residual_variance: Mean square of the relative (or absolute) residuals of the fit or the cross-validation,
             whichever is larger.
         degrees_of_freedom: Number of runs minus number of coefficients and intercept, at least 1.
         covariance: Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`.
-        scales: Scale of each term, shape (terms,).
-        relative: Whether relative errors were minimised.
     """
 
     model: str

@@ -142,12 +142,7 @@ class RunSetting:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """A finished run.
-
-    Attributes:
-        model: Name of the model, or of a family of models that differ in `inner_modules`.
-        setting: Settings of the run.
-        seconds: Time of the run.
+    """A finished run. `model` names a model, or a family of models that differ in `inner_modules`.
 
     Raises:
         InvalidArgumentError: The time is not above 0.
@@ -200,12 +195,7 @@ STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
 @final
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Past runs from a table, with notes on excluded runs.
-
-    Attributes:
-        runs: The runs, in the order of the table.
-        notes: Notes about excluded runs.
-    """
+    """Past runs in the order of a table, with notes on excluded runs."""
 
     runs: tuple[PastRun, ...]
     notes: tuple[str, ...] = ()

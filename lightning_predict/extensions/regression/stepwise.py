@@ -47,20 +47,13 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         p_remove: A feature leaves if the p-value of its t-test is above this value; at least `p_enter`.
         max_rounds: Maximum number of rounds.
         max_features: Maximum number of features; None for no limit.
-        non_negative: Indices of features whose coefficient must be positive. Such a feature leaves permanently if its
-            coefficient is not positive any more.
+        non_negative: Indices of features whose coefficient must be positive; otherwise, the feature leaves for good.
         non_negative_intercept: Whether to fit without an intercept if the intercept would be negative.
 
     Attributes:
         selected_: Indices of the features in the model, in the order in which they entered, shape (selected,).
-        coef_: Coefficient of each feature, 0 for features that are not selected, shape (features,).
-        intercept_: Constant of the model.
-        residual_variance_: Weighted residual sum of squares over the degrees of freedom; NaN without degrees of
-            freedom.
-        degrees_of_freedom_: Number of rows with a weight, minus the number of coefficients and the intercept.
-        unscaled_covariance_: Inverse of XᵀWX, where the columns of X are a constant and the selected features; shape (1
-            + selected, 1 + selected).
-        n_iter_: Number of rounds.
+        residual_variance_: Weighted residual sum of squares over the degrees of freedom; NaN without any.
+        unscaled_covariance_: Inverse of XᵀWX, where the columns of X are a constant and the selected features.
     """
 
     def __init__(
@@ -81,12 +74,7 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         self.non_negative_intercept = non_negative_intercept
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StepwiseRegression:  # noqa: N803  # scikit-learn's name
-        """Select features, and fit their coefficients.
-
-        Args:
-            X: Features, shape (rows, features).
-            y: Target, shape (rows,).
-            sample_weight: Weight of each row's squared residual, shape (rows,); None for equal weights.
+        """Select features, and fit their coefficients. A weight multiplies a row's squared residual.
 
         Raises:
             InvalidArgumentError: The probabilities or the number of rounds are impossible.
