@@ -6,7 +6,8 @@
 and half the optimizer's traffic, so its time should be at most that of `16-mixed`. Batch norms are the exception: cuDNN
 takes float16 images only with float32 weights, so PyTorch's own kernels run in `16-true`. FOLDER holds published steps
 of VGG with and without batch norms (`torchvision_step.csv`, `torchvision_step_2.csv`, `timm.csv.gz`). Their differences
-are the measured times of batch norms. The what-ifs of advice, from the float32 step, are compared with recorded steps.
+are the measured times of batch norms, next to predictions if `--cache` has the recorded steps. The what-ifs of advice,
+from the float32 step, are compared with recorded steps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.accuracy.vision import (
     TORCHVISION_TABLE,
     TORCHVISION_TABLE_2,
     VisionCase,
+    evaluate_vision,
     read_timm_cases,
     read_torchvision_cases,
 )
@@ -44,6 +46,8 @@ from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
 from lightning_predict.extensions.advice.precision import in_half
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.tracing.precision import in_precision
 from lightning_predict.tracing.trace import Trace
 
@@ -204,8 +208,12 @@ def _cells(found: Sequence[HalfScore]) -> tuple[str, ...]:
 VGGS: Final = ("vgg11", "vgg13", "vgg16", "vgg19")
 
 
-def norm_table(folder: Path) -> Table:
+def norm_table(folder: Path, cache: Path | None = None) -> Table:
     """Return measured times of VGG's batch norms: the step with them less the step without, by precision.
+
+    Args:
+        folder: Folder with the tables.
+        cache: Folder of recorded steps, to predict the times of NVIDIA's GPUs, too.
 
     Raises:
         MeasurementTableError: A table lacks a column or a value.
@@ -213,8 +221,9 @@ def norm_table(folder: Path) -> Table:
     table = report_table(
         "Batch norms of VGG in training, measured: time relative to float32",
         ("GPU", "model"),
-        ("float16 weights", "autocast"),
+        ("float16 weights", "autocast", "predicted over measured, float16 weights"),
     )
+    errors = list[float]()
     cases = [
         case for name in (TORCHVISION_TABLE, TORCHVISION_TABLE_2) for case in read_torchvision_cases(folder / name)
     ]
@@ -222,12 +231,31 @@ def norm_table(folder: Path) -> Table:
     for gpu in dict.fromkeys(case.gpu for case in cases):
         own = _per_image(case for case in cases if case.gpu == gpu)
         mixed = _per_image(case for case in autocast if case.gpu == gpu)
+        predicted = _predicted(cases, gpu, cache)
         for name in VGGS:
             single, half = _of_norms(own, name, "single"), _of_norms(own, name, "half")
             if single and half:
                 amp = _of_norms(mixed, name, "amp")
-                table.add_row(gpu, name, f"{half / single:.2f}", f"{amp / single:.2f}" if amp else "-")
+                ours = _of_norms(predicted, name, "half")
+                errors += [] if ours is None else [abs(ours / half - 1)]
+                cells = (
+                    f"{one:.2f}" if one else "-" for one in (half / single, (amp or 0) / single, (ours or 0) / half)
+                )
+                table.add_row(gpu, name, *cells)
+    if errors:
+        table.add_section()
+        table.add_row("mean error %", "", "", "", f"{100 * statistics.fmean(errors):.1f}")
     return table
+
+
+def _predicted(cases: Sequence[VisionCase], gpu: str, cache: Path | None) -> dict[tuple[str, str], float]:
+    """Return predicted seconds of an image in float16, by model and precision; none for other makers' GPUs."""
+    if cache is None or find_gpu(gpu).vendor != NVIDIA:
+        return {}
+    names = (*VGGS, *(f"{name}_bn" for name in VGGS))
+    own = [case for case in cases if case.gpu == gpu and case.step.mode == "train" and case.step.precision == "half"]
+    found = evaluate_vision([case for case in own if case.step.model in names], cache=cache, jobs=1)
+    return {(one.case.step.model, "half"): one.seconds / one.case.step.batch for one in found}
 
 
 def _per_image(cases: Any) -> dict[tuple[str, str], float]:
@@ -246,11 +274,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.accuracy.half_precision", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("folder", type=Path, help="folder with the tables of published steps")
+    parser.add_argument("--cache", type=Path, default=None, help="folder of recorded steps of torchvision")
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     console = ResultConsole(width=WIDTH)
     console.print(ratio_table(list(scores())))
-    console.print(norm_table(options.folder))
+    console.print(norm_table(options.folder, options.cache))
     write_run(console, "half-precision", options.result)
     return 0
 

@@ -40,4 +40,4 @@ def test_measured_batch_norms_are_differences_of_two_steps(tmp_path: Path) -> No
     timm += "RTX-3090,train,amp,nchw,1.12,a-pt112-cu113,0,vgg16_bn,100,224,50\n"
     timm += "RTX-3090,train,amp,nchw,1.12,a-pt112-cu113,0,vgg16,100,224,25\n"
     (tmp_path / "timm.csv.gz").write_bytes(gzip.compress(timm.encode()))
-    assert table_of(norm_table(tmp_path)).rows == (("RTX-3090", "vgg16", "1.25", "0.75"),)
+    assert table_of(norm_table(tmp_path)).rows == (("RTX-3090", "vgg16", "1.25", "0.75", "-"),)

@@ -149,6 +149,15 @@ def improved_plan(
     return found
 
 
+def changed_plans(plan: Plan, problem: PlanningProblem, outlook: Callable[[Plan], PlanOutlook]) -> Iterator[Plan]:
+    """Yield the plans that differ from a plan in one job; none if a job pauses."""
+    stages, jobs = _stages(plan), {job.name: job for job in problem.jobs}
+    for change in () if stages is None else _changes(stages, plan, jobs, problem):
+        changed = simulated_stages(change, problem, None, outlook)
+        if changed is not None:
+            yield changed
+
+
 def _stages(plan: Plan) -> JobStages | None:
     """Return the stages of a plan; None if a job pauses, or moves at a moment at which no other job ends."""
     ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
