@@ -130,7 +130,7 @@ def test_the_command_predicts_a_network_from_recorded_layers(tmp_path: Path, run
     ).save(str(tmp_path / "net.json"))
     ran = run("regress", tmp_path / "net.json", "--layers", f"{tmp_path / 'one.json'},{tmp_path / 'two.json'}")
     assert (ran.code, ran.err) == (0, "")
-    assert "linear (forward)" in ran.out
+    assert "linear (float32, forward)" in ran.out
     assert "on T4; " in ran.out
     assert "were recorded." in ran.out
     assert "Left out, as no recording has it: transfer (forward), 1 calls." in ran.out

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.regression.layers import fit_layers, layers_of
+from lightning_predict.extensions.regression.layers import TimedLayer, fit_layers, layers_of
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
 
@@ -56,7 +58,7 @@ def test_a_network_is_the_sum_of_its_layers() -> None:
     assert found.seconds == pytest.approx(2e-6 + 1e-12 * flops + 2e-6 + 3e-12 * 8 * 9000, rel=1e-6)
     assert (found.layers, found.unknown) == (3, {})
     ((kind, times),) = found.beyond.items()
-    assert kind == "linear (forward)"
+    assert kind == "linear (float32, forward)"
     assert times == pytest.approx(8)  # 2,048 is twice 1,024, to the third power
 
 
@@ -72,7 +74,7 @@ def test_a_bias_and_a_first_layer_make_no_kind_of_their_own() -> None:
 
         trace = lp.capture(step)
         kinds.append({one.kind for one in layers_of(trace, [1.0] * len(work_items(trace))) if "conv" in one.kind})
-    assert kinds[0] == kinds[1] == {"conv2d (forward)", "conv2d (backward)"}
+    assert kinds[0] == kinds[1] == {"conv2d (tf32, forward)", "conv2d (tf32, backward)"}
 
 
 def test_kinds_that_no_recording_has_are_said() -> None:
@@ -81,13 +83,44 @@ def test_kinds_that_no_recording_has_are_said() -> None:
 
 
 def test_layers_of_one_size_or_a_falling_line_give_a_mean_rate() -> None:
-    one = fit_layers(layers_of(step(matrix_product(512), matrix_product(512)))).lines["linear (forward)"]
+    kind = "linear (float32, forward)"
+    one = fit_layers(layers_of(step(matrix_product(512), matrix_product(512)))).lines[kind]
     assert one.intercept == 0.0
     assert one.slope == pytest.approx((1e-6 + 1e-12 * 2 * 512**3) / (2 * 512**3))
-    falling = layers_of(step(matrix_product(256), matrix_product(512)), [2.0, 1.0])
-    line = fit_layers(falling).lines["linear (forward)"]
+    line = fit_layers(layers_of(step(matrix_product(256), matrix_product(512)), [2.0, 1.0])).lines[kind]
+    small, large = 2 * 256**3, 2 * 512**3  # least squares through the origin: the sum of c t over the sum of c squared
     assert line.intercept == 0.0
-    assert line.slope == pytest.approx(3.0 / (2 * 256**3 + 2 * 512**3))
+    assert line.slope == pytest.approx((small * 2 + large) / (small**2 + large**2))
+
+
+def test_a_kind_of_small_layers_takes_the_slope_of_larger_ones() -> None:
+    """Small layers with falling times gave seconds per byte: a large layer of the kind took thousands of its time."""
+    small = [TimedLayer("add", 8.0, 3e-6), TimedLayer("add", 16.0, 2e-6)]
+    large = [TimedLayer("relu", work, 2e-6 + 3e-12 * work) for work in (1e6, 1e8)]
+    line = fit_layers([*small, *large]).lines["add"]
+    assert line.slope == pytest.approx(3e-12, rel=0.01)
+    assert line.intercept == pytest.approx(2.5e-6, rel=0.01)
+
+
+def test_a_line_with_a_negative_intercept_goes_through_the_origin() -> None:
+    """Layers below the smallest fitted one took 0 s."""
+    layers = [TimedLayer("add", 1e6, 1e-6), TimedLayer("add", 2e6, 3e-6)]
+    line = fit_layers(layers).lines["add"]
+    assert line.intercept == 0.0
+    assert line.slope == pytest.approx(7e-12 / 5)
+
+
+def test_matmuls_of_another_dtype_are_another_kind() -> None:
+    """Float16 on tensor cores predicted float32."""
+    half = replace(matrix_product(256, gpu=False), inputs=(TensorInfo((256, 256), "float16"),) * 2)
+    found = fit_layers(layers_of(FITTED)).predict(step(half))
+    assert (found.layers, found.unknown) == (0, {"linear (float16, forward)": 1})
+
+
+def test_calls_of_a_cpu_are_layers_with_the_times_of_its_profile() -> None:
+    calls = [replace(matrix_product(side, gpu=False), host_seconds=1e-10 * side**3) for side in (64, 128)]
+    (small, large) = layers_of(step(*calls, device="cpu", gpu=None))
+    assert [small.seconds, large.seconds] == [1e-10 * 64**3, 1e-10 * 128**3]
 
 
 def test_a_recording_without_kernels_has_no_layers() -> None:

@@ -19,6 +19,7 @@ from lightning_predict.files import history_path
 if TYPE_CHECKING:
     from lightning_predict.extensions.regression.end_to_end import EndToEndRegression, RunEstimate
     from lightning_predict.extensions.regression.runs import PastRun, RunSetting, RunTable
+    from lightning_predict.tracing.trace import Trace
 
 HISTORY: Final = "history"
 """Argument that selects the runs in the user's history."""
@@ -69,8 +70,8 @@ def regress(
         degree: Maximum degree of products of variables.
         max_terms: Maximum number of terms of the regression (default: all significant ones).
         absolute: Minimise absolute errors instead of relative ones.
-        layers: Steps recorded on one GPU, separated by commas. For each kind of layer, a line is fitted through its
-            times.
+        layers: Steps recorded on one GPU, or profiles of one CPU, separated by commas. For each kind of layer, a line
+            is fitted through its times.
     """
     if layers is not None:
         return _of_layers(runs, [Path(name) for name in _words(layers)])
@@ -102,13 +103,12 @@ def regress(
 def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
     """Predict a step from the measured layers of recorded steps."""
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.extensions.regression.layers import fit_layers, layers_of
+    from lightning_predict.extensions.regression.layers import fit_layers, layers_of, recorded_times
     from lightning_predict.reports.format import duration
-    from lightning_predict.tracing.recorded_on import gpu_in_use
     from lightning_predict.tracing.trace import Trace
 
     known = [Trace.load(str(path)) for path in recordings]
-    gpus = {str(None if (gpu := gpu_in_use(one)) is None else gpu.name) for one in known}
+    gpus = {_recorded_on(one) for one in known}
     if len(gpus) > 1:
         raise InvalidArgumentError(
             f"--layers has recordings of several GPUs ({', '.join(sorted(gpus))}); a fit needs a single GPU. Give "
@@ -123,7 +123,7 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
             + (f"it has {', '.join(found.unknown)}. " if found.unknown else "its operations have no shapes. ")
             + "Record it with lp.capture, or give recordings with such layers."
         )
-    measured = sum(kernel.seconds for one in trace.operations for kernel in one.kernels)
+    measured = sum(time for one in trace.operations for time in recorded_times(trace, one))
     rows = [
         [kind, str(line.layers), f"{line.intercept:.3g} + {line.slope:.3g} c", f"{line.most_work:.3g}"]
         for kind, line in regression.lines.items()
@@ -144,6 +144,13 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
         },
         show=lambda: print("\n".join(lines)),
     )
+
+
+def _recorded_on(trace: Trace) -> str:
+    from lightning_predict.tracing.recorded_on import gpu_in_use
+
+    gpu, name = gpu_in_use(trace), "the CPU" if trace.device == "cpu" else trace.gpu_reported_name
+    return (name or "an unknown GPU") if gpu is None else gpu.name
 
 
 def _pairs(option: str, text: str | None) -> dict[str, str]:

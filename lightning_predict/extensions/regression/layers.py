@@ -2,8 +2,8 @@
 
 Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer to a profile of one GPU; c is the
 number of operations of the layer. Forward and backward are separate kinds. Other networks with the same kinds of layers
-are then predicted on this GPU. Here, a layer is a recorded call, and c is the FLOPs of a matmul or convolution, or the
-memory traffic of another call. Kernels of several recordings are fitted together. Example::
+are then predicted on this GPU. Here, a layer is a recorded call, and c is the FLOPs of a matmul or convolution in one
+dtype, or the memory traffic of another call. Recordings of a GPU or a CPU are fitted together. Example::
 
     regression = fit_layers([*layers_of(googlenet), *layers_of(vgg)])
     estimate = regression.predict(alexnet)
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec
 from lightning_predict.kernels.translation import WorkItem, work_items
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import Operation, Trace
 
 MIN_LAYERS: Final = 2
 """Minimum number of distinct amounts of work for fitting a slope."""
@@ -35,14 +35,16 @@ class TimedLayer:
     """A recorded call, with its amount of work and its time.
 
     Attributes:
-        kind: Kind of layer, from the names of its operations and the phase (forward or backward).
+        kind: Kind of layer, from its operations, the dtype of matmuls and convolutions, and the phase.
         work: FLOPs, or memory traffic in bytes.
-        seconds: Total time of the call's kernels.
+        seconds: Total time of the call's kernels, or of the call on a CPU.
+        is_product: Whether `work` is FLOPs.
     """
 
     kind: str
     work: float
     seconds: float
+    is_product: bool = False
 
 
 @final
@@ -63,8 +65,8 @@ class Line:
     most_work: float
 
     def seconds(self, work: float) -> float:
-        """Return the predicted time of a layer, at least 0."""
-        return max(0.0, self.intercept + self.slope * work)
+        """Return the predicted time of a layer."""
+        return self.intercept + self.slope * work
 
 
 @final
@@ -97,71 +99,91 @@ class LayerRegression:
         seconds, known = 0.0, 0
         unknown: Counter[str] = Counter()
         beyond: dict[str, float] = {}
-        for _, _, kind, work in _calls(trace):
-            line = self.lines.get(kind)
+        for _, _, layer in _calls(trace):
+            line = self.lines.get(layer.kind)
             if line is None:
-                unknown[kind] += 1
+                unknown[layer.kind] += 1
                 continue
-            seconds, known = seconds + line.seconds(work), known + 1
-            if work > line.most_work > 0:
-                beyond[kind] = max(beyond.get(kind, 0.0), work / line.most_work)
+            seconds, known = seconds + line.seconds(layer.work), known + 1
+            if layer.work > line.most_work > 0:
+                beyond[layer.kind] = max(beyond.get(layer.kind, 0.0), layer.work / line.most_work)
         return NetworkEstimate(seconds, known, dict(unknown), beyond)
 
 
 def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[TimedLayer, ...]:
-    """Return the layers of a step with the time of their kernels.
+    """Return the layers of a step with their times.
 
     Args:
-        trace: A recording on a GPU.
-        seconds: Measured time of each of the `work_items`; None uses the recorded kernels.
+        trace: A recording on a GPU, or a profile of a CPU.
+        seconds: Measured time of each of the `work_items`; None uses the recorded times.
 
     Raises:
-        InvalidArgumentError: The recording has no kernels.
+        InvalidArgumentError: The recording has no times.
     """
     found = []
-    for place, item, kind, work in _calls(trace):
-        kernels = [kernel.seconds for one in item.operations for kernel in trace.operations[one].kernels]
-        if seconds is not None or kernels:
-            found.append(TimedLayer(kind, work, math.fsum(kernels) if seconds is None else seconds[place]))
+    for place, item, layer in _calls(trace):
+        times = [time for one in item.operations for time in recorded_times(trace, trace.operations[one])]
+        if seconds is not None or times:
+            found.append(replace(layer, seconds=math.fsum(times) if seconds is None else seconds[place]))
     if not found:
         raise InvalidArgumentError(
             "The recording holds no kernels of operations with shapes; lines over layers need a step that was recorded "
-            "on a GPU."
+            "on a GPU, or torch.profiler's record_shapes=True on a CPU."
         )
     return tuple(found)
 
 
-def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
-    """Fit a line to each kind of layer by least squares.
+def recorded_times(trace: Trace, operation: Operation) -> list[float]:
+    """Return the times of an operation's kernels, or its time on a CPU."""
+    if trace.device == "cpu":
+        return [] if operation.host_seconds is None else [operation.host_seconds]
+    return [kernel.seconds for kernel in operation.kernels]
 
-    If all layers of a kind have equal work, or the slope is not positive, the line is the mean time per FLOP or byte.
+
+def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
+    """Fit a line to each kind of layer by least squares, without negative coefficients.
+
+    If all layers of a kind have equal work, or the slope is not positive, the line has the slope of all matmuls and
+    convolutions, or of all other layers.
     """
+    layers = tuple(layers)
+    slopes = {unit: _slope([one for one in layers if one.is_product == unit]) for unit in (False, True)}
     by_kind: dict[str, list[TimedLayer]] = defaultdict(list)
     for layer in layers:
         by_kind[layer.kind].append(layer)
-    return LayerRegression({kind: _line(own) for kind, own in sorted(by_kind.items())})
+    return LayerRegression({kind: _line(own, slopes[own[0].is_product]) for kind, own in sorted(by_kind.items())})
 
 
-def _line(layers: list[TimedLayer]) -> Line:
+def _line(layers: list[TimedLayer], common_slope: float) -> Line:
+    work, seconds = math.fsum(one.work for one in layers), math.fsum(one.seconds for one in layers)
+    slope = _slope(layers) or common_slope
+    intercept = (seconds - slope * work) / len(layers)
+    if (intercept < 0 or not slope) and work:
+        squares = math.fsum(one.work**2 for one in layers)
+        slope, intercept = math.fsum(one.work * one.seconds for one in layers) / squares, 0.0
+    return Line(intercept, slope, len(layers), max(one.work for one in layers))
+
+
+def _slope(layers: Sequence[TimedLayer]) -> float:
+    """Return the slope of a line with an intercept; 0 if it is not positive, or all layers have equal work."""
+    if len({layer.work for layer in layers}) < MIN_LAYERS:
+        return 0.0
     work = np.array([layer.work for layer in layers])  # (layers,)
-    seconds = np.array([layer.seconds for layer in layers])
-    most, slope, intercept = float(work.max()), 0.0, float(seconds.mean())
-    if len(set(work.tolist())) >= MIN_LAYERS:
-        slope, intercept = map(float, np.polyfit(work / most, seconds, 1) / (most, 1.0))
-    if slope <= 0 and most > 0:
-        slope, intercept = float(seconds.sum() / work.sum()), 0.0
-    return Line(intercept, slope, len(layers), most)
+    slope = float(np.polyfit(work / work.max(), [layer.seconds for layer in layers], 1)[0] / work.max())
+    return max(0.0, slope)
 
 
-def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, str, float]]:
-    """Yield the calls with a known amount of work, as (position, work item, kind, amount of work)."""
+def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, TimedLayer]]:
+    """Yield the calls with a known amount of work, as (position, work item, layer without its time)."""
     for place, item in enumerate(work_items(trace)):
         if item.problems and not item.unknown:
             phase = trace.operations[item.operations[0]].phase
             # A bias, or the missing input gradient of a first layer, does not make a separate kind.
             products = [one for one in item.problems if operation_spec(one.operation).units == "tensor"]
-            names = "+".join(sorted({one.operation.partition("_backward")[0] for one in products or item.problems}))
-            yield place, item, f"{names} ({phase})", math.fsum(map(_work, products or item.problems))
+            names = {one.operation.partition("_backward")[0] for one in products or item.problems}
+            dtypes = {"float32" if trace.device == "cpu" and one.dtype == "tf32" else one.dtype for one in products}
+            kind = f"{'+'.join(sorted(names))} ({', '.join([*sorted(dtypes), phase])})"
+            yield place, item, TimedLayer(kind, math.fsum(map(_work, products or item.problems)), 0.0, bool(products))
 
 
 def _work(problem: OperationShape) -> float:
