@@ -798,7 +798,9 @@ def _clamp_to_float32(times: OperationTimes, question: TimingRequest) -> Operati
     shares["proxy"] = 1 - float32.shares["formula"] - float32.shares["roofline"]
     stand_in = float32.interval.widened(SURROGATE_SPREAD)
     stand_in = replace(stand_in, low=np.maximum(stand_in.low * gain, bound[:, doubtful]))
-    instead = OperationTimes(stand_in, shares, float32.extrapolated_share)
+    # Kernels of the dtype may wait longer than float32's, such as softmax of odd rows.
+    waits = minimum_latencies([question.requested[int(index)] for index in doubtful], question.gpus)
+    instead = _raised(OperationTimes(stand_in, shares, float32.extrapolated_share), waits, question)
 
     def chosen(table: Array, other: Array) -> Array:
         return np.where(taken, other, table)

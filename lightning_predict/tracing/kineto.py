@@ -36,6 +36,7 @@ from lightning_predict.tracing.calls import arguments_of, outputs_of, tensors_of
 from lightning_predict.tracing.collectives import left_out_collectives
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_profile
 from lightning_predict.tracing.older_releases import with_current_names
+from lightning_predict.tracing.operand_strides import READ_IN_PASSES
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.recorded_on import unknown_gpu_note, with_named_gpu
 from lightning_predict.tracing.signatures import backward_inputs
@@ -298,12 +299,15 @@ def _operation(item: FoundOperation, phase: Phase, profile: Profile) -> Operatio
         inputs = backward_inputs(item.whole_forward.name, inputs)
     elif not outputs:
         inputs, outputs = _copied(item, inputs)
+    arguments = {} if item.call is None else arguments_of(item.call)
+    if any("cunn_SoftMaxForward<" in work.name for work, _ in item.work):
+        arguments[READ_IN_PASSES] = True
     return Operation(
         name=item.name,
         phase=phase,
         inputs=inputs,
         outputs=outputs,
-        arguments={} if item.call is None else arguments_of(item.call),
+        arguments=arguments,
         module=item.module,
         kernels=tuple(_kernel(work, launch, profile) for work, launch in item.work),
         host_start_seconds=None if item.duration is None else microseconds_to_seconds(item.start - profile.start),

@@ -116,11 +116,11 @@ def test_tf32_needs_multiples_of_four() -> None:
         lp.operator_seconds("linear", "H100-SXM-80GB", dtype="tf32", m=8192, n=columns, k=768)
         for columns in (30521, 30522, 30528)
     )
-    # 132 multiprocessors, 250 FLOPs a clock.
+    # 132 multiprocessors, 325 FLOPs a clock.
     card = gpu("H100-SXM-80GB")
-    assert pair == pytest.approx(2 * 8192 * 30522 * 768 / (132 * card.boost_clock_hz * 250))
-    assert odd == pytest.approx(pair, rel=0.01)
-    assert even < pair / 3
+    assert pair == pytest.approx(2 * 8192 * 30522 * 768 / (132 * card.boost_clock_hz * 325))
+    assert odd == pytest.approx(pair, rel=0.1)
+    assert even < pair / 2
     # Ampere's kernels lose less: 450 of at most 1,024.
     pair, even = (
         lp.operator_seconds("linear", "A100-SXM-40GB", dtype="tf32", m=8192, n=columns, k=768)
@@ -149,3 +149,35 @@ def test_float32_takes_any_size() -> None:
         for columns in (30522, 30528)
     )
     assert pair == pytest.approx(even, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "measured"),
+    [
+        ("tf32", (1, 9336, 1800, 4670), 1508e-6),
+        ("tf32", (1, 4176, 1642, 4209), 612e-6),
+        ("bfloat16", (96, 1859, 1880, 25), 584e-6),
+        ("bfloat16", (194, 800, 832, 45), 299e-6),
+        ("bfloat16", (320, 85, 1072, 877), 744e-6),
+        ("bfloat16", (360, 1792, 23, 68), 122e-6),
+    ],
+)
+def test_odd_products_of_our_h200(dtype: str, sizes: tuple[int, int, int, int], measured: float) -> None:
+    """Rows of benchmarks/measured. Before, TF32 took 1.4 to 1.6 times as long, and bfloat16 0.5 to 0.7 times.
+
+    TF32's rate is the median of three sources, of which this one has the fastest products.
+    """
+    b, m, n, k = sizes
+    operation = "bmm" if b > 1 else "linear"
+    found = lp.operator_seconds(operation, "H200-SXM-141GB", dtype=dtype, b=b, m=m, n=n, k=k)
+    assert found == pytest.approx(measured, rel=0.25 if dtype == "tf32" else 0.12)
+
+
+def test_attention_written_out_over_an_odd_number_of_tokens() -> None:
+    """An H100 took 1,084 and 828 us for both products over 5,185 tokens, and 582 and 532 at even numbers."""
+    scores, values = (
+        lp.operator_seconds("bmm", "H100-SXM-80GB", dtype="bfloat16", b=16, m=5185, n=n, k=k)
+        for n, k in ((5185, 64), (64, 5185))
+    )
+    assert scores == pytest.approx(1084e-6, rel=0.25)
+    assert values == pytest.approx(828e-6, rel=0.1)

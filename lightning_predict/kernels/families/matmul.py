@@ -95,7 +95,7 @@ PAIRED_FLOPS_PER_CLOCK: Final = _OF.number("PAIRED_FLOPS_PER_CLOCK", "FLOP/cycle
 
 SINGLE_FLOPS_PER_CLOCK: Final = _OF.number("SINGLE_FLOPS_PER_CLOCK", "FLOP/cycle")
 SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = _OF.number("SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER", "FLOP/cycle")
-
+ODD_ELEMENTS_PER_CLOCK: Final = _OF.number("ODD_ELEMENTS_PER_CLOCK", "elements/cycle")
 
 WIDE_LOAD: Final = _OF.count("WIDE_LOAD", "elements")
 WIDEST_LOAD: Final = _OF.count("WIDEST_LOAD", "elements")
@@ -118,6 +118,7 @@ def unaligned_matmul_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
 
     Wide loads need rows that start at multiples of their width. Unaligned rows reach tensor cores one or two elements
     at a time, at a rate that does not increase with newer tensor cores. Before cuBLAS 11, no tensor cores were used.
+    Since Hopper, the elements of odd sizes, few of which are used often in attention, limit the time, too.
     """
     is_odd, is_uneven = _is_no_multiple(batch, 2), _is_no_multiple(batch, WIDE_LOAD)
     uneven = np.where(is_uneven, batch.flops, 0.0)  # (problems,)
@@ -130,7 +131,9 @@ def unaligned_matmul_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         of_single: Array = uneven / (clocks * np.array(rates)[:, None])
         return of_single
     seconds: Array = uneven / np.where(is_odd, MISALIGNED_FLOPS_PER_CLOCK, PAIRED_FLOPS_PER_CLOCK) / clocks
-    return seconds
+    one_by_one = np.where(is_odd, batch.bytes_moved / batch.element_bytes, 0.0) / ODD_ELEMENTS_PER_CLOCK / clocks
+    is_limited = np.array([[gpu.generation.has_warp_group_matmul] for gpu in gpus])
+    return np.where(is_limited, np.maximum(seconds, one_by_one), seconds)
 
 
 def _single_latency(batch: ShapeBatch, gpu: Gpu) -> Array:

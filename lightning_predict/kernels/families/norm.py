@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -26,7 +27,6 @@ from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
     Array,
-    BoolArray,
     CountedShape,
     LatencyBound,
     OperationShape,
@@ -37,7 +37,7 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import issue_rate, memory_bandwidth, rounds
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST, READ_IN_PASSES
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
@@ -65,13 +65,15 @@ STREAMED_RATIO: Final = _OF.number("STREAMED_RATIO", "factor")
 WIDE_LOAD_BYTES: Final = _OF.count("WIDE_LOAD_BYTES", "bytes")
 ROW_THREADS: Final = _OF.count("ROW_THREADS", "threads")
 LONGEST_ROW_IN_A_WARP: Final = _OF.count("LONGEST_ROW_IN_A_WARP", "elements")
+LONGEST_ROW_IN_REGISTERS: Final = _OF.count("LONGEST_ROW_IN_REGISTERS", "elements")
 
 SHARED_ROW_BYTES: Final = _OF.count("SHARED_ROW_BYTES", "bytes")
 
 SOFTMAX_CYCLES: Final = {"warp": 0.43, "block": 0.8, "again": 0.7}
 """Multiprocessor cycles per element of softmax, for any dtype, by the place of a row.
 
-A row is kept in a warp, or in the shared memory of a block, or is read again. These cycles are the limit in 16 bits
+A row is kept in a warp, in the registers of a block, in its shared memory (as fast as in a warp: 0.38 for 13,952
+bfloat16 columns on our H200), or is read again. These cycles are the limit in 16 bits
 and on GPUs with high bandwidth. Measured values (training data: all of these):
 
 * H20, float16 and float32 (flagos-ai/FlagGems 5578): 0.42 to 0.49 for 512 and 1,024 columns, 0.92 and 0.93 for
@@ -181,10 +183,13 @@ def _row_cycles(batch: ShapeBatch, cycles: Mapping[bool, tuple[float, float]]) -
     return total
 
 
-def _softmax_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-    """Return the minimum time of softmax, whose blocks wait for each load of a row and spend cycles on each element."""
+def _softmax_latency(batch: ShapeBatch, gpu: Gpu, longest: int = LONGEST_ROW_IN_REGISTERS) -> Array:
+    """Return the minimum time of softmax, whose blocks wait for each load of a row and spend cycles on each element.
+
+    Longer uneven rows than `longest` are read in three passes.
+    """
     rows, columns = batch.columns["rows"], batch.columns["cols"]
-    uneven = _is_uneven(columns, batch.element_bytes)
+    uneven = (columns > longest) & (np.rint(columns) * batch.element_bytes % WIDE_LOAD_BYTES > 0)
     loads = np.where(uneven, _uneven_loads(columns, batch.element_bytes), columns / SOFTMAX_STEP_ELEMENTS)
     waiting = _waiting(rows, loads, gpu)
     if not gpu.generation.has_warp_group_matmul:
@@ -207,13 +212,9 @@ def _softmax_cycles(batch: ShapeBatch) -> Array:
     """Return cycles per element, by the place where PyTorch keeps a row, shape (problems,)."""
     columns = batch.columns["cols"]
     is_kept = columns * batch.element_bytes <= SHARED_ROW_BYTES
-    by_block = np.where(is_kept, SOFTMAX_CYCLES["block"], SOFTMAX_CYCLES["again"])
+    by_block = np.where(is_kept, SOFTMAX_CYCLES["warp"], SOFTMAX_CYCLES["again"])
+    by_block = np.where(columns <= LONGEST_ROW_IN_REGISTERS, SOFTMAX_CYCLES["block"], by_block)
     return np.where(columns <= LONGEST_ROW_IN_A_WARP, SOFTMAX_CYCLES["warp"], by_block)
-
-
-def _is_uneven(columns: Array, element_bytes: float) -> BoolArray:
-    uneven: BoolArray = (columns > LONGEST_ROW_IN_A_WARP) & (np.rint(columns) * element_bytes % WIDE_LOAD_BYTES > 0)
-    return uneven
 
 
 def _uneven_loads(columns: Array, element_bytes: float) -> Array:
@@ -277,6 +278,8 @@ def along(data: TensorInfo, operation: Operation, default: int = -1) -> tuple[in
 
 
 def _along_dimension(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
+    if operation.arguments.get(READ_IN_PASSES):
+        name = "softmax_in_passes"
     return of_matrix(name, operation.inputs[0], *along(operation.inputs[0], operation))
 
 
@@ -346,6 +349,12 @@ register(
         reduces_rows=True,
         surrogate=None,
         latency_bound=SOFTMAX_BACKWARD_FLOOR,
+    ),
+    # Before PyTorch kept rows in registers, and for longer rows.
+    replace(
+        by_element("softmax_in_passes", 1, 1, 5),
+        surrogate=_times(1.0, "softmax"),
+        latency_bound=LatencyBound(latency=partial(_softmax_latency, longest=LONGEST_ROW_IN_A_WARP)),
     ),
     # log_softmax takes as long as softmax, with the same traffic.
     replace(by_element("log_softmax", 1, 1), surrogate=_times(1.0, "softmax"), latency_bound=SOFTMAX_FLOOR),
