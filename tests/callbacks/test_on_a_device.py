@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from torch.profiler import profile
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.tracing import environment
-from lightning_predict.tracing.trace import Trace, read_trace_json
+from lightning_predict.tracing.trace import Operation, Trace, read_trace_json
 from tests.callbacks.fake_device import GIB, FakeDevice
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
 from tests.recordings import recording
@@ -420,3 +421,27 @@ def test_memory_that_earlier_work_left_in_the_allocator_is_not_the_steps(
     assert predictor.trace is not None
     assert predictor.trace.memory.peak_bytes == GIB
     assert predictor.trace.memory.reserved_bytes == expected
+
+
+def on_the_gpu(operation: Operation, *, keeps_kernels: bool) -> Operation:
+    """The operation with tensors that name the GPU, as the recorder knows them."""
+    inputs = tuple(replace(tensor, device="cuda") for tensor in operation.inputs)
+    return replace(operation, inputs=inputs, kernels=operation.kernels if keeps_kernels else ())
+
+
+def test_the_callback_takes_the_machines_own_rate_from_the_recorded_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 products of 64 x 64 take 8 ms on this machine, far longer than a V100 is predicted to take."""
+    predictor, _ = fitted(FakeDevice(small_document()), tmp_path, monkeypatch)
+    trace = check_predictions(predictor)
+    gpu = "V100-SXM2-32GB"
+    plain = lp.predict(trace, [gpu, f"2x{gpu}"], history=False)
+    assert [one.device_seconds for one in plain.values()] == pytest.approx([0.008, 0.008])
+    # A rate that the user measured does not change measured kernels again.
+    own = lp.predict(trace, [gpu], history=False, measured={gpu: {"float32": 7e12}})
+    assert own[gpu].device_seconds == pytest.approx(0.008)
+    operations = (on_the_gpu(one, keeps_kernels=index % 2 == 0) for index, one in enumerate(trace.operations))
+    lost = lp.predict(replace(trace, operations=tuple(operations)), [gpu], history=False)
+    assert lost[gpu].device_seconds == pytest.approx(0.008)
+    assert lost[gpu].coverage["measured"] == pytest.approx(0.5)
