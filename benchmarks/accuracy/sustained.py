@@ -2,11 +2,12 @@
 
     python -m benchmarks.accuracy.sustained MEASUREMENTS
 
-SimuMax times a matmul or grouped matmul in a loop of 100 or 50 calls, so a loop of matmuls of 0.5 ms lasts 50 ms. Each
-pass of attention waits for the previous one, so only a pass of more than 5 ms is sustained work. A B200 lowers its
-clock after about 5 ms of load (github.com/flashinfer-ai/flashinfer/pull/2899). The rate of 1,103 TFLOP/s in the
-catalogue is the median of 20 forward matmuls; other matmuls and attention were not used for it. Rows below
-`SHORTEST_SECONDS` are left out.
+SimuMax times a matmul or grouped matmul in a loop, after a warm-up in the same loop (`LOOPS`). Each pass of attention
+waits for the previous one, so only a pass of more than 5 ms is sustained work. A B200 lowers its clock after about 5 ms
+of load (github.com/flashinfer-ai/flashinfer/pull/2899), so the first 5 ms of a loop are predicted at the burst rate.
+The rate of 1,103 TFLOP/s in the catalogue is the median of 20 forward matmuls; other matmuls and attention were not
+used for it. Rows below `SHORTEST_SECONDS` are left out. A grouped matmul is one matmul for each group, as Transformer
+Engine runs it.
 
 The last table says which kinds of work reach the power limit, in the own measurements on an H200. Example::
 
@@ -49,11 +50,11 @@ SHORTEST_SECONDS: Final = 50 * MICROSECOND
 THROTTLING_SECONDS: Final = 5e-3
 """Load after which a B200 lowers its clock."""
 
-CALLS: Final = 100
-"""Calls of a matmul in one loop, warm-up included."""
+LOOPS: Final = {"products": (25, 75), "grouped products": (10, 40)}
+"""Calls before the timer and calls that it times, in one loop."""
 
 LONG_LOOP_SECONDS: Final = 10 * THROTTLING_SECONDS
-"""Loops that are this long are throttled for nine tenths of their time."""
+"""Loops of matmuls that are this long are throttled for nine tenths of their time."""
 
 PASS_FLOPS: Final = {"sdp_fwd": 2.0, "sdp_bwd": 5.0}
 """FLOPs per score and head dimension that SimuMax counts, for all scores, although the mask is causal."""
@@ -68,8 +69,8 @@ class Operator:
         gpu: Name of the GPU.
         kind: Kind of work and duration of the load.
         shape: Operation that is predicted.
+        count: Number of these operations in a call.
         measured: Seconds of one call.
-        is_sustained: Whether the GPU was under load for longer than `THROTTLING_SECONDS`.
         burst: Predicted seconds in a burst; NaN before the prediction.
         predicted: Predicted seconds at the sustained rate, with their interval; at the burst rate without load. None
             before the prediction.
@@ -79,7 +80,7 @@ class Operator:
     kind: str
     shape: OperationShape
     measured: float
-    is_sustained: bool
+    count: int = 1
     burst: float = math.nan
     predicted: Interval[float] | None = None
 
@@ -125,22 +126,27 @@ def _operator(row: Checked) -> Operator:
             seq=seq,
             head_dim=both_dims / 2,
         )
-        is_long = measured > THROTTLING_SECONDS
-        kind = f"attention, passes {'over' if is_long else 'under'} 5 ms"
-        return Operator(gpu=row.value["gpu"], kind=kind, shape=shape, measured=measured, is_sustained=is_long)
+        kind = f"attention, passes {'over' if measured > THROTTLING_SECONDS else 'under'} 5 ms"
+        return Operator(gpu=row.value["gpu"], kind=kind, shape=shape, measured=measured)
     count, m, n, k = (int(words[name]) for name in (("ng", "M", "N", "K") if "ng" in words else ("b", "m", "n", "k")))
     measured = 2.0 * count * m * n * k / rate
     if "ng" in words:
-        kind, shape = "grouped products", problem("bmm", "bfloat16", b=count, m=m, n=n, k=k)
-    else:
-        length = "over" if CALLS * measured > LONG_LOOP_SECONDS else "under"
-        kind = f"products, {PASSES[words['layout']]}, loops {length} 50 ms"
-        shape = problem("linear", "bfloat16", m=count * m, n=n, k=k)
-    return Operator(gpu=row.value["gpu"], kind=kind, shape=shape, measured=measured, is_sustained=True)
+        # The result is (rows, columns), and the sum runs over the last dimension.
+        dims = {"fwd": (m, n, k), "bwd_grad_act": (m, k, n), "bwd_grad_w": (n, k, m)}[words["stage"]]
+        shape = problem("linear", "bfloat16", m=dims[0], n=dims[1], k=dims[2])
+        kind = f"grouped products, {GROUPED_PASSES[words['stage']]}"
+        return Operator(gpu=row.value["gpu"], kind=kind, shape=shape, measured=measured, count=count)
+    length = "over" if sum(LOOPS["products"]) * measured > LONG_LOOP_SECONDS else "under"
+    kind = f"products, {PASSES[words['layout']]}, loops {length} 50 ms"
+    shape = problem("linear", "bfloat16", m=count * m, n=n, k=k)
+    return Operator(gpu=row.value["gpu"], kind=kind, shape=shape, measured=measured)
 
 
 PASSES: Final = {"TN": "forward", "NN": "input gradient", "NT": "weight gradient"}
 """Pass of a linear layer by the layout of its operands."""
+
+
+GROUPED_PASSES: Final = {"fwd": "forward", "bwd_grad_act": "input gradient", "bwd_grad_w": "weight gradient"}
 
 
 def _predicted(name: str, rows: Sequence[Operator]) -> list[Operator]:
@@ -151,9 +157,28 @@ def _predicted(name: str, rows: Sequence[Operator]) -> list[Operator]:
     found = []
     for column, one in enumerate(rows):
         own: Interval[float] = times.interval.map(lambda ends, column=column: float(ends[0, column]))
-        slower = float(factors[column]) if one.is_sustained else 1.0
-        found.append(replace(one, burst=own.middle, predicted=own.scaled(slower)))
+        whole = own.scaled(one.count)
+        share = sustained_share(one.kind.split(",")[0], one.measured, whole.middle)
+        slower = 1 + share * (float(factors[column]) - 1)
+        found.append(replace(one, burst=whole.middle, predicted=whole.scaled(slower)))
     return found
+
+
+def sustained_share(kind: str, measured: float, burst: float) -> float:
+    """Return the share of the timed calls that start after `THROTTLING_SECONDS` of load.
+
+        >>> sustained_share("products", 1e-3, 1e-3), sustained_share("products", 1e-4, 1e-4)
+        (1.0, 0.6666666666666667)
+
+    Args:
+        kind: Kind of work: a key of `LOOPS`, or attention, whose passes wait for each other.
+        measured: Seconds of one call.
+        burst: Predicted seconds of one call in a burst.
+    """
+    if kind not in LOOPS:
+        return float(measured > THROTTLING_SECONDS)
+    before, timed = LOOPS[kind]
+    return 1 - min(max(THROTTLING_SECONDS / burst - before, 0.0), timed) / timed
 
 
 HEADINGS: Final = ("n", "burst mean %", "burst bias %", "mean %", "median %", "bias %", "in 90 %")

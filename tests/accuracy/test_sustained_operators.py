@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy.sustained import power_table, rates_table, read_operators
+from benchmarks.accuracy.sustained import power_table, rates_table, read_operators, sustained_share
 from benchmarks.result_files import table_of
 
 MATMUL = 'B200-SXM-180GB,matmul,"b=1, m={m}, k=8192, n=8192, layout={layout}, accumulate=False, out_dtype=bf16",1000\n'
@@ -38,11 +38,21 @@ def test_rows_are_sustained_by_the_duration_of_their_load(tmp_path: Path) -> Non
     assert (apart.kind, passes.kind, grouped.kind) == (
         "attention, passes under 5 ms",
         "attention, passes over 5 ms",
-        "grouped products",
+        "grouped products, forward",
     )
+    assert grouped.count == 160
+    assert grouped.shape.dims[1:] == (154, 3072, 5120)
     cells = {row[:2]: row[2] for row in table_of(rates_table((long, short, apart, passes, grouped))).rows}
     assert cells["all", "attention"] == "2"
     assert cells["all", "all"] == "5"
+
+
+def test_the_first_5_ms_of_a_loop_are_a_burst() -> None:
+    """At 0.1 ms, 50 calls are a burst: 25 of warm-up, and 25 of the 75 timed ones. Passes of attention are alone."""
+    assert sustained_share("products", 1e-4, 1e-4) == pytest.approx(50 / 75)
+    assert sustained_share("products", 4e-5, 4e-5) == 0.0
+    assert sustained_share("grouped products", 1e-3, 1e-3) == 1.0
+    assert (sustained_share("attention", 4e-3, 4e-3), sustained_share("attention", 6e-3, 6e-3)) == (0.0, 1.0)
 
 
 def test_the_power_limit_lowers_the_clock_of_matrix_units_only() -> None:
