@@ -48,6 +48,7 @@ from lightning_predict.tracing.torch_releases import for_torch_release, release_
 from lightning_predict.tracing.trace import Trace, measured_seconds, weighted_kinds
 
 if TYPE_CHECKING:
+    from lightning_predict.cost.rank_memory import RankMemory
     from lightning_predict.distributed.layout_steps import MultiGpuStep
     from lightning_predict.extensions.embeddings.whole_step import ShardedEmbeddings
     from lightning_predict.run.history import Correction, HistoryRecord
@@ -125,6 +126,7 @@ class StepPredictor:
             from lightning_predict.run.history import fingerprint_of, run_correction
 
             self._run_factor = run_correction(assumptions.history, fingerprint_of(plain), self.in_use.name)
+        self.ranks: dict[int, RankMemory] = {}
         self._memory: list[tuple[Trace, StepMemory]] = (
             [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
             if same_sizes is None
@@ -199,15 +201,26 @@ class StepPredictor:
             step = replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
         return step.accumulated(strategy.accumulate) if layout.count == 1 else step
 
-    def memory_need(self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None) -> MemoryNeed:
+    def memory_need(
+        self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None, finds_least: bool = True
+    ) -> MemoryNeed:
         """Return whether the kind of step that needs the most memory fits on each GPU; empty if no need is known.
 
         Args:
             layout: The GPUs.
             strategy: How the GPUs share the work.
             reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
+            finds_least: Whether to simulate the least filled GPU as well.
         """
-        return memory_need_of(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
+        return memory_need_of(
+            self._memory,
+            layout,
+            strategy,
+            self._embeddings(strategy),
+            reported_bytes=reported_bytes,
+            ranks=self.ranks,
+            finds_least=finds_least,
+        )
 
     def shared(self, kind: SingleGpuSteps) -> MultiGpuStep:
         """Return the cached simulation of a kind of step, from which the step on several GPUs is predicted."""
@@ -374,6 +387,8 @@ def memory_need_of(
     *,
     reported_bytes: float | None = None,
     correction: float = 1.0,
+    ranks: dict[int, RankMemory] | None = None,
+    finds_least: bool = True,
 ) -> MemoryNeed:
     """Return whether the kind of step that needs the most memory fits on each GPU; empty if no need is known.
 
@@ -384,27 +399,28 @@ def memory_need_of(
         tables: Sharded embedding tables; None without sharded tables.
         reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
         correction: Measured over derived memory, which `memory` already includes.
+        ranks: Cache of the simulated ranks of each kind of step, by id; None for no cache.
+        finds_least: Whether to simulate the least filled GPU as well.
     """
     found = []
-    needed: float | None
     for kind, single in memory:
-        one = single
-        rank = None if layout.count == 1 or tables is not None else _simulated_rank(kind, layout, sharing)
-        if rank is not None:
-            one = rank
-            needed, allocated = correction * one.bytes_on(layout.gpu), float(one.allocated_on(layout.gpu))
-        elif layout.count == 1:
+        one, least = single, None
+        needed: float | None
+        if layout.count == 1:
             needed, allocated = one.bytes_on(layout.gpu), float(one.allocated_on(layout.gpu))
         elif tables is not None:
-            needed = tables.needed_bytes(kind, layout)
+            needed, least = tables.needed_bytes(kind, layout)
             allocated = (needed or 0.0) * one.allocated_on(layout.gpu) / max(one.bytes_on(layout.gpu), 1)
         else:
-            needed, allocated = _on_layout(kind, one, layout, sharing)
+            known = {} if ranks is None else ranks
+            one, needed, allocated, least = _on_layout(
+                kind, one, layout, sharing, correction, known, finds_least=finds_least
+            )
         if needed is not None:
-            found.append((needed, allocated, one, kind))
+            found.append((needed, allocated, least, one, kind))
     if not found:
         return MemoryNeed()
-    needed, allocated, one, kind = max(found, key=lambda each: each[0])
+    needed, allocated, least, one, kind = max(found, key=lambda each: each[0])
     slack, unused = one.bytes_on(layout.gpu) - one.allocated_on(layout.gpu), max(needed - allocated, 0.0)
     relative = one.relative
     if layout.count > 1 and sharing.split.parameters:
@@ -419,42 +435,46 @@ def memory_need_of(
         most_releasable_bytes=unused,
         context=_beside_the_allocator(kind, layout, sharing),
         reported_bytes=reported_bytes,
-        least_filled_bytes=_least_filled(kind, one, layout, sharing),
+        least_filled_bytes=least,
     )
-
-
-def _simulated_rank(kind: Trace, layout: Layout, sharing: Strategy) -> StepMemory | None:
-    """Return the memory of a rank under ZeRO and FSDP; None if only formulas cover the strategy or the recording."""
-    if not sharing.split.state:
-        return None
-    from lightning_predict.cost.rank_memory import can_simulate, rank_memory
-
-    return rank_memory(kind, layout, sharing) if can_simulate(kind, sharing) else None
-
-
-def _least_filled(kind: Trace, one: StepMemory, layout: Layout, sharing: Strategy) -> float | None:
-    """Return reserved bytes on the GPU that needs the least memory; None if all GPUs hold the same."""
-    if layout.count == 1 or sharing.pipeline == 1:
-        return None
-    from lightning_predict.distributed.memory import least_filled_bytes
-
-    return least_filled_bytes(one.bytes_on(layout.gpu), kind, layout, sharing)
 
 
 SHARDED_FRAGMENTATION: Final = _OF.number("SHARDED_FRAGMENTATION", "factor")
 
 
-def _on_layout(kind: Trace, one: StepMemory, layout: Layout, sharing: Strategy) -> tuple[float, float]:
-    """Return reserved and allocated bytes on the GPU of a layout that needs the most memory."""
-    from lightning_predict.distributed.memory import shared_memory_bytes
+def _on_layout(
+    kind: Trace,
+    single: StepMemory,
+    layout: Layout,
+    sharing: Strategy,
+    correction: float,
+    known: dict[int, RankMemory],
+    *,
+    finds_least: bool,
+) -> tuple[StepMemory, float, float, float | None]:
+    """Return the memory of a rank, its reserved and allocated bytes, and the reserved bytes of the least filled rank.
 
-    reserved, allocated = (
-        shared_memory_bytes(size, kind, layout, sharing)
-        for size in (one.bytes_on(layout.gpu), one.allocated_on(layout.gpu))
-    )
-    # The allocator keeps fragments of forward and backward, even if the optimizer step has the peak.
-    slack = one.bytes_on(layout.gpu) - one.allocated_on(layout.gpu) if sharing.runs_whole_model else 0
-    return max(reserved, allocated + slack), allocated
+    Without tensors in the recording, memory is divided evenly. If memory was measured on one GPU, the simulation of a
+    rank is scaled by measured over simulated memory on one GPU.
+    """
+    from lightning_predict.cost.rank_memory import RankMemory, can_simulate
+    from lightning_predict.distributed.memory import even_bytes
+
+    sizes = single.bytes_on(layout.gpu), single.allocated_on(layout.gpu)
+    if not can_simulate(kind):
+        reserved, allocated = (even_bytes(size, kind, layout, sharing) for size in sizes)
+        return single, reserved, allocated, None
+    ranks = known[id(kind)] = known.get(id(kind)) or RankMemory(kind)
+    most = ranks.most_filled(layout, sharing)
+    least = ranks.least_filled(layout, sharing) if finds_least else None
+    factors = [correction, 1.0]
+    if kind.memory.peak_bytes is not None or kind.memory.reserved_bytes is not None:
+        alone = ranks.alone
+        simulated = alone.bytes_on(layout.gpu), alone.allocated_on(layout.gpu)
+        factors = [measured / own for measured, own in zip(sizes, simulated, strict=True)]
+        most = replace(most, relative=single.relative, relative_allocated=single.relative_allocated)
+    reserved, allocated = factors[0] * most.bytes_on(layout.gpu), factors[1] * most.allocated_on(layout.gpu)
+    return most, reserved, allocated, None if least is None else factors[0] * least.bytes_on(layout.gpu)
 
 
 def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Interval[float]:

@@ -45,8 +45,7 @@ from benchmarks.runs import RUNS
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
-from lightning_predict.cost.memory import step_memory
-from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.cost.rank_memory import RankMemory
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription
 from lightning_predict.units import GIBIBYTE
@@ -135,12 +134,11 @@ def memory_table(of: str, cases: Sequence[LargeRunCase], cache: Path | None) -> 
     errors = []
     for workload, own in by_workload.items():
         trace = workload.prepared(recorded(workload, cache))
-        need = step_memory(trace)
-        for case in own if need is not None else ():
-            assert need is not None
+        ranks = RankMemory(trace)
+        for case in own:
             assert case.memory_bytes is not None
-            alone = (need.bytes_on if case.is_reserved else need.allocated_on)(case.layout.gpu)
-            found = shared_memory_bytes(alone, trace, case.layout, case.strategy)
+            need = ranks.most_filled(case.layout, case.strategy)
+            found = (need.bytes_on if case.is_reserved else need.allocated_on)(case.layout.gpu)
             errors.append(found / case.memory_bytes - 1)
             sizes = (f"{size / GIBIBYTE:.1f}" for size in (case.memory_bytes, found))
             table.add_row(workload.name, case.layout.name, case.strategy.name, *sizes, f"{100 * errors[-1]:+.1f}")

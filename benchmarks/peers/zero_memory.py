@@ -26,9 +26,8 @@ from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
-from lightning_predict.cost.memory import step_memory
+from lightning_predict.cost.rank_memory import RankMemory
 from lightning_predict.distributed.gradients import unit_elements
-from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.tracing.trace import Trace
 
@@ -69,11 +68,10 @@ def errors_by_tool(cases: Sequence[LargeRunCase], cache: Path | None) -> Iterato
         trace = traces.get(case.workload)
         if trace is None:
             trace = traces[case.workload] = case.workload.prepared(recorded(case.workload, cache))
-        need = step_memory(trace)
-        assert need is not None
+        need = RankMemory(trace).most_filled(case.layout, case.strategy)
         assert case.memory_bytes is not None
-        alone = (need.bytes_on if case.is_reserved else need.allocated_on)(case.layout.gpu)
-        yield OURS, shared_memory_bytes(alone, trace, case.layout, case.strategy) / case.memory_bytes - 1
+        found = (need.bytes_on if case.is_reserved else need.allocated_on)(case.layout.gpu)
+        yield OURS, found / case.memory_bytes - 1
         yield DEEPSPEED, deepspeed_bytes(trace, case.layout) / case.memory_bytes - 1
 
 

@@ -151,6 +151,11 @@ class MemoryNeed(Deferred):
             return None
         return self.memory_bytes - self.releasable_bytes + self.memory_free_bytes
 
+    @property
+    def required_bytes(self) -> float:
+        """Reserved memory without the part that a full GPU releases; 0 if unknown."""
+        return (self.memory_bytes or 0.0) - self.releasable_bytes
+
 
 def memory_need(
     layout: Layout,

@@ -32,7 +32,7 @@ REGISTERED: Final[Mapping[str, str]] = {
     "trace_html": "notebook",
     # strategies
     "DividedStep": "parallel.divided_step",
-    "StageMemory": "parallel.stage_memory",
+    "StageStorages": "parallel.stage_memory",
     "strategy_of_foreign": "parallel.external_configs",
     "ShardedEmbeddings": "embeddings.whole_step",
     "skew_of": "embeddings.tables",

@@ -137,7 +137,7 @@ def blocks_of(trace: Trace) -> Blocks:
     # Otherwise, the recorded update did not run CUDA's default, which updates all parameters at once.
     at_once = trace.flags.foreach is not None or any(one.name.startswith(MULTI_TENSOR) for one in operations)
     gradients = gradient_bytes(trace)
-    update = () if at_once else _copies(min(gradients, written), trained)
+    update = () if at_once else copies_of(min(gradients, written), trained)
     kept = [one.size_bytes for one in storages if one.cause == "gradient"]
     # Gradients that the trace lacks are added here.
     unseen = gradients - sum(kept)
@@ -151,7 +151,7 @@ def blocks_of(trace: Trace) -> Blocks:
     return Blocks(
         lasting=(*sizes, *(size for size in (rest, unseen, copy_bytes(trace), memory.resident_bytes or 0) if size > 0)),
         kept=tuple(kept),
-        state=_copies(memory.optimizer_state_bytes or 0, trained),
+        state=copies_of(memory.optimizer_state_bytes or 0, trained),
         batch=batch,
         storages=tuple(one for one in storages if at_once or one.cause != "update"),
         update=update,
@@ -205,7 +205,7 @@ def copy_bytes(trace: Trace) -> int:
     return copies if copies >= sum(math.prod(one.shape) for one in trace.parameters) else 0
 
 
-def _copies(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
+def copies_of(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
     """Split `total` bytes into whole copies of blocks with these sizes, and a remainder."""
     whole = sum(sizes)
     if not whole:
@@ -371,29 +371,6 @@ def tensor_levels(blocks: Blocks) -> list[int]:
     if blocks.update_at < len(levels):
         levels[blocks.update_at] += sum(blocks.update)
     return levels
-
-
-def moments_of_passes(blocks: Blocks) -> tuple[tuple[int, int], ...]:
-    """Return candidate peak times of forward and backward with sharded gradients, as (other bytes, gradient bytes).
-
-    The first value includes the batch and gradients that an operation is just writing. The second value includes
-    finished gradients. No other time exceeds a candidate in both values.
-    """
-    written = [0] * (blocks.count + 1)
-    for one in blocks.storages:
-        if one.cause == "gradient":
-            written[one.allocated_at] += one.size_bytes
-    batch, kept = sum(blocks.batch), sum(blocks.kept)
-    others, gradients = _levels(blocks)
-    found = {
-        (other + fresh + batch, max(gradient - fresh, 0) + kept)
-        for other, gradient, fresh in list(zip(others, gradients, written, strict=False))[: blocks.update_at]
-    } or {(batch, kept)}
-    fullest = list[tuple[int, int]]()
-    for moment in sorted(found, reverse=True):
-        if not fullest or moment[1] > fullest[-1][1]:
-            fullest.append(moment)
-    return tuple(fullest)
 
 
 def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:

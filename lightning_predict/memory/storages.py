@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final, Literal, final
 
 from lightning_predict.tracing.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, has_wider_mask
@@ -43,6 +43,7 @@ class Storage:
         allocated_at: Index of the first operation that writes the storage; 0 for inputs of the step.
         freed_at: Index of the operation after which the storage is freed; None if the storage survives the step.
         module: Module that wrote the storage; None if unknown.
+        tensor: First tensor of the storage; None for a storage inside an operation.
     """
 
     size_bytes: int
@@ -50,6 +51,7 @@ class Storage:
     allocated_at: int
     freed_at: int | None
     module: str | None = None
+    tensor: TensorInfo | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -222,33 +224,6 @@ def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
         yield Storage(kept, "activation", birth, birth, call.module)
 
 
-def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tuple[int, ...]:
-    """Return the sizes of the storages that are live at the memory peak, without gradients and inputs.
-
-    Args:
-        operations: Operations of a step.
-        end: Search for the peak only before this operation; None searches all operations. A storage that is freed later
-            counts as live.
-    """
-    again = computed_again(operations)
-    written = [
-        _storage(life, None, frozenset())
-        for life in _lives(operations)
-        if not life.is_given and not life.is_gradient and life.tensor.id not in again
-    ]
-    changes = [0] * (len(operations) + 1)
-    for one in written:
-        changes[one.allocated_at] += one.size_bytes
-        changes[len(operations) if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
-    levels = list(accumulate(changes[: len(operations) if end is None else end])) or [0]
-    fullest = levels.index(max(levels))
-    return tuple(
-        one.size_bytes
-        for one in written
-        if one.allocated_at <= fullest and fullest <= (fullest if one.freed_at is None else one.freed_at)
-    )
-
-
 def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]]) -> Storage:
     """Return the storage with its lifetime and use."""
     cause: Cause = "activation"
@@ -262,7 +237,7 @@ def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[
         cause = "update"
     # On the meta device, the recorder emulates autocast and keeps its copies of parameters, which autocast would free.
     is_open = life.is_gradient if held is None else life.tensor.id in held and not life.is_cast
-    return Storage(life.size_bytes, cause, life.first, None if is_open else life.last, life.module)
+    return Storage(life.size_bytes, cause, life.first, None if is_open else life.last, life.module, life.tensor)
 
 
 def _lives(operations: Sequence[Operation]) -> list[_Life]:

@@ -19,8 +19,7 @@ from benchmarks.accuracy.stated_runs import (
     more_dgxc_cases,
 )
 from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace, with_compiled_loss
-from lightning_predict.cost.memory import step_memory
-from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.cost.rank_memory import RankMemory
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions.parallel.tensor_parallel import split_model
 from lightning_predict.gpus import gpu
@@ -55,15 +54,8 @@ def test_a_compiled_loss_writes_no_logits_in_float32(trace: Trace) -> None:
 def test_compiled_blocks_keep_no_product_that_only_the_sum_behind_it_reads(trace: Trace) -> None:
     # By operation, the first, third, fifth and seventh product are kept: queries, values, gate, and what leaves the
     # block, which nothing reads again.
-    need = step_memory(trace)
-    assert need is not None
-    tensors = float(need.persistent_bytes + need.temporary_bytes)  # and 512 bytes of the batch, a 700th of them
-    eager, compiled = (
-        shared_memory_bytes(
-            tensors, one, Layout(gpu("H100-SXM-80GB"), 2), Strategy(data="fsdp", recompute="operations")
-        )
-        for one in (trace, replace(trace, compiled=True))
-    )
+    layout, strategy = Layout(gpu("H100-SXM-80GB"), 2), Strategy(data="fsdp", recompute="operations")
+    eager, compiled = (RankMemory(one).tensor_bytes(layout, strategy) for one in (trace, replace(trace, compiled=True)))
     assert eager - compiled == pytest.approx(CONFIG.layers * TOKENS * CONFIG.hidden * 2, rel=0.002)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -36,7 +37,7 @@ from lightning_predict.memory.libraries import (
     nccl_bytes,
 )
 from lightning_predict.memory.simulation import blocks_of, simulated
-from lightning_predict.memory.storages import batch_bytes, live_tensors
+from lightning_predict.memory.storages import batch_bytes, written_storages
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE
 from tests.workloads.catalogue import WORKLOADS
@@ -59,6 +60,19 @@ STEP = (
     operation("backward", (KEPT, LOSS), (STEP_GRADIENT,)),
     operation("optimizer", (STEP_WEIGHT, STEP_GRADIENT), (STEP_WEIGHT,)),
 )
+
+
+def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
+    """Return the sizes of the storages that are live at the peak, without gradients and inputs."""
+    trace = Trace(device="meta", recorder="dispatch", operations=tuple(operations))
+    storages = [one for one in written_storages(trace) if one.cause != "gradient" and one.freed_at is not None]
+
+    def live(index: int) -> tuple[int, ...]:
+        return tuple(
+            one.size_bytes for one in storages if one.freed_at is not None and one.allocated_at <= index <= one.freed_at
+        )
+
+    return max(map(live, range(len(operations))), key=sum)
 
 
 def test_what_is_read_again_is_alive_until_then() -> None:

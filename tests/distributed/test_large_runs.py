@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_predict.cost.rank_memory import RankMemory, can_simulate
 from lightning_predict.distributed.gradients import parameter_bytes
 from lightning_predict.distributed.layout_steps import on_layouts
-from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.distributed.memory import even_bytes
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.distributed.strategy import Recompute, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -20,9 +21,10 @@ from lightning_predict.extensions.parallel.groups import data_group, expert_data
 from lightning_predict.extensions.parallel.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.extensions.parallel.pipeline_parallel import (
     bubble_ratio,
-    in_flight,
     overlapping_micro_batches,
     pass_micro_batches,
+    passes_of,
+    simulated_micro_batches,
     stage_of_blocks,
 )
 from lightning_predict.extensions.parallel.recomputation import recomputed_part
@@ -69,7 +71,10 @@ def with_wait(seconds: float, count: int) -> float:
 
 
 def memory(words: str, count: int, *, trace: Trace = TRACE, single: float = SINGLE_BYTES, nodes: int = 1) -> float:
-    return shared_memory_bytes(single, trace, Layout(H100, count // nodes, nodes), parse_strategy(words))
+    layout, strategy = Layout(H100, count // nodes, nodes), parse_strategy(words)
+    if can_simulate(trace):
+        return RankMemory(trace).tensor_bytes(layout, strategy)
+    return even_bytes(single, trace, layout, strategy)
 
 
 def test_an_interleaved_pipeline_waits_half_as_long() -> None:
@@ -195,9 +200,9 @@ def test_recomputation_takes_the_forward_pass_of_blocks_again_and_keeps_their_in
     none, selective, full = (on(2, f"ddp,recompute={what}", Layout(A100, 2)) for what in ("none", "selective", "full"))
     assert full.device_seconds - none.device_seconds == pytest.approx(2 * FORWARD, rel=1e-3)
     assert selective.device_seconds - none.device_seconds == pytest.approx(2 * 1.0, rel=1e-3)  # attention alone
-    # Each block keeps its stream of 4 MiB instead of 16 MiB; one block's 16 MiB are there while it is computed again.
+    # No storage of this trace enters a block; one block's 16 MiB are there while it is computed again.
     lasting = 2 * 4 * WEIGHT_BYTES + 2 * WEIGHT_BYTES  # with DDP's buckets
-    expected = lasting + 2 * STREAM_BYTES + ACTIVATION_BYTES
+    expected = lasting + ACTIVATION_BYTES
     assert memory("ddp,recompute=full", 2) == pytest.approx(expected)
     trace, _ = trace_of(2)
     twice = tuple(replace(each, phase="backward") for each in trace.operations[:8]) * 2
@@ -274,10 +279,18 @@ def test_float32_copies_of_the_parameters_are_shared_like_the_optimizers_state()
 
 
 def test_an_interleaved_schedule_and_gpipe_hold_more_at_once() -> None:
-    assert in_flight(parse_strategy("ddp,pipeline=4"), 0, 16) == 4
-    # (p - 1) / (p v) = 3 / 8 more.
-    assert in_flight(parse_strategy("ddp,pipeline=4,virtual=2"), 0, 16) == 4 * 1.375
-    assert in_flight(parse_strategy("ddp,pipeline=4,schedule=gpipe"), 3, 16) == 16
+    def in_flight(words: str, stage: int) -> int:
+        strategy, held = parse_strategy(words), [0]
+        for is_backward, _, _ in passes_of(strategy, stage, simulated_micro_batches(strategy, stage, 16)):
+            held.append(held[-1] + (-1 if is_backward else 1))
+        assert held[-1] == 0
+        return max(held)
+
+    assert [in_flight("ddp,pipeline=4", stage) for stage in range(4)] == [4, 3, 2, 1]
+    # Two parts of half the blocks; (p - 1) / (p v) = 3 / 8 more in the first stage.
+    assert in_flight("ddp,pipeline=4,virtual=2", 0) == 2 * 4 * 1.375
+    assert in_flight("ddp,pipeline=4,virtual=2", 3) == 5
+    assert in_flight("ddp,pipeline=4,schedule=gpipe", 3) == 16
     trace = with_activations(4)
     single = 4 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
     found = [
@@ -338,7 +351,7 @@ def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
     # Half of the experts' 2 x 16 MiB, of their gradients, and of those in DDP's buckets.
     single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + 4 * WEIGHT_BYTES
     layout = Layout(A100, 2)
-    whole, dealt = (shared_memory_bytes(single, trace, layout, parse_strategy(one)) for one in ("ddp", "ddp,expert=2"))
+    whole, dealt = (even_bytes(single, trace, layout, parse_strategy(one)) for one in ("ddp", "ddp,expert=2"))
     experts = 2 * 4 * HIDDEN * HIDDEN * 4
     # The optimizer's state goes by the share of parameters.
     share = experts / 2 / (experts + 2 * WEIGHT_BYTES)
@@ -501,7 +514,7 @@ def test_zero_divides_the_state_of_experts_among_those_that_hold_the_same_ones()
     single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + state
     for expert in (1, 2, 8):
         words = f"zero1,expert={expert}" if expert > 1 else "zero1"
-        found = shared_memory_bytes(single, trace, Layout(A100, 8), parse_strategy(words))
+        found = even_bytes(single, trace, Layout(A100, 8), parse_strategy(words))
         # Parameters, gradients and their buckets; of the state an eighth, of experts' an eighth of all of them, too.
         assert found == pytest.approx(3 * (dense + experts / expert) + state / 8)
         # In MiB: 32 in addition to the experts' 64; two states of 32 among eight GPUs, of an expert's among those that

@@ -1,4 +1,4 @@
-"""Memory of GPUs that hold parts of a model, by hand.
+"""Tensors of ranks that hold parts of a model, by hand.
 
 Two blocks of 16 MiB of weights each; with gradients and two states a parameter that makes 4 x 16 MiB a block.
 """
@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.distributed.memory import least_filled_bytes, shared_memory_bytes, unsharded_memory
+from lightning_predict.cost.rank_memory import RankMemory
+from lightning_predict.distributed.gradients import parameter_bytes
+from lightning_predict.distributed.memory import even_bytes
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, DataStrategy, Strategy
+from lightning_predict.extensions.parallel.model_parallel import stage_parameters
+from lightning_predict.extensions.parallel.tensor_parallel import split_model
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
@@ -57,25 +61,24 @@ SINGLE_BYTES = 2 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
 
 
 def memory(data: DataStrategy, count: int, **degrees: Any) -> float:
-    return shared_memory_bytes(SINGLE_BYTES, TRACE, Layout(H100, count), Strategy(data=data, **degrees))
+    return tensors(TRACE, count, Strategy(data=data, **degrees))
 
 
-def test_the_whole_model_is_what_the_single_gpu_holds() -> None:
-    held = unsharded_memory(SINGLE_BYTES, TRACE, Strategy())
-    assert held.peak_bytes == SINGLE_BYTES
-    assert held.parameter_bytes == held.gradient_bytes == 2 * WEIGHT_BYTES
-    assert held.optimizer_state_bytes == 4 * WEIGHT_BYTES
-    assert held.unit_bytes == (WEIGHT_BYTES, WEIGHT_BYTES)
+def tensors(trace: Trace, count: int, strategy: Strategy) -> float:
+    return RankMemory(trace).tensor_bytes(Layout(H100, count), strategy)
 
 
 def test_the_gpu_of_a_pipeline_that_needs_the_least_memory_holds_fewer_blocks() -> None:
     trace = with_activations(3)  # the first stage of two has two of the three blocks, and keeps two micro-batches
-    single = 3 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
-    strategy, layout = Strategy(pipeline=2, micro_batches=4), Layout(H100, 2)
-    most = shared_memory_bytes(single, trace, layout, strategy)
-    least = least_filled_bytes(single, trace, layout, strategy)
-    assert most == pytest.approx(2 * 4 * WEIGHT_BYTES + 2 * ACTIVATION_BYTES * 2 / 4)
-    assert least == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4)
+    strategy, layout, ranks = Strategy(pipeline=2, micro_batches=4), Layout(H100, 2), RankMemory(trace)
+    most = 2 * 4 * WEIGHT_BYTES + 2 * ACTIVATION_BYTES * 2 / 4
+    assert ranks.tensor_bytes(layout, strategy) == most
+    # The bound of the search lacks nothing here.
+    assert ranks.lower_bounds(layout, strategy) == [most, 4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4]
+    least = ranks.least_filled(layout, strategy)
+    assert least is not None
+    assert least.persistent_bytes + least.temporary_bytes == 4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4
+    assert ranks.least_filled(layout, Strategy()) is None
 
 
 def test_blocks_over_two_gpus() -> None:
@@ -97,8 +100,7 @@ def test_what_products_gather_of_a_sequence_is_kept_whole_or_gathered_again() ->
     trace = replace(TRACE, operations=(*TRACE.operations[:first], *products, *TRACE.operations[first:]))
 
     def needed(*, again: bool) -> float:
-        strategy = Strategy(tensor=2, sequence=True, gather_again=again)
-        return shared_memory_bytes(SINGLE_BYTES, trace, Layout(H100, 2), strategy)
+        return tensors(trace, 2, Strategy(tensor=2, sequence=True, gather_again=again))
 
     assert needed(again=False) == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2)))
     assert needed(again=True) == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES / 2))
@@ -110,11 +112,10 @@ def test_gradients_that_are_exchanged_in_another_dtype_are_added_up_in_one_buffe
     elements = 2 * WEIGHT_BYTES / 4
     for data, count, tensor in (("ddp", 2, 2), ("ddp", 2, 1), ("zero1", 2, 1)):
         own = {"data": data, "tensor": tensor}
-        layout = Layout(H100, count)
-        without = shared_memory_bytes(SINGLE_BYTES, half, layout, Strategy(**own))  # type: ignore[arg-type]
+        without = tensors(half, count, Strategy(**own))  # type: ignore[arg-type]
         exchanged = Strategy(**own, reduce_dtype="float32")  # type: ignore[arg-type]
         buckets = 0 if tensor == 2 else 2 * elements  # torch's own: as large as the gradients, where there are replicas
-        found = shared_memory_bytes(SINGLE_BYTES, half, layout, exchanged)
+        found = tensors(half, count, exchanged)
         # A gradient is freed when it was added to the buffer.
         gradients = 2 * WEIGHT_BYTES / tensor
         assert found == pytest.approx(without - buckets - gradients + 4 * elements / tensor)
@@ -128,21 +129,17 @@ def test_what_the_loss_writes_in_passing_is_there_whatever_is_computed_again() -
     first = next(index for index, one in enumerate(TRACE.operations) if one.phase == "backward")
     trace = replace(TRACE, operations=(*TRACE.operations[:first], wrote, read, *TRACE.operations[first:]))
     lasting = 8 * WEIGHT_BYTES
-    single = lasting + 4 * ACTIVATION_BYTES
 
-    def activations(passing: float, **options: Any) -> float:
-        held = unsharded_memory(lasting + passing, trace, Strategy(**options))
-        return held.activation_bytes
+    def activations(**options: Any) -> float:
+        strategy = Strategy(**options)
+        return tensors(trace, strategy.tensor, strategy) - lasting / strategy.tensor
 
-    assert activations(single - lasting) == 4 * ACTIVATION_BYTES
-    # Two inputs of a quarter each, one block computed again at a time, and the output of the loss.
-    again = ACTIVATION_BYTES * (2 * 0.25 + 1 + 2)
-    assert activations(single - lasting, recompute="full") == pytest.approx(again)
-    # GPUs that share blocks share it, too; of a block the inputs are shared along the sequence.
-    shared = Strategy(recompute="full", tensor=2, sequence=True, gather_again=True)
-    assert unsharded_memory(single, trace, shared).activation_bytes == pytest.approx(again / 2)
-    # What the allocator reserves beyond the tensors, a tenth of them, is a tenth of the remainder.
-    assert activations(1.1 * (single - lasting), recompute="full") == pytest.approx(1.1 * again)
+    assert activations() == 4 * ACTIVATION_BYTES
+    # The output of the loss; later, one block is computed again at a time.
+    assert activations(recompute="full") == 2 * ACTIVATION_BYTES
+    # GPUs that share blocks do not share the output of this loss.
+    shared = {"recompute": "full", "tensor": 2, "sequence": True, "gather_again": True}
+    assert activations(**shared) == 2 * ACTIVATION_BYTES
 
 
 def test_a_pipeline_of_two_stages() -> None:
@@ -189,22 +186,21 @@ def test_gradients_that_come_behind_the_fullest_moment_leave_its_activations_who
         held=(2,),
     )
 
-    def on_two(single_mebibytes: int, **options: Any) -> float:
-        layout = Layout(H100, 2)
-        return shared_memory_bytes(single_mebibytes * MEBIBYTE, trace, layout, Strategy(**options)) / MEBIBYTE
+    def on_two(**options: Any) -> float:
+        return tensors(trace, 2, Strategy(**options)) / MEBIBYTE
 
     # The gradient is written while weight, batch and hidden are there: 16 + 16 + 40 + 16, of which it is a part.
-    assert on_two(88, data="ddp") == 88 + 16
-    assert on_two(88, data="fsdp") == 8 + 16 + 16 + 56  # the gradient is whole until it is scattered
+    assert on_two(data="ddp") == 88 + 16
+    assert on_two(data="fsdp") == 8 + 16 + 16 + 56 + 8  # the gradient is whole until its shard exists
     # With as much again freed before it is written, it is none: 16 + 16 + 40 + 32.
     scratch = TensorInfo((32, MEBIBYTE), "uint8", id=4)
     passing = Operation(name="aten::exp", phase="forward", inputs=(hidden,), outputs=(scratch,))
     first, last = trace.operations
     trace = replace(trace, operations=(first, passing, last))
-    assert on_two(104, data="ddp") == 104 + 16
-    assert on_two(104, data="fsdp") == 8 + 16 + 88
+    assert on_two(data="ddp") == 104 + 16
+    assert on_two(data="fsdp") == 8 + 16 + 88
     # Where it is added up, the one of the micro-batch before is there.
-    assert on_two(104, data="fsdp", accumulate=2) == 8 + 16 + 88 + 8
+    assert on_two(data="fsdp", accumulate=2) == 8 + 16 + 88 + 8
 
 
 def test_the_embedding_is_the_first_stages_and_the_output_layer_the_last_ones() -> None:
@@ -225,16 +221,18 @@ def test_the_embedding_is_the_first_stages_and_the_output_layer_the_last_ones() 
         parameters=(*TRACE.parameters, *tables),
         memory=replace(TRACE.memory, parameter_bytes=2 * (WEIGHT_BYTES + TABLE_BYTES)),
     )
-    held = unsharded_memory(SINGLE_BYTES + 2 * TABLE_BYTES, trace, Strategy(pipeline=2))
-    assert held.parameter_bytes == pytest.approx(WEIGHT_BYTES + TABLE_BYTES)
-    split = unsharded_memory(SINGLE_BYTES + 2 * TABLE_BYTES, trace, Strategy(tensor=4))
-    assert split.parameter_bytes == pytest.approx((WEIGHT_BYTES + TABLE_BYTES) / 2)
+    for strategy, table_bytes in ((Strategy(pipeline=2), TABLE_BYTES), (Strategy(tensor=4), 2 * TABLE_BYTES)):
+        without = replace(trace, parameters=TRACE.parameters)
+        both = [
+            sum(map(parameter_bytes, stage_parameters(one, split_model(one), strategy)[0])) for one in (trace, without)
+        ]
+        assert both[0] - both[1] == table_bytes / strategy.tensor
 
 
 def test_without_tensors_the_activations_are_dealt_out_evenly() -> None:
     trace, _ = trace_of(2)
-    held = unsharded_memory(SINGLE_BYTES, trace, Strategy(pipeline=2, micro_batches=2))
-    assert held.peak_bytes == pytest.approx(SINGLE_BYTES / 2)
+    found = even_bytes(SINGLE_BYTES, trace, Layout(H100, 2), Strategy(pipeline=2, micro_batches=2))
+    assert found == pytest.approx(SINGLE_BYTES / 2)
 
 
 @given(st.sampled_from(DATA_STRATEGIES), st.sampled_from([1, 2]))
@@ -254,8 +252,7 @@ def test_gradients_stay_whole_without_synchronisation_until_the_last_batch() -> 
     assert once[0] == once[1]  # a single batch is scattered at once
 
 
-def test_sharded_gradients_move_the_fullest_moment_to_the_end_of_the_forward_pass() -> None:
-    """A gradient as large as the activations exists when these are gone: on eight GPUs an eighth of it counts."""
+def test_a_gradient_is_whole_until_its_shard_exists() -> None:
     weight, data, hidden, gradient = (TensorInfo((48, MEBIBYTE), "uint8", id=number) for number in range(4))
     small = TensorInfo((1, MEBIBYTE), "uint8", id=4)
     trace = Trace(
@@ -270,35 +267,17 @@ def test_sharded_gradients_move_the_fullest_moment_to_the_end_of_the_forward_pas
         memory=Memory(parameter_bytes=48 * MEBIBYTE, gradient_bytes=48 * MEBIBYTE, forward_gradient_bytes=0),
         held=(3,),
     )
-    single = 48 + 48 + 48 + 1  # weight and batch; hidden, with its sums; the gradient comes later
-    found = shared_memory_bytes(single * MEBIBYTE, trace, Layout(H100, 8), Strategy(data="zero2")) / MEBIBYTE
-    assert found == pytest.approx(single)
-
-
-def test_the_optimizers_temporaries_are_sharded_like_its_state() -> None:
-    """Mistral-7B on two A100 allocated 34.2 GiB under FSDP; 42.2 were predicted, with the whole copy in the passes."""
-    weight, gradient, root = (TensorInfo((32, MEBIBYTE), "uint8", id=number) for number in range(3))
-    trace = Trace(
-        operations=(
-            Operation(name="aten::mul", phase="forward", inputs=(weight,), outputs=(TensorInfo((1,), "uint8", id=9),)),
-            Operation(name="aten::mul", phase="backward", inputs=(weight,), outputs=(gradient,)),
-            Operation(name="aten::sqrt", phase="optimizer", inputs=(gradient,), outputs=(root,)),
-        ),
-        device="meta",
-        recorder="dispatch",
-        parameters=(Parameter(name="body.weight", shape=weight.shape, dtype="uint8"),),
-        memory=Memory(parameter_bytes=32 * MEBIBYTE, gradient_bytes=32 * MEBIBYTE, forward_gradient_bytes=0),
-        held=(1,),
-    )
-    single = 3 * 32 * MEBIBYTE + 1
-    found = shared_memory_bytes(single, trace, Layout(H100, 2), Strategy(data="fsdp")) / MEBIBYTE
-    assert found == pytest.approx(32 + 32 / 2 + 32 / 2 + 32 / 2, abs=0.1)  # gathered, and halves of all three
+    found = tensors(trace, 8, Strategy(data="zero2")) / MEBIBYTE
+    assert found == 48 + 48 + 1 + 48 + 48 / 8  # weight and batch; the sum; the gradient and its shard
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 @pytest.mark.parametrize("foreach", [None, True])
 def test_the_copy_of_an_update_is_divided_with_the_weights(gpus: int, foreach: bool | None) -> None:
-    """On meta, torch's default is CUDA's default: AdamW updates all parameters at once, with a copy of one state."""
+    """Mistral-7B on two A100 allocated 34.2 GiB under FSDP; 42.2 were predicted, with a whole copy.
+
+    On meta, torch's default is CUDA's default: AdamW updates all parameters at once, with a copy of one state.
+    """
     with torch.device("meta"):
         blocks = nn.ModuleList(nn.Linear(2048, 2048, bias=False) for _ in range(24))
         data = torch.empty(4, 2048)

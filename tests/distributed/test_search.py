@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict.distributed.layout_steps import MultiGpuStep
-from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.distributed.memory import even_bytes
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel import search
@@ -41,7 +41,7 @@ def test_the_best_are_those_of_all(layout: Layout, scale: float, batch: BatchLim
     usable = 2.2 * GIBIBYTE
 
     def memory(strategy: Strategy) -> float:
-        return shared_memory_bytes(SINGLE_BYTES, trace, layout, strategy)
+        return even_bytes(SINGLE_BYTES, trace, layout, strategy)
 
     everything = [
         (
@@ -184,7 +184,7 @@ def test_what_fits_nowhere_is_refused_in_words() -> None:
     layout = Layout(A100, 2)
 
     def memory(strategy: Strategy) -> float:
-        return shared_memory_bytes(SINGLE_BYTES, shared.trace, layout, strategy)
+        return even_bytes(SINGLE_BYTES, shared.trace, layout, strategy)
 
     with pytest.raises(
         InvalidArgumentError, match=r"No strategy fits the step into 0\.1 GiB of each GPU of 2xA100.*least"

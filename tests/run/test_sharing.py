@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.memory import HeldMemory, memory_on, shared_memory_bytes
+from lightning_predict.distributed.memory import even_bytes
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
@@ -29,7 +31,7 @@ TRACE = Trace(
 
 
 def memory(data: str, count: int, nodes: int = 1) -> float:
-    return shared_memory_bytes(3600, TRACE, Layout(L4, count, nodes), Strategy(data=data))  # type: ignore[arg-type]
+    return even_bytes(3600, TRACE, Layout(L4, count, nodes), Strategy(data=data))  # type: ignore[arg-type]
 
 
 def test_eight_replicas_do_the_samples_of_one_in_an_eighth_of_the_steps() -> None:
@@ -81,29 +83,21 @@ def test_each_strategy_by_hand() -> None:
 
 
 def test_experts_are_shared_by_fewer_and_a_pipeline_holds_its_units_at_once() -> None:
-    held = HeldMemory(
-        peak_bytes=3600,
-        parameter_bytes=800,
-        gradient_bytes=600,
-        optimizer_state_bytes=1200,
-        trainable_bytes=600,
-        trained_elements=150,
-        unit_bytes=(400, 200, 100),
-        unit_elements=(100, 50, 25),
-        activation_bytes=1000,
-        expert_share=0.5,
-    )
+    experts = Parameter(name="layers.0.experts.weight", shape=(75,), dtype="float32")
+    trace = replace(TRACE, parameters=(experts, *TRACE.parameters[:2]), memory=TRACE.memory)
+    trained = 4 * (75 + 100 + 50)
 
     def each(count: int, strategy: Strategy) -> float:
-        return memory_on(held, Layout(L4, count, 1), strategy)
+        return even_bytes(3600, trace, Layout(L4, count, 1), strategy)
 
-    # Experts that are dealt out to four of eight GPUs are there twice: two share what eight share of the other half.
-    share = 0.5 / 8 + 0.5 / 2
-    assert each(8, Strategy(data="zero2", expert=4)) == 800 + (1200 + 600) * share + 1000
-    # Two stages of a pipeline leave four GPUs to share; all units of a stage are whole, and the sums of gradients.
-    assert each(8, Strategy(data="fsdp", pipeline=2)) == (1200 + 800) / 4 + 400 + 200 + 100 + 600 + 1000
+    # A quarter of the experts, a third of the parameters, is on each GPU. Two GPUs share it; eight share the others.
+    dense, own = 2 / 3, 1 / 3 / 4
+    lasting = 800 * (dense + own) + (1200 + 600) * (dense / 8 + own / 2)
+    assert each(8, Strategy(data="zero2", expert=4)) == pytest.approx(lasting + 1000)
+    # Two stages of a pipeline leave four GPUs to share; all units of a stage are whole.
+    assert each(8, Strategy(data="fsdp", pipeline=2)) == pytest.approx((1200 + 600 + 800) / 2 / 4 + trained / 2 + 500)
     # Two replicas keep buckets as large as the trained parameters.
-    assert each(2, Strategy()) == 1200 + 800 + 600 + 1000 + 600
+    assert each(2, Strategy()) == 1200 + 800 + 600 + 1000 + trained
 
 
 @given(st.sampled_from(["zero1", "zero2", "fsdp"]), st.integers(2, 64))

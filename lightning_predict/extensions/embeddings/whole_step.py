@@ -26,9 +26,10 @@ from typing import Any, Final, final
 import numpy as np
 
 from lightning_predict.cost.memory import step_memory
+from lightning_predict.cost.rank_memory import RankMemory, can_simulate
 from lightning_predict.distributed.gradients import buckets, has_backward, ready_gradients
 from lightning_predict.distributed.layout_steps import MultiGpuStep, narrowed_interval
-from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.distributed.memory import even_bytes
 from lightning_predict.distributed.overlap import (
     OVERLAP_COSTS,
     Event,
@@ -224,17 +225,21 @@ class ShardedEmbeddings:
             trace, layout, self._strategy.embedding or AUTO, interconnect=context.interconnect, models=context.models
         )
 
-    def needed_bytes(self, trace: Trace, layout: Layout) -> float | None:
-        """Return the peak memory of the GPU that needs the most memory; None if the step's memory is unknown."""
+    def needed_bytes(self, trace: Trace, layout: Layout) -> tuple[float | None, float | None]:
+        """Return the peak memory of the GPUs that need the most and the least memory; None if unknown."""
         dense = without_tables(trace)
         alone = step_memory(dense)
         if alone is None:
-            return None
-        shared = shared_memory_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
-        return self.memory_bytes(shared, trace, layout)
+            return None, None
+        if can_simulate(dense):
+            shared = float(RankMemory(dense).most_filled(layout, Strategy()).bytes_on(layout.gpu))
+        else:
+            shared = even_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
+        most, least = self.memory_bytes(shared, trace, layout)
+        return most, least if least < most else None
 
-    def memory_bytes(self, dense_bytes: float, trace: Trace, layout: Layout) -> float:
-        """Return the peak memory of the GPU that needs the most memory.
+    def memory_bytes(self, dense_bytes: float, trace: Trace, layout: Layout) -> tuple[float, float]:
+        """Return the peak memory of the GPUs that need the most and the least memory.
 
         Args:
             dense_bytes: Memory of the step without tables (`without_tables`) on this layout.
@@ -242,8 +247,8 @@ class ShardedEmbeddings:
             layout: The GPUs, at least two.
         """
         plan = self._plans(trace, layout)[0].plan
-        sent = (one.message_bytes for one in plan.exchanges if one.carries in _BUFFERED)
-        return dense_bytes + max(plan.memory_bytes) + sum(sent)
+        always = dense_bytes + sum(one.message_bytes for one in plan.exchanges if one.carries in _BUFFERED)
+        return always + max(plan.memory_bytes), always + min(plan.memory_bytes)
 
 
 _BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.cost.memory import memory_need, step_memory, usable_bytes
+from lightning_predict.cost.memory import step_memory, usable_bytes
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
-from lightning_predict.distributed.memory import ModelMemory, memory_on
+from lightning_predict.cost.rank_memory import RankMemory, can_simulate
+from lightning_predict.distributed.memory import even_bytes
 from lightning_predict.distributed.strategy import Float8, Strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.extensions.embeddings.tables import is_look_up
@@ -201,13 +202,14 @@ def _found(
     (single,) = step.kinds
     row = step.setting.gpus.index(layout.gpu)
     need = step_memory(step.trace)
-    memory = ModelMemory(step.trace)
+    ranks = step.ranks.setdefault(id(step.trace), RankMemory(step.trace)) if can_simulate(step.trace) else None
 
     def bytes_of(strategy: Strategy) -> float | None:
         if need is None:
             return None
-        alone = float(need.bytes_on(layout.gpu))
-        return alone if layout.count == 1 else memory_on(memory.unsharded(alone, strategy), layout, strategy)
+        if ranks is not None and layout.count > 1:
+            return max(ranks.lower_bounds(layout, strategy))
+        return even_bytes(need.bytes_on(layout.gpu), step.trace, layout, strategy)
 
     tables = _with_shared_tables(step, layout)
     try:
@@ -217,6 +219,7 @@ def _found(
             single.steps[row],
             row,
             bytes_of,
+            need_of=lambda strategy: step.memory_need(layout, strategy, finds_least=False),
             usable_bytes=usable_bytes(layout.gpu),
             wanted=count,
             interconnect=step.setting.interconnect,
@@ -240,15 +243,16 @@ def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrat
         shared = step.iteration(layout, strategy)
     except (InvalidArgumentError, InfeasiblePlanError):
         return ()
-    needed = step.memory_need(layout, strategy).memory_bytes
-    if needed is not None and needed > usable_bytes(layout.gpu):
+    need = step.memory_need(layout, strategy)
+    if need.memory_bytes is not None and need.memory_bytes > usable_bytes(layout.gpu):
         return ()
-    return (FoundStrategy(StrategyCandidate(strategy, needed, layout.count), shared),)
+    return (FoundStrategy(StrategyCandidate(strategy, need.memory_bytes, layout.count), shared, need),)
 
 
 def _ranked(step: StepPredictor, found: FoundStrategy, layout: Layout) -> RankedLayout:
-    strategy = found.candidate.strategy
-    need = memory_need(layout, found.candidate.memory_bytes)
+    strategy, need = found.candidate.strategy, found.need
+    if strategy.pipeline > 1 or strategy.expert > 1:
+        need = step.memory_need(layout, strategy)
     return RankedLayout(step.prediction(layout, strategy, found.step, need), strategy, found.seconds_per_batch)
 
 

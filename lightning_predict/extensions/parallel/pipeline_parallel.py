@@ -70,17 +70,43 @@ def overlapping_micro_batches(strategy: Strategy, micro_batches: int) -> int:
     return min(strategy.pipeline, micro_batches) if strategy.virtual > 1 else 1
 
 
-def in_flight(strategy: Strategy, stage: int, micro_batches: int) -> float:
-    """Return the maximum number of micro-batches whose activations a stage holds.
+def passes_of(strategy: Strategy, stage: int, micro_batches: int) -> Iterator[tuple[bool, int, int]]:
+    """Yield the passes of a stage in their order, as (whether backward, part of the stage, micro-batch).
 
-    With 1F1B and with the zero-bubble schedule H1, this is the number of stages from this stage to the end. In an
-    interleaved pipeline, this number is multiplied by 1 + (p - 1) / (p v) (Narayanan et al., 2021). With GPipe, a stage
-    holds all micro-batches.
+    With GPipe, all forward passes come first. Otherwise, forward and backward passes alternate after
+    `_warm_up_passes` forward passes. An interleaved pipeline sends `pipeline` micro-batches through one part, then
+    through the next part, in the backward pass in reverse order (Narayanan et al., 2021).
     """
+    total = micro_batches * strategy.virtual
+    ahead = min(_warm_up_passes(strategy, stage, total), total)
+    for number in range(total + ahead):
+        if number < total:
+            yield False, *_part_and_micro_batch(strategy, number)
+        if number >= ahead:
+            part, micro_batch = _part_and_micro_batch(strategy, number - ahead)
+            yield True, strategy.virtual - 1 - part, micro_batch
+
+
+def _warm_up_passes(strategy: Strategy, stage: int, total: int) -> int:
+    """Return how many forward passes precede the first pair of a forward and a backward pass."""
     if strategy.schedule == "gpipe":
-        return float(micro_batches)
-    more = 1 + (strategy.pipeline - 1) / (strategy.pipeline * strategy.virtual) if strategy.virtual > 1 else 1.0
-    return min((strategy.pipeline - stage) * more, float(micro_batches))
+        return total - 1
+    behind = strategy.pipeline - stage - 1
+    return behind if strategy.virtual == 1 else 2 * behind + (strategy.virtual - 1) * strategy.pipeline
+
+
+def _part_and_micro_batch(strategy: Strategy, number: int) -> tuple[int, int]:
+    if strategy.virtual == 1:
+        return 0, number
+    round_of, rest = divmod(number, strategy.pipeline * strategy.virtual)
+    return rest // strategy.pipeline, round_of * strategy.pipeline + rest % strategy.pipeline
+
+
+def simulated_micro_batches(strategy: Strategy, stage: int, micro_batches: int) -> int:
+    """Return how many of the micro-batches fill a stage; later micro-batches repeat the same pattern."""
+    if strategy.schedule == "gpipe":
+        return micro_batches
+    return min(micro_batches, 2 * strategy.pipeline if strategy.virtual > 1 else strategy.pipeline - stage + 1)
 
 
 def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
@@ -169,6 +195,7 @@ def stages_of(
     stage, and the output layer and the loss to the last stage.
     """
     current, phase = 0, "forward"
+    known: dict[str | None, int | None] = {}
     for operation in work:
         if operation.phase not in ("forward", "backward"):
             yield None
@@ -176,7 +203,9 @@ def stages_of(
         if (phase, operation.phase) == ("backward", "forward"):  # with gradient accumulation, the next batch begins
             current = 0
         phase = operation.phase
-        block = block_of(operation.module, positions)
+        if operation.module not in known:
+            known[operation.module] = block_of(operation.module, positions)
+        block = known[operation.module]
         current = current if block is None else stage_of[block]
         yield current
 

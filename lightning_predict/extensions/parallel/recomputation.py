@@ -41,6 +41,12 @@ BACKWARD_MATMULS: Final = _OF.count("BACKWARD_MATMULS", "matmuls")
 
 def recomputed_matmuls(trace: Trace, model: SplitModel) -> dict[str, int]:
     """Return the number of linear layers that the recorded backward pass recomputes, by block name."""
+    if id(trace) not in model.recomputed:
+        model.recomputed[id(trace)] = _recomputed_matmuls(trace, model)
+    return model.recomputed[id(trace)]
+
+
+def _recomputed_matmuls(trace: Trace, model: SplitModel) -> dict[str, int]:
     forward, backward = (dict.fromkeys((block.name for block in model.blocks), 0) for _ in range(2))
     for operation in trace.operations:
         if operation.phase not in ("forward", "backward"):

@@ -1,9 +1,10 @@
 """Searches the parallel strategies with the highest throughput on a layout, among the strategies that fit in memory.
 
 Candidates combine data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving and
-recomputation, and float8 matmuls if the user allows float8. For each candidate that fits in memory, a lower bound on
-the step time is computed: computation and communication of the slowest stage. Candidates are then predicted in order of
-their bounds. The search stops when no remaining bound is below the slowest requested result. Example::
+recomputation, and float8 matmuls if the user allows float8. For each candidate whose lower bound of memory fits, a
+lower bound on the step time is computed: computation and communication of the slowest stage. Candidates are then
+predicted in order of their bounds, and their memory is simulated if they are among the best. The search stops when no
+remaining bound is below the slowest requested result. Example::
 
     found = best_strategies(shared, layout, step, row, memory, usable_bytes=77e9, wanted=10)
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.distributed.layout_steps import MultiGpuStep
 from lightning_predict.distributed.strategy import DATA_SPLITS, DataStrategy, Float8, Recompute, Strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -52,11 +54,11 @@ MIN_CONTEXT: Final = 4096
 @final
 @dataclass(frozen=True, slots=True)
 class StrategyCandidate:
-    """A strategy that fits in memory.
+    """A strategy that may fit in memory.
 
     Attributes:
         strategy: Parallel strategy.
-        memory_bytes: Peak memory of each GPU; None if unknown.
+        memory_bytes: Lower bound of the peak memory of each GPU; None if unknown.
         replicas: Number of data-parallel groups. Each group processes its own batch.
         bound_seconds: Lower bound on the step time.
     """
@@ -80,10 +82,11 @@ class StrategyCandidate:
 @final
 @dataclass(frozen=True, slots=True)
 class FoundStrategy:
-    """A parallel strategy and its predicted step."""
+    """A parallel strategy, its predicted step and its memory need."""
 
     candidate: StrategyCandidate
     step: StepPrediction
+    need: MemoryNeed = field(default_factory=MemoryNeed)
 
     @property
     def seconds_per_batch(self) -> float:
@@ -255,6 +258,7 @@ def best_strategies(
     *,
     usable_bytes: float,
     wanted: int,
+    need_of: Callable[[Strategy], MemoryNeed] = lambda _strategy: MemoryNeed(),
     interconnect: Interconnect = CATALOGUE,
     batch: BatchLimits = BatchLimits(),
     fp8: Float8 | None = None,
@@ -267,9 +271,10 @@ def best_strategies(
         layout: The GPUs.
         step: The step on a single GPU.
         row: Row of the GPU model in `shared`.
-        memory_of: Function that returns the peak memory of each GPU under a strategy; None if unknown.
+        memory_of: Function that returns a lower bound of each GPU's peak memory under a strategy; None if unknown.
         usable_bytes: Memory available to tensors on each GPU.
         wanted: Number of strategies to return.
+        need_of: Function that simulates the memory of a strategy, for strategies that are among the fastest.
         interconnect: Known properties of the links.
         batch: Limits on the batch of a step.
         fp8: Float8 scaling that candidates may use; None for no float8.
@@ -284,16 +289,23 @@ def best_strategies(
     bounded = ordered(bounded, lambda one: one.bound)
     best: list[FoundStrategy] = []  # in the order of their lower bounds
     slowest = math.inf  # time of the slowest of the best `wanted` strategies
+    least = math.inf  # memory of strategies that do not fit
     for position, candidate in enumerate(bounded):
         on_progress(position, len(bounded))
         if clearly_less(slowest, candidate.bound):
             break
         found = FoundStrategy(candidate, shared.on_layout(layout, step, row, candidate.strategy, interconnect))
         if not clearly_less(slowest, found.seconds_per_batch):
+            found = replace(found, need=need_of(candidate.strategy))
+            if found.need.fits is False:
+                least = min(least, found.need.required_bytes)
+                continue
             best.append(found)
             slowest = sorted([one.seconds_per_batch for one in best] + [math.inf] * wanted)[wanted - 1]
             best = [one for one in best if not clearly_less(slowest, one.seconds_per_batch)]
     on_progress(len(bounded), len(bounded))
+    if not best and bounded:
+        raise _nothing_fits(layout, usable_bytes, least)
     return tuple(ordered(best, lambda one: one.seconds_per_batch)[:wanted])
 
 
@@ -341,10 +353,14 @@ def _fitting(
             "sample, or ask for another."
         )
     if is_empty:
-        raise InvalidArgumentError(
-            f"No strategy fits the step into {bytes_to_gibibytes(usable_bytes):.1f} GiB of each GPU of {layout.name}: "
-            f"the least needs {bytes_to_gibibytes(least):.1f} GiB. Ask for more GPUs, or record a smaller batch."
-        )
+        raise _nothing_fits(layout, usable_bytes, least)
+
+
+def _nothing_fits(layout: Layout, usable_bytes: float, least_bytes: float) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"No strategy fits the step into {bytes_to_gibibytes(usable_bytes):.1f} GiB of each GPU of {layout.name}: "
+        f"the least needs {bytes_to_gibibytes(least_bytes):.1f} GiB. Ask for more GPUs, or record a smaller batch."
+    )
 
 
 @final

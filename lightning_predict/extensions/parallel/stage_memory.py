@@ -1,312 +1,575 @@
-"""Predicts the memory of a GPU that holds only part of the model, or processes only part of a batch.
+"""Storages of a rank that holds part of a model, processes part of a batch, or recomputes activations.
 
-Persistent memory is the largest stage's parameters, gradients and optimizer state. Activations are the tensors of the
-stage that the backward pass reads, times the number of micro-batches in flight (`pipeline_parallel.in_flight`). Tensor
-parallelism divides parameters and activations by the number of GPUs that share them. Activation checkpointing
-(recomputation) keeps fewer activations: full recomputation keeps only a block's input, and selective recomputation
-keeps all tensors outside attention. Example::
+The recorded storages become the storages of one rank of a pipeline stage:
 
-    unsharded_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # which calls `StageMemory.unsharded`
+- the rank runs its passes in the order of its schedule (`pipeline_parallel.passes_of`). A pass is one micro-batch
+  through a part of the blocks, and allocates the storages of this part.
+- micro-batches, tensor, context and expert parallelism divide the sizes. A storage inside a block is divided by its
+  shape (`SplitModel.is_split`).
+- recomputation frees storages after their last use in the forward pass. The repeated operations before the backward
+  pass of a block allocate these storages again.
+- a stage frees a storage that another stage reads after the pass, and the other stage holds its own copy.
+
+Example::
+
+    StageStorages(trace).rank(Strategy(tensor=8, pipeline=4), stage=0).blocks  # which the allocator then simulates
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from functools import cached_property
+from typing import Final, Literal, final
 
 from lightning_predict.constants import constants_of
-from lightning_predict.distributed.gradients import experts_module
-from lightning_predict.distributed.memory import HeldMemory, ModelMemory, held_by_parameters, share_of
+from lightning_predict.cost.rank_memory import RankStep
+from lightning_predict.distributed.gradients import experts_module, parameter_bytes
 from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.extensions.parallel.model_parallel import needs_blocks, stage_parameters
-from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, in_flight, micro_batches_of, stages_of
-from lightning_predict.extensions.parallel.recomputation import (
-    MATMUL_NAMES,
-    chosen_operations,
-    is_recomputed,
-    recomputed_matmuls,
+from lightning_predict.extensions.parallel.pipeline_parallel import (
+    micro_batches_of,
+    passes_of,
+    simulated_micro_batches,
+    stage_of_blocks,
+    stages_of,
 )
-from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, TransformerBlock, split_model
+from lightning_predict.extensions.parallel.recomputation import MATMUL_NAMES, is_recomputed, recomputed_part
+from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, split_model
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
-from lightning_predict.memory.storages import computed_again
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.memory.simulation import Blocks, blocks_of, copies_of
+from lightning_predict.memory.storages import Cause, Storage
+from lightning_predict.tracing.trace import Operation, Parameter, Trace
 
 _OF: Final = constants_of(__name__)
-
-
-@final
-class StageMemory:
-    """Memory of GPUs that share a model.
-
-    Args:
-        memory: Memory of the whole step on a single GPU.
-    """
-
-    def __init__(self, memory: ModelMemory) -> None:
-        self._memory = memory
-        self._model: SplitModel | None = None
-        self._kept: tuple[_Kept, ...] | None = None
-        self._held: dict[tuple[int | None, ...], list[HeldMemory]] = {}
-
-    def unsharded(
-        self, strategy: Strategy, candidate_peaks: Sequence[tuple[float, float]], *, is_least_filled: bool = False
-    ) -> HeldMemory:
-        """Predict the memory of the GPU that needs the most memory.
-
-        Args:
-            strategy: Parallel strategy.
-            candidate_peaks: Candidate peak times of the unsplit step, each as (temporary bytes, gradient bytes).
-            is_least_filled: Predict the GPU that needs the least memory instead.
-        """
-        trace, whole, written = self._memory.trace, self._memory.whole, self._memory.update_bytes
-        model = self._split(strategy)
-        degrees = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert, strategy.experts_tensor)
-        key = (*degrees, strategy.first_stage, strategy.last_stage)
-        if key not in self._held:
-            self._held[key] = [held_by_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
-        stages = self._held[key]
-        if self._kept is None:
-            is_again = any(recomputed_matmuls(trace, model).values())
-            self._kept = (*_kept(trace, model), *(_kept_again(trace, model) if is_again else ()))
-        shares = _shares(trace, model, strategy, self._kept, candidate_peaks[0][0], self._memory.living_bytes)
-        is_added_up = _micro_batches(trace, strategy) * strategy.accumulate > 1
-        held = []
-        for own, share in zip(stages, shares, strict=True):
-            part = share_of(own.trainable_bytes, whole.trainable_bytes)
-            scaled = tuple(
-                (share * size, own.gradient_bytes if is_added_up else part * gradients)
-                for size, gradients in candidate_peaks
-            )
-            lasting = own.peak_bytes + part * self._memory.copy_bytes
-            passes = max(size + gradients - own.gradient_bytes for size, gradients in scaled)
-            held.append(
-                replace(
-                    own,
-                    peak_bytes=lasting + max(passes, part * written),
-                    activation_bytes=scaled[0][0],
-                    early_gradient_bytes=scaled[0][1],
-                    candidate_peaks=scaled,
-                    copy_bytes=part * self._memory.copy_bytes,
-                    update_bytes=part * written,
-                )
-            )
-        return (min if is_least_filled else max)(held, key=lambda own: own.peak_bytes)
-
-    def _split(self, strategy: Strategy) -> SplitModel:
-        if self._model is None or (needs_blocks(strategy) and not self._model.blocks):
-            self._model, self._kept = split_model(self._memory.trace, needs_blocks=needs_blocks(strategy)), None
-        return self._model
-
-
-def _micro_batches(trace: Trace, strategy: Strategy) -> int:
-    samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
-    return micro_batches_of(strategy, samples)
-
-
-def _shares(
-    trace: Trace,
-    model: SplitModel,
-    strategy: Strategy,
-    kept_storages: Sequence[_Kept],
-    passing_bytes: float,
-    living_bytes: float,
-) -> list[float]:
-    """Return each stage's share of the temporary memory that a whole batch needs on a single GPU.
-
-    Most temporary memory is activations that the backward pass reads. The remainder is the logits gradient in the last
-    stage. Allocator overhead is proportional to the sum of both. Tensor parallelism splits the vocabulary of the logits
-    unless `Strategy.loss` says otherwise.
-    """
-    stage_of, logits = block_stages(strategy, len(model.blocks)), _logits(model, kept_storages)
-    micro_batches = _micro_batches(trace, strategy)
-    held = [in_flight(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
-    sizes, whole, again = [0.0] * strategy.pipeline, [0.0] * strategy.pipeline, dict[str, float]()
-    recorded_again = dict[str, float]()
-    total = 0.0
-    for kept in kept_storages:
-        size = kept.tensor.size_bytes
-        if kept.is_in_recomputed_block and kept.block is not None:
-            recorded_again[kept.block] = recorded_again.get(kept.block, 0.0) + size
-        else:
-            total += size
-        is_whole = kept.is_gathered and not strategy.gather_again
-        is_shared = kept.is_split or (strategy.sequence and kept.block is not None and not is_whole)
-        if kept.is_of_vocabulary(model):
-            is_shared = strategy.loss != "gathered"
-            if strategy.loss == "fused":
-                size, logits = (logits * FUSED_PROBABILITY_BYTES if kept.tensor.elements == logits else 0), 0
-        own = size / (strategy.tensor if is_shared else 1) * (strategy.capacity if kept.is_expert else 1.0)
-        is_again = kept.position is not None and is_recomputed(kept.position, strategy.recompute)
-        if strategy.recompute in ("selective", "operations"):
-            is_again = kept.is_attention if strategy.recompute == "selective" else kept.is_recomputed_by_operations
-        if kept.block is not None and (is_again or kept.is_in_recomputed_block):
-            again[kept.block] = again.get(kept.block, 0.0) + own
-        else:
-            sizes[0 if kept.position is None else stage_of[kept.position]] += own
-        whole[0 if kept.position is None else stage_of[kept.position]] += own
-    if strategy.recompute in ("operations", "layers", "full"):  # the input of each recomputed block
-        for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
-            input_bytes = block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
-            sizes[stage] += input_bytes if is_recomputed(position, strategy.recompute) else 0.0
-    if strategy.recompute == "operations":  # other outputs are kept, even if the backward pass does not read them
-        for tensor, block in _kept_unread(trace, model, kept_storages):
-            is_split = strategy.sequence or model.is_split(tensor.shape, block)
-            sizes[stage_of[model.positions[block.name]]] += tensor.size_bytes / (strategy.tensor if is_split else 1)
-    total += max(recorded_again.values(), default=0.0)
-    parts = micro_batches * strategy.context
-    if total == 0:  # no tensors were recorded, so memory is split evenly
-        return [count / parts / strategy.pipeline for count in held]
-    # Recomputed activations exist only for one block of one micro-batch at a time.
-    passing = max(again.values(), default=0.0)
-    # A recomputed block's input is one of its tensors, so recomputation never needs more than keeping all tensors.
-    limits = [math.inf if strategy.recompute == "operations" else size for size in whole]
-    shares = [
-        min(size * count + passing, limit * count) / total / parts
-        for size, limit, count in zip(sizes, limits, held, strict=True)
-    ]
-    beyond = min(max(living_bytes, total), max(passing_bytes, total)) / total - 1
-    last = beyond / (1 if strategy.loss == "gathered" else strategy.tensor) / parts
-    if strategy.loss == "fused":
-        last = _logits(model, kept_storages) * FUSED_GRADIENT_BYTES / total / strategy.tensor / parts
-    return [(share + (last if stage == len(shares) - 1 else 0.0)) / (1 + beyond) for stage, share in enumerate(shares)]
-
 
 FUSED_PROBABILITY_BYTES: Final = _OF.count("FUSED_PROBABILITY_BYTES", "bytes")
 
 FUSED_GRADIENT_BYTES: Final = _OF.count("FUSED_GRADIENT_BYTES", "bytes")
 
+Pass = tuple[bool, int]
+"""Whether the pass is a backward pass, and the part of the blocks."""
 
-def _logits(model: SplitModel, kept_storages: Sequence[_Kept]) -> int:
-    return max((one.tensor.elements for one in kept_storages if one.is_of_vocabulary(model)), default=0)
+Place = tuple[Pass | None, int]
+"""Position of an operation in a pass. The pass is None for operations after the last backward pass."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A storage that the forward pass keeps for the backward pass.
+class _Kind:
+    """Properties of a storage that decide which share of it a rank holds.
 
     Attributes:
-        position: Index of the block that wrote the storage, or of the preceding block; None before the first block.
-        is_recomputed_by_operations: Whether the recomputation `operations` repeats the operation that wrote the
-            storage.
-        is_in_recomputed_block: Whether the backward pass recomputes the storage, so that it exists only for one block
-            at a time.
-        is_expert: Whether an expert wrote the storage, for the tokens that were routed to this expert.
-        is_gathered: Whether matmuls of the block read the whole tensor. With sequence parallelism, the gathered tensor
-            is then kept for the backward pass, as in torch's DTensor, unless `Strategy.gather_again` is set.
+        split: How tensor parallelism divides the storage: not (`whole`), always (`split`), with sequence parallelism
+            (`sequence`), with sequence parallelism if matmul inputs are gathered again (`gathered`), or by words of the
+            vocabulary.
+        is_weight: Whether the storage has the shape of a parameter, which micro-batches do not divide.
+        is_expert: Whether an expert wrote the storage.
+        fused_bytes: Size with a fused loss; None if a fused loss does not change the size.
     """
 
-    tensor: TensorInfo
-    position: int | None
-    block: str | None
-    is_split: bool
-    is_attention: bool
-    is_recomputed_by_operations: bool = False
-    is_in_recomputed_block: bool = False
-    is_expert: bool = False
-    is_gathered: bool = False
+    split: Literal["whole", "split", "sequence", "gathered", "vocabulary"]
+    is_weight: bool
+    is_expert: bool
+    fused_bytes: int | None = None
 
-    def is_of_vocabulary(self, model: SplitModel) -> bool:
-        """Whether the storage holds logits or probabilities: one value per word of the vocabulary."""
-        return self.block is None and model.vocabulary is not None and self.tensor.shape[-1:] == (model.vocabulary,)
+    def held(self, size_bytes: int, strategy: Strategy, rows: int, load: float) -> int:
+        """Return the bytes on a rank.
+
+        Args:
+            size_bytes: Recorded size.
+            strategy: Parallel strategy.
+            rows: Number of parts of a batch.
+            load: Tokens of the rank's experts, relative to balanced routing.
+        """
+        if strategy.loss == "fused" and self.fused_bytes is not None:
+            size_bytes = self.fused_bytes
+        is_split = self.split == "split" or (self.split == "vocabulary" and strategy.loss != "gathered")
+        is_split |= strategy.sequence and (
+            self.split == "sequence" or (self.split == "gathered" and strategy.gather_again)
+        )
+        if self.is_weight:
+            parts = (strategy.experts_tensor if self.is_expert else strategy.tensor) if is_split else 1
+            return math.ceil(size_bytes / parts / (strategy.expert if self.is_expert else 1))
+        # Tensor-parallel GPUs that hold whole experts divide their tokens.
+        is_split |= self.is_expert and strategy.experts_tensor < strategy.tensor
+        parts = strategy.tensor if is_split else 1
+        return math.ceil(size_bytes / parts / rows * (load if self.is_expert else 1.0))
 
 
-def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
-    """Yield the storages that the forward pass keeps for the backward pass."""
-    read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
-    core, passing = (_written_in_blocks(trace, model, what) for what in ("selective", "operations"))
-    multiplied = {
-        tensor.id
-        for operation in trace.operations
-        if operation.phase == "forward" and operation.name in MATMUL_NAMES and model.block(operation.module) is not None
-        for tensor in operation.inputs
-    }
-    met = set[int | None](computed_again(trace.operations))
-    goes_with = list(stages_of(trace.operations, model.positions, range(len(model.blocks))))
-    for operation, position in zip(trace.operations, goes_with, strict=True):
-        if operation.phase != "forward":
-            continue
-        block = model.block(operation.module)
-        name = None if block is None else block.name
-        for tensor in (*operation.inputs, *operation.outputs):
-            if tensor.id is None or tensor.id not in read or tensor.id in met or tensor.shape in model.parameters:
-                continue
-            met.add(tensor.id)
-            yield _Kept(
-                tensor,
-                position if model.blocks else None,
-                name,
-                model.is_split(tensor.shape, block),
-                tensor.id in core,
-                tensor.id in passing,
-                is_expert=experts_module(operation.module) is not None,
-                is_gathered=tensor.id in multiplied,
+@final
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """A storage of one pass: places of allocation and free. `until` is None if the storage survives the step."""
+
+    size_bytes: int
+    cause: Cause
+    module: str | None
+    kind: _Kind
+    since: Place
+    until: Place | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Recorded operations by pass, and the storages of each part of the blocks.
+
+    Attributes:
+        passes: Indices of the recorded operations of each pass; a repeated operation as -1 - index.
+        after: Indices of the operations after the last backward pass.
+        places: Place of each recorded operation; None for operations of later recorded batches.
+        lives: Storages by part; None for storages that the operations `after` allocate.
+    """
+
+    passes: dict[Pass, list[int]]
+    after: list[int]
+    places: list[Place | None]
+    lives: dict[int | None, list[_Life]]
+
+
+@final
+class StageStorages:
+    """Storages of the ranks that share a recorded step.
+
+    Args:
+        trace: The recorded step of one GPU, with tensors.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace, self._whole = trace, blocks_of(trace)
+        self._models: dict[bool, SplitModel] = {}
+        self._orders: dict[tuple[tuple[int, ...], Recompute], _Order] = {}
+        self._parameters: dict[tuple[int | None, ...], list[tuple[Parameter, ...]]] = {}
+        self._kept: dict[tuple[int, Recompute], list[Counter[_Kind]]] = {}
+
+    def rank(self, strategy: Strategy, stage: int, load: float) -> RankStep:
+        """Return the step of a rank, before replicas shard its state.
+
+        Args:
+            strategy: Parallel strategy.
+            stage: Pipeline stage of the rank.
+            load: Tokens of the rank's experts, relative to balanced routing.
+        """
+        order = self._order(self._parts(strategy), strategy)
+        timeline = _Timeline(self._trace, order, strategy, stage, self._micro_batches(strategy), load)
+        return timeline.step(self._whole, self.parameters(strategy)[stage])
+
+    def parameters(self, strategy: Strategy) -> list[tuple[Parameter, ...]]:
+        """Return the parameters of each stage, with the shapes of a rank's part."""
+        degrees = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert, strategy.experts_tensor)
+        key = (*degrees, strategy.first_stage, strategy.last_stage)
+        if key not in self._parameters:
+            self._parameters[key] = stage_parameters(self._trace, self._model(strategy), strategy)
+        return self._parameters[key]
+
+    def kept_bytes(self, strategy: Strategy) -> list[float]:
+        """Return the bytes that each stage keeps for backward passes, of all micro-batches in flight at a time."""
+        blocks = len(self._model(strategy).blocks)
+        key = blocks, strategy.recompute
+        if key not in self._kept:
+            order = self._order(tuple(range(blocks)), strategy)
+            self._kept[key] = [_kept_by_kind(order, part) for part in range(max(blocks, 1))]
+        rows = self._micro_batches(strategy)[0] * strategy.context
+        each = [
+            sum(kind.held(size, strategy, rows, strategy.capacity) for kind, size in kinds.items())
+            for kinds in self._kept[key]
+        ]
+        part_of = self._parts(strategy) or (0,)
+        found = []
+        for stage in range(strategy.pipeline):
+            held = _in_flight(strategy, stage, math.prod(self._micro_batches(strategy)))
+            found.append(
+                float(
+                    sum(
+                        size * held[part // strategy.pipeline]
+                        for size, part in zip(each, part_of, strict=True)
+                        if part % strategy.pipeline == stage
+                    )
+                )
             )
+        return found
+
+    def _micro_batches(self, strategy: Strategy) -> tuple[int, int]:
+        """Return the number of micro-batches per batch, and of batches per step."""
+        trace = self._trace
+        samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
+        return micro_batches_of(strategy, samples), strategy.accumulate * trace.batches
+
+    def _model(self, strategy: Strategy) -> SplitModel:
+        needed = needs_blocks(strategy)
+        if needed not in self._models:
+            self._models[needed] = split_model(self._trace, needs_blocks=needed)
+        return self._models[needed]
+
+    def _parts(self, strategy: Strategy) -> tuple[int, ...]:
+        """Return the part of each block. A stage s of p stages has the parts s, s + p, s + 2 p ..."""
+        return stage_of_blocks(
+            len(self._model(strategy).blocks),
+            strategy.pipeline * strategy.virtual,
+            first_stage=strategy.first_stage,
+            last_stage=strategy.last_stage,
+        )
+
+    def _order(self, parts: tuple[int, ...], strategy: Strategy) -> _Order:
+        key = parts, strategy.recompute
+        if key not in self._orders:
+            recorded = _Recorded(self._trace, self._model(strategy), self._whole.storages)
+            self._orders[key] = recorded.order(parts, strategy.recompute)
+        return self._orders[key]
 
 
-def _kept_unread(
-    trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]
-) -> Iterator[tuple[TensorInfo, TransformerBlock]]:
-    """Yield outputs that are kept although no backward pass reads them; compiled code drops a block's last sum."""
-    met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
-    if trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations):
-        met |= _leaving_blocks(trace, model)
-    for operation in trace.operations:
-        block = model.block(operation.module) if operation.phase == "forward" else None
-        if block is None:
-            continue
-        met |= {tensor.id for tensor in operation.inputs}  # inputs of views existed before
-        yield from ((tensor, block) for tensor in operation.outputs if tensor.id not in met)
-        met |= {tensor.id for tensor in operation.outputs}
+def _kept_by_kind(order: _Order, part: int) -> Counter[_Kind]:
+    """Return the bytes that a part keeps from the forward pass to the backward pass, by kind of storage."""
+    sizes = Counter[_Kind]()
+    for life in order.lives.get(part, ()):
+        if life.since[0] == (False, part) and life.until is not None and life.until[0] == (True, part):
+            sizes[life.kind] += life.size_bytes
+    return sizes
 
 
-def _leaving_blocks(trace: Trace, model: SplitModel) -> set[int | None]:
-    """Return the ids of the storages that the last forward operation of each block reads."""
-    last = {
-        block.name: operation
-        for operation in trace.operations
-        if operation.phase == "forward" and (block := model.block(operation.module)) is not None
-    }
-    return {tensor.id for operation in last.values() for tensor in operation.inputs}
+def _in_flight(strategy: Strategy, stage: int, micro_batches: int) -> list[int]:
+    """Return the most micro-batches whose activations a stage holds, by part of the stage."""
+    counts, most = [0] * strategy.virtual, [0] * strategy.virtual
+    for is_backward, part, _ in passes_of(strategy, stage, simulated_micro_batches(strategy, stage, micro_batches)):
+        counts[part] += -1 if is_backward else 1
+        if sum(counts) >= sum(most):
+            most = list(counts)
+    return most
 
 
-def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
-    """Yield the storages that the backward pass recomputes, in a step recorded with gradient checkpointing."""
-    calls = {
-        (model.block(operation.module), operation.name, tuple(tensor.shape for tensor in operation.inputs))
-        for operation in trace.operations
-        if operation.phase == "forward" and model.block(operation.module) is not None
-    }
-    read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
-    met = set[int | None]()
-    for operation in trace.operations:
-        block = model.block(operation.module) if operation.phase == "backward" else None
-        call = (block, operation.name, tuple(tensor.shape for tensor in operation.inputs))
-        if block is None or call not in calls:
-            continue
-        for tensor in operation.outputs:
-            if tensor.id is not None and tensor.id in read and tensor.id not in met:
-                met.add(tensor.id)
-                position = model.positions[block.name]
-                is_split = model.is_split(tensor.shape, block)
-                yield _Kept(tensor, position, block.name, is_split, is_attention=False, is_in_recomputed_block=True)
+@final
+class _Recorded:
+    """Assigns the storages of a recorded step to passes."""
+
+    def __init__(self, trace: Trace, model: SplitModel, storages: Sequence[Storage]) -> None:
+        self._trace, self._model, self._storages = trace, model, storages
+        self._operations = trace.operations
+        phases = [one.phase for one in trace.operations]
+        self._ends = max((at for at, phase in enumerate(phases) if phase in ("forward", "backward")), default=-1)
+        backward = phases.index("backward") if "backward" in phases else len(phases)
+        is_first = trace.batches == 1 or "forward" not in phases[backward:]
+        # Only the first of several recorded batches counts; the schedule repeats it.
+        self._first = len(phases) if is_first else phases.index("forward", backward)
+
+    def order(self, parts: tuple[int, ...], recompute: Recompute) -> _Order:
+        """Return the operations and storages of each pass."""
+        chosen, passes, after = self._chosen(recompute), dict[Pass, list[int]](), list[int]()
+        places: list[Place | None] = [None] * len(self._operations)
+        again: dict[int, Place] = {}
+        current: Pass = (False, 0)
+        met = set[int]()
+        owners = stages_of(self._operations, self._model.positions, parts)
+        for index, (operation, part) in enumerate(zip(self._operations, owners, strict=True)):
+            if index > self._ends:
+                places[index] = None, len(after)
+                after.append(index)
+                continue
+            if index >= self._first:
+                continue
+            if part is not None:
+                current = operation.phase == "backward", part
+            own = passes.setdefault(current, [])
+            block = self._position(operation)
+            if current[0] and block is not None and block not in met and block in chosen:
+                met.add(block)
+                for repeated in chosen[block]:
+                    again[repeated] = current, len(own)
+                    own.append(-1 - repeated)
+            places[index] = current, len(own)
+            own.append(index)
+        lives: dict[int | None, list[_Life]] = {}
+        for life in self._lives(places, again, recompute):
+            part_of = life.since[0]
+            lives.setdefault(None if part_of is None else part_of[1], []).append(life)
+        return _Order(passes, after, places, lives)
+
+    def _position(self, operation: Operation) -> int | None:
+        block = self._model.block(operation.module)
+        return None if block is None else self._model.positions[block.name]
+
+    def _chosen(self, recompute: Recompute) -> dict[int, list[int]]:
+        """Return the indices of the repeated forward operations of each block."""
+        by_block: dict[int, list[int]] = {}
+        for index, operation in enumerate(self._operations[: self._first] if recompute != "none" else ()):
+            position = self._position(operation) if operation.phase == "forward" else None
+            if position is not None and is_recomputed(position, recompute):
+                by_block.setdefault(position, []).append(index)
+        return {
+            block: [own[at] for at in recomputed_part([self._operations[index] for index in own], recompute)]
+            for block, own in by_block.items()
+        }
+
+    @cached_property
+    def _last_reads(self) -> dict[int, int]:
+        """Index of the last forward operation that uses each storage."""
+        return {
+            tensor.id: index
+            for index, operation in enumerate(self._operations[: self._first])
+            if operation.phase == "forward"
+            for tensor in (*operation.inputs, *operation.outputs)
+            if tensor.id is not None
+        }
+
+    def _lives(self, places: Sequence[Place | None], again: dict[int, Place], recompute: Recompute) -> Iterator[_Life]:
+        keeps_others = recompute == "operations"
+        leaving = self._leaving_blocks() if keeps_others else frozenset()
+        kinds = self._kinds()
+        starts = {self._position(self._operations[index]): place for index, place in reversed(again.items())}
+        for one in self._storages:
+            since = places[one.allocated_at]
+            if since is None:
+                continue
+            until = None if one.freed_at is None else places[one.freed_at] or (since[0], -1)
+            number = None if one.tensor is None else one.tensor.id
+            read = one.allocated_at if number is None else self._last_reads.get(number, one.allocated_at)
+            life = _Life(one.size_bytes, one.cause, one.module, kinds(one), since, until)
+            block = self._position(self._operations[one.allocated_at])
+            if until is not None and since[0] is not None and not since[0][0] and again:
+                is_inside = self._position(self._operations[read]) == block
+                if one.allocated_at in again and is_inside and not _is_read_before(again[one.allocated_at], until):
+                    yield from _dropped(life, read=places[read], again=again, at=one.allocated_at, freed=one.freed_at)
+                    continue
+                reader = self._position(self._operations[read])
+                if (
+                    one.allocated_at in again
+                    and reader in starts
+                    and number not in self._first_outputs(one.allocated_at)
+                ):
+                    # A fused operation that crosses the end of a block: the next block writes this output again.
+                    yield replace(life, until=places[read] or until)
+                    yield replace(life, since=starts[reader], until=_later(until, starts[reader]))
+                    continue
+                if read in again and number not in leaving:
+                    life = replace(life, until=_later(until, again[read]))
+                elif keeps_others and number not in leaving and block is not None and is_recomputed(block, recompute):
+                    life = replace(life, until=_later(until, ((True, since[0][1]), 0)))
+            yield life
+            yield from _received(life)
+
+    def _first_outputs(self, index: int) -> tuple[int | None, ...]:
+        """Return the id of the first output of an operation, which is the output of a block that ends there."""
+        return tuple(tensor.id for tensor in self._operations[index].outputs[:1])
+
+    def _leaving_blocks(self) -> frozenset[int | None]:
+        """Return the ids of the storages that the last operation of each block reads; compiled code drops these."""
+        operations = self._operations
+        if not self._trace.compiled and not any(one.name == COMPILED_CALL for one in operations):
+            return frozenset()
+        last = {
+            position: operation
+            for operation in operations
+            if operation.phase == "forward" and (position := self._position(operation)) is not None
+        }
+        return frozenset(tensor.id for one in last.values() for tensor in (*one.inputs, *one.outputs))
+
+    def _kinds(self) -> _KindFinder:
+        return _KindFinder(self._trace, self._model, self._storages)
 
 
-def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) -> set[int | None]:
-    """Return the ids of the storages that a recomputation writes again, without views of kept tensors."""
-    by_block: dict[str, list[Operation]] = {}
-    for operation in trace.operations:
-        block = model.block(operation.module) if operation.phase == "forward" else None
-        if block is not None:
-            by_block.setdefault(block.name, []).append(operation)
-    found = set[int | None]()
-    for own in by_block.values():
-        repeated = {id(operation) for operation in chosen_operations(own, recompute)}
-        met = set[int | None]()
-        for operation in own:
-            written = {tensor.id for tensor in operation.outputs} - met
-            met |= written | {tensor.id for tensor in operation.inputs}
-            found |= written if id(operation) in repeated else set()
-    return found
+def _later(one: Place, other: Place) -> Place:
+    """Return the later of two places of the forward and backward passes; None as a pass is the latest."""
+    if one[0] is None or other[0] is None:
+        return one if one[0] is None else other
+    (is_backward, part), (other_is_backward, other_part) = one[0], other[0]
+    keys = (is_backward, -part if is_backward else part, one[1])
+    return one if keys >= (other_is_backward, -other_part if other_is_backward else other_part, other[1]) else other
+
+
+def _is_read_before(again: Place, until: Place) -> bool:
+    """Return whether the backward pass uses a storage before the operation that would write the storage again."""
+    return until[0] is not None and until[0][0] and _later(again, until) == again
+
+
+def _dropped(
+    life: _Life, *, read: Place | None, again: dict[int, Place], at: int, freed: int | None
+) -> Iterator[_Life]:
+    """Yield the storage of the forward pass, and the storage that the repeated operation writes."""
+    yield replace(life, until=read if read is not None and read[0] == life.since[0] else (life.since[0], life.since[1]))
+    since, until = again[at], life.until
+    if until is not None and until[0] is not None and until[0][0]:
+        yield replace(life, since=since, until=until)
+    elif freed in again:
+        yield replace(life, since=since, until=_later(since, again[freed]))
+
+
+def _received(life: _Life) -> Iterator[_Life]:
+    """Yield the copy of a storage on the stage that uses the storage last."""
+    since, until = life.since[0], None if life.until is None else life.until[0]
+    if since is None or until is None or since[1] == until[1] or life.until is None:
+        return
+    start = (since[0], until[1])
+    if until[0] or not since[0]:
+        yield replace(life, since=(start, 0), until=life.until)
+
+
+@final
+class _KindFinder:
+    """Finds the kind of each storage of a recorded step."""
+
+    def __init__(self, trace: Trace, model: SplitModel, storages: Sequence[Storage]) -> None:
+        self._trace, self._model = trace, model
+        self._multiplied = {
+            tensor.id
+            for operation in trace.operations
+            if operation.phase == "forward" and operation.name in MATMUL_NAMES
+            for tensor in operation.inputs
+        }
+        words = [one for one in storages if self._is_of_vocabulary(one)]
+        self._logits = max((one.tensor.elements for one in words if one.tensor is not None), default=0)
+        # A fused loss keeps probabilities, and turns these into the gradient in place.
+        self._loss = {
+            cause: max((one for one in words if one.cause == cause), key=_freed, default=None)
+            for cause in ("activation", "backward")
+        }
+
+    def _is_of_vocabulary(self, one: Storage) -> bool:
+        """Whether the storage has one value per word of the vocabulary."""
+        words, tensor = self._model.vocabulary, one.tensor
+        if tensor is None or words is None or one.cause not in ("activation", "backward"):
+            return False
+        return tensor.shape[-1:] == (words,) and self._block(one) is None and not self._is_weight(one)
+
+    def _block(self, one: Storage) -> object:
+        return self._model.block(self._trace.operations[one.allocated_at].module)
+
+    def _is_weight(self, one: Storage) -> bool:
+        return one.cause in ("gradient", "update") or (
+            one.tensor is not None and one.tensor.shape in self._model.parameters
+        )
+
+    def __call__(self, one: Storage) -> _Kind:
+        module = self._trace.operations[one.allocated_at].module
+        block, tensor = self._model.block(module), one.tensor
+        is_expert, is_weight = experts_module(module) is not None, self._is_weight(one)
+        fused = None
+        if self._is_of_vocabulary(one):
+            item_bytes = FUSED_PROBABILITY_BYTES if one.cause == "activation" else FUSED_GRADIENT_BYTES
+            fused = self._logits * item_bytes if one is self._loss[one.cause] else 0
+            return _Kind("vocabulary", is_weight=False, is_expert=False, fused_bytes=fused)
+        if tensor is None:
+            return _Kind("whole" if block is None else "split", is_weight=False, is_expert=is_expert)
+        if self._model.is_split(tensor.shape, block):
+            return _Kind("split", is_weight, is_expert)
+        if is_weight or block is None:
+            return _Kind("whole", is_weight, is_expert)
+        return _Kind("gathered" if tensor.id in self._multiplied else "sequence", is_weight=False, is_expert=is_expert)
+
+
+def _freed(one: Storage) -> float:
+    return math.inf if one.freed_at is None else one.freed_at
+
+
+@final
+class _Timeline:
+    """The passes of a rank in the order of the schedule, as one sequence of operations."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        order: _Order,
+        strategy: Strategy,
+        stage: int,
+        micro_batches: tuple[int, int],
+        load: float,
+    ) -> None:
+        self._trace, self._order, self._strategy, self._load = trace, order, strategy, load
+        self._rows = micro_batches[0] * strategy.context
+        self._count = simulated_micro_batches(strategy, stage, math.prod(micro_batches))
+        self._is_added_up = math.prod(micro_batches) > 1
+        self._parts = [stage + part * strategy.pipeline for part in range(strategy.virtual)]
+        self._starts: dict[tuple[Pass, int], int] = {}
+        self._end = 0
+        for is_backward, part, number in passes_of(strategy, stage, self._count):
+            own = is_backward, self._parts[part]
+            self._starts[own, number] = self._end
+            self._end += len(order.passes.get(own, ()))
+
+    def step(self, whole: Blocks, parameters: tuple[Parameter, ...]) -> RankStep:
+        """Return the rank's step; arguments as recorded blocks, and the rank's parameters."""
+        memory = self._trace.memory
+        sizes, everything = (
+            [parameter_bytes(one) for one in each if one.requires_grad] for each in (parameters, self._trace.parameters)
+        )
+        trained = sum(sizes) / sum(everything) if sum(everything) else 1.0
+        held = sum(map(parameter_bytes, parameters)) / max(sum(map(parameter_bytes, self._trace.parameters)), 1)
+        first = min((at for (own, _), at in self._starts.items() if own[0]), default=self._end)
+        blocks = replace(
+            whole,
+            lasting=(),
+            kept=tuple(math.ceil(size * trained) for size in whole.kept),
+            state=copies_of(math.ceil((memory.optimizer_state_bytes or 0) * trained), sizes),
+            batch=tuple(math.ceil(size / self._rows) for size in whole.batch),
+            storages=tuple(sorted(self._storages(trained), key=lambda one: one.allocated_at)),
+            update=tuple(math.ceil(size * trained) for size in whole.update),
+            count=self._end + len(self._order.after),
+            update_at=self._end + max(whole.update_at - whole.count + len(self._order.after), 0),
+            drops_gradients_at=-1 if whole.drops_gradients_at < 0 else first - 1,
+            workspaces=tuple(self._workspaces(whole.workspaces)),
+            trials=tuple(self._workspaces(whole.trials)),
+        )
+        operations = self._operations() if self._strategy.split.gradients else ()
+        return RankStep(parameters, blocks, operations, self._is_added_up, trained, held)
+
+    def _operations(self) -> list[tuple[str, str | None]]:
+        """Return the phase and the module of each operation."""
+        found = list[tuple[str, str | None]]()
+        operations = self._trace.operations
+        for (own, _), _start in sorted(self._starts.items(), key=lambda item: item[1]):
+            for index in self._order.passes.get(own, ()):
+                one = operations[index if index >= 0 else -1 - index]
+                found.append((one.phase if index >= 0 else "backward", one.module))
+        return [*found, *((operations[index].phase, operations[index].module) for index in self._order.after)]
+
+    def _workspaces(self, recorded: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for index, size in recorded:
+            place = self._order.places[index]
+            for number in range(self._count if place is not None and place[0] is not None else 0):
+                start = None if place is None or place[0] is None else self._starts.get((place[0], number))
+                if start is not None and place is not None:
+                    yield start + place[1], math.ceil(size / self._rows / self._strategy.tensor)
+
+    def _storages(self, trained: float) -> Iterator[Storage]:
+        for life in self._order.lives.get(None, ()):
+            until = None if life.until is None else self._end + life.until[1]
+            yield Storage(
+                math.ceil(life.size_bytes * trained), life.cause, self._end + life.since[1], until, life.module
+            )
+        sizes: dict[tuple[_Kind, int], int] = {}
+        for part in self._parts:
+            for life in self._order.lives.get(part, ()):
+                key = life.kind, life.size_bytes
+                if key not in sizes:
+                    sizes[key] = life.kind.held(life.size_bytes, self._strategy, self._rows, self._load)
+                if sizes[key]:
+                    yield from self._copies(life, sizes[key])
+
+    def _copies(self, life: _Life, size: int) -> Iterator[Storage]:
+        """Yield the storage of each micro-batch."""
+        own, at = life.since
+        assert own is not None
+        length = len(self._order.passes[own])
+        for number in range(self._count):
+            start = self._starts.get((own, number))
+            if start is None:
+                continue
+            cause = life.cause
+            freed: int | None = start + length - 1
+            until = life.until
+            if until is None or until[0] is None:
+                if cause == "gradient" and number > 0:  # added to the gradient of the first micro-batch
+                    cause, freed = "backward", start + at
+                elif cause == "gradient" or number == self._count - 1:
+                    freed = None if until is None else self._end + until[1]
+                else:
+                    freed = self._last_of((True, own[1]), number, start + length - 1)
+            elif until[0][1] == own[1] and (until[0], number) in self._starts:
+                last = until[1] if until[1] >= 0 else len(self._order.passes[until[0]]) - 1
+                freed = self._starts[until[0], number] + last
+            yield Storage(size, cause, start + at, freed, life.module)
+
+    def _last_of(self, own: Pass, number: int, default: int) -> int:
+        start = self._starts.get((own, number))
+        return default if start is None else start + len(self._order.passes.get(own, ())) - 1

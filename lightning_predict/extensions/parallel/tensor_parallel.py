@@ -351,6 +351,11 @@ class SplitModel:
         return positions_of(self.blocks)
 
     @cached_property
+    def recomputed(self) -> dict[int, dict[str, int]]:
+        """Cache of `recomputation.recomputed_matmuls`, by the id of the trace."""
+        return {}
+
+    @cached_property
     def _block_of_module(self) -> dict[str | None, TransformerBlock | None]:
         """Cache for `block`, by module name."""
         return {}
