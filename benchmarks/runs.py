@@ -190,6 +190,12 @@ RUNS: Final[Mapping[str, Run]] = {
             is_quick=False,
         ),
         Run(
+            name="measured-layers",
+            module="benchmarks.accuracy.measured_layers",
+            words=("traces",),
+            split="held out",
+        ),
+        Run(
             name="half-precision",
             module="benchmarks.accuracy.half_precision",
             words=("validation", *_CACHE),
@@ -255,6 +261,13 @@ RUNS: Final[Mapping[str, Run]] = {
         Run(name="planning", module="benchmarks.planning", split="held out", is_quick=False),
         Run(name="optimum", module="benchmarks.planning.optimum", split="held out", is_quick=False),
         Run(name="promises", module="benchmarks.planning.promises", split="held out", is_quick=False),
+        Run(
+            name="promises-cheaper",
+            module="benchmarks.planning.promises",
+            words=("--cheaper", "--problems", "40"),
+            split="held out",
+            is_quick=False,
+        ),
         *(
             Run(name=f"speed-{name}", module=f"benchmarks.speed.{name}_speed", split="held out", is_quick=False)
             for name in ("prediction", "recording", "planning")

@@ -5,6 +5,7 @@ keep a deadline more often than was asked. The next cheaper plan, which differs 
 deadline decides if that plan keeps it less often than asked. Example::
 
     python -m benchmarks.planning.promises --problems 100
+    python -m benchmarks.planning.promises --cheaper --problems 40
 """
 
 from __future__ import annotations
@@ -41,9 +42,6 @@ PROBABILITY: Final = 0.9
 
 CHEAP_USD_PER_HOUR: Final = 0.01
 """Cost of lateness of each job, so small that a plan keeps a deadline only because of the requested probability."""
-
-CHEAP_SHARE: Final = 4
-"""Number of problems over the number of problems with cheap lateness."""
 
 CHEAPER: Final = 0.999
 """A plan is cheaper if its expected cost is below this share of the other plan's."""
@@ -152,22 +150,31 @@ def report(found: Sequence[Promise]) -> Table:
     return table
 
 
-def deadlines(found: Mapping[str, Sequence[Promise]]) -> Table:
-    """Return the table of deadlines, by the cost of lateness."""
+def deadlines(found: Sequence[Promise]) -> Table:
+    """Return the table of deadlines."""
+    every = sum(len(one.in_time) for one in found)
     table = report_table(
-        "Deadlines that plans promise with 90 %",
+        "Deadlines that plans promise with 90 %", ("deadlines",), ("n", "mean chance %", "least %", "below 85 %")
+    )
+    table.add_row(f"promised, of {every}", *_cells([chance for one in found for chance in one.kept]))
+    return table
+
+
+def decisions(found: Mapping[str, Sequence[Promise]]) -> Table:
+    """Return the table of promised deadlines by the chance of the next cheaper plan, and by the cost of lateness."""
+    table = report_table(
+        "Promised deadlines, by the next cheaper plan",
         ("lateness", "deadlines"),
         ("n", "mean chance %", "least %", "below 85 %"),
     )
     for lateness, own in found.items():
-        every = sum(len(one.in_time) for one in own)
         free = [one.in_time[name] for one in own if one.cheaper is None for name in one.promised]
         deciding = [one.in_time[name] for one in own for name in one.deciding]
         rest = [one.in_time[name] for one in own if one.cheaper for name in set(one.promised) - set(one.deciding)]
         for name, chances in (
-            (f"promised, of {every}", [chance for one in own for chance in one.kept]),
+            ("all", [chance for one in own for chance in one.kept]),
             ("no plan is cheaper", free),
-            ("deciding: missed by the next cheaper plan", deciding),
+            ("missed by the next cheaper plan", deciding),
             ("kept by the next cheaper plan, too", rest),
         ):
             table.add_row(lateness, name, *_cells(chances))
@@ -205,20 +212,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.planning.promises", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--problems", type=int, default=100, help="number of problems (default: %(default)s)")
+    parser.add_argument("--cheaper", action="store_true", help="compare with the next cheaper plan, without the rules")
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     console = ResultConsole(width=WIDTH)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        costs = [promise_of(problem_of(seed)) for seed in progress.track(range(options.problems))]
-        cheap = [
-            promise_of(problem_of(seed, is_lateness_cheap=True), rules=())
-            for seed in progress.track(range(0, options.problems, CHEAP_SHARE))
-        ]
-    found = {"costs money": costs, "is cheap": cheap}
-    console.print(report(costs))
-    console.print(deadlines(found))
-    console.print(tightness(found))
-    write_run(console, "promises", options.result)
+        if options.cheaper:
+            found = {
+                lateness: [
+                    promise_of(problem_of(seed, is_lateness_cheap=is_cheap), rules=())
+                    for seed in progress.track(range(options.problems), description=lateness)
+                ]
+                for lateness, is_cheap in (("costs money", False), ("is cheap", True))
+            }
+            console.print(decisions(found))
+            console.print(tightness(found))
+        else:
+            promises = [promise_of(problem_of(seed)) for seed in progress.track(range(options.problems))]
+            console.print(report(promises))
+            console.print(deadlines(promises))
+    write_run(console, "promises-cheaper" if options.cheaper else "promises", options.result)
     return 0
 
 
