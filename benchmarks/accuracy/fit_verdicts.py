@@ -7,7 +7,11 @@ cached blocks, and cuDNN skips algorithms whose workspace does not fit. Its outc
 off, at a fraction of the GPU's memory, are left out: the table does not say why they ended. Only models that filled the
 GPU are scored, and only families on which no constant was chosen.
 
-Milabench measured the throughput of runs that filled an L40S or an H100, so these runs fit. Example::
+Milabench measured the throughput of runs that filled an L40S or an H100, so these runs fit.
+
+Measured memory also tells about other cards: a run fits every card with at least its measured process, and no card with
+less than its tensors. The cards have `CARDS` times the predicted process, so their choice does not depend on the
+measurement. Between both amounts, the outcome is unknown, as torch may release cached blocks. Example::
 
     python -m benchmarks.accuracy.fit_verdicts validation --cache STEPS --sample 40
 """
@@ -15,16 +19,18 @@ Milabench measured the throughput of runs that filled an L40S or an H100, so the
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
 from rich.table import Table
 
+from benchmarks.accuracy.layout_memory import LayoutMemoryCase, layout_memory_cases
 from benchmarks.accuracy.memory import (
     CHOSEN_ON,
     CONTEXT_BYTES,
@@ -43,7 +49,7 @@ from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
-from lightning_predict.cost.memory import FITS_FROM, memory_need, step_memory, total_bytes
+from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, StepMemory, memory_need, step_memory, total_bytes
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.extensions import extension
 from lightning_predict.gpus import gpu
@@ -63,6 +69,10 @@ NEAR: Final = 0.25
 """Verdicts count as near the limit within this share of the GPU's memory, by the line through the batches that fit."""
 
 
+CARDS: Final = tuple(percent / 100 for percent in range(80, 131, 5))
+"""Sizes of hypothetical cards, relative to the predicted process."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -75,6 +85,22 @@ class Run:
     status: str
     measured_bytes: float
     tensors_bytes: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A hypothetical card for a measured run.
+
+    Attributes:
+        source: Source of the measurement.
+        fits: Whether the run fits; None if unknown.
+        chance: Predicted probability that the run fits.
+    """
+
+    source: str
+    fits: bool | None
+    chance: float
 
 
 @final
@@ -146,13 +172,14 @@ def _has_figure(run: Run) -> bool:
     return run.status == "ok" and is_of_the_step(run.tensors_bytes, run.measured_bytes - CONTEXT_BYTES)
 
 
-def chance_of(trace: Trace, batch: int) -> float | None:
-    """Return the predicted probability that a step fits with another batch size; None if it cannot be scaled."""
+def need_of(trace: Trace, batch: int) -> Callable[[float | None], MemoryNeed] | None:
+    """Return the need of a step with another batch size, on a card of a size; None if it cannot be scaled."""
     scaled = _with_batch(trace, batch)
     if scaled is None:
         return None
     scaled = replace(scaled, flags=replace(scaled.flags, cudnn_benchmark=True))
-    return _chance(scaled, GPU, CONTEXT_BYTES)
+    memory = step_memory(scaled)
+    return None if memory is None else lambda size: _need(memory, GPU, CONTEXT_BYTES, size)
 
 
 def _with_batch(trace: Trace, batch: int) -> Trace | None:
@@ -162,36 +189,77 @@ def _with_batch(trace: Trace, batch: int) -> Trace | None:
         return None
 
 
-def _chance(trace: Trace, on: Gpu, context_bytes: int) -> float | None:
-    memory = step_memory(trace)
-    if memory is None:
-        return None
-    need = memory_need(
+def _need(memory: StepMemory, on: Gpu, context_bytes: int, card_bytes: float | None = None) -> MemoryNeed:
+    return memory_need(
         Layout(on),
         float(memory.bytes_on(on)),
         relative=memory.relative,
         releasable_bytes=lambda: memory.releasable_bytes,
         context=Interval(*[float(context_bytes)] * 3),
+        reported_bytes=card_bytes,
     )
-    return need.fit_probability
 
 
-def verdicts(folder: Path, cache: Path, sample: int) -> list[Verdict]:
-    """Predict the runs of `sample` models that filled the GPU."""
+def cards_of(
+    source: str, need: Callable[[float | None], MemoryNeed], *, process_bytes: float, tensors_bytes: float
+) -> Iterator[Card]:
+    """Yield hypothetical cards for a measured run.
+
+    Args:
+        source: Source of the measurement.
+        need: Predicted need on a card of a size.
+        process_bytes: Measured memory of the process, with which the run fits.
+        tensors_bytes: Measured memory that the run needs at least, with the context.
+    """
+    whole = need(math.inf)
+    assert whole.process is not None
+    for share in CARDS:
+        size = share * whole.process.middle
+        chance = need(size).fit_probability
+        if chance is not None:
+            fits = True if size >= process_bytes else False if size < tensors_bytes else None
+            yield Card(source=source, fits=fits, chance=chance)
+
+
+def megatron_cards(folder: Path, cache: Path) -> Iterator[Card]:
+    """Yield hypothetical cards for SimuMax's runs on eight B200, whose allocated and reserved memory is known."""
+    for case in layout_memory_cases(folder, cache):
+        if not case.name.endswith(", 4"):  # figures of more micro-batches repeat these
+            continue
+        allocated, reserved = case.measured
+
+        def need(size: float | None, case: LayoutMemoryCase = case) -> MemoryNeed:
+            return case.need_on(size)
+
+        whole = need(math.inf)
+        assert whole.process is not None
+        assert whole.reserved is not None
+        context = whole.process.middle - whole.reserved.middle
+        yield from cards_of("Megatron-LM", need, process_bytes=reserved + context, tensors_bytes=allocated + context)
+
+
+def verdicts(folder: Path, cache: Path, sample: int) -> tuple[list[Verdict], list[Card]]:
+    """Predict the runs of `sample` models that filled the GPU, and hypothetical cards for those that fitted."""
     known = {model: list(outcomes(runs)) for model, runs in sorted(runs_by_model(folder).items())}
     models = {model: found for model, found in known.items() if not all(fitted for _, fitted, _ in found)}
     names = list(models)
     chosen = names[:: max(len(names) // sample, 1)][:sample]
-    scored = []
+    scored, cards = list[Verdict](), list[Card]()
     for model in chosen:
         trace = vision_trace(timm_step(model, RECORDED_BATCH, models[model][0][0].image_size), cache)
         if trace is None:
             continue
+        largest = max((run for run, fitted, _ in models[model] if fitted), key=lambda run: run.batch)
         for run, fitted, share in models[model]:
-            chance = chance_of(trace, run.batch)
-            if chance is not None:
-                scored.append(Verdict(run=run, fitted=fitted, need_share=share, chance=chance))
-    return scored
+            need = need_of(trace, run.batch)
+            chance = None if need is None else need(None).fit_probability
+            if need is None or chance is None:
+                continue
+            scored.append(Verdict(run=run, fitted=fitted, need_share=share, chance=chance))
+            if run is largest:
+                least = run.tensors_bytes + CONTEXT_BYTES
+                cards += cards_of("timm", need, process_bytes=run.measured_bytes, tensors_bytes=least)
+    return scored, cards
 
 
 def full_runs(folder: Path) -> list[tuple[str, str, int, float]]:
@@ -213,7 +281,10 @@ def full_runs(folder: Path) -> list[tuple[str, str, int, float]]:
             continue
         nearest = min(sizes, key=lambda size: abs(size - batch))
         scaled = _with_batch(Trace.load(str(paths[nearest])), batch)
-        chance = None if scaled is None else _chance(with_held_outputs(scaled), gpu(on), MILABENCH_CONTEXT_BYTES[on])
+        memory = None if scaled is None else step_memory(with_held_outputs(scaled))
+        chance = None
+        if memory is not None:
+            chance = _need(memory, gpu(on), MILABENCH_CONTEXT_BYTES[on]).fit_probability
         if chance is not None:
             found[values["case"], on, batch] = chance
     return [(*key, chance) for key, chance in sorted(found.items())]
@@ -248,6 +319,25 @@ def bins_table(scored: Sequence[Verdict]) -> Table:
     return table
 
 
+def cards_table(cards: Sequence[Card]) -> Table:
+    """The share of hypothetical cards on which a run fits, by ten bins; unknown outcomes bound this share."""
+    headings = ("cards", "predicted %", "fit at least %", "fit at most %", "known", "fit of known %")
+    table = report_table("Measured runs on hypothetical cards", ("source", "probability"), headings)
+    for source in dict.fromkeys(one.source for one in cards):
+        for tenth in range(10):
+            own = [one for one in cards if one.source == source and min(int(10 * one.chance), 9) == tenth]
+            known = [bool(one.fits) for one in own if one.fits is not None]
+            if own:
+                least, most = (
+                    _percent([one.fits is True or (unknown and one.fits is None) for one in own])
+                    for unknown in (False, True)
+                )
+                chance = _percent([one.chance for one in own])
+                name = f"{10 * tenth}-{10 * tenth + 10} %"
+                table.add_row(source, name, str(len(own)), chance, least, most, str(len(known)), _percent(known))
+    return table
+
+
 def _percent(values: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(values):.0f}" if values else ""
 
@@ -279,12 +369,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, default=40, help="number of models")
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
-    scored = verdicts(options.validation, options.cache, options.sample)
+    scored, cards = verdicts(options.validation, options.cache, options.sample)
+    cards += megatron_cards(options.validation, options.cache)
     console = ResultConsole(width=WIDTH)
     models = len({one.run.model for one in scored})
     console.print(f"{len(scored)} runs of {models} models on an {GPU.name}; families on which no constant was chosen.")
     console.print(verdict_table(scored))
     console.print(bins_table(scored))
+    console.print(cards_table(cards))
     console.print(full_table(full_runs(options.validation)))
     if options.result is not None:
         write_result(console.result(RUNS["fit-verdicts"]), options.result)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -22,7 +23,8 @@ from rich.table import Table
 from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
-from lightning_predict.cost.memory import MemoryNeed, step_memory
+from lightning_predict.cost.memory import MemoryNeed, StepMemory, step_memory
+from lightning_predict.cost.rank_memory import RankMemory
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu
@@ -48,20 +50,21 @@ class LayoutMemoryCase:
         name: Layout, length and micro-batches.
         measured: Allocated and reserved bytes.
         peer: The same by SimuMax.
-        need: Prediction for the fullest GPU.
+        need_on: Prediction for the fullest GPU, of a memory size; None for the GPU's own.
     """
 
     name: str
     measured: tuple[float, float]
     peer: tuple[float, float]
-    need: MemoryNeed
+    need_on: Callable[[float | None], MemoryNeed]
 
     @property
     def predicted(self) -> tuple[Interval[float], Interval[float]]:
         """Allocated and reserved bytes."""
-        assert self.need.allocated is not None
-        assert self.need.reserved is not None
-        return self.need.allocated, self.need.reserved
+        need = self.need_on(None)
+        assert need.allocated is not None
+        assert need.reserved is not None
+        return need.allocated, need.reserved
 
 
 def megatron_strategy(parallel: str, micro_batches: int) -> Strategy:
@@ -92,7 +95,7 @@ def layout_memory_cases(folder: Path, cache: Path | None) -> tuple[LayoutMemoryC
         MeasurementTableError: A wrong table.
     """
     columns = ("case", "parallel", "layers", "micro_batches", "allocated_gib", "reserved_gib")
-    layout, traces = Layout(gpu("B200"), GPUS), dict[int, Trace]()
+    layout, traces, ranks = Layout(gpu("B200"), GPUS), dict[int, Trace](), dict[int, RankMemory]()
     cases = []
     for row in read_csv(folder / TABLE, MeasurementTableError, columns=columns):
         words = row.value
@@ -108,10 +111,20 @@ def layout_memory_cases(folder: Path, cache: Path | None) -> tuple[LayoutMemoryC
                 name=f"{words['parallel']}, {length:,} tokens, {words['micro_batches']}",
                 measured=_bytes(words, ""),
                 peer=_bytes(words, "simumax_"),
-                need=memory_need_of([(traces[length], memory)], layout, strategy),
+                need_on=partial(_need, (traces[length], memory), layout, strategy, ranks),
             )
         )
     return tuple(cases)
+
+
+def _need(
+    of: tuple[Trace, StepMemory],
+    layout: Layout,
+    strategy: Strategy,
+    ranks: dict[int, RankMemory],
+    size_bytes: float | None,
+) -> MemoryNeed:
+    return memory_need_of([of], layout, strategy, reported_bytes=size_bytes, ranks=ranks)
 
 
 def _bytes(words: Mapping[str, str], prefix: str) -> tuple[float, float]:

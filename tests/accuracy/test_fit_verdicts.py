@@ -7,8 +7,22 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from benchmarks.accuracy.fit_verdicts import Run, Verdict, bins_table, chance_of, outcomes, verdict_table
+from benchmarks.accuracy.fit_verdicts import (
+    CARDS,
+    Run,
+    Verdict,
+    bins_table,
+    cards_of,
+    cards_table,
+    need_of,
+    outcomes,
+    verdict_table,
+)
 from benchmarks.result_files import table_of
+from lightning_predict.cost.memory import MemoryNeed, memory_need
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.interval import Interval
 from lightning_predict.units import GIBIBYTE
 
 
@@ -52,7 +66,8 @@ def test_one_figure_has_no_line() -> None:
 
 def test_a_larger_batch_is_less_likely_to_fit() -> None:
     trace = lp.Trace.load("examples/gpt2.json.gz")
-    chances = [chance_of(trace, batch) for batch in (16, 30, 200)]
+    needs = [need_of(trace, batch) for batch in (16, 30, 200)]
+    chances = [None if need is None else need(None).fit_probability for need in needs]
     assert chances[0] == pytest.approx(1, abs=0.01)
     assert chances == sorted(chances, key=lambda one: -(one or 0))
     assert chances[2] == pytest.approx(0, abs=0.01)
@@ -70,3 +85,18 @@ def test_verdicts_count_by_outcome_and_by_probability() -> None:
     assert verdicts["all known"] == ("5", "4", "4")
     bins = {row[0]: row[1:] for row in table_of(bins_table(scored)).rows}
     assert bins == {"20-30 %": ("1", "20", "0", "0"), "70-80 %": ("0", "", "", "1"), "90-100 %": ("4", "99", "75", "0")}
+
+
+def test_a_measured_run_tells_about_cards_beyond_its_process_and_below_its_tensors() -> None:
+    layout = Layout(gpu("A100-SXM-40GB"))
+
+    def need(size: float | None) -> MemoryNeed:
+        return memory_need(layout, 9e9, context=Interval(1e9, 1e9, 1e9), reported_bytes=size)  # 10 GB of process
+
+    cards = list(cards_of("source", need, process_bytes=10.1e9, tensors_bytes=9.1e9))
+    known = {share: one.fits for share, one in zip(CARDS, cards, strict=True)}
+    assert [known[share] for share in (0.8, 0.9, 0.95, 1.0, 1.05, 1.3)] == [False, False, None, None, True, True]
+    chances = [one.chance for one in cards]
+    assert chances == sorted(chances)
+    assert chances[CARDS.index(1.0)] == pytest.approx(0.5)
+    assert sum(int(row[2]) for row in table_of(cards_table(cards)).rows) == len(CARDS)
