@@ -82,7 +82,7 @@ class PretrainingWorkload:
     def prepared(self, trace: Trace) -> Trace:
         """Return the recording as it runs."""
         trace = with_compiled_loss(trace) if self.compiles_loss else trace
-        return for_torch_release(fused(trace) if self.is_compiled else trace, self.release)
+        return for_torch_release(fused(trace, compiles_loss=False) if self.is_compiled else trace, self.release)
 
 
 Cases = tuple[tuple[LargeRunCase, ...], Counter[str]]

@@ -31,17 +31,9 @@ SMALLEST: Final = 1e-12
 """Lower bound in logarithms of quantities that can be zero (a copy without FLOPs)."""
 
 MACHINE_FEATURES: Final = (
-    "multiprocessors",
-    "boost_clock",
-    "flops_per_clock",
-    "memory_bytes_per_clock",
-    "cache_over_memory",
-    "cache_per_multiprocessor",
-    "watts_per_lane",
-    "volta_or_later",
-    "ampere_or_later",
-    "hopper_or_later",
-    "blackwell_datacentre",
+    *("multiprocessors", "boost_clock", "flops_per_clock", "memory_bytes_per_clock"),
+    *("cache_over_memory", "cache_per_multiprocessor", "watts_per_lane"),
+    *("volta_or_later", "ampere_or_later", "hopper_or_later", "blackwell_datacentre"),
 )
 """Names of `machine_features`. Their values are equal for all problems of a dtype, so they identify the GPU."""
 

@@ -26,6 +26,7 @@ Example::
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count, pairwise
@@ -73,11 +74,12 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "u
 """Parts of the names of operations that read or write by position, or read their input more than once."""
 
 
-def fused(trace: Trace) -> Trace:
+def fused(trace: Trace, *, compiles_loss: bool = True) -> Trace:
     """Fuse the point-wise operations of a step. The optimizer is unchanged, because it is not compiled.
 
     Args:
         trace: Eager step with tensor ids, recorded on the CPU or the meta device.
+        compiles_loss: Whether a loss over many classes is compiled, too.
 
     Raises:
         InvalidArgumentError: The step is already compiled, or has no tensor ids.
@@ -88,6 +90,7 @@ def fused(trace: Trace) -> Trace:
             "or on the meta device."
         )
     operations = tuple(map(_padded, trace.operations))
+    operations = tuple(_with_fused_losses(operations)) if compiles_loss else operations
     is_last = _prefers_channels_last(operations)
     operations = _without_biases(tuple(_split_norms(_strided_rows(operations) if is_last else operations)), trace)
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
@@ -125,6 +128,44 @@ def _around_kernels(operation: Operation, inside: Set[int | None], masks: Set[in
 
     return replace(operation, inputs=tuple(map(seen, operation.inputs)), outputs=tuple(map(seen, operation.outputs)))
 
+
+def _with_fused_losses(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Compute long rows of log-softmax again in the backward pass, from the logits and a sum for each row.
+
+    Inductor keeps neither the logarithms, nor a float32 copy of the logits.
+    """
+    makers = {tensor.id: one for one in operations for tensor in one.outputs}
+    reads = Counter(tensor.id for one in operations for tensor in one.inputs)
+    again = {tensor.id for one in operations if one.name == _LOSS_GRADIENT for tensor in one.inputs}
+    unused = count(max((number for number in {*makers, *reads} if number is not None), default=0) + 1)
+    logits_of: dict[int | None, tuple[TensorInfo, TensorInfo]] = {}
+    dropped: set[int | None] = set()
+    for one in operations:
+        if (
+            one.name == "aten::_log_softmax"
+            and one.outputs[0].id in again
+            and _row_length(one) > LONGEST_ROW_IN_A_KERNEL
+        ):
+            logits, copy = one.inputs[0], makers.get(one.inputs[0].id)
+            if copy is not None and copy.name == "aten::_to_copy":
+                logits = copy.inputs[0]
+                dropped |= {tensor.id for tensor in copy.outputs if reads[tensor.id] == 1}
+            sums = TensorInfo((one.inputs[0].elements // _row_length(one),), "float32", id=next(unused))
+            logits_of[one.outputs[0].id] = logits, sums
+    for one in operations:
+        inputs = tuple(logits_of[tensor.id][0] if tensor.id in logits_of else tensor for tensor in one.inputs)
+        if one.outputs and one.outputs[0].id in logits_of and one.name == "aten::_log_softmax":
+            logits, sums = logits_of[one.outputs[0].id]
+            yield replace(one, name=STATISTICS, inputs=(logits,), outputs=(sums,))
+            yield replace(one, name=NORMALISATION, inputs=(logits, sums))
+        elif one.name == _LOSS_GRADIENT and inputs != one.inputs:
+            (sums,) = {logits_of[tensor.id][1] for tensor in one.inputs if tensor.id in logits_of}
+            yield replace(one, name=NORMALISATION, inputs=(*inputs, sums))
+        elif not (one.name == "aten::_to_copy" and one.outputs[0].id in dropped):
+            yield one if one.phase == "forward" else replace(one, inputs=inputs)
+
+
+_LOSS_GRADIENT: Final = "aten::_log_softmax_backward_data"
 
 _MATMULS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 

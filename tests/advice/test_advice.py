@@ -299,7 +299,8 @@ def test_the_gain_of_padding_is_shown_for_the_gpu_where_it_is_largest() -> None:
     assert list(padding.simulated_gains) == ["L40S", "A100-SXM-80GB", "B200-SXM-180GB"]
     assert padding.simulated_gain == padding.simulated_gains["L40S"] < 1.05
     assert padding.simulated_gains["B200-SXM-180GB"] > 1.2
-    assert re.search(r"padding 1\.0\d× \(1\.\d\d× on B200-SXM-180GB\)", " ".join(str(found).split()))  # noqa: RUF001
+    short = " ".join(str(found).split())  # torch.compile pads, too, and gains more
+    assert re.search(r"on B200-SXM-180GB, 1\.\d\d× of it by padding odd sizes", short)  # noqa: RUF001
     told = " ".join(found.text(verbose=True).split())
     assert re.search(r"padding \(simulated 1\.0\d×, 1\.\d\d× on A100-SXM-80GB, 1\.\d\d× on B200", told)  # noqa: RUF001
 

@@ -334,3 +334,41 @@ def test_copies_and_vectors_of_a_padded_product_keep_their_number() -> None:
     left, right = TensorInfo((3, 5, 7), "float16", id=0), TensorInfo((3, 7, 1), "float16", id=1)
     (padded,) = compiled(trace(replace(operation("bmm", (0, 1), 2), inputs=(left, right))))
     assert [tensor.shape for tensor in padded.inputs] == [(3, 8, 8), (3, 8, 1)]
+
+
+CLASSES, TOKENS = 8000, 64
+
+
+def step_with_loss(*, classes: int = CLASSES) -> Trace:
+    with torch.device("meta"):
+        head = nn.Linear(32, classes, dtype=torch.bfloat16)
+        inputs = torch.empty(TOKENS, 32, dtype=torch.bfloat16)
+        targets = torch.zeros(TOKENS, dtype=torch.int64)
+    loss = nn.functional.cross_entropy
+    return lp.capture(lambda: loss(head(inputs).float(), targets).backward(), warmup_steps=0)
+
+
+def test_a_compiled_loss_of_long_rows_keeps_neither_logarithms_nor_a_copy_of_the_logits() -> None:
+    step = step_with_loss()
+    wide = {tensor.dtype for one in step.operations for tensor in one.outputs if tensor.elements == TOKENS * CLASSES}
+    assert wide == {"bfloat16", "float32"}
+    kernels = [one for one in compiled(step) if one.name == FUSED]
+    sums, loss, gradient = kernels  # the sum of each row, the loss, the gradient of the logits
+    assert not any("softmax" in one.name for one in compiled(step))
+    for one in kernels:
+        read = [tensor for tensor in one.inputs if tensor.elements == TOKENS * CLASSES]
+        assert {tensor.dtype for tensor in read} == {"bfloat16"}
+    assert [tensor.elements for tensor in sums.outputs] == [TOKENS]
+    assert max(tensor.elements for tensor in loss.outputs) < TOKENS
+    written = [tensor for tensor in gradient.outputs if tensor.elements == TOKENS * CLASSES]
+    assert [tensor.dtype for tensor in written] == ["bfloat16"]
+
+
+def test_a_loss_outside_the_compiled_model_is_left_alone() -> None:
+    names = [one.name for one in fused(step_with_loss(), compiles_loss=False).operations]
+    assert {"aten::_log_softmax", "aten::_log_softmax_backward_data"} <= set(names)
+    # Without a backward pass, the logarithms are the result.
+    with torch.device("meta"):
+        rows = torch.empty(TOKENS, CLASSES)
+    alone = lp.capture(lambda: torch.log_softmax(rows * 2, -1), warmup_steps=0)
+    assert "aten::_log_softmax" in [one.name for one in compiled(alone)]

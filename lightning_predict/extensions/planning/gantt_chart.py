@@ -20,18 +20,7 @@ from lightning_predict.escaping import html_text as escape
 from lightning_predict.extensions.planning.problem import JobOutcome, MachineType, Placement, Plan, Segment
 from lightning_predict.units import seconds_to_hours
 
-COLORS: Final = (
-    "#4878a8",
-    "#d1733b",
-    "#5a9a5a",
-    "#b05070",
-    "#8a6db1",
-    "#8c6d4f",
-    "#c98fb0",
-    "#7f7f7f",
-    "#a8a23c",
-    "#3f9fa8",
-)
+COLORS: Final = "#4878a8 #d1733b #5a9a5a #b05070 #8a6db1 #8c6d4f #c98fb0 #7f7f7f #a8a23c #3f9fa8".split()
 """Colours of jobs, assigned in the order of their names."""
 
 

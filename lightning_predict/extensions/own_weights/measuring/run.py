@@ -77,20 +77,9 @@ NOT_AGAIN: Final = " (not tried again in this dtype)"
 SOURCE: Final = "own"
 BY_GRAPH: Final = "graph"
 EXTRA_COLUMNS: Final = (
-    "latency_ms",
-    "warm_ms",
-    "eager_ms",
-    "sustained_ms",
-    "timed",
-    "clock_mhz",
-    "sustained_clock_mhz",
-    "highest_clock_mhz",
-    "power_watts",
-    "power_limit_watts",
-    "held_back_by",
-    "software",
-    "date",
-    "source",
+    *("latency_ms", "warm_ms", "eager_ms", "sustained_ms", "timed"),
+    *("clock_mhz", "sustained_clock_mhz", "highest_clock_mhz"),
+    *("power_watts", "power_limit_watts", "held_back_by", "software", "date", "source"),
 )
 
 USUAL_UTILISATION: Final = _OF.number("USUAL_UTILISATION", "share")
