@@ -76,8 +76,13 @@ class BusCase:
         return Interval(size / float(ends[2]), size / float(ends[1]), size / float(ends[0]))
 
 
+BRIDGE: Final = "NVLink bridge"
+"""Link of a pair of PCIe cards that an NVLink bridge joins, which no kind of machine without NVLink is."""
+
+
 def read_bus_cases(path: Path) -> tuple[BusCase, ...]:
-    """Read the rows of one machine, or of several of the same number of GPUs, whose GPU the catalogue has.
+    """Read the rows of one machine, or of several of the same number of GPUs, whose GPU the catalogue has. Pairs with a
+    bridge are left out.
 
     Raises:
         MeasurementTableError: A missing column, or a value that is not a positive number.
@@ -91,6 +96,8 @@ def read_bus_cases(path: Path) -> tuple[BusCase, ...]:
         except LightningPredictError:
             continue
         if count % nodes or row.value["operation"] not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+            continue
+        if row.value["link"] == BRIDGE:
             continue
         cases.append(
             BusCase(
