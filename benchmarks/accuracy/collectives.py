@@ -81,8 +81,9 @@ BRIDGE: Final = "NVLink bridge"
 
 
 def read_bus_cases(path: Path) -> tuple[BusCase, ...]:
-    """Read the rows of one machine, or of several of the same number of GPUs, whose GPU the catalogue has. Pairs with a
-    bridge are left out.
+    """Read the rows of one machine, or of several of the same number of GPUs, whose GPU the catalogue has.
+
+    Pairs with a bridge are left out.
 
     Raises:
         MeasurementTableError: A missing column, or a value that is not a positive number.

@@ -25,6 +25,7 @@ gpu,gpus,nodes,operation,message_bytes,busbw_gb_s,p2p,link,topology,source
 RTX-4090,4,1,all_reduce,1073741824,25.3,patched,PCIe 4.0 x16,root complex,here
 RTX-4090,2,1,all_reduce,1073741824,2.2,off,PCIe 4.0 x16,container,here
 H100-SXM-80GB,16,2,all_reduce,1073741824,300,on,NVLink switch,,here
+H100-PCIe,2,1,all_reduce,1073741824,115.4,on,NVLink bridge,pair with a bridge,here
 Nobody-1000,4,1,all_reduce,1073741824,25.3,on,PCIe,,here
 """
 SIA = """\
