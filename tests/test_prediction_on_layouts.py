@@ -196,13 +196,27 @@ def test_a_pipeline_shows_the_least_filled_gpu_beside_the_most_filled_one() -> N
     shown = {}
     for strategy in ("ddp", "ddp,pipeline=4"):
         predictions = lp.predict(trace, ["4xA100-SXM-80GB"], strategy=strategy, iterations=100, history=False)
-        shown[strategy] = (predictions["4xA100-SXM-80GB"].memory, str(predictions))
-    need, table = shown["ddp,pipeline=4"]
+        prediction = predictions["4xA100-SXM-80GB"]
+        shown[strategy] = (prediction.memory, str(predictions), prediction.as_dict())
+    need, table, values = shown["ddp,pipeline=4"]
     assert need.least_filled_bytes is not None
     assert need.memory_bytes is not None
     assert need.least_filled_bytes < 0.9 * need.memory_bytes  # the last stage has the logits
+    assert values["memory_least_filled_bytes"] == need.least_filled_bytes
+    assert shown["ddp"][2]["memory_least_filled_bytes"] is None
     assert f"{gibibytes(need.least_filled_bytes)} to {gibibytes(need.memory_bytes)} of" in table
     assert shown["ddp"][0].least_filled_bytes is None
+
+
+def test_sharded_tables_fill_gpus_unequally() -> None:
+    trace = lp.Trace.load("examples/dlrm.json.gz")
+    name = "3xH200-SXM-141GB"
+    found = lp.predict(trace, [name], strategy="ddp,embedding=table_wise", iterations=100, history=False)
+    need = found[name].memory
+    assert need.least_filled_bytes is not None
+    assert need.memory_bytes is not None
+    assert 0 < need.least_filled_bytes < need.memory_bytes
+    assert f"{gibibytes(need.least_filled_bytes)} to {gibibytes(need.memory_bytes)} of" in str(found)
 
 
 def test_an_unknown_gpu_in_a_layout() -> None:

@@ -272,6 +272,9 @@ class PredictionFields:
         on_machine=True,
         log="memory_gib",
     )
+    memory_least_filled_bytes = Field[float | None](
+        "memory.least_filled_bytes", "Peak memory of a step on the GPU that needs the least, if GPUs differ.", "bytes"
+    )
     fits = Field[bool | None]("memory.fits", "Whether a step fits in the GPU's memory, perhaps tightly.")
     memory_fit = Field[MemoryFit | None](
         "memory.memory_fit", "Memory verdict: `fits` with a margin, `tight` without, or `exceeds`."

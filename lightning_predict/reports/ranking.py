@@ -561,7 +561,9 @@ def memory_of(candidate: RankedGpu) -> str | None:
     if one.memory_bytes is None or usable is None:
         return None
     fits = "fits tightly" if one.memory_fit == "tight" else "fits"
-    return f"{fits}, {gibibytes(one.memory_bytes)} of {gibibytes(usable)} GiB"
+    least = one.memory_least_filled_bytes
+    amount = gibibytes(one.memory_bytes) if least is None else f"{gibibytes(least)} to {gibibytes(one.memory_bytes)}"
+    return f"{fits}, {amount} of {gibibytes(usable)} GiB"
 
 
 def remarks(ranking: Ranking) -> Iterable[str]:

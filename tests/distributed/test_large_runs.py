@@ -552,6 +552,13 @@ def test_the_fullest_experts_hold_more_activations() -> None:
     trace = replace(plain, operations=named, parameters=(*plain.parameters, table))
     even, uneven = (memory(f"ddp,expert=2{more}", 2, trace=trace) for more in ("", ",capacity=1.5"))
     assert uneven - even == pytest.approx(0.5 * 3 / 4 * 2 * ACTIVATION_BYTES)
+    # The other of two GPUs gets half as many tokens: 2 - 1.5 times as many as with balanced routing.
+    ranks, layout = RankMemory(trace), Layout(H100, 2)
+    least = ranks.least_filled(layout, parse_strategy("ddp,expert=2,capacity=1.5"))
+    assert least is not None
+    tensors = least.persistent_bytes + max(least.temporary_bytes, least.update_bytes)
+    assert even - tensors == pytest.approx(0.5 * 3 / 4 * 2 * ACTIVATION_BYTES)
+    assert ranks.least_filled(layout, parse_strategy("ddp,expert=2")) is None
 
 
 @pytest.mark.parametrize(
