@@ -26,7 +26,7 @@ from tests.regression.test_layers import FITTED, matrix_product, relu, step
 
 def test_a_step_is_compared_in_the_kinds_that_were_fitted() -> None:
     other = step(matrix_product(700), relu(9000))
-    products = [layer for layer in layers_of(FITTED) if layer.is_product]
+    products = [layer for layer in layers_of(FITTED) if layer.flops]
     found = predicted(other, products, step=1.0)
     assert found.seconds == pytest.approx(found.known, rel=1e-6)  # times of products are on one line
     assert found.share == pytest.approx((1e-6 + 1e-12 * 2 * 700**3) / found.layers)

@@ -86,11 +86,11 @@ def test_layers_of_one_size_or_a_falling_line_give_a_mean_rate() -> None:
     kind = "linear (float32, forward)"
     one = fit_layers(layers_of(step(matrix_product(512), matrix_product(512)))).lines[kind]
     assert one.intercept == 0.0
-    assert one.slope == pytest.approx((1e-6 + 1e-12 * 2 * 512**3) / (2 * 512**3))
+    assert one.per_flop == pytest.approx((1e-6 + 1e-12 * 2 * 512**3) / (2 * 512**3))
     line = fit_layers(layers_of(step(matrix_product(256), matrix_product(512)), [2.0, 1.0])).lines[kind]
     small, large = 2 * 256**3, 2 * 512**3  # least squares through the origin: the sum of c t over the sum of c squared
     assert line.intercept == 0.0
-    assert line.slope == pytest.approx((small * 2 + large) / (small**2 + large**2))
+    assert line.per_flop == pytest.approx((small * 2 + large) / (small**2 + large**2))
 
 
 def test_a_kind_of_small_layers_takes_the_slope_of_larger_ones() -> None:
@@ -98,7 +98,7 @@ def test_a_kind_of_small_layers_takes_the_slope_of_larger_ones() -> None:
     small = [TimedLayer("add", 8.0, 3e-6), TimedLayer("add", 16.0, 2e-6)]
     large = [TimedLayer("relu", work, 2e-6 + 3e-12 * work) for work in (1e6, 1e8)]
     line = fit_layers([*small, *large]).lines["add"]
-    assert line.slope == pytest.approx(3e-12, rel=0.01)
+    assert line.per_byte == pytest.approx(3e-12, rel=0.01)
     assert line.intercept == pytest.approx(2.5e-6, rel=0.01)
 
 
@@ -107,7 +107,7 @@ def test_a_line_with_a_negative_intercept_goes_through_the_origin() -> None:
     layers = [TimedLayer("add", 1e6, 1e-6), TimedLayer("add", 2e6, 3e-6)]
     line = fit_layers(layers).lines["add"]
     assert line.intercept == 0.0
-    assert line.slope == pytest.approx(7e-12 / 5)
+    assert line.per_byte == pytest.approx(7e-12 / 5)
 
 
 def test_matmuls_of_another_dtype_are_another_kind() -> None:
@@ -115,6 +115,17 @@ def test_matmuls_of_another_dtype_are_another_kind() -> None:
     half = replace(matrix_product(256, gpu=False), inputs=(TensorInfo((256, 256), "float16"),) * 2)
     found = fit_layers(layers_of(FITTED)).predict(step(half))
     assert (found.layers, found.unknown) == (0, {"linear (float16, forward)": 1})
+
+
+def test_a_product_waits_for_its_bytes_and_its_flops() -> None:
+    """A line over FLOPs alone had the rate of small batches, which read the weights, for large batches, too."""
+    layers = [
+        TimedLayer("linear", moved, 1e-6 + 1e-9 * moved + 1e-12 * flops, flops)
+        for moved, flops in ((1e3, 2e6), (1e6, 4e6), (2e3, 8e6), (2e6, 9e6))
+    ]
+    line = fit_layers(layers).lines["linear"]
+    assert (line.intercept, line.per_byte, line.per_flop) == pytest.approx((1e-6, 1e-9, 1e-12), rel=1e-6)
+    assert line.seconds(TimedLayer("linear", 1e3, 0.0, 1e12)) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_calls_of_a_cpu_are_layers_with_the_times_of_its_profile() -> None:

@@ -85,14 +85,10 @@ def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ..
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
-    """Columns of the linear program: x, s, y, u and z, in this order.
+    """Columns of the linear program, in this order.
 
-    Attributes:
-        starts: Job and configuration index of each x.
-        stays: Job index and node of each s.
-        kept: Node and machine index of each y.
-        slots: Node, machine index and size of each u.
-        fillings: Machine index and jobs by size of each z.
+    Job and configuration of each x, job and node of each s, node and machine of each y, node, machine and size of each
+    u, machine and jobs by size of each z.
     """
 
     starts: tuple[tuple[int, int], ...]

@@ -127,11 +127,7 @@ class PlanCandidate:
 
 
 def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ...]:
-    """Return the candidates: the planner with full, reduced and minimal freedom, and the queue rules.
-
-    Args:
-        problem: The problem. Its formulation is the maximum freedom.
-        method: `milp`, or the name of a queue rule, which is then the only candidate.
+    """Return the planner with full, reduced and minimal freedom, and the queue rules; a queue rule alone if named.
 
     Raises:
         InvalidArgumentError: The method is unknown.

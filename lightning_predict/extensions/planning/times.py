@@ -59,15 +59,8 @@ def times_of_trace(
 
     A configuration is omitted if the step does not fit in its GPUs' memory, or if the strategy cannot use this number
     of GPUs. If the trace has no parameters, only configurations of one GPU are returned, because the communication
-    between several GPUs is unknown.
-
-    Args:
-        path: A trace, as written by `Trace.save`.
-        iterations: Remaining training steps of the recorded size.
-        machines: Machine types, each with a GPU of the catalogue.
-        assumptions: Assumptions about machines and strategy, including earlier runs.
-        keep_batch: Whether replicas share the samples of a step. Configurations whose number of replicas does not
-            divide the samples are omitted.
+    between several GPUs is unknown. With `keep_batch`, replicas share the samples of a step, and configurations whose
+    number of replicas does not divide the samples are omitted.
 
     Raises:
         TraceError: The file is missing or is not a trace.

@@ -125,11 +125,11 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
         )
     measured = sum(time for one in trace.operations for time in recorded_times(trace, one))
     rows = [
-        [kind, str(line.layers), f"{line.intercept:.3g} + {line.slope:.3g} c", f"{line.most_work:.3g}"]
+        [kind, str(line.layers), f"{line.intercept:.3g} + {line.per_byte:.3g} b + {line.per_flop:.3g} f"]
         for kind, line in regression.lines.items()
     ]
     lines = [
-        aligned(["layers, c in FLOPs or bytes", "fitted", "seconds", "largest c"], rows, right={1, 3}),
+        aligned(["layers with b bytes and f FLOPs", "fitted", "seconds"], rows, right={1}),
         "",
         f"{network}: {duration(found.seconds)} of device time in {found.layers} layers on {gpus.pop()}"
         + (f"; {duration(measured)} were recorded." if measured else "."),

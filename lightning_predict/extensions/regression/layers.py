@@ -2,8 +2,8 @@
 
 Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer to a profile of one GPU; c is the
 number of operations of the layer. Forward and backward are separate kinds. Other networks with the same kinds of layers
-are then predicted on this GPU. Here, a layer is a recorded call, and c is the FLOPs of a matmul or convolution in one
-dtype, or the memory traffic of another call. Recordings of a GPU or a CPU are fitted together. Example::
+are then predicted on this GPU. Here, a layer is a recorded call. Its time is linear in its memory traffic, and in its
+FLOPs for a matmul or convolution in one dtype. Recordings of a GPU or a CPU are fitted together. Example::
 
     regression = fit_layers([*layers_of(googlenet), *layers_of(vgg)])
     estimate = regression.predict(alexnet)
@@ -16,17 +16,18 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Final, final
 
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec
+from lightning_predict.kernels.operations import Array, batch_shapes, operation_spec
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.tracing.trace import Operation, Trace
 
-MIN_LAYERS: Final = 2
-"""Minimum number of distinct amounts of work for fitting a slope."""
+SAME_ERROR: Final = 1e-12
+"""Share of the sum of squared times by which another feature must reduce the squared error."""
 
 
 @final
@@ -36,37 +37,36 @@ class TimedLayer:
 
     Attributes:
         kind: Kind of layer, from its operations, the dtype of matmuls and convolutions, and the phase.
-        work: FLOPs, or memory traffic in bytes.
+        moved_bytes: Memory traffic.
         seconds: Total time of the call's kernels, or of the call on a CPU.
-        is_product: Whether `work` is FLOPs.
+        flops: FLOPs of matmuls and convolutions; 0 for other calls.
     """
 
     kind: str
-    work: float
+    moved_bytes: float
     seconds: float
-    is_product: bool = False
+    flops: float = 0.0
+
+    @property
+    def work(self) -> float:
+        """FLOPs, or bytes of a call without matmuls and convolutions."""
+        return self.flops or self.moved_bytes
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Linear model of a kind of layer: seconds = `intercept` + `slope` x work.
-
-    Attributes:
-        intercept: Seconds of a layer with no work.
-        slope: Seconds per FLOP or per byte.
-        layers: Number of layers in the fit.
-        most_work: Maximum work of a layer in the fit.
-    """
+    """Linear model of a kind of layer, in seconds. `most_work` is the maximum over the layers of the fit."""
 
     intercept: float
-    slope: float
+    per_byte: float
+    per_flop: float
     layers: int
     most_work: float
 
-    def seconds(self, work: float) -> float:
+    def seconds(self, layer: TimedLayer) -> float:
         """Return the predicted time of a layer."""
-        return self.intercept + self.slope * work
+        return self.intercept + self.per_byte * layer.moved_bytes + self.per_flop * layer.flops
 
 
 @final
@@ -76,7 +76,6 @@ class NetworkEstimate:
 
     Attributes:
         seconds: Device time of a step, excluding layers of unknown kinds.
-        layers: Number of predicted layers.
         unknown: Number of calls of unknown kinds, by kind.
         beyond: Ratio of a kind's largest work to the largest work in the fit, for kinds where it exceeds 1.
     """
@@ -104,7 +103,7 @@ class LayerRegression:
             if line is None:
                 unknown[layer.kind] += 1
                 continue
-            seconds, known = seconds + line.seconds(layer.work), known + 1
+            seconds, known = seconds + line.seconds(layer), known + 1
             if layer.work > line.most_work > 0:
                 beyond[layer.kind] = max(beyond.get(layer.kind, 0.0), layer.work / line.most_work)
         return NetworkEstimate(seconds, known, dict(unknown), beyond)
@@ -143,34 +142,50 @@ def recorded_times(trace: Trace, operation: Operation) -> list[float]:
 def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
     """Fit a line to each kind of layer by least squares, without negative coefficients.
 
-    If all layers of a kind have equal work, or the slope is not positive, the line has the slope of all matmuls and
-    convolutions, or of all other layers.
+    If all layers of a kind have equal work, or the time does not grow with the work, the line has the slopes of all
+    matmuls and convolutions, or of all other layers.
     """
     layers = tuple(layers)
-    slopes = {unit: _slope([one for one in layers if one.is_product == unit]) for unit in (False, True)}
+    common = {unit: _coefficients([one for one in layers if bool(one.flops) is unit]) for unit in (False, True)}
     by_kind: dict[str, list[TimedLayer]] = defaultdict(list)
     for layer in layers:
         by_kind[layer.kind].append(layer)
-    return LayerRegression({kind: _line(own, slopes[own[0].is_product]) for kind, own in sorted(by_kind.items())})
+    return LayerRegression({kind: _line(own, common[bool(own[0].flops)]) for kind, own in sorted(by_kind.items())})
 
 
-def _line(layers: list[TimedLayer], common_slope: float) -> Line:
-    work, seconds = math.fsum(one.work for one in layers), math.fsum(one.seconds for one in layers)
-    slope = _slope(layers) or common_slope
-    intercept = (seconds - slope * work) / len(layers)
-    if (intercept < 0 or not slope) and work:
-        squares = math.fsum(one.work**2 for one in layers)
-        slope, intercept = math.fsum(one.work * one.seconds for one in layers) / squares, 0.0
-    return Line(intercept, slope, len(layers), max(one.work for one in layers))
+def _line(layers: list[TimedLayer], common: Array) -> Line:
+    found, features, seconds = _coefficients(layers), _features(layers), np.array([one.seconds for one in layers])
+    if not found[1:].any():
+        rest = float(seconds.mean() - features.mean(axis=0)[1:] @ common[1:])
+        work = features[:, 2 if layers[0].flops else 1]
+        if rest >= 0 and common[1:].any():
+            found = np.array([rest, *common[1:]])
+        elif work.any():  # the mean time per FLOP or byte
+            found = np.zeros(3)
+            found[2 if layers[0].flops else 1] = seconds @ work / (work @ work)
+    return Line(float(found[0]), float(found[1]), float(found[2]), len(layers), max(one.work for one in layers))
 
 
-def _slope(layers: Sequence[TimedLayer]) -> float:
-    """Return the slope of a line with an intercept; 0 if it is not positive, or all layers have equal work."""
-    if len({layer.work for layer in layers}) < MIN_LAYERS:
-        return 0.0
-    work = np.array([layer.work for layer in layers])  # (layers,)
-    slope = float(np.polyfit(work / work.max(), [layer.seconds for layer in layers], 1)[0] / work.max())
-    return max(0.0, slope)
+def _features(layers: Sequence[TimedLayer]) -> Array:
+    return np.array([[1.0, one.moved_bytes, one.flops] for one in layers])
+
+
+def _coefficients(layers: Sequence[TimedLayer]) -> Array:
+    """Return the intercept and the slopes with the least squared error among those without a negative one, (3,)."""
+    features, found = _features(layers), np.zeros(3)
+    if not len(features):
+        return found
+    scales = np.where(features.max(axis=0) > 0, features.max(axis=0), 1.0)
+    design, seconds = features / scales, np.array([one.seconds for one in layers])
+    varying = [0, *(place for place in (1, 2) if np.ptp(design[:, place]) > 0)]
+    least = np.inf
+    for chosen in (list(one) for count in (1, 2, 3) for one in combinations(varying, count)):
+        solution, _, rank, _ = np.linalg.lstsq(design[:, chosen], seconds, rcond=None)
+        error = float(((seconds - design[:, chosen] @ solution) ** 2).sum())
+        if rank == len(chosen) and (solution >= 0).all() and error < least - SAME_ERROR * float(seconds @ seconds):
+            least, found = error, np.zeros(3)
+            found[chosen] = solution / scales[chosen]
+    return found
 
 
 def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, TimedLayer]]:
@@ -183,10 +198,7 @@ def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, TimedLayer]]:
             names = {one.operation.partition("_backward")[0] for one in products or item.problems}
             dtypes = {"float32" if trace.device == "cpu" and one.dtype == "tf32" else one.dtype for one in products}
             kind = f"{'+'.join(sorted(names))} ({', '.join([*sorted(dtypes), phase])})"
-            yield place, item, TimedLayer(kind, math.fsum(map(_work, products or item.problems)), 0.0, bool(products))
-
-
-def _work(problem: OperationShape) -> float:
-    """Return the FLOPs of a matmul or convolution, or the bytes of another operation."""
-    batch = batch_shapes([problem])
-    return float((batch.flops if batch.spec.units == "tensor" else batch.bytes_moved)[0])
+            batches = [batch_shapes([one]) for one in products or item.problems]
+            moved = math.fsum(float(one.bytes_moved[0]) for one in batches)
+            flops = math.fsum(float(one.flops[0]) for one in batches) if products else 0.0
+            yield place, item, TimedLayer(kind, moved, 0.0, flops)
