@@ -275,8 +275,16 @@ def step_of_eager_attention() -> Callable[[], None]:
     return step
 
 
+def step_of_square_rows() -> Callable[[], None]:
+    """Gradients of activations have the shape of the weights, whose gradients alone are cast to float32."""
+    with torch.device("meta"):
+        layers = [part for _ in range(4) for part in (nn.Linear(512, 512), nn.ReLU())]
+        model, rows = nn.Sequential(*layers), torch.empty(512, 512)
+    return lambda: model(rows).square().mean().backward()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", [step_of_eager_attention, step_of_encoder])
+@pytest.mark.parametrize("kind", [step_of_eager_attention, step_of_encoder, step_of_square_rows])
 def test_casts_of_biases_and_branches_are_those_of_a_step_under_autocast(
     kind: Callable[[], Callable[[], None]], dtype: str
 ) -> None:

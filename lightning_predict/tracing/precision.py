@@ -195,6 +195,7 @@ class _Autocast:
         numbers = [tensor.id for one in trace.operations for tensor in (*one.inputs, *one.outputs)]
         self._next = 1 + max((number for number in numbers if number is not None), default=0)
         self._produced: set[int | None] = set()
+        self._made: set[int | None] = set()  # produced, but not as a view
         self._copies: dict[tuple[int, str], TensorInfo] = {}
         shapes = {one.shape for one in trace.parameters}
         self._weights = shapes | {shape[::-1] for shape in shapes}
@@ -227,6 +228,7 @@ class _Autocast:
             else:
                 yield from self._in_widest(operation)
             self._produced |= {tensor.id for tensor in operation.outputs}
+            self._made |= {tensor.id for tensor in operation.outputs} - {tensor.id for tensor in operation.inputs}
 
     def _adds_bias(self, operation: Operation) -> bool:
         """Return whether a linear layer adds its bias, which autocast casts together with the weight."""
@@ -279,7 +281,10 @@ class _Autocast:
         now = tuple(map(self._now, operation.inputs))
         if operation.phase == "forward":
             self._note_casts(operation, now)
-        wide = self._weights | {tensor.shape for tensor in now if tensor.id in self._lowered}
+        cast_weights = {number for number, _ in self._copies} - self._made
+        reads_weight = operation.name in _PRODUCTS and any(tensor.id in cast_weights for tensor in now)
+        wide = set() if reads_weight else self._weights  # a gradient of an activation may have the shape of a weight
+        wide = wide | {tensor.shape for tensor in now if tensor.id in self._lowered}
         if operation.name in _PRODUCTS and any(tensor.id in self._multiplied for tensor in now):
             wide |= {tensor.shape for tensor in operation.outputs}
         for index, tensor in enumerate(now):

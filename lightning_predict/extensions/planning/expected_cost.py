@@ -51,10 +51,6 @@ def time_draws(problem: PlanningProblem, since: PlanState | None) -> Mapping[str
     The logarithm of a ratio is normal on either side of the prediction, with the ends of the interval at 5 and 95 %.
     The share `ELSEWHERE` of the variance is common to all GPUs of a job. A job has its own seed, so its draws do not
     depend on other jobs. On GPUs on which the job's progress was measured, the ratio is 1.
-
-    Args:
-        problem: Jobs and machines.
-        since: Progress of the plan; None at the beginning.
     """
     gpus = {machine.name: machine.gpu for machine in problem.machines}
     count = DRAWS if any(is_uncertain(job) for job in problem.jobs) else 1
@@ -85,13 +81,7 @@ def _job_draws(job: Job, gpus: Mapping[str, str], since: PlanState | None, count
 def plan_outlook(
     plan: Plan, problem: PlanningProblem, draws: Mapping[str, Mapping[Configuration, Draws]]
 ) -> PlanOutlook:
-    """Return the expected costs of a plan and the probability of each deadline, over all draws of the times.
-
-    Args:
-        plan: The plan.
-        problem: The planned problem.
-        draws: Ratios of actual to predicted time, from `time_draws`.
-    """
+    """Return the expected costs of a plan and the probability of each deadline, over all draws of `time_draws`."""
     machines = {machine.name: machine for machine in problem.machines}
     rented = _Rentals(plan, machines)
     ready: dict[str, tuple[float, Draws | float]] = {}
