@@ -85,9 +85,13 @@ def test_nothing_trained_is_nothing_to_compare() -> None:
     assert outcome(EXPECTED, seconds=1.0, batches=0) is None
 
 
-def test_few_batches_are_not_learnt_from() -> None:
-    assert outcome(EXPECTED, seconds=1.0, batches=MIN_BATCHES - 1).record() is None
-    assert outcome(EXPECTED, seconds=1.0, batches=MIN_BATCHES).record() is not None
+def test_few_batches_are_not_learnt_from_and_not_logged() -> None:
+    few, enough = (outcome(EXPECTED, seconds=1.0, batches=count) for count in (MIN_BATCHES - 1, MIN_BATCHES))
+    assert few.record() is None
+    assert few.metrics() == {}
+    assert enough.record() is not None
+    assert enough.metrics()
+    assert MIN_BATCHES > 16
 
 
 def fit(small: Small, folder: Path, predictor: RuntimePredictor, *, batches: int = 40, **options: Any) -> None:
