@@ -8,11 +8,13 @@ Example::
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from lightning_predict import __version__
@@ -76,15 +78,27 @@ def _run(name: str, argv: Sequence[str], commands: Mapping[str, Callable[..., Co
     except SystemExit:  # --help, already printed
         return 0
     as_json = options.pop("json")
-    with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
-        answer = commands[name](**options)
-    if as_json:
-        print(json.dumps(answer.data(), indent=2, allow_nan=False))
-    else:
-        answer.show()
+    with nullcontext() if name == "run" else _rare_collections():  # a script that runs keeps its own
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            answer = commands[name](**options)
+        if as_json:
+            print(json.dumps(answer.data(), indent=2, allow_nan=False))
+        else:
+            answer.show()
     sys.stdout.flush()
     return answer.exit_code
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Collect garbage rarely, because each collection visits the many objects of a recorded step."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

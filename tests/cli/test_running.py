@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -219,6 +220,23 @@ def test_what_needs_no_prediction_loads_nothing_that_predicts(words: list[str]) 
 
 def test_aligned_columns() -> None:
     assert aligned(["a", "bb"], [["ccc", "1"]], right={1}) == "a    bb\n---  --\nccc   1"
+
+
+def test_garbage_is_collected_rarely_except_in_a_script_that_runs() -> None:
+    seen = dict[str, tuple[int, int, int]]()
+
+    def command(name: str) -> Callable[[], CommandAnswer]:
+        def noted(**_: object) -> CommandAnswer:
+            seen[name] = gc.get_threshold()
+            return CommandAnswer(data=dict, show=lambda: None)
+
+        return noted
+
+    before = gc.get_threshold()
+    commands = {name: command(name) for name in ("gpus", "run")}
+    assert main(["gpus"], commands) == main(["run", "train.py"], commands) == 0
+    assert seen["gpus"][0] > before[0]
+    assert seen["run"] == gc.get_threshold() == before
 
 
 def test_records_as_json_values() -> None:
