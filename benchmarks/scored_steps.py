@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS, SOURCES
 from benchmarks.training.report import report_table
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.reports.published_cases import PublishedCase, SourceSplit, StepDescription, precision_on
 
 WIDTH: Final = 140

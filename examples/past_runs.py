@@ -11,8 +11,8 @@ import time
 import torch
 from torch import nn
 
-from lightning_predict.extensions.regression.end_to_end import fit_regression
-from lightning_predict.extensions.regression.runs import PastRun, RunSetting
+from lightning_predict.regression.end_to_end import fit_regression
+from lightning_predict.regression.runs import PastRun, RunSetting
 
 ITERATIONS = 10
 MY_FLOPS_PER_SECOND = 1e11  # on a GPU of the catalogue, give gpu="T4" instead

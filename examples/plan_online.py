@@ -11,11 +11,11 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from lightning_predict.extensions.planning.files import read_problem, read_situation
-from lightning_predict.extensions.planning.gantt_chart import plan_table
-from lightning_predict.extensions.planning.plan_folder import write_plan
-from lightning_predict.extensions.planning.policies import cheapest_plan
-from lightning_predict.extensions.planning.problem import Plan
+from lightning_predict.planning.files import read_problem, read_situation
+from lightning_predict.planning.gantt_chart import plan_table
+from lightning_predict.planning.plan_folder import write_plan
+from lightning_predict.planning.policies import cheapest_plan
+from lightning_predict.planning.problem import Plan
 
 SETTINGS = {
     "nodes": 2,

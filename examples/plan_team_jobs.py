@@ -4,18 +4,18 @@
     python examples/plan_team_jobs.py
 
 Prints the plan and what each queue rule would cost instead; writes the chart, a SkyPilot task and a Slurm script for
-each job to `plan/`. The times are made up; `lightning_predict.extensions.planning.files` takes them from saved traces.
+each job to `plan/`. The times are made up; `lightning_predict.planning.files` takes them from saved traces.
 """
 
 from pathlib import Path
 
 from rich.console import Console
 
-from lightning_predict.extensions.planning.files import read_problem
-from lightning_predict.extensions.planning.gantt_chart import plan_table
-from lightning_predict.extensions.planning.plan_folder import write_plan
-from lightning_predict.extensions.planning.policies import cheapest_plan, policy
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.gantt_chart import plan_table
+from lightning_predict.planning.plan_folder import write_plan
+from lightning_predict.planning.policies import cheapest_plan, policy
+from lightning_predict.planning.simulator import simulate
 
 JOBS = """
 nodes: 2

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import lightning_predict as lp
-from lightning_predict.extensions.embeddings.placement import place_tables
-from lightning_predict.extensions.embeddings.tables import tables_of_trace
+from lightning_predict.embeddings.placement import place_tables
+from lightning_predict.embeddings.tables import tables_of_trace
 
 ROWS = (200_000_000, 80_000_000, 40_000_000, 20_000_000, 8_000_000, 2_000_000, 500_000, 100_000, 10_000, 1_000, 100)
 WIDTH, LOOK_UPS, DENSE = 64, 20, 256

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
-from lightning_predict.tracing.lengths import capture_lengths
+from lightning_predict.record.lengths import capture_lengths
 
 GPUS = ["RTX-4090", "L4", "A100-SXM-80GB", "H100-SXM-80GB"]
 

@@ -15,9 +15,9 @@ The public names are imported on first use, so torch is not loaded before a step
 
 The callbacks for a Trainer are in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
 
-Data flows through the packages in this order: `gpus`, `tracing`, `weights` -> `kernels` -> `timeline` -> `distributed`
--> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`. Less common applications are in `extensions`; each is
-loaded on first use.
+Data flows through the packages in this order: `hardware`, `record`, `weights` -> `kernels` -> `timeline` ->
+`layouts` -> `memory` -> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`. `planning`, `regression`,
+`embeddings` and `own_weights` serve single commands; each is loaded on first use.
 """
 
 from __future__ import annotations
@@ -25,23 +25,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lightning_predict.extensions import extension
-
 if TYPE_CHECKING:
+    from lightning_predict.advice.advice import advise
+    from lightning_predict.advice.advice_text import Advice
+    from lightning_predict.base.errors import LightningPredictError
     from lightning_predict.cost.prediction import Prediction
-    from lightning_predict.errors import LightningPredictError
-    from lightning_predict.extensions.advice.advice import advise
-    from lightning_predict.extensions.advice.advice_text import Advice
-    from lightning_predict.extensions.named_models.step import step_of
-    from lightning_predict.extensions.parallel.layout_search import best_layouts
-    from lightning_predict.gpus import Gpu, gpu, gpu_names
+    from lightning_predict.hardware import Gpu, gpu, gpu_names
     from lightning_predict.kernels.operator_times import operator_seconds
+    from lightning_predict.layout_search.ranking import best_layouts
     from lightning_predict.observe.watched_loop import watch
     from lightning_predict.prediction import predict
+    from lightning_predict.record.imports import import_trace
+    from lightning_predict.record.named_models.step import step_of
+    from lightning_predict.record.recording import capture
+    from lightning_predict.record.trace import Trace
     from lightning_predict.reports.predictions import Predictions
-    from lightning_predict.tracing.imports import import_trace
-    from lightning_predict.tracing.recording import capture
-    from lightning_predict.tracing.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -65,26 +63,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Gpu": "lightning_predict.gpus",
-    "LightningPredictError": "lightning_predict.errors",
+    "Advice": "lightning_predict.advice.advice_text",
+    "Gpu": "lightning_predict.hardware",
+    "LightningPredictError": "lightning_predict.base.errors",
     "Prediction": "lightning_predict.cost.prediction",
     "Predictions": "lightning_predict.reports.predictions",
-    "Trace": "lightning_predict.tracing.trace",
-    "capture": "lightning_predict.tracing.recording",
-    "gpu": "lightning_predict.gpus",
-    "gpu_names": "lightning_predict.gpus",
-    "import_trace": "lightning_predict.tracing.imports",
+    "Trace": "lightning_predict.record.trace",
+    "advise": "lightning_predict.advice.advice",
+    "best_layouts": "lightning_predict.layout_search.ranking",
+    "capture": "lightning_predict.record.recording",
+    "gpu": "lightning_predict.hardware",
+    "gpu_names": "lightning_predict.hardware",
+    "import_trace": "lightning_predict.record.imports",
     "operator_seconds": "lightning_predict.kernels.operator_times",
     "predict": "lightning_predict.prediction",
+    "step_of": "lightning_predict.record.named_models.step",
     "watch": "lightning_predict.observe.watched_loop",
 }
-"""The module that defines each name. Extensions register further names."""
+"""The module that defines each name."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers {', '.join(__all__)}")
-    value = getattr(import_module(_HOMES[name]), name) if name in _HOMES else extension(name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

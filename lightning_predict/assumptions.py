@@ -15,17 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
-from lightning_predict.checked import shown
+from lightning_predict.base.checked import shown
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, UserPrice, check_price
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.torch_releases import check_release
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.record.torch_releases import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
 
 if TYPE_CHECKING:
-    from lightning_predict.gpus.layouts import Layout
-    from lightning_predict.gpus.own_rates import OwnRates
+    from lightning_predict.hardware.layouts import Layout
+    from lightning_predict.hardware.own_rates import OwnRates
     from lightning_predict.kernels.interconnect import Interconnect
     from lightning_predict.run.history import HistoryRecord
     from lightning_predict.timeline.host import Host
@@ -105,7 +105,7 @@ class Assumptions:
         """Return the layouts with GPUs whose rates are the user's own (`measured`)."""
         if not self.measured:
             return tuple(layouts)
-        from lightning_predict.gpus.own_rates import with_own_rates
+        from lightning_predict.hardware.own_rates import with_own_rates
 
         return with_own_rates(layouts, self.measured)
 

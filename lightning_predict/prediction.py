@@ -19,31 +19,30 @@ from os import PathLike
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.assumptions import Assumptions, Skew, fill_in_assumptions
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.files import history_path
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.note import decisive
+from lightning_predict.base.ties import ordered
 from lightning_predict.cost.offers import Offer, today
 from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction, UserPrice, price_of
 from lightning_predict.cost.priced_gpus import ALL, PricedGpus, layouts_to_predict
-from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions import extension
-from lightning_predict.files import history_path
-from lightning_predict.gpus import Gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.interval import Interval
+from lightning_predict.hardware import Gpu
+from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
-from lightning_predict.note import decisive
+from lightning_predict.layouts.strategy import LightningStrategy, Strategy, parse_strategy
+from lightning_predict.record.precision import emulates_bfloat16, in_float16
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace, measured_seconds
 from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.workload import Loader, Workload, predict_run
 from lightning_predict.step_predictor import StepPredictor, layout_in_use
-from lightning_predict.ties import ordered
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.precision import emulates_bfloat16, in_float16
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.weights.source import AnyWeights
 
 if TYPE_CHECKING:
-    from lightning_predict.gpus.own_rates import OwnRates
+    from lightning_predict.hardware.own_rates import OwnRates
     from lightning_predict.kernels.interconnect import Interconnect
     from lightning_predict.run.history import HistoryRecord
 
@@ -112,7 +111,7 @@ def predict(
         WeightsError: Weights cannot be found or trusted. An unreachable address only adds a note.
     """
     if gpus_file is not None:
-        from lightning_predict.gpus.user_gpus import add_gpus
+        from lightning_predict.hardware.user_gpus import add_gpus
 
         add_gpus(gpus_file)
     workload = remaining_steps(
@@ -264,8 +263,9 @@ def _in_float16(
     if gpu_in_use(trace) is None:
         changed = trace.changed(in_float16)
     else:
-        carry = extension("carry_measurements")
-        changed = trace.changed(lambda kind: carry(kind, in_float16, assumptions.weights))
+        from lightning_predict.run.carried_measurements import carry_measurements
+
+        changed = trace.changed(lambda kind: carry_measurements(kind, in_float16, assumptions.weights))
     validating = None if validation is None else validation.changed(in_float16)
     gpus = [layout.gpu for layout in layouts]
     step = StepPredictor(changed, gpus, assumptions, workload, validation=validating, same_sizes=in_bfloat16)

@@ -15,9 +15,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.files import mark
-from lightning_predict.guard import log_warning
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.base.files import mark
+from lightning_predict.base.guard import log_warning
 
 if TYPE_CHECKING:
     from lightning_predict.callbacks import CostBudget, RuntimePredictor
@@ -73,7 +73,7 @@ def _amount(variable: str) -> float | None:
     Raises:
         InvalidArgumentError: The variable is not a number above 0.
     """
-    from lightning_predict.checked import positive_number
+    from lightning_predict.base.checked import positive_number
 
     text = os.environ.get(variable, "").strip()
     if not text:

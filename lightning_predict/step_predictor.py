@@ -14,25 +14,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.constants import constants_of
-from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, step_memory
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.note import decisive
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
-from lightning_predict.distributed.single_gpu import (
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.model_flops import step_work
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.translation import translation_notes
+from lightning_predict.layouts.single_gpu import (
     PredictionContext,
     SingleGpuSteps,
     single_steps,
     step_of_one_process,
 )
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.extensions import extension
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
-from lightning_predict.kernels.model_flops import step_work
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.translation import translation_notes
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.libraries import context_bytes, nccl_bytes
-from lightning_predict.note import decisive
+from lightning_predict.memory.step_memory import MemoryNeed, StepMemory, memory_need, step_memory
+from lightning_predict.record.recorded_on import check_predictable, code_path_notes, gpu_in_use, unknown_gpu_note
+from lightning_predict.record.torch_releases import for_torch_release, release_of
+from lightning_predict.record.trace import Trace, measured_seconds, weighted_kinds
 from lightning_predict.reports.format import listed
 from lightning_predict.run.workload import (
     Run,
@@ -43,14 +45,11 @@ from lightning_predict.run.workload import (
     workload_with_shared_cores,
 )
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.recorded_on import check_predictable, code_path_notes, gpu_in_use, unknown_gpu_note
-from lightning_predict.tracing.torch_releases import for_torch_release, release_of
-from lightning_predict.tracing.trace import Trace, measured_seconds, weighted_kinds
 
 if TYPE_CHECKING:
-    from lightning_predict.cost.rank_memory import RankMemory
-    from lightning_predict.distributed.layout_steps import MultiGpuStep
-    from lightning_predict.extensions.embeddings.whole_step import ShardedEmbeddings
+    from lightning_predict.embeddings.whole_step import ShardedEmbeddings
+    from lightning_predict.layouts.layout_steps import MultiGpuStep
+    from lightning_predict.memory.rank_memory import RankMemory
     from lightning_predict.run.history import Correction, HistoryRecord
 
 _OF: Final = constants_of(__name__)
@@ -98,7 +97,9 @@ class StepPredictor:
             trace = trace.changed(of_release)
             validation = None if validation is None else validation.changed(of_release)
         if assumptions.zipf_alpha is not None:
-            skewed = partial(extension("with_skew"), skew=assumptions.zipf_alpha)
+            from lightning_predict.embeddings.tables import with_skew
+
+            skewed = partial(with_skew, skew=assumptions.zipf_alpha)
             trace = trace.changed(skewed)
         self.trace = trace
         self._assumptions = assumptions
@@ -225,7 +226,7 @@ class StepPredictor:
     def shared(self, kind: SingleGpuSteps) -> MultiGpuStep:
         """Return the cached simulation of a kind of step, from which the step on several GPUs is predicted."""
         if id(kind) not in self._ready:
-            from lightning_predict.distributed.layout_steps import MultiGpuStep
+            from lightning_predict.layouts.layout_steps import MultiGpuStep
 
             setting = self.setting
             self._ready[id(kind)] = MultiGpuStep(
@@ -255,7 +256,9 @@ class StepPredictor:
         if strategy.embedding is None:
             return None
         if strategy not in self._tables:
-            self._tables[strategy] = extension("ShardedEmbeddings")(strategy, self.setting)
+            from lightning_predict.embeddings.whole_step import ShardedEmbeddings
+
+            self._tables[strategy] = ShardedEmbeddings(strategy, self.setting)
         return self._tables[strategy]
 
     def _shared(
@@ -457,8 +460,8 @@ def _on_layout(
     Without tensors in the recording, memory is divided evenly. If memory was measured on one GPU, the simulation of a
     rank is scaled by measured over simulated memory on one GPU.
     """
-    from lightning_predict.cost.rank_memory import RankMemory, can_simulate
-    from lightning_predict.distributed.memory import even_bytes
+    from lightning_predict.layouts.memory import even_bytes
+    from lightning_predict.memory.rank_memory import RankMemory, can_simulate
 
     sizes = single.bytes_on(layout.gpu), single.allocated_on(layout.gpu)
     if not can_simulate(kind):

@@ -17,17 +17,17 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Final, final
 
-from lightning_predict.cost.memory import MemoryNeed
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import MachineInUse, PowerSupply, Prediction, Price
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.gpus.records import Gpu, Source
-from lightning_predict.interval import Interval
+from lightning_predict.hardware.layouts import layout_of
+from lightning_predict.hardware.records import Gpu, Source
 from lightning_predict.kernels.operations import registrations as registrations
+from lightning_predict.memory.step_memory import MemoryNeed
+from lightning_predict.record.trace import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.run.workload import Run
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 
 
 @final

@@ -44,10 +44,10 @@ from typing import Any, Final, final, overload
 import numpy as np
 import numpy.typing as npt
 
-from lightning_predict import checked
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import WeightsFormatError
-from lightning_predict.interval import NORMAL_95, OUTSIDE, Interval
+from lightning_predict.base import checked
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import WeightsFormatError
+from lightning_predict.base.interval import NORMAL_95, OUTSIDE, Interval
 
 _Array = npt.NDArray[np.float64]
 _BoolArray = npt.NDArray[np.bool_]

@@ -127,7 +127,7 @@ def _own_garbage() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_gpus() -> Iterator[None]:
     """Forget the GPUs that a test added: a list of those that are known is the same in every order of files."""
-    from lightning_predict.gpus import lookup  # after the settings above, which the package and torch read
+    from lightning_predict.hardware import lookup  # after the settings above, which the package and torch read
 
     before = dict(lookup._OWN)
     yield

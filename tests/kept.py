@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_predict.interval import Interval
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.base.interval import Interval
+from lightning_predict.record.trace import Trace
 
 TOLERANCE: Final = 1e-2
 """Relative difference below which a value did not move: a sentinel shows the effect of a change, not its last

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict import checked
-from lightning_predict.checked import Checked, File, read_csv, read_json, read_toml, read_yaml
-from lightning_predict.errors import CatalogueError, TraceFormatError
+from lightning_predict.base import checked
+from lightning_predict.base.checked import Checked, File, read_csv, read_json, read_toml, read_yaml
+from lightning_predict.base.errors import CatalogueError, TraceFormatError
 
 FILE = File("file", TraceFormatError)
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
-from lightning_predict.tracing.recorded_on import code_path_notes
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.recorded_on import code_path_notes
+from lightning_predict.record.trace import Trace
 
 WIDTH, ROWS, LAYERS = 2048, 4096, 4
 GPU = "A100-SXM-80GB"

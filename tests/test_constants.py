@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import pytest
 
-from lightning_predict import constants
-from lightning_predict.constants import FILE, constants_of
+from lightning_predict.base import constants
+from lightning_predict.base.constants import FILE, constants_of
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-PACKAGE: Final = FILE.parent
+PACKAGE: Final = FILE.parents[1]
 KINDS: Final = {"measured", "fitted", "assumed", "documented"}
 UNITS_OF_A_SUFFIX: Final = {
     "_SECONDS": {"seconds"},
@@ -91,7 +91,7 @@ def test_a_wrong_name_or_unit_fails() -> None:
         own.number("MIN_SPREAD", "share")
 
 
-STEP_FOLDERS: Final = ("kernels", "timeline", "distributed", "run")
+STEP_FOLDERS: Final = ("kernels", "timeline", "layouts", "run")
 OWN_UNCERTAINTY: Final = re.compile(
     r"^[A-Z_]*(SPREAD|CORRELATION|HALF_WIDTH|UNCERTAINTY)[A-Z_]*\b[^=\n]*=|\bspread=[0-9]|np\.hypot|math\.hypot",
     re.MULTILINE,

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lightning_predict.timeout import BackgroundTask, run_with_timeout
+from lightning_predict.base.timeout import BackgroundTask, run_with_timeout
 
 
 def test_the_result_comes_as_it_is() -> None:

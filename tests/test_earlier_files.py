@@ -9,7 +9,7 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.gpus.layouts import layouts_of
+from lightning_predict.hardware.layouts import layouts_of
 from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.run.history import fingerprint_of, model_fingerprint_of, read_history
 

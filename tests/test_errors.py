@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_predict.errors import LightningPredictError, UnknownGpuError
+from lightning_predict.base.errors import LightningPredictError, UnknownGpuError
 
 
 def test_escape_sequences_of_a_terminal_are_shown_as_their_codes() -> None:

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import yaml
 
 import lightning_predict as lp
-from lightning_predict.escaping import html_text, markdown_text, one_line, terminal_text
+from lightning_predict.base.escaping import html_text, markdown_text, one_line, terminal_text
 from lightning_predict.reports.html import html_report
 from lightning_predict.reports.sky import sky_task
 from lightning_predict.reports.table_markup import html_table, markdown_table

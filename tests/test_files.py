@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict.base.files import history_path, in_hook, reject_irregular, write_atomically
+from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.cost.offers import load_offers
-from lightning_predict.files import history_path, in_hook, reject_irregular, write_atomically
 from lightning_predict.run.history import append_record, read_history
-from lightning_predict.timeout import run_unless_hanging
 from tests.run.test_history import RECORD
 
 

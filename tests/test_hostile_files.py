@@ -16,23 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.study import read_study
+from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.cost.current_prices import write_prices
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import read_offer_file
-from lightning_predict.distributed.strategy import parse_strategy
-from lightning_predict.errors import LightningPredictError
-from lightning_predict.extensions.embeddings.step import Assignment, plan_document, read_sharding_plan, sharded_step
-from lightning_predict.extensions.embeddings.tables import EmbeddingTable, read_skew
-from lightning_predict.extensions.named_models.names import parse_model_name
-from lightning_predict.extensions.planning.files import read_problem
-from lightning_predict.extensions.regression.runs import read_runs
-from lightning_predict.gpus.catalogue import load_catalogue
-from lightning_predict.gpus.user_gpus import read_gpus
+from lightning_predict.embeddings.step import Assignment, plan_document, read_sharding_plan, sharded_step
+from lightning_predict.embeddings.tables import EmbeddingTable, read_skew
+from lightning_predict.hardware.catalogue import load_catalogue
+from lightning_predict.hardware.user_gpus import read_gpus
 from lightning_predict.kernels.families.collective import bundled_curves
+from lightning_predict.layouts.strategy import parse_strategy
 from lightning_predict.observe.ledger_file import SavedLedger, read_ledger, save_ledger
-from lightning_predict.run.history import read_history
-from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.trace import (
+from lightning_predict.planning.files import read_problem
+from lightning_predict.record.imports import import_trace
+from lightning_predict.record.named_models.names import parse_model_name
+from lightning_predict.record.trace import (
     Kernel,
     Memory,
     Operation,
@@ -42,14 +40,16 @@ from lightning_predict.tracing.trace import (
     load_trace,
     save_trace,
 )
+from lightning_predict.regression.runs import read_runs
+from lightning_predict.run.history import read_history
 from lightning_predict.weights.files import read_weights, write_weights
 from lightning_predict.weights.manifest import parse_manifest
 from tests.cost.test_offers import GOOD
 from tests.cost.test_price_files import CATALOGUE, TWO_OFFERS
-from tests.gpus.test_catalogue import write_catalogue
+from tests.hardware.test_catalogue import write_catalogue
+from tests.record.kineto_files import steps
+from tests.record.kineto_files import write as write_profile
 from tests.regression.test_run_tables import OWN
-from tests.tracing.kineto_files import steps
-from tests.tracing.kineto_files import write as write_profile
 from tests.weights.example import publish, weights
 
 NASTY = (

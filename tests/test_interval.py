@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.kernels.operations import Array
 from lightning_predict.uncertainty import interval_of_maximum
 

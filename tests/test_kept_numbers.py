@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from tests.kept import ROOT, SHOWN, TOLERANCE, ends, kept_at, numbers, overall
 
 

@@ -20,9 +20,9 @@ from typing import Final
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.advice.advice_text import short_lines
+from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks.output import table_text
-from lightning_predict.extensions.advice.advice_text import short_lines
-from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import Limit, check_forecast, check_use
 from lightning_predict.reports.format import usd
 from lightning_predict.reports.ranking import lines_of_run

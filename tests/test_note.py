@@ -6,7 +6,7 @@ import copy
 import json
 import pickle
 
-from lightning_predict.note import Note, details, is_detail
+from lightning_predict.base.note import Note, details, is_detail
 
 
 def test_a_note_is_its_sentence() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
+from lightning_predict.record.precision import emulates_bfloat16, in_float16, in_precision
 from lightning_predict.testing import example_trace
-from lightning_predict.tracing.precision import emulates_bfloat16, in_float16, in_precision
 
 TRACE = in_precision(example_trace(2048), "bfloat16")
 

@@ -10,16 +10,16 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
-from lightning_predict.gpus.layouts import layouts_of
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
+from lightning_predict.hardware.layouts import layouts_of
 from lightning_predict.kernels.measured_scaling import transferable_residuals
 from lightning_predict.kernels.operations import shape_batch
 from lightning_predict.kernels.roofline import HOPPER_FLOAT8, roofline_seconds
 from lightning_predict.prediction import predict_workload
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 from lightning_predict.run.workload import Workload
 from lightning_predict.timeline.same_gpu_check import CORRECTION_EXPONENT
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.trace import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 
 DATA = TensorInfo((4096, 4096), "float32")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,))

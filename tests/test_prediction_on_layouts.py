@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.cost.offers import Offer
-from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus.layouts import layouts_of
+from lightning_predict.hardware.layouts import layouts_of
 from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.layouts.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.prediction import predict_workload
+from lightning_predict.record.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 from lightning_predict.reports.format import gibibytes
 from lightning_predict.run.workload import Workload
-from lightning_predict.tracing.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 
 DATA = TensorInfo((4096, 4096), "float32")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,), module="0")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import lightning_predict
-from lightning_predict import errors
+from lightning_predict.base import errors
 
 CARD = [
     "Advice",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.tracing.trace import Flags, Trace
+from lightning_predict.record.trace import Flags, Trace
 from tests.workloads.gpt import GPT2_LARGE, Gpt, GptConfig
 
 

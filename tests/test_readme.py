@@ -57,7 +57,7 @@ def example(name: str, folder: Path) -> str:
     """What an example prints on a machine that records without a pause."""
     path = ROOT / "examples" / f"{name}.py"
     code = (
-        "import runpy, sys, lightning_predict.tracing.pauses as pauses; "
+        "import runpy, sys, lightning_predict.record.pauses as pauses; "
         "pauses.SHORTEST_PAUSE_SECONDS = float('inf'); "
         f"sys.path.insert(0, {str(path.parent)!r}); runpy.run_path({str(path)!r}, run_name='__main__')"
     )

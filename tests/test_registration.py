@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.registration import callbacks_from_environment
 from tests.processes import run
 

@@ -10,12 +10,12 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.corrections import torch_version_factor
 from lightning_predict.kernels.translation import work_items
+from lightning_predict.record.torch_releases import for_torch_release
+from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
 from lightning_predict.timeline.host import HOSTS, host_of
-from lightning_predict.tracing.torch_releases import for_torch_release
-from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
 from lightning_predict.uncertainty import SLOWEST_HOST
 
 

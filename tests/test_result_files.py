@@ -26,7 +26,7 @@ from benchmarks.result_files import (
 from benchmarks.runs import RUNS, Run, main
 from benchmarks.scored_steps import ScoredRow, print_rows, published_cases
 from benchmarks.training.report import report_table
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.reports.published_cases import StepDescription
 
 ROOT = Path(__file__).parent.parent

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_predict.base.ties import TIE, clearly_less, greatest, least, ordered
 from lightning_predict.kernels import models
 from lightning_predict.kernels.operations import Array
-from lightning_predict.ties import TIE, clearly_less, greatest, least, ordered
 from tests.blas_kernels import KERNELS, Found, moved, predicted, predictions, supports
 
 LIKE_HASWELL = 1e-5

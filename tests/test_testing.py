@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.interval import Interval
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
 from lightning_predict.testing import SMALL_GPU, Clock, example_offer, example_prediction, example_trace, with_values
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict import units
+from lightning_predict.base import units
 
 VALUES = st.floats(1e-9, 1e12)
 

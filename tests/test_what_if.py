@@ -8,18 +8,18 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.cost.memory import usable_bytes
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.batch_size import with_samples
-from lightning_predict.extensions.advice.what_if import (
+from lightning_predict.advice.batch_size import with_samples
+from lightning_predict.advice.what_if import (
     batch_size_lines,
     batch_size_what_if,
     compile_what_if,
     precision_what_if,
 )
-from lightning_predict.gpus import gpu
-from lightning_predict.tracing.precision import in_precision
-from lightning_predict.tracing.trace import Flags, Memory, Trace
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu
+from lightning_predict.memory.step_memory import usable_bytes
+from lightning_predict.record.precision import in_precision
+from lightning_predict.record.trace import Flags, Memory, Trace
 
 WIDTH = 4096
 

@@ -70,8 +70,8 @@ from benchmarks.accuracy import (
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
-from lightning_predict.errors import LightningPredictError, MeasurementTableError
-from lightning_predict.gpus.records import AMD
+from lightning_predict.base.errors import LightningPredictError, MeasurementTableError
+from lightning_predict.hardware.records import AMD
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.reports.published_cases import PublishedCase
 

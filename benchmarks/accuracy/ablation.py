@@ -35,7 +35,7 @@ from benchmarks.accuracy.published_steps import PublishedStep
 from benchmarks.accuracy.whole_steps import predicted_steps, published_steps
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.constants import FILE
+from lightning_predict.base.constants import FILE
 from lightning_predict.kernels.models import kernel_models
 
 if sys.version_info >= (3, 11):

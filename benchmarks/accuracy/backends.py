@@ -33,9 +33,9 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 import lightning_predict as lp
 from benchmarks.accuracy.diffusion import ImageAttention, Norm, image_encoder
 from benchmarks.scored_steps import ScoredRow, page_options, report_page
-from lightning_predict.extensions.advice.what_if import compile_what_if
+from lightning_predict.advice.what_if import compile_what_if
+from lightning_predict.base.units import milliseconds_to_seconds
 from lightning_predict.reports.published_cases import ModelKind, PrecisionClass, StepDescription
-from lightning_predict.units import milliseconds_to_seconds
 
 GPU: Final = "A100-SXM-40GB"
 RELEASE: Final = "2.2"

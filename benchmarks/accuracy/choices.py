@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.accuracy.throughput import ThroughputCase, ThroughputResult, predicted_together, read_throughput_cases
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.training.report import report_table
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels import corrections
 from lightning_predict.kernels.families import matmul
 

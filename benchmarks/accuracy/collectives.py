@@ -27,19 +27,19 @@ from rich.table import Table
 from benchmarks.accuracy.published_steps import RECORDED
 from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.distributed.layout_steps import MultiGpuStep
-from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import LightningPredictError, MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.interval import Interval
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import LightningPredictError, MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, bus_factor
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.layouts.layout_steps import MultiGpuStep
+from lightning_predict.layouts.single_gpu import PredictionContext, single_steps
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.trace import Trace
 
 NCCL_TABLE: Final = "nccl.csv"
 SIA_TABLE: Final = "sia.csv"
@@ -69,7 +69,7 @@ class BusCase:
 
     def predicted(self, interconnect: Interconnect = CATALOGUE) -> Interval[float]:
         """Bus bandwidth as predicted, as training assumes it: with the spread of machines."""
-        from lightning_predict.distributed.overlap import Links
+        from lightning_predict.layouts.overlap import Links
 
         (ends,) = Links(self.layout, interconnect, 1.0).collective(self.operation, [self.message_bytes])
         size = bus_factor(self.operation, self.layout.count) * self.message_bytes

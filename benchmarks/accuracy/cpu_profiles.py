@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.accuracy.workloads.classifiers import alexnet, googlenet
 from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Trace
 
 FOLDER: Final = Path(__file__).parents[1] / "measured" / "CPU-one-thread"
 

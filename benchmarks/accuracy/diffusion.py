@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from benchmarks.scored_steps import GIGABYTE, ScoredRow, page_options, report_page
-from lightning_predict.extensions.advice.what_if import compile_what_if
+from lightning_predict.advice.what_if import compile_what_if
 from lightning_predict.reports.published_cases import StepDescription
 
 GPU: Final = "A100-SXM-80GB"

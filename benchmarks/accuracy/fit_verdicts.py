@@ -48,16 +48,23 @@ from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, StepMemory, memory_need, step_memory, total_bytes
-from lightning_predict.errors import LightningPredictError, MeasurementTableError
-from lightning_predict.extensions import extension
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import MEBIBYTE
+from lightning_predict.advice.batch_size import with_samples
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import LightningPredictError, MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import MEBIBYTE
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.memory.step_memory import (
+    FITS_FROM,
+    MemoryNeed,
+    StepMemory,
+    memory_need,
+    step_memory,
+    total_bytes,
+)
+from lightning_predict.record.trace import Trace
 
 RECORDED_BATCH: Final = 24
 """Batch size of the recorded step. A size that few other dimensions have scales without doubt."""
@@ -184,7 +191,7 @@ def need_of(trace: Trace, batch: int) -> Callable[[float | None], MemoryNeed] | 
 
 def _with_batch(trace: Trace, batch: int) -> Trace | None:
     try:
-        return trace if batch == trace.samples else extension("with_samples")(trace, batch)
+        return trace if batch == trace.samples else with_samples(trace, batch)
     except LightningPredictError:
         return None
 

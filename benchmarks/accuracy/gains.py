@@ -31,16 +31,16 @@ from benchmarks.accuracy.published_steps import MILABENCH_TABLE, TF32_SWITCHES, 
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from benchmarks.result_files import Figure, ResultConsole
 from benchmarks.training.report import report_table
+from lightning_predict.advice.batch_size import batch_change
+from lightning_predict.advice.change import Change
+from lightning_predict.advice.gain_accuracy import GAIN_CALIBRATION
+from lightning_predict.advice.gains import gain, predicted_with
+from lightning_predict.advice.table import CHANGES
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.advice.batch_size import batch_change
-from lightning_predict.extensions.advice.change import Change
-from lightning_predict.extensions.advice.gain_accuracy import GAIN_CALIBRATION
-from lightning_predict.extensions.advice.gains import gain, predicted_with
-from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.tracing.trace import Operation, Trace
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.hardware.layouts import layouts_of
+from lightning_predict.record.trace import Operation, Trace
 
 PAIRS: Final = "pairs"
 TRACES: Final = "traces_pairs"

@@ -28,9 +28,7 @@ from benchmarks.training.recipes import RECIPES
 from benchmarks.training.report import report_table
 from benchmarks.training.surrogates import Published, compared_times, published_times
 from benchmarks.training.tables import read_tables
-from lightning_predict.extensions.own_weights.training.tables import split_rows
-from lightning_predict.extensions.own_weights.training.tuning import gpus_of, weighted_quantile
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.measured_scaling import (
     KERNEL_RELATIONS,
     RATIO_EXPONENTS,
@@ -40,6 +38,8 @@ from lightning_predict.kernels.measured_scaling import (
 )
 from lightning_predict.kernels.models import BundledModels
 from lightning_predict.kernels.operations import Array
+from lightning_predict.own_weights.training.tables import split_rows
+from lightning_predict.own_weights.training.tuning import gpus_of, weighted_quantile
 
 POWERS: Final = tuple(number / 12 for number in range(13))
 

@@ -19,8 +19,8 @@ from transformers.optimization import Adafactor
 
 import lightning_predict as lp
 from benchmarks.scored_steps import ScoredRow, page_options, report_page
+from lightning_predict.base.units import MEBIBYTE
 from lightning_predict.reports.published_cases import StepDescription
-from lightning_predict.units import MEBIBYTE
 
 GPU: Final = "V100-SXM2-16GB"
 RELEASE: Final = "1.10"

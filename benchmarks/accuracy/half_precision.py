@@ -45,11 +45,11 @@ from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.extensions.advice.precision import in_half
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import NVIDIA
-from lightning_predict.tracing.precision import in_precision
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.advice.precision import in_half
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import NVIDIA
+from lightning_predict.record.precision import in_precision
+from lightning_predict.record.trace import Trace
 
 GPUS: Final = (
     *("V100-SXM2-16GB", "T4", "RTX-2080-Ti", "A100-SXM-80GB", "A10", "RTX-3090", "L4", "L40S", "RTX-4090"),

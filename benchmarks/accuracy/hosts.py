@@ -29,13 +29,13 @@ from benchmarks.accuracy.published_steps import MILABENCH_TABLE, milabench_steps
 from benchmarks.accuracy.vision import TORCHVISION_TABLE, TORCHVISION_TABLE_2, read_torchvision_cases
 from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
 from benchmarks.training.report import report_table
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import NVIDIA
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import NVIDIA
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.record.torch_releases import for_torch_release
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.step_prediction import predict_steps
-from lightning_predict.tracing.torch_releases import for_torch_release
-from lightning_predict.tracing.trace import Trace
 from lightning_predict.uncertainty import FASTEST_HOST, SLOWEST_HOST
 
 DEVICE_SHARE: Final = 0.5

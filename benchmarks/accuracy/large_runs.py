@@ -25,21 +25,21 @@ from benchmarks.accuracy.published_runs import LENGTH, VOCABULARY, published_run
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.large_language_models import MPT, MegatronConfig, megatron_trace, mpt_trace
 from benchmarks.training.report import report_table
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.distributed.layout_steps import MultiGpuStep
-from lightning_predict.distributed.overlap import OVERLAP_COSTS
-from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
-from lightning_predict.distributed.strategy import GatheredDtype, Strategy
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import gigabytes_to_bytes, milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.layouts.layout_steps import MultiGpuStep
+from lightning_predict.layouts.overlap import OVERLAP_COSTS
+from lightning_predict.layouts.single_gpu import PredictionContext, single_steps
+from lightning_predict.layouts.strategy import GatheredDtype, Strategy
+from lightning_predict.record.torch_releases import for_torch_release
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.tracing.torch_releases import for_torch_release
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import gigabytes_to_bytes, milliseconds_to_seconds
 
 MPT_TABLE: Final = "mpt_fsdp.csv"
 MEGATRON_TABLE: Final = "megatron_single_node.csv"

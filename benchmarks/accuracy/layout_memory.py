@@ -22,18 +22,18 @@ from rich.table import Table
 
 from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.cost.memory import MemoryNeed, StepMemory, step_memory
-from lightning_predict.cost.rank_memory import RankMemory
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.interval import Interval
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import GIBIBYTE
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.fusion import fused
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.memory.rank_memory import RankMemory
+from lightning_predict.memory.step_memory import MemoryNeed, StepMemory, step_memory
+from lightning_predict.record.trace import Trace
 from lightning_predict.step_predictor import memory_need_of
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import GIBIBYTE
 
 TABLE: Final = "simumax_steps.csv"
 GPUS: Final = 8

@@ -33,14 +33,14 @@ from benchmarks.accuracy.recordings import load_recording
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
-from lightning_predict.errors import LightningPredictError
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.errors import LightningPredictError
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array, operation_spec
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace
 
 HIDDEN: Final = 0.2
 """Share of the operations whose kernels are hidden."""

@@ -32,22 +32,22 @@ from benchmarks.accuracy.reported_gpus import reported_gpu
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.distributed.layout_steps import MultiGpuStep
-from lightning_predict.distributed.overlap import OverlapCosts, slowest_of
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import gigabytes_to_bytes, mebibytes_to_bytes
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.interconnect import Interconnect, bus_factor, collective_seconds
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.layouts.layout_steps import MultiGpuStep
+from lightning_predict.layouts.overlap import OverlapCosts, slowest_of
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.record.trace import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
-from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
-from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
 
 PARTS: Final = 20
 """Modules that the step is cut into, alike in time and in parameters."""

@@ -33,12 +33,12 @@ from benchmarks.accuracy.recordings import load_recording
 from benchmarks.accuracy.regressions import NOMINAL_FLOPS_PER_SECOND
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.errors import LightningPredictError
-from lightning_predict.extensions.regression.end_to_end import fit_regression
-from lightning_predict.extensions.regression.layers import TimedLayer, fit_layers, layers_of, recorded_times
-from lightning_predict.extensions.regression.runs import PastRun, RunSetting
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.base.errors import LightningPredictError
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace
+from lightning_predict.regression.end_to_end import fit_regression
+from lightning_predict.regression.layers import TimedLayer, fit_layers, layers_of, recorded_times
+from lightning_predict.regression.runs import PastRun, RunSetting
 
 NAMES: Final = {"alexnet": "AlexNet", "googlenet": "GoogLeNet", "resnet50": "ResNet-50"}
 

@@ -25,13 +25,13 @@ from rich.table import Table
 from benchmarks.accuracy.workloads.reformer import reformer_trace
 from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.cost.memory import fit_probability, step_memory
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu
-from lightning_predict.interval import Interval
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import GIBIBYTE, MEBIBYTE
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import GIBIBYTE, MEBIBYTE
+from lightning_predict.hardware import gpu
+from lightning_predict.memory.step_memory import fit_probability, step_memory
+from lightning_predict.record.trace import Trace
 
 TIMM_TABLE: Final = "memory_timm.csv.gz"
 OTHER_TABLE: Final = "memory_other.csv.gz"

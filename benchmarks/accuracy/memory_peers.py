@@ -27,13 +27,13 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from benchmarks.accuracy.memory import CHOSEN_ON, CONTEXT_BYTES, GPU, LEAST_BYTES, TIMM_TABLE, is_of_the_step
 from benchmarks.accuracy.workloads.vision import import_torchvision
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.cost.memory import step_memory
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.recording import capture
-from lightning_predict.units import MEBIBYTE
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import MEBIBYTE
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.memory.step_memory import step_memory
+from lightning_predict.record.recording import capture
 
 BATCH: Final = 32
 """Of the rows: none that is all context, few that fill the card."""

@@ -17,10 +17,10 @@ from typing import Final, final
 
 from benchmarks.accuracy.large_runs import LargeRunCase
 from benchmarks.accuracy.pretraining import NEMO_FLOAT8, Cases, PretrainingWorkload, machines_of
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.units import milliseconds_to_seconds
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import milliseconds_to_seconds
+from lightning_predict.layouts.strategy import Strategy
 
 AUTOMODEL_TABLE: Final = "automodel_h100.csv"
 CARDS_TABLE: Final = "megatron_bridge_cards.csv"

@@ -23,18 +23,18 @@ from rich.table import Table
 
 from benchmarks.accuracy.workloads.liger import LIGER_FAMILIES, PASSES, liger_trace
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import MICROSECOND, milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.operations import batch_shapes
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.prediction import predict
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import MICROSECOND, milliseconds_to_seconds
+from lightning_predict.record.trace import Trace
 
 KERNEL_BENCH: Final = "kernelbench"
 KERNEL_BENCH_TABLE: Final = "times.csv.gz"

@@ -30,13 +30,13 @@ from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH, page_options
 from benchmarks.training.report import report_table
-from lightning_predict.extensions.own_weights.training.tables import read_own_tables
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape
 from lightning_predict.kernels.roofline import LIMITED
 from lightning_predict.kernels.timing import predict_operation_times
+from lightning_predict.own_weights.training.tables import read_own_tables
 
 NAME: Final = "own_gpu"
 FOLDER: Final = Path(__file__).parents[1] / "measured" / "H200-SXM-141GB"

@@ -29,10 +29,11 @@ from benchmarks.accuracy.step_calibration import StepCase, spread_left_out
 from benchmarks.accuracy.whole_steps import LEFT_OUT
 from benchmarks.planning.deadlines import SLACK
 from benchmarks.training.report import report_table
+from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from lightning_predict.cost.offers import offers_for
-from lightning_predict.extensions.planning.objective import late_factor
-from lightning_predict.extensions.planning.policies import policy
-from lightning_predict.extensions.planning.problem import (
+from lightning_predict.planning.objective import late_factor
+from lightning_predict.planning.policies import policy
+from lightning_predict.planning.problem import (
     Configuration,
     Job,
     Limits,
@@ -41,9 +42,8 @@ from lightning_predict.extensions.planning.problem import (
     PlanningProblem,
     PlanState,
 )
-from lightning_predict.extensions.planning.replay import PlanReplay, evenly, replay, slowed
-from lightning_predict.extensions.planning.simulator import ActualSeconds, simulate
-from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
+from lightning_predict.planning.replay import PlanReplay, evenly, replay, slowed
+from lightning_predict.planning.simulator import ActualSeconds, simulate
 
 PROBABILITY: Final = 0.9
 PERCENTILES: Final = (0.05, 0.5, 0.95)

@@ -25,16 +25,16 @@ from benchmarks.accuracy.large_runs import (
     LargeRunCase,
 )
 from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace, with_compiled_loss
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes, milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
-from lightning_predict.tracing.torch_releases import for_torch_release
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes, milliseconds_to_seconds
+from lightning_predict.layouts.strategy import Float8, Recompute, Strategy
+from lightning_predict.record.torch_releases import for_torch_release
+from lightning_predict.record.trace import Trace
 
 TORCHTITAN_TABLE: Final = "torchtitan.csv"
 NANOTRON_TABLE: Final = "nanotron.csv"

@@ -44,11 +44,11 @@ from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.cost.rank_memory import RankMemory
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import GIBIBYTE
+from lightning_predict.memory.rank_memory import RankMemory
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription
-from lightning_predict.units import GIBIBYTE
 
 READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
     "torchtitan": (TORCHTITAN_TABLE, read_torchtitan_cases),

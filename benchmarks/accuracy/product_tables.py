@@ -19,16 +19,16 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.accuracy.source_scores import Score, print_grouped
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import MICROSECOND, milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.timing import predict_operation_times
-from lightning_predict.units import MICROSECOND, milliseconds_to_seconds
 
 TF32_TABLE: Final = "matmul_tf32.csv"
 FP8_TABLE: Final = "matmul_fp8.csv.gz"

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.units import teraflops_to_flops
+from lightning_predict.base.units import teraflops_to_flops
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.layouts.strategy import Strategy
 
 LENGTH: Final = 2048
 VOCABULARY: Final = 51200

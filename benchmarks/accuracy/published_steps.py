@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Final, final
 
 from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import NVIDIA, Gpu
-from lightning_predict.tracing.torch_releases import for_torch_release
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import milliseconds_to_seconds
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import NVIDIA, Gpu
+from lightning_predict.record.torch_releases import for_torch_release
+from lightning_predict.record.trace import Trace
 
 RECORDED: Final = "traces_new"
 """Folder of recorded steps next to the tables."""

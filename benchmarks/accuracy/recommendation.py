@@ -37,19 +37,19 @@ from benchmarks.accuracy.many_gpus import EXAMPLES_TABLE, MACHINES, MOST_GPUS
 from benchmarks.accuracy.workloads.dlrm import WIDTH, criteo_rows, criteo_trace
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.errors import InfeasiblePlanError, MeasurementTableError
-from lightning_predict.extensions.advice.embedding import with_fused_tables
-from lightning_predict.extensions.embeddings.loads import KINDS
-from lightning_predict.extensions.embeddings.placement import TABLE_SHARE, place_tables
-from lightning_predict.extensions.embeddings.step import WHOLE, Assignment, sharded_step
-from lightning_predict.extensions.embeddings.tables import EmbeddingTable
-from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.interval import Interval
+from lightning_predict.advice.embedding import with_fused_tables
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import InfeasiblePlanError, MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import seconds_to_milliseconds
+from lightning_predict.embeddings.loads import KINDS
+from lightning_predict.embeddings.placement import TABLE_SHARE, place_tables
+from lightning_predict.embeddings.step import WHOLE, Assignment, sharded_step
+from lightning_predict.embeddings.tables import EmbeddingTable
+from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.prediction import predict
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription
-from lightning_predict.units import seconds_to_milliseconds
 
 LEAST_ERROR: Final = 1e-3
 """Smaller errors count as this in a geometric mean, which one of 0 would make 0."""
@@ -138,7 +138,7 @@ def evaluate_dlrm(path: Path) -> tuple[DlrmResult, ...]:
         if key not in traces:
             trace = criteo_trace(case.size, precision=case.precision, batch=case.batch)
             # On one GPU their script looks all tables up in one kernel, and so are its dot products; on several it
-            # does not. The time that the tables' own plan adds there comes from `extensions/embeddings`.
+            # does not. The time that the tables' own plan adds there comes from `embeddings`.
             is_alone = layout_of(case.layout).count == 1
             traces[key] = with_fused_tables(trace, has_sparse_gradients=True) if is_alone else trace
         found = predict(traces[key], [case.layout], strategy="embedding=auto", history=False)[case.layout]

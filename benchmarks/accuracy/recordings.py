@@ -21,15 +21,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.training.report import report_table
+from lightning_predict.base.errors import LightningPredictError
+from lightning_predict.base.units import seconds_to_milliseconds
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.errors import LightningPredictError
 from lightning_predict.kernels.memory_bound import is_known
 from lightning_predict.prediction import predict
-from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.older_releases import with_current_names
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.trace import FORMAT, Kernel, Trace, read_trace_json
-from lightning_predict.units import seconds_to_milliseconds
+from lightning_predict.record.imports import import_trace
+from lightning_predict.record.older_releases import with_current_names
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import FORMAT, Kernel, Trace, read_trace_json
 
 PAIRS: Final = (("married_resnet50_v100.json.gz", "married_resnet50_a100.json.gz"),)
 """Files that recorded one model on two GPUs."""

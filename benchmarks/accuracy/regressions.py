@@ -37,8 +37,15 @@ from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.result_files import Figure
 from benchmarks.training.report import report_table
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.regression.end_to_end import (
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import layout_of
+from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.prediction import predict
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Flags, Trace
+from lightning_predict.regression.end_to_end import (
     DEFAULT_OPTIONS,
     MIN_RUNS,
     RegressionOptions,
@@ -46,15 +53,8 @@ from lightning_predict.extensions.regression.end_to_end import (
     terms_of,
     values_of,
 )
-from lightning_predict.extensions.regression.layers import fit_layers, layers_of
-from lightning_predict.extensions.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.measured_scaling import predict_work_times
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.prediction import predict
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Flags, Trace
+from lightning_predict.regression.layers import fit_layers, layers_of
+from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 
 NOMINAL_FLOPS_PER_SECOND: Final = 1e11
 """Stands for the processor's power, which is the same in all runs and so says nothing."""

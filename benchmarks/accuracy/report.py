@@ -31,10 +31,10 @@ from benchmarks.accuracy.transformers import (
 )
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import Goal, reach_table, report_table
-from lightning_predict.errors import MeasurementTableError, MissingDependencyError
-from lightning_predict.interval import Interval
+from lightning_predict.base.errors import MeasurementTableError, MissingDependencyError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import seconds_to_milliseconds
 from lightning_predict.reports.published_cases import ModelKind, PublishedCase, StepDescription
-from lightning_predict.units import seconds_to_milliseconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -32,8 +32,8 @@ from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
-from lightning_predict.interval import Interval
-from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes, seconds_to_milliseconds
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes, seconds_to_milliseconds
 
 AROUND_A_STEP: Final = ("loader", "validation", "rendering")
 """Words of a note by which a reported time has more than the step."""
@@ -109,7 +109,7 @@ def common_module(found: list[Reported], verdicts: list[ReportedVerdict]) -> typ
         where, note, scale = layout or gpu, options.get("note", ""), options.get("scale", 1.0)
         settings = {key: options[key] for key in ("release", "strategy", "host") if options.get(key) is not None}
         if compiled:
-            from lightning_predict.extensions.advice.what_if import compile_what_if
+            from lightning_predict.advice.what_if import compile_what_if
 
             (prediction,) = compile_what_if(trace, [where]).values()
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from lightning_predict.errors import UnknownGpuError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.errors import UnknownGpuError
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import Gpu
 
 _MAKER: Final = re.compile(r"^(NVIDIA )?(GeForce )?")
 

@@ -35,8 +35,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
+from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.interval import Interval
 
 CAPTURE: Final = 0
 MOMENTS: Final = (CAPTURE, 20, 50, 100)

@@ -36,11 +36,11 @@ from benchmarks.planning.streams import STREAMS, read_stream
 from benchmarks.planning.streams import TABLE as STREAM_TABLE
 from benchmarks.planning.study import Study, compare, run_study
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import milliseconds_to_seconds, seconds_to_milliseconds
 from lightning_predict.prediction import predict
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import milliseconds_to_seconds, seconds_to_milliseconds
+from lightning_predict.record.trace import Trace
 
 # --- Habitat (Yu et al., USENIX ATC 2021): measured on one GPU, predicted on others
 

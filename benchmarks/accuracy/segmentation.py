@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from benchmarks.scored_steps import ScoredRow, page_options, report_page
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.published_cases import StepDescription
-from lightning_predict.tracing.trace import Trace
 
 RELEASE: Final = "1.7"
 TRAINING_STEPS: Final = 250

@@ -26,7 +26,7 @@ from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.runs import Run
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription, describe

@@ -23,11 +23,11 @@ from benchmarks.accuracy.pretraining import (
     network_of,
 )
 from benchmarks.accuracy.workloads.llama import LLAMA
-from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.base.units import GIBIBYTE, gigabytes_to_bytes
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
-from lightning_predict.units import GIBIBYTE, gigabytes_to_bytes
+from lightning_predict.layouts.strategy import Float8, Recompute, Strategy
 
 DGXC: Final = (
     # model, GPU, length, tensor, pipeline, virtual, context, experts shared by, micro-batch,

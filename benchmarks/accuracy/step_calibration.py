@@ -22,11 +22,11 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.extensions.own_weights.training.tuning import weighted_quantile
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus import gpu_names
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware import gpu_names
 from lightning_predict.kernels.operations import Array
+from lightning_predict.own_weights.training.tuning import weighted_quantile
 from lightning_predict.reports.published_cases import StepDescription
 from lightning_predict.uncertainty import UNMEASURED_GPU_HALF_WIDTH, StepSpread
 

@@ -35,12 +35,12 @@ from benchmarks.accuracy.transformers import (
 )
 from benchmarks.accuracy.workloads.benchmarks import benchmark_trace
 from benchmarks.accuracy.workloads.published import published_trace
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.same_gpu_check import CORRECTION_EXPONENT
 from lightning_predict.timeline.step_prediction import predict_steps
-from lightning_predict.tracing.trace import Trace
 from lightning_predict.uncertainty import FAMILY_CORRELATION
 
 EXPONENTS: Final = tuple(number / 20 for number in range(21))

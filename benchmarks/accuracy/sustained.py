@@ -34,15 +34,15 @@ from benchmarks.accuracy.own_gpu import FOLDER
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import MICROSECOND, teraflops_to_flops
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.corrections import sustained_factors
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape, problem
 from lightning_predict.kernels.timing import predict_operation_times
-from lightning_predict.units import MICROSECOND, teraflops_to_flops
 
 TABLE: Final = "simumax_operators.csv"
 

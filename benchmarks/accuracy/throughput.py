@@ -22,8 +22,8 @@ from typing import Final, final
 from benchmarks.accuracy.reported_gpus import reported_gpu
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.prediction import predict
 
 THROUGHPUT_TABLE: Final = "training_throughput.csv"

@@ -19,12 +19,12 @@ from typing import Final, TypeVar, final, get_args
 from joblib import Parallel, delayed
 
 from benchmarks.accuracy.workloads.published import PUBLISHED_MODELS, Mode, published_trace
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.prediction import predict
-from lightning_predict.units import milliseconds_to_seconds
 
 TRANSFORMERS_TABLE: Final = "transformers_fp32.csv"
 

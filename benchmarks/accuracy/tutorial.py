@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from benchmarks.scored_steps import ScoredRow, page_options, report_page
-from lightning_predict.extensions.advice.what_if import compile_what_if
+from lightning_predict.advice.what_if import compile_what_if
+from lightning_predict.base.units import milliseconds_to_seconds
 from lightning_predict.reports.published_cases import PrecisionClass, StepDescription
-from lightning_predict.units import milliseconds_to_seconds
 
 GPU: Final = "A100-SXM-80GB"
 SEQUENCES: Final = 16

@@ -32,14 +32,14 @@ from benchmarks.training.families import train_bases
 from benchmarks.training.recipes import RECIPES, Recipe
 from benchmarks.training.report import report_table
 from benchmarks.training.tables import read_tables
-from lightning_predict.extensions.own_weights.measuring.main_rates import STREAMS, MainRates, equivalent_bandwidth
-from lightning_predict.extensions.own_weights.training.tables import Group
-from lightning_predict.extensions.own_weights.training.tuning import gpus_of
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus import gpu_names
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware import gpu_names
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import BundledModels, UtilisationModels, kernel_models
 from lightning_predict.kernels.roofline import REDUCED
+from lightning_predict.own_weights.measuring.main_rates import STREAMS, MainRates, equivalent_bandwidth
+from lightning_predict.own_weights.training.tables import Group
+from lightning_predict.own_weights.training.tuning import gpus_of
 from lightning_predict.uncertainty import StepSpread, bundled_spread
 from lightning_predict.weights.records import LoadedWeights
 from lightning_predict.weights.store import load_weights

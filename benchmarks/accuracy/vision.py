@@ -29,21 +29,21 @@ from benchmarks.accuracy.workloads.vision import LAYOUTS, MODES, Precision, Visi
 from benchmarks.runs import Run
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
-from lightning_predict.checked import Checked, read_csv
-from lightning_predict.errors import MeasurementTableError, UnknownGpuError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import NVIDIA, Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import MeasurementTableError, UnknownGpuError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import NVIDIA, Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
+from lightning_predict.record.torch_releases import for_torch_release
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription, describe
 from lightning_predict.timeline.step_prediction import predict_steps
-from lightning_predict.tracing.torch_releases import for_torch_release
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import milliseconds_to_seconds
 
 TIMM_TABLE: Final = "timm.csv.gz"
 TORCHVISION_TABLE: Final = "torchvision_step.csv"

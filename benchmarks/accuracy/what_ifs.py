@@ -26,10 +26,10 @@ from benchmarks.accuracy.recordings import without_kernels
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
+from lightning_predict.advice.batch_size import with_samples
+from lightning_predict.advice.table import CHANGES
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.extensions.advice.batch_size import with_samples
-from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 NAME: Final = "what-ifs"
 GPUS: Final = ("T4", "H100-SXM-80GB")

@@ -52,15 +52,15 @@ from benchmarks.accuracy.workloads.published import published_trace
 from benchmarks.accuracy.workloads.vision import vision_trace
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.corrections import gpu_bias_factor
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.models import BundledModels, kernel_models
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.published_cases import PublishedCase, describe
 from lightning_predict.timeline.step_prediction import predict_steps
-from lightning_predict.tracing.trace import Trace
 from lightning_predict.uncertainty import UNCALIBRATED, StepSpread, bundled_spread
 
 NOT_TRAINED_IN: Final = "double"

@@ -40,16 +40,16 @@ from benchmarks.accuracy.vision import (
     read_torchvision_cases,
 )
 from benchmarks.accuracy.workloads.vision import TORCHVISION_OPERATORS
-from lightning_predict.checked import read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu
-from lightning_predict.units import (
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import (
     GIBIBYTE,
     MEBIBYTE,
     bytes_to_gigabytes,
     flops_to_teraflops,
     milliseconds_to_seconds,
 )
+from lightning_predict.hardware import gpu
 
 Case = TypeVar("Case")
 

@@ -33,15 +33,15 @@ from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import GIGABYTE, WIDTH
 from benchmarks.training.report import report_table
-from lightning_predict.checked import read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.named_models.configurations import shipped
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import GIBIBYTE, MEBIBYTE, milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.timing import predict_operation_times
-from lightning_predict.units import GIBIBYTE, MEBIBYTE, milliseconds_to_seconds
+from lightning_predict.record.named_models.configurations import shipped
 
 PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
     "matmul_tf32.csv": ("H100-SXM-80GB", "B200-SXM-180GB"),

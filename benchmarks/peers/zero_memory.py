@@ -26,10 +26,10 @@ from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
-from lightning_predict.cost.rank_memory import RankMemory
-from lightning_predict.distributed.gradients import unit_elements
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.layouts.gradients import unit_elements
+from lightning_predict.memory.rank_memory import RankMemory
+from lightning_predict.record.trace import Trace
 
 OURS: Final = "lightning-predict"
 DEEPSPEED: Final = "DeepSpeed's estimate of ZeRO 3"

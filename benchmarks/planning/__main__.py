@@ -22,8 +22,8 @@ from rich.progress import Progress
 from benchmarks.planning.pictures import comparison_figure, comparison_table
 from benchmarks.planning.study import Study, compare, read_study, run_study
 from benchmarks.result_files import ResultConsole, write_run
-from lightning_predict.cli.answers import json_value
-from lightning_predict.errors import LightningPredictError
+from lightning_predict.base.answers import json_value
+from lightning_predict.base.errors import LightningPredictError
 
 WIDTH = 120
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lightning_predict.extensions.planning.problem import Configuration, Job
+from lightning_predict.planning.problem import Configuration, Job
 
 SLACK: Final = (1.5, 4.0)
 """Time from release to deadline, over the time on the fastest configuration."""

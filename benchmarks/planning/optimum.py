@@ -26,9 +26,9 @@ from rich.table import Table
 from benchmarks.planning.study import random_problem
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.extensions.planning.policies import POLICIES, cheapest_plan
-from lightning_predict.extensions.planning.problem import Configuration, Job, Limits, PlanningProblem
-from lightning_predict.extensions.planning.queues import QUEUE_RULES
+from lightning_predict.planning.policies import POLICIES, cheapest_plan
+from lightning_predict.planning.problem import Configuration, Job, Limits, PlanningProblem
+from lightning_predict.planning.queues import QUEUE_RULES
 
 JOBS: Final = (2, 3, 4, 5, 6, 8, 12, 20)
 """Numbers of jobs of the problems, one after another."""

@@ -16,8 +16,8 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks.planning.study import Comparison
-from lightning_predict.errors import MissingDependencyError
-from lightning_predict.extensions.planning.gantt_chart import COLORS
+from lightning_predict.base.errors import MissingDependencyError
+from lightning_predict.planning.gantt_chart import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

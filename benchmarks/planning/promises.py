@@ -26,10 +26,10 @@ from benchmarks.planning.optimum import RULE_NAMES
 from benchmarks.planning.study import random_problem
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.extensions.planning.expected_cost import Draws, plan_outlook, time_draws
-from lightning_predict.extensions.planning.local_search import changed_plans
-from lightning_predict.extensions.planning.policies import PREDICTED_TIMES, cheapest_plan
-from lightning_predict.extensions.planning.problem import Configuration, Limits, Plan, PlanningProblem, PlanOutlook
+from lightning_predict.planning.expected_cost import Draws, plan_outlook, time_draws
+from lightning_predict.planning.local_search import changed_plans
+from lightning_predict.planning.policies import PREDICTED_TIMES, cheapest_plan
+from lightning_predict.planning.problem import Configuration, Limits, Plan, PlanningProblem, PlanOutlook
 
 JOBS: Final = (2, 3, 4, 5, 6, 8)
 """Numbers of jobs of the problems, one after another."""

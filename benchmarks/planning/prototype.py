@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.planning.deadlines import SLACK, WEIGHTS, due_job
 from benchmarks.planning.study import job_seconds, random_actual_seconds, study_job_kinds, study_machines
-from lightning_predict.extensions.planning.policies import policy
-from lightning_predict.extensions.planning.problem import Limits, Plan, PlanningProblem
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.planning.policies import policy
+from lightning_predict.planning.problem import Limits, Plan, PlanningProblem
+from lightning_predict.planning.simulator import simulate
 
 MACHINES: Final = ("Standard NC6", "Standard NV6", "Standard NV12", "Standard NV24")
 NODES: Final = 2

@@ -20,11 +20,11 @@ from typing import Final, final
 import numpy as np
 
 from benchmarks.planning.deadlines import SLACK, WEIGHTS, due_job
-from lightning_predict.checked import Checked, read_csv
+from lightning_predict.base.checked import Checked, read_csv
+from lightning_predict.base.errors import PlanningFormatError
 from lightning_predict.cost.offers import load_offers
-from lightning_predict.errors import PlanningFormatError
-from lightning_predict.extensions.planning.problem import Configuration, Limits, MachineType, PlanningProblem
-from lightning_predict.extensions.planning.simulator import ActualSeconds
+from lightning_predict.planning.problem import Configuration, Limits, MachineType, PlanningProblem
+from lightning_predict.planning.simulator import ActualSeconds
 
 TABLE: Final = "gavel.csv"
 STREAMS: Final = "gavel_jobs"

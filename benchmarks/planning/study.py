@@ -40,12 +40,13 @@ from joblib import Parallel, delayed
 
 from benchmarks.planning.deadlines import SLACK, WEIGHTS, due_job
 from benchmarks.planning.streams import Stream, read_stream
-from lightning_predict.checked import Checked, read_json, read_toml, read_yaml
-from lightning_predict.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
-from lightning_predict.extensions.planning.milp import check_scipy
-from lightning_predict.extensions.planning.objective import machine_share, tardiness_usd
-from lightning_predict.extensions.planning.policies import policy
-from lightning_predict.extensions.planning.problem import (
+from lightning_predict.base.checked import Checked, read_json, read_toml, read_yaml
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.planning.milp import check_scipy
+from lightning_predict.planning.objective import machine_share, tardiness_usd
+from lightning_predict.planning.policies import policy
+from lightning_predict.planning.problem import (
     RESTART_SECONDS,
     Configuration,
     Limits,
@@ -53,11 +54,10 @@ from lightning_predict.extensions.planning.problem import (
     PlanningProblem,
     rental_usd,
 )
-from lightning_predict.extensions.planning.queues import QUEUE_RULES
-from lightning_predict.extensions.planning.replay import PREDICTION_DEVIATIONS
-from lightning_predict.extensions.planning.simulator import ActualSeconds, simulate
-from lightning_predict.extensions.planning.validation import check_problem
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.planning.queues import QUEUE_RULES
+from lightning_predict.planning.replay import PREDICTION_DEVIATIONS
+from lightning_predict.planning.simulator import ActualSeconds, simulate
+from lightning_predict.planning.validation import check_problem
 
 JOB_TIMES_FILE: Final = Path(__file__).with_name("job_times.toml")
 CLOUD_JOBS_FILE: Final = Path(__file__).with_name("cloud_jobs.json")

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.planning.pictures import comparison_table
 from benchmarks.planning.study import Study, compare, run_study
 from benchmarks.result_files import Figure, ResultConsole, write_run
-from lightning_predict.extensions.planning.milp import MilpPlanner
+from lightning_predict.planning.milp import MilpPlanner
 from tests.planning.example import at_start, crowd
 
 FOUR_TYPES = frozenset({"Standard NC24", "Standard NV24", "In-house server 2", "In-house server 3"})

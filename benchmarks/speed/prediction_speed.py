@@ -23,8 +23,8 @@ import torch
 import lightning_predict as lp
 from benchmarks.accuracy.workloads.large_language_models import mpt_trace
 from benchmarks.result_files import Figure, ResultConsole, write_run
-from lightning_predict.gpus import gpu_names
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
+from lightning_predict.hardware import gpu_names
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 from tests.workloads.gpt import GPT2_LARGE, Gpt
 
 OPERATIONS, DISTINCT, GPUS = 5000, 500, 40

@@ -32,8 +32,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict as lp
 from benchmarks.result_files import Figure, ResultConsole, write_run
+from lightning_predict.base.errors import CaptureError
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.errors import CaptureError
 
 LAYERS: Final = (20, 80)
 """Of two steps, whose difference comes from their operations."""

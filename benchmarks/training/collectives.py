@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.training.tables import SOURCES
-from lightning_predict.checked import read_csv
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import milliseconds_to_seconds, nanoseconds_to_seconds, seconds_to_microseconds
 from lightning_predict.kernels.families.collective import CURVES_FILE, on_curve
-from lightning_predict.units import milliseconds_to_seconds, nanoseconds_to_seconds, seconds_to_microseconds
 
 FloatArray = npt.NDArray[np.float64]
 Key = tuple[str, str, int]

@@ -13,10 +13,10 @@ from typing import final
 
 import numpy as np
 
-from lightning_predict.extensions.own_weights.training.networks import DoublingPairs, Side
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import NetworkSpec, ShapeBatch, shape_batch
+from lightning_predict.own_weights.training.networks import DoublingPairs, Side
 
 
 @final

@@ -24,17 +24,17 @@ from joblib import Parallel, delayed
 
 from benchmarks.training.doublings import doubling_pairs
 from benchmarks.training.recipes import Recipe
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.own_weights.training.networks import (
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.operations import Array, NetworkSpec, shape_batch
+from lightning_predict.own_weights.training.networks import (
     TrainingPlan,
     TrainingRows,
     collect_rows,
     train_network,
 )
-from lightning_predict.extensions.own_weights.training.tables import Group, problem_shares, split_rows
-from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS, log_errors, weighted_quantile
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import Array, NetworkSpec, shape_batch
+from lightning_predict.own_weights.training.tables import Group, problem_shares, split_rows
+from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, log_errors, weighted_quantile
 from lightning_predict.weights.records import CROSS_GPU, NetworkWeights
 
 UNMEASURED_HALF_WIDTH: Final = math.log(3.0)

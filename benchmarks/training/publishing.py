@@ -20,11 +20,11 @@ from benchmarks.training.families import FamilyResult
 from benchmarks.training.recipes import RECIPE_NAME
 from benchmarks.training.scores import BESIDE, FEWEST_SCORED, RawNetwork, Score, score_groups, score_markdown
 from benchmarks.training.tables import SOURCES
-from lightning_predict.extensions.own_weights.training.networks import with_constants_in_bias
-from lightning_predict.extensions.own_weights.training.tables import CALIBRATION_SHARE, HELD_OUT_SHARE, Group
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import network_specs as families_of_networks
+from lightning_predict.own_weights.training.networks import with_constants_in_bias
+from lightning_predict.own_weights.training.tables import CALIBRATION_SHARE, HELD_OUT_SHARE, Group
 from lightning_predict.weights.files import read_weights, sha256, write_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from benchmarks.training.doublings import ShapeRange
-from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.operations import NetworkSpec, network_specs
+from lightning_predict.own_weights.training.networks import TrainingPlan
+from lightning_predict.own_weights.training.tables import Group
 
 RECIPE_NAME: Final = "utilisation-4"
 DATA_CENTRE_BLACKWELL: Final = ("B200-SXM-180GB", "B300-SXM-288GB", "GB200", "GB300")

@@ -25,12 +25,12 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.training.recipes import RECIPES, Recipe
-from lightning_predict.extensions.own_weights.training.tables import Group, problem_shares, split_rows
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.units import milliseconds_to_seconds, seconds_to_milliseconds
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import Array, ShapeBatch, network_spec
 from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
-from lightning_predict.units import milliseconds_to_seconds, seconds_to_milliseconds
+from lightning_predict.own_weights.training.tables import Group, problem_shares, split_rows
 
 WIDTHS: Final = (256, 256, 256, 256)
 BATCH_ROWS: Final = 512

@@ -21,14 +21,14 @@ from rich.table import Table
 
 from benchmarks.training.report import report_table
 from benchmarks.training.tables import CONVOLUTION_PASSES, read_table
-from lightning_predict.checked import read_csv
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.own_weights.training.tables import OWN_TABLES, plain_dtype
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.units import milliseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.families.recurrent import GATES
 from lightning_predict.kernels.operations import Array, OperationShape, problem
 from lightning_predict.kernels.timing import KernelModels, predict_operation_times
-from lightning_predict.units import milliseconds_to_seconds
+from lightning_predict.own_weights.training.tables import OWN_TABLES, plain_dtype
 
 Row = Mapping[str, str]
 

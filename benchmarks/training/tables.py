@@ -27,8 +27,9 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.own_weights.training.tables import (
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.kernels.operations import Array, BoolArray
+from lightning_predict.own_weights.training.tables import (
     OWN_TABLES,
     Group,
     Key,
@@ -38,7 +39,6 @@ from lightning_predict.extensions.own_weights.training.tables import (
     read_rows,
     same,
 )
-from lightning_predict.kernels.operations import Array, BoolArray
 
 GROWING_LAUNCHES: Final = frozenset({("neusight", "conv2d")})
 """Source and operation of tables that are in the order of their measurement and whose launches grew."""

@@ -34,10 +34,10 @@ from benchmarks.training.scores import (
 )
 from benchmarks.training.surrogates import ProxyScore, proxy_scores, proxy_table
 from benchmarks.training.tables import read_tables
-from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
-from lightning_predict.extensions.own_weights.training.tuning import gpus_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels, kernel_models
+from lightning_predict.own_weights.training.tables import Group, split_rows
+from lightning_predict.own_weights.training.tuning import gpus_of
 from lightning_predict.weights.manifest import HeldOutError, Manifest, file_name
 from lightning_predict.weights.records import CROSS_GPU
 from lightning_predict.weights.store import BUNDLED, load_weights, read_manifest

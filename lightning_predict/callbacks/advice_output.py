@@ -9,24 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
+from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.callbacks.lightning_packages import shapes_of, warn
 from lightning_predict.callbacks.output import log_values, print_on_rank_zero
 from lightning_predict.callbacks.rest_prediction import PredictionRequest, earlier_runs
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import LightningPredictError
-from lightning_predict.extensions import extension
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.observe.micro_batches import MicroBatches
 from lightning_predict.observe.optimizer_steps import StepCounter
 from lightning_predict.observe.recorder import Session, stop_with_retry
-from lightning_predict.tracing.data_flow import with_data_flow
-from lightning_predict.tracing.environment import autograd_nodes
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.data_flow import with_data_flow
+from lightning_predict.record.environment import autograd_nodes
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-    from lightning_predict.extensions.advice.advice_text import Advice
+    from lightning_predict.advice.advice_text import Advice
 
 
 def print_advice(
@@ -43,16 +42,19 @@ def print_advice(
     Returns:
         The advice; None on other ranks, or if the advice failed with a warning.
     """
+    from lightning_predict.advice.advice import advice_for
+    from lightning_predict.advice.advice_text import short_lines
+
     if not trainer.is_global_zero:
         return None
     history = earlier_runs(trainer, question, trace, is_renewed=False)
     assumptions = replace(question.assumptions, strategy=question.strategy or Strategy(), history=history)
     try:
-        advice: Advice = extension("advice_for")(trace, question.layouts, assumptions, iterations=iterations)
+        advice = advice_for(trace, question.layouts, assumptions, iterations=iterations)
     except LightningPredictError as error:  # the predictions are still valid
         warn(f"RuntimePredictor could not advise: {error}")
         return None
-    print_on_rank_zero(trainer, lambda: "\n".join(extension("short_lines")(advice)) + "\n")
+    print_on_rank_zero(trainer, lambda: "\n".join(short_lines(advice)) + "\n")
     told = {key.removeprefix("predict/"): value for key, value in advice.metrics().items()}
     for refusal in log_values(trainer, "predict", told):
         warn(refusal)

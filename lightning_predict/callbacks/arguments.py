@@ -14,10 +14,10 @@ from os import PathLike
 from pathlib import Path
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.checked import positive_number, shown
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import InvalidArgumentError, WeightsNotFoundError
-from lightning_predict.units import seconds_to_hours
+from lightning_predict.base.checked import positive_number, shown
+from lightning_predict.base.errors import InvalidArgumentError, WeightsNotFoundError
+from lightning_predict.base.units import seconds_to_hours
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_source
 
 MetaStep = Callable[[int], Callable[[], object]]

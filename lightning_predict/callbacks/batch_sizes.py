@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from lightning_predict.base.errors import CaptureError
+from lightning_predict.base.guard import own_error
 from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import log_values, print_on_rank_zero
 from lightning_predict.callbacks.rest_prediction import PredictionRequest
-from lightning_predict.errors import CaptureError
-from lightning_predict.extensions import extension
-from lightning_predict.guard import own_error
+from lightning_predict.record.recording import capture
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.loggers import LoggedTable, log_table
 from lightning_predict.run.batch_size import BatchSizeOption
-from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -39,6 +38,8 @@ _PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: Non
 
 def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: PredictionRequest) -> tuple[BatchSizeOption, ...]:
     """Return the largest batch size that fits on each GPU, without changes to the run's random state and gradients."""
+    from lightning_predict.advice.what_if import batch_sizes_that_fit
+
     if trace.samples is None:
         raise CaptureError("the batch size in use could not be read from the batch")
     size = max(1, trace.samples // trace.batches)
@@ -52,10 +53,7 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: PredictionR
     elsewhere = {one.device for one in traces.values()} - {"meta"}
     if elsewhere:
         raise CaptureError(f"meta_step ran on {', '.join(sorted(elsewhere))}; make its tensors on the meta device")
-    found: tuple[BatchSizeOption, ...] = extension("batch_sizes_that_fit")(
-        traces, question.layouts, question.assumptions
-    )
-    return found
+    return batch_sizes_that_fit(traces, question.layouts, question.assumptions)
 
 
 def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: PredictionRequest) -> tuple[BatchSizeOption, ...]:
@@ -72,7 +70,9 @@ def show_batch_sizes(options: Sequence[BatchSizeOption], trainer: Trainer, *, wi
     """Print the options, and log them at the current step."""
     if not options:
         return
-    lines: Sequence[str] = extension("batch_size_lines")(options)
+    from lightning_predict.advice.what_if import batch_size_lines
+
+    lines = batch_size_lines(options)
     if with_table:
         print_on_rank_zero(trainer, lambda: "Largest batch size (from steps captured on the meta device):")
         print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")

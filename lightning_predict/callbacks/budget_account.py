@@ -18,12 +18,12 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, final
 from uuid import uuid4
 
+from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
+from lightning_predict.base.files import FILE_SECONDS, in_hook
+from lightning_predict.base.guard import own_error
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import print_sentence
 from lightning_predict.callbacks.trainer_state import resumes_data
-from lightning_predict.errors import InvalidArgumentError, LightningPredictError
-from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.guard import own_error
 from lightning_predict.observe.budget import Ledger, gpu_name_in_use
 from lightning_predict.observe.clock import ledger_clock
 from lightning_predict.observe.ledger_file import (

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.callbacks.budget_account import BudgetFiles, RentedMachine
 from lightning_predict.callbacks.budget_terms import Terms
 from lightning_predict.callbacks.lightning_packages import warn
@@ -26,7 +27,6 @@ from lightning_predict.callbacks.trainer_state import (
     minimums_preventing_stop,
     prefetched_batches,
 )
-from lightning_predict.errors import LightningPredictError
 from lightning_predict.observe.budget import (
     CHECK_SECONDS,
     GO_ON,

@@ -15,14 +15,15 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, final
 
+from lightning_predict.base.checked import positive_number
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import grams_to_kilograms, hours_to_seconds, seconds_to_hours, watts_to_kilowatts
 from lightning_predict.callbacks.arguments import amount_of, check_name, future_time, hours_of
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import print_sentence
-from lightning_predict.checked import positive_number
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, check_price
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.observe.budget import (
     Ledger,
     Limit,
@@ -34,7 +35,6 @@ from lightning_predict.observe.budget import (
 from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
 from lightning_predict.reports.format import usd_per_hour as in_words
-from lightning_predict.units import grams_to_kilograms, hours_to_seconds, seconds_to_hours, watts_to_kilowatts
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -20,6 +20,15 @@ from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
+from lightning_predict.base.errors import BudgetExceededError, LightningPredictError
+from lightning_predict.base.files import STOPPED_VARIABLE, mark
+from lightning_predict.base.guard import (
+    fallback_on_error,
+    log_exceptions,
+    log_exceptions_unless,
+    log_warning,
+    own_error,
+)
 from lightning_predict.callbacks.arguments import check_choice, check_steps
 from lightning_predict.callbacks.budget_account import Account, BudgetFiles
 from lightning_predict.callbacks.budget_decisions import BudgetDecisions, BudgetSettings, validation_batches
@@ -29,9 +38,6 @@ from lightning_predict.callbacks.observing import ObservingCallback
 from lightning_predict.callbacks.output import print_sentence
 from lightning_predict.callbacks.trainer_state import inactive_mode, minimums_preventing_stop
 from lightning_predict.cost.prediction import Charges
-from lightning_predict.errors import BudgetExceededError, LightningPredictError
-from lightning_predict.files import STOPPED_VARIABLE, mark
-from lightning_predict.guard import fallback_on_error, log_exceptions, log_exceptions_unless, log_warning, own_error
 from lightning_predict.observe.ledger_file import LEDGER_STEM
 from lightning_predict.observe.rank_agreement import (
     AgreementSchedule,

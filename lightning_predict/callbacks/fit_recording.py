@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
+from lightning_predict.base.errors import CaptureError
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, samples_of, shapes_of
 from lightning_predict.callbacks.trainer_state import position_of
-from lightning_predict.errors import CaptureError
 from lightning_predict.observe.clock import host_clock
 from lightning_predict.observe.optimizer_steps import StepCounter, WindowSize
 from lightning_predict.observe.recorder import Session, StepRecorder, ValidationRecorder
 from lightning_predict.observe.remaining import remaining
-from lightning_predict.tracing.environment import autograd_nodes, compilations, frames_compiled, has_compiled_code
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.environment import autograd_nodes, compilations, frames_compiled, has_compiled_code
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -47,7 +47,7 @@ class FitRecording:
         self._clock = clock
         self._compiled_before = compilations()
         if trainer.strategy.root_device.type == "cuda":
-            import_module("lightning_predict.tracing.kineto")  # imported now, so that no step waits
+            import_module("lightning_predict.record.kineto")  # imported now, so that no step waits
         self._steps: StepRecorder | None = None
         self._validation: ValidationRecorder | None = ValidationRecorder(
             clock=clock,

@@ -16,6 +16,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
+from lightning_predict.base.files import FILE_SECONDS, history_path, in_hook
+from lightning_predict.base.guard import own_error
+from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import (
     OutputOptions,
@@ -32,21 +35,18 @@ from lightning_predict.callbacks.rest_prediction import (
     steps_done,
 )
 from lightning_predict.callbacks.trainer_state import batches_of_fit, forecast_inputs, prefetched_batches
-from lightning_predict.files import FILE_SECONDS, history_path, in_hook
-from lightning_predict.guard import own_error
-from lightning_predict.interval import Interval
 from lightning_predict.observe.forecast import ForecastSchedule, TimedForecast
 from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.predicted_vs_actual import Outcome, OutcomeTimer
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.observe.run_observer import RunObserver
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import duration, duration_interval, width_at_hand
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import lines_of_run, rank
 from lightning_predict.run.history import append_record
 from lightning_predict.run.workload import Workload
-from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -18,8 +18,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_predict.errors import BudgetExceededError, MissingDependencyError
-from lightning_predict.guard import log_warning
+from lightning_predict.base.errors import BudgetExceededError, MissingDependencyError
+from lightning_predict.base.guard import log_warning
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 

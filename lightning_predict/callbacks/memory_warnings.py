@@ -22,7 +22,7 @@ from lightning_predict.observe.memory_risks import (
     memory_risks,
     missing_state_bytes,
 )
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.callbacks.output import logged
 from lightning_predict.observe.rank_agreement import wait_seconds
-from lightning_predict.timeout import run_unless_hanging
 from lightning_predict.weights.source import address_of
 
 if TYPE_CHECKING:

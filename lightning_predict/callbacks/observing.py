@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lightning_predict.base.guard import log_exceptions
 from lightning_predict.callbacks.lightning_packages import Callback
-from lightning_predict.guard import log_exceptions
 from lightning_predict.observe.run_observer import RunObserver
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
+from lightning_predict.base.escaping import markdown_text
+from lightning_predict.base.files import FILE_SECONDS, in_hook
+from lightning_predict.base.guard import own_error
+from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
-from lightning_predict.escaping import markdown_text
-from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.guard import own_error
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.reports.format import PLAIN_WIDTH, encoding_at_hand, is_terminal, print_text, width_at_hand
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
-from lightning_predict.timeout import run_unless_hanging
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -12,11 +12,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.files import FILE_SECONDS, in_hook
+from lightning_predict.base.guard import own_error
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.trainer_state import batches_of_fit
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.guard import own_error
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.run.progress import FILE_VARIABLE, ProgressKeeper, place_in_use, write_progress

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, final
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.reports.format import duration, duration_interval, usd
-from lightning_predict.units import seconds_to_hours
 
 RENEWED_SECONDS: Final = 1.0
 """Minimum seconds between two updates of the text, because a bar may request the text after each batch."""

@@ -16,25 +16,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.errors import LightningPredictError
+from lightning_predict.base.files import FILE_SECONDS, history_path, in_hook
+from lightning_predict.base.guard import own_error
+from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.trainer_state import forecast_inputs
-from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, Strategy
-from lightning_predict.errors import LightningPredictError
-from lightning_predict.files import FILE_SECONDS, history_path, in_hook
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.guard import own_error
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.layouts.strategy import DataStrategy, GatheredDtype, Strategy
 from lightning_predict.observe.forecast import RestOfRun, rough_note
 from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.predicted_vs_actual import Expected, expected_outcome, with_current_step_time
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.observe.run_observer import RunObserver
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, read_history
 from lightning_predict.run.workload import Workload
-from lightning_predict.timeout import run_with_timeout
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -25,6 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.checked import shown
+from lightning_predict.base.errors import InvalidArgumentError, TraceFormatError
+from lightning_predict.base.files import FILE_SECONDS, PREDICTED_VARIABLE, PROGRESS_VARIABLE, in_hook, mark
+from lightning_predict.base.guard import log_exceptions, log_exceptions_unless, own_error
+from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks.arguments import (
     MetaStep,
     check_epoch,
@@ -40,32 +45,27 @@ from lightning_predict.callbacks.observing import ObservingCallback
 from lightning_predict.callbacks.output import OutputOptions, print_predictions
 from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_prediction, with_world_size
 from lightning_predict.callbacks.trainer_state import callbacks_of, inactive_mode
-from lightning_predict.checked import shown
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
-from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
-from lightning_predict.errors import InvalidArgumentError, TraceFormatError
-from lightning_predict.files import FILE_SECONDS, PREDICTED_VARIABLE, PROGRESS_VARIABLE, in_hook, mark
-from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.guard import log_exceptions, log_exceptions_unless, own_error
-from lightning_predict.interval import Interval
+from lightning_predict.hardware.layouts import layout_of
+from lightning_predict.layouts.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.observe.clock import device_clock
 from lightning_predict.observe.predicted_vs_actual import Outcome
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.observe.run_observer import observer_of
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
+    from lightning_predict.advice.advice_text import Advice
     from lightning_predict.callbacks.advice_output import DataFlowRecorder
     from lightning_predict.callbacks.memory_warnings import MemoryWarnings
     from lightning_predict.callbacks.progress import ProgressFile
     from lightning_predict.callbacks.progress_bar import ShownInBar
-    from lightning_predict.extensions.advice.advice_text import Advice
     from lightning_predict.run.batch_size import BatchSizeOption
 
 
@@ -193,7 +193,7 @@ class RuntimePredictor(ObservingCallback):
         progress_bar: bool = True,
     ) -> None:
         if gpus_file is not None:
-            from lightning_predict.gpus.user_gpus import add_gpus
+            from lightning_predict.hardware.user_gpus import add_gpus
 
             add_gpus(gpus_file)
         check_steps("warmup_steps", warmup_steps)

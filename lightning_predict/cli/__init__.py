@@ -2,9 +2,9 @@
 
 * `running`: `main`, which parses the arguments, runs one command, and prints the result or a one-line error.
 * `parsing`: the argument parser, built from the functions' type hints and docstrings.
-* `answers`: the result of a command as JSON values and as text.
 * `prediction_commands`, `trace_commands`, `script_commands`, `history_commands`, `catalogue_commands` and
-  `cache_commands`: the commands of the core. Commands of extensions are in `extensions/*/commands.py`.
+  `cache_commands`: commands that predict or show data. `advice`, `embeddings`, `layout_search`, `own_weights`,
+  `planning` and `regression` have a `commands.py` of their own.
 
 Example::
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_predict.cli.answers import CommandAnswer, aligned, json_value, sentences
+from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
 
 if TYPE_CHECKING:
     from lightning_predict.reports.published_cases import PublishedCase, StepDescription
@@ -30,10 +30,10 @@ def accuracy(*, like: Path | None = None, gpu: str | None = None, cases: int = 8
         gpu: GPU to show published steps for (default: any GPU).
         cases: Number of published models to show.
     """
-    from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.gpus import gpu as find_gpu
+    from lightning_predict.base.errors import InvalidArgumentError
+    from lightning_predict.hardware import gpu as find_gpu
+    from lightning_predict.record.trace import Trace
     from lightning_predict.reports.published_cases import describe, nearest_cases, read_published_cases
-    from lightning_predict.tracing.trace import Trace
 
     if like is None or gpu is None:
         raise InvalidArgumentError("Give a recorded step and a GPU: accuracy --like step.json.gz --gpu L40S.")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
-from lightning_predict.cli.answers import CommandAnswer, aligned
-from lightning_predict.units import bytes_to_mebibytes
+from lightning_predict.base.answers import CommandAnswer, aligned
+from lightning_predict.base.units import bytes_to_mebibytes
 
 _OURS: Final = ("*.safetensors*", "manifest.json*")
 """File name patterns of downloaded weights, including unfinished downloads."""

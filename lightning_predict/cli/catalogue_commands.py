@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
-from lightning_predict.units import (
+from lightning_predict.base.answers import CommandAnswer, aligned, json_value
+from lightning_predict.base.units import (
     bytes_to_gibibytes,
     bytes_to_gigabytes,
     bytes_to_mebibytes,
@@ -27,7 +27,7 @@ from lightning_predict.units import (
 
 if TYPE_CHECKING:
     from lightning_predict.cost.offers import Offer
-    from lightning_predict.gpus.records import Gpu, Source
+    from lightning_predict.hardware.records import Gpu, Source
 
 
 def gpus(*, search: str | None = None, architecture: str | None = None, min_memory_gib: float = 0.0) -> CommandAnswer:
@@ -41,9 +41,9 @@ def gpus(*, search: str | None = None, architecture: str | None = None, min_memo
         architecture: List only GPUs of this architecture, for example hopper.
         min_memory_gib: List only GPUs with at least this much memory.
     """
-    from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-    from lightning_predict.gpus import gpu as find_gpu
-    from lightning_predict.gpus import gpu_names
+    from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
+    from lightning_predict.hardware import gpu as find_gpu
+    from lightning_predict.hardware import gpu_names
 
     everything = [find_gpu(name) for name in gpu_names()]
     architectures = tuple(dict.fromkeys(row.architecture for row in everything))
@@ -92,12 +92,12 @@ def offers(
         refresh: Fetch the current prices of all providers, and use them in later predictions, which stay offline.
         update: Import a newer SkyPilot catalogue, from a CSV file or its https address, and print where it is stored.
     """
-    from lightning_predict.checked import nearest
+    from lightning_predict.base.checked import nearest
+    from lightning_predict.base.errors import InvalidArgumentError, UnknownOfferError
     from lightning_predict.cost.offers import load_offers, offers_for
     from lightning_predict.cost.price_files import OfferFile, read_offer_file
-    from lightning_predict.errors import InvalidArgumentError, UnknownOfferError
-    from lightning_predict.gpus import gpu_names
-    from lightning_predict.gpus.layouts import layout_of
+    from lightning_predict.hardware import gpu_names
+    from lightning_predict.hardware.layouts import layout_of
 
     if refresh:
         if (gpu, provider, offers, region, date, update) != (None,) * 6:
@@ -198,7 +198,7 @@ def _teraflops(row: Gpu, dtype: str) -> str:
 
 
 def _has_word(row: Gpu, search: str) -> bool:
-    from lightning_predict.gpus.lookup import normalise
+    from lightning_predict.hardware.lookup import normalise
 
     return any(normalise(search) in normalise(word) for word in (row.name, *row.aliases, *row.reported_names))
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from lightning_predict.cli.answers import CommandAnswer, aligned
+from lightning_predict.base.answers import CommandAnswer, aligned
 
 if TYPE_CHECKING:
     from lightning_predict.run.history import HistoryRecord
@@ -46,7 +46,7 @@ def history(
         model: Only runs of this model, by the digits shown in the table.
         count: Number of latest runs to print; JSON has all.
     """
-    from lightning_predict.files import history_path
+    from lightning_predict.base.files import history_path
     from lightning_predict.run.history import history_files, read_history
 
     def is_meant(record: HistoryRecord) -> bool:
@@ -72,7 +72,7 @@ def history(
 
 
 def _rewrite(path: Path, records: Sequence[HistoryRecord]) -> None:
-    from lightning_predict.files import write_atomically
+    from lightning_predict.base.files import write_atomically
 
     write_atomically(path, "".join(json.dumps(asdict(record)) + "\n" for record in records).encode())
 

@@ -18,15 +18,13 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-from lightning_predict import extensions
-from lightning_predict.cli.answers import CommandAnswer
+from lightning_predict.base.answers import CommandAnswer
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.cli.completion import completion_text
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.lookup import LISTING, gpu_names
+from lightning_predict.hardware.lookup import LISTING, gpu_names
 
 PROGRAM: Final = "lightning-predict"
 
@@ -44,42 +42,107 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> CommandAnswer:
     return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text, end=""))
 
 
-_OWN: Final[Mapping[str, str]] = {
-    "predict": "prediction_commands",
-    "run": "script_commands",
-    "trace": "trace_commands",
-    "history": "history_commands",
-    "accuracy": "accuracy_commands",
-    "gpus": "catalogue_commands",
-    "offers": "catalogue_commands",
-    "cache": "cache_commands",
-    "completion": "parsing",
-}
-"""Commands of the core, each with the module that defines its function."""
+Command = Callable[..., CommandAnswer]
+"""Function of a command. Its type hints and docstring make its options."""
 
-_ORDER: Final = (
+_NAMES: Final = (
     "predict run advise trace history regress shard parallel curve accuracy plan simulate gpus offers measure "
     "first-hour train cache completion"
 ).split()
-"""Order of the commands in the help."""
+"""Commands in the order of the help."""
 
 
-class Commands(Mapping[str, Callable[..., CommandAnswer]]):
+def _load(name: str) -> Command:
+    """Import the function of a command. Each is imported alone, as some need scipy or torch."""
+    match name:
+        case "predict":
+            from lightning_predict.cli.prediction_commands import predict
+
+            return predict
+        case "run":
+            from lightning_predict.cli.script_commands import run
+
+            return run
+        case "advise":
+            from lightning_predict.advice.commands import advise
+
+            return advise
+        case "trace":
+            from lightning_predict.cli.trace_commands import trace
+
+            return trace
+        case "history":
+            from lightning_predict.cli.history_commands import history
+
+            return history
+        case "regress":
+            from lightning_predict.regression.commands import regress
+
+            return regress
+        case "shard":
+            from lightning_predict.embeddings.commands import shard
+
+            return shard
+        case "parallel":
+            from lightning_predict.layout_search.commands import parallel
+
+            return parallel
+        case "curve":
+            from lightning_predict.layout_search.commands import curve
+
+            return curve
+        case "accuracy":
+            from lightning_predict.cli.accuracy_commands import accuracy
+
+            return accuracy
+        case "plan":
+            from lightning_predict.planning.commands import plan
+
+            return plan
+        case "simulate":
+            from lightning_predict.planning.commands import simulate
+
+            return simulate
+        case "gpus":
+            from lightning_predict.cli.catalogue_commands import gpus
+
+            return gpus
+        case "offers":
+            from lightning_predict.cli.catalogue_commands import offers
+
+            return offers
+        case "measure":
+            from lightning_predict.own_weights.commands import measure
+
+            return measure
+        case "first-hour":
+            from lightning_predict.own_weights.commands import first_hour
+
+            return first_hour
+        case "train":
+            from lightning_predict.own_weights.commands import train
+
+            return train
+        case "cache":
+            from lightning_predict.cli.cache_commands import cache
+
+            return cache
+        case "completion":
+            return completion
+    raise KeyError(name)
+
+
+class Commands(Mapping[str, Command]):
     """Mapping from command names to functions. A function is imported on first access."""
 
-    def __getitem__(self, name: str) -> Callable[..., CommandAnswer]:
-        found: Callable[..., CommandAnswer]
-        if name in extensions.COMMANDS:
-            found = extensions.command(name)
-        else:
-            found = getattr(import_module(f"lightning_predict.cli.{_OWN[name]}"), name)
-        return found
+    def __getitem__(self, name: str) -> Command:
+        return _load(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_ORDER)
+        return iter(_NAMES)
 
     def __len__(self) -> int:
-        return len(_ORDER)
+        return len(_NAMES)
 
 
 COMMANDS: Final = Commands()
@@ -164,8 +227,8 @@ def _number(text: str) -> float:
 
 def _prices(text: str) -> float | dict[str, float]:
     """Parse one price (`0.5`), or prices by GPU or layout (`L4=0.5,H100=2`)."""
-    from lightning_predict.errors import LightningPredictError
-    from lightning_predict.gpus.layouts import layouts_of
+    from lightning_predict.base.errors import LightningPredictError
+    from lightning_predict.hardware.layouts import layouts_of
 
     if "=" not in text:
         return _number(text)
@@ -336,8 +399,8 @@ def _joined_gpus(words: Sequence[str]) -> list[str]:
 
 
 def _is_layout(word: str) -> bool:
-    from lightning_predict.errors import LightningPredictError
-    from lightning_predict.gpus.layouts import layout_of
+    from lightning_predict.base.errors import LightningPredictError
+    from lightning_predict.hardware.layouts import layout_of
 
     try:
         layout_of(word)

@@ -18,19 +18,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from lightning_predict.cli.answers import CommandAnswer, json_value, sentences
+from lightning_predict.base.answers import CommandAnswer, json_value, sentences
 
 if TYPE_CHECKING:
+    from lightning_predict.advice.advice_text import Advice
     from lightning_predict.assumptions import Assumptions
     from lightning_predict.cost.grids import PowerGrid
     from lightning_predict.cost.offers import Offer
-    from lightning_predict.extensions.advice.advice_text import Advice
-    from lightning_predict.gpus.layouts import Layout
-    from lightning_predict.gpus.own_rates import OwnRates
+    from lightning_predict.hardware.layouts import Layout
+    from lightning_predict.hardware.own_rates import OwnRates
+    from lightning_predict.record.trace import Trace
     from lightning_predict.reports.memory import MemoryReport
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import Ranking
-    from lightning_predict.tracing.trace import Trace
 
 
 ENDINGS: Final = (".html", ".md", ".json", ".yaml")
@@ -149,14 +149,14 @@ def predict(
     command = _as_typed(dict(locals()))
 
     from lightning_predict.assumptions import Assumptions
+    from lightning_predict.base.errors import InvalidArgumentError
     from lightning_predict.cost.grids import grid_of
     from lightning_predict.cost.prediction import Charges
     from lightning_predict.cost.priced_gpus import layouts_to_predict
-    from lightning_predict.distributed.strategy import parse_strategy
-    from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.extensions import extension
-    from lightning_predict.gpus.user_gpus import add_gpus
+    from lightning_predict.embeddings.tables import skew_of
+    from lightning_predict.hardware.user_gpus import add_gpus
     from lightning_predict.kernels.interconnect import interconnect_of
+    from lightning_predict.layouts.strategy import parse_strategy
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank
     from lightning_predict.reports.table_columns import column_names
@@ -208,7 +208,7 @@ def predict(
         interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
         release=release,
         host=host,
-        zipf_alpha=None if skew is None else extension("skew_of")(skew, step),
+        zipf_alpha=None if skew is None else skew_of(skew, step),
         charges=Charges(setup_minutes=setup_minutes, minimum_minutes=minimum_minutes, storage_usd=storage_usd),
         measured=None if measured_tflops is None else _own_rates(measured_tflops),
     )
@@ -249,7 +249,7 @@ def predict(
 
 def over_limit(ranking: Ranking, max_usd: float) -> str | None:
     """Return an error message if the run costs more than `max_usd` on the cheapest GPU; otherwise None."""
-    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.base.errors import InvalidArgumentError
     from lightning_predict.reports.format import usd
 
     if not max_usd > 0:
@@ -265,7 +265,7 @@ def over_limit(ranking: Ranking, max_usd: float) -> str | None:
 
 
 def _own_rates(text: str) -> OwnRates:
-    from lightning_predict.gpus.own_rates import parse_rates
+    from lightning_predict.hardware.own_rates import parse_rates
 
     return parse_rates(text)
 
@@ -283,9 +283,9 @@ class Prices:
 
     def offers(self) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
         """Return the offers to take prices from, and notes about them."""
+        from lightning_predict.base.errors import InvalidArgumentError
         from lightning_predict.cost.offers import from_providers, load_offers
         from lightning_predict.cost.price_files import outdated, read_offer_file, with_listed, with_spot_prices
-        from lightning_predict.errors import InvalidArgumentError
 
         if self.usd_per_hour is not None and self.file is not None:
             raise InvalidArgumentError("Give one of --usd-per-hour and --offers.")
@@ -338,16 +338,14 @@ class Findings:
 
     def with_memory(self, trace: Trace) -> Findings:
         """Add a memory report: for the GPU in use, otherwise for the cheapest GPU, otherwise for the first GPU."""
-        from lightning_predict.extensions import extension
+        from lightning_predict.advice.memory_savings import memory_report
+        from lightning_predict.record.recorded_on import gpu_in_use
         from lightning_predict.reports.format import gibibytes
-        from lightning_predict.tracing.recorded_on import gpu_in_use
 
         origin, best = gpu_in_use(trace), self.ranking.cheapest
         first = self.predictions.items_in_order[0] if best is None else best.prediction
         gpu = first.layout.gpu if origin is None else origin
-        found: MemoryReport | None = extension("memory_report")(
-            trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None
-        )
+        found = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
         if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
             each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"
             found = replace(found, multi_gpu_sentence=f"For one GPU with the whole model; {each}.")
@@ -355,12 +353,12 @@ class Findings:
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
         """Add optimization advice, with gains on the cheapest and the fastest GPU."""
-        from lightning_predict.extensions import extension
+        from lightning_predict.advice.advice import advice_for
 
         best = (self.ranking.cheapest, self.ranking.fastest)
         layouts = [one.prediction.layout for one in best if one is not None]
         layouts = list(dict.fromkeys(layouts or [one.layout for one in self.predictions.items_in_order[:1]]))
-        advice = extension("advice_for")(trace, layouts, assumptions, iterations=iterations)
+        advice = advice_for(trace, layouts, assumptions, iterations=iterations)
         return replace(self, advice=advice)
 
     def with_energy(self, grid: PowerGrid | None, pue: float = 1.0) -> Findings:
@@ -441,7 +439,7 @@ class Findings:
 
     def sky(self) -> str:
         """Return a SkyPilot task for the best GPU: the cheapest GPU that meets the deadline."""
-        from lightning_predict.errors import InvalidArgumentError
+        from lightning_predict.base.errors import InvalidArgumentError
         from lightning_predict.reports.sky import machine_to_rent, sky_task
 
         ranking = self.ranking
@@ -492,11 +490,11 @@ PUBLISHED: Final = 8
 """Number of published steps whose errors are summarized: the default of `accuracy --cases`."""
 
 
-def _step(trace: Path | None, model: str | None, options: Mapping[str, object]) -> Trace:
+def _step(trace: Path | None, model: str | None, options: Mapping[str, Any]) -> Trace:
     """Load a recorded step, or record the step of a named model."""
-    from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.extensions import extension
-    from lightning_predict.tracing.imports import load_step
+    from lightning_predict.base.errors import InvalidArgumentError
+    from lightning_predict.record.imports import load_step
+    from lightning_predict.record.named_models.step import step_of
 
     if (trace is None) == (model is None):
         raise InvalidArgumentError("Give one of a recorded step (predict run.json) and --model.")
@@ -506,8 +504,8 @@ def _step(trace: Path | None, model: str | None, options: Mapping[str, object]) 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an unknown GPU also causes a note
             return load_step(trace)
-    named: Trace = extension("step_of")(model, **options)
-    return named
+    assert model is not None  # checked above
+    return step_of(model, **options)
 
 
 def _findings(

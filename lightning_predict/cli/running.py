@@ -18,10 +18,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from lightning_predict import __version__
-from lightning_predict.cli.answers import CommandAnswer
+from lightning_predict.base.answers import CommandAnswer
+from lightning_predict.base.errors import LightningPredictError
+from lightning_predict.base.escaping import escaped_streams, terminal_text
 from lightning_predict.cli.parsing import ALIASES, COMMANDS, PROGRAM, as_options, help_text, parsed, unknown_command
-from lightning_predict.errors import LightningPredictError
-from lightning_predict.escaping import escaped_streams, terminal_text
 
 EXIT_ERROR = 2
 

@@ -19,14 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from lightning_predict.cli.answers import CommandAnswer, aligned
+from lightning_predict.base.answers import CommandAnswer, aligned
 
 if TYPE_CHECKING:
-    from lightning_predict.extensions.advice.layers import LayerTable
-    from lightning_predict.gpus.records import Gpu
+    from lightning_predict.hardware.records import Gpu
     from lightning_predict.kernels.timing import Explanation
-    from lightning_predict.reports.memory import MemoryReport
-    from lightning_predict.tracing.trace import Trace
+    from lightning_predict.record.trace import Trace
 
 _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
@@ -62,7 +60,7 @@ def trace(
         weights: With view, explain and layers: weights of the models: a folder, a file or an address (default: the
             cache, then the weights that ship).
     """
-    from lightning_predict.tracing.trace import anonymised, load_trace, save_trace
+    from lightning_predict.record.trace import anonymised, load_trace, save_trace
 
     _check_options(
         action, {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}
@@ -101,7 +99,7 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def _check_options(action: str, options: Mapping[str, object]) -> None:
-    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.base.errors import InvalidArgumentError
 
     for name, value in options.items():
         if value not in (None, False) and name not in _OPTIONS[action]:
@@ -113,7 +111,7 @@ def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
     """Import a file of another tool, without Python warnings; the trace's notes contain the same information."""
     import warnings
 
-    from lightning_predict.tracing.imports import import_trace
+    from lightning_predict.record.imports import import_trace
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -122,7 +120,7 @@ def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
 
 def _notes(recorded: Trace) -> list[str]:
     """Return the trace's notes, preceded by a note if the catalogue lacks the trace's GPU."""
-    from lightning_predict.tracing.recorded_on import unknown_gpu_note
+    from lightning_predict.record.recorded_on import unknown_gpu_note
 
     unknown = unknown_gpu_note(recorded)
     return [*([] if unknown is None else [unknown]), *recorded.notes]
@@ -138,9 +136,9 @@ def _beside(file: Path, ending: str) -> Path:
 
 def _gpus_of(recorded: Trace, name: str | None) -> tuple[Gpu, Gpu | None]:
     """Return the GPU to predict for and the GPU that the trace was recorded on."""
-    from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.gpus import gpu as find_gpu
-    from lightning_predict.tracing.recorded_on import gpu_in_use
+    from lightning_predict.base.errors import InvalidArgumentError
+    from lightning_predict.hardware import gpu as find_gpu
+    from lightning_predict.record.recorded_on import gpu_in_use
 
     origin = gpu_in_use(recorded)
     gpu = origin if name is None else find_gpu(name)
@@ -208,10 +206,10 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
 
 
 def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandAnswer:
-    from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.extensions import extension
-    from lightning_predict.gpus import gpu as find_gpu
-    from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
+    from lightning_predict.advice.layers import layer_table
+    from lightning_predict.base.errors import InvalidArgumentError
+    from lightning_predict.hardware import gpu as find_gpu
+    from lightning_predict.record.recorded_on import check_predictable, gpu_in_use
 
     check_predictable(recorded)
     origin = gpu_in_use(recorded)
@@ -220,17 +218,17 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandA
         gpus = [find_gpu(name.strip()) for name in names.split(",") if name.strip()]
     if not gpus:
         raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which: --gpu L4,T4.")
-    table: LayerTable = extension("layer_table")(recorded, gpus, weights)
+    table = layer_table(recorded, gpus, weights)
     return CommandAnswer(data=table.as_dict, show=lambda: print(table))
 
 
 def _memory(recorded: Trace, name: str | None) -> CommandAnswer:
-    from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.extensions import extension
+    from lightning_predict.advice.memory_savings import memory_report
+    from lightning_predict.base.errors import InvalidArgumentError
 
     gpu, origin = _gpus_of(recorded, name)
     reported = recorded.gpu_memory_bytes if gpu == origin else None
-    report: MemoryReport | None = extension("memory_report")(recorded, gpu, reported_bytes=reported)
+    report = memory_report(recorded, gpu, reported_bytes=reported)
     if report is None:
         raise InvalidArgumentError(
             "The trace does not hold what its operations write, or no model: where the memory goes is not known. "
@@ -282,8 +280,8 @@ def _summary(recorded: Trace) -> dict[str, Any]:
 
 def _why_not_predictable(recorded: Trace) -> str | None:
     """Return why a trace cannot be predicted; None if it can."""
-    from lightning_predict.errors import LightningPredictError
-    from lightning_predict.tracing.recorded_on import check_predictable
+    from lightning_predict.base.errors import LightningPredictError
+    from lightning_predict.record.recorded_on import check_predictable
 
     try:
         check_predictable(recorded)

@@ -23,15 +23,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, final
 
+from lightning_predict.base.errors import CatalogueError, UnknownGpuError
+from lightning_predict.base.files import write_atomically
+from lightning_predict.base.timeout import run_with_timeout
+from lightning_predict.base.units import bytes_to_gibibytes
 from lightning_predict.cost.offers import KINDS, Offer, current_prices_file, load_offers, today
 from lightning_predict.cost.price_files import form_of, read_sky_offers
 from lightning_predict.cost.price_update import MAX_PRICE_BYTES
-from lightning_predict.errors import CatalogueError, UnknownGpuError
-from lightning_predict.files import write_atomically
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import find_machine
-from lightning_predict.timeout import run_with_timeout
-from lightning_predict.units import bytes_to_gibibytes
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import find_machine
 from lightning_predict.weights.fetch import Download
 from lightning_predict.weights.source import Address, address_of
 

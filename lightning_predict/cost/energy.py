@@ -9,7 +9,7 @@ The power limit is from the data sheet, so the result is an upper estimate. Mach
 maximum rated power in training (Newkirk et al., "Empirically-Calibrated H100 Node Power Models", arXiv 2506.14551). The
 other parts of the machine and the cooling count only if `overhead` includes them. Example::
 
-    >>> from lightning_predict.gpus import gpu
+    >>> from lightning_predict.hardware import gpu
     >>> t4 = energy(3600.0, gpu("T4"), busy_share=1.0, grid_grams_per_kwh=400)  # an hour at 70 W
     >>> t4.kilowatt_hours, round(t4.co2_kilograms, 3)
     (0.07, 0.028)
@@ -21,10 +21,10 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import Gpu
-from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
+from lightning_predict.hardware import Gpu
 
 if TYPE_CHECKING:
     from lightning_predict.cost.prediction import PredictionFields

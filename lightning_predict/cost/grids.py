@@ -22,8 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.checked import Checked, nearest, read_toml
-from lightning_predict.errors import CatalogueError, InvalidArgumentError
+from lightning_predict.base.checked import Checked, nearest, read_toml
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
 
 GRIDS_FILE: Final = Path(__file__).with_name("grids.toml")
 

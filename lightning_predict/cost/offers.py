@@ -22,12 +22,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.checked import Checked, read_json, read_toml
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import CatalogueError, InvalidArgumentError
-from lightning_predict.files import user_folder
-from lightning_predict.gpus import gpu_names
-from lightning_predict.gpus.layouts import is_same_machine
+from lightning_predict.base.checked import Checked, read_json, read_toml
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
+from lightning_predict.base.files import user_folder
+from lightning_predict.hardware import gpu_names
+from lightning_predict.hardware.layouts import is_same_machine
 
 _OF: Final = constants_of(__name__)
 

@@ -18,16 +18,15 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, final
 
-from lightning_predict.checked import positive_number, shown
-from lightning_predict.cost.fields import Field, fields_of
-from lightning_predict.cost.memory import MemoryFit, MemoryNeed
+from lightning_predict.base.checked import positive_number, shown
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.fields import Field, fields_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import minutes_to_seconds, seconds_to_hours
 from lightning_predict.cost.offers import OWN_PRICE_MACHINE, USER, Offer, cheapest_offer, day_of, machine_offer
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions import extension
-from lightning_predict.gpus.layouts import Layout, find_machine, in_trays
-from lightning_predict.interval import Interval
+from lightning_predict.hardware.layouts import Layout, find_machine, in_trays
+from lightning_predict.memory.step_memory import MemoryFit, MemoryNeed
 from lightning_predict.run.workload import Run
-from lightning_predict.units import minutes_to_seconds, seconds_to_hours
 
 if TYPE_CHECKING:
     from lightning_predict.cost.energy import Energy
@@ -360,9 +359,6 @@ class Prediction(PredictionFields):
         total = "" if self.total_seconds is None else f", total_seconds={self.total_seconds:.4g}"
         cost = "" if self.cost_usd is None else f", cost_usd={self.cost_usd:.4g}"
         return f"Prediction({self.gpu}, step_seconds={self.step_seconds:.4g}{total}{cost}, fits={self.fits})"
-
-    def _repr_html_(self) -> str:
-        return str(extension("prediction_html")(self))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values by flat name, JSON-serializable."""

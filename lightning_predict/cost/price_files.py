@@ -45,11 +45,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.checked import DAY, MONTH, Checked, File, nearest, read_csv, read_yaml, shown
+from lightning_predict.base.checked import DAY, MONTH, Checked, File, nearest, read_csv, read_yaml, shown
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
+from lightning_predict.base.units import watts_to_kilowatts
 from lightning_predict.cost.offers import USER, Offer, cheapest_offer, load_offers
-from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.units import watts_to_kilowatts
+from lightning_predict.hardware import gpu as find_gpu
 
 CURRENCY: Final = "USD"
 

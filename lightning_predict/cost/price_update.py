@@ -18,10 +18,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.checked import DAY, Checked, File
+from lightning_predict.base.checked import DAY, Checked, File
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
+from lightning_predict.base.files import user_folder
 from lightning_predict.cost.price_files import CSV_SUFFIX, GENERIC_STEMS, OfferFile, read_sky_offers
-from lightning_predict.errors import CatalogueError, InvalidArgumentError
-from lightning_predict.files import user_folder
 from lightning_predict.weights.fetch import Download
 from lightning_predict.weights.source import DEADLINE_SECONDS, Address, address_of
 

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final, final
 
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.cost.offers import OLD_DAYS, Offer, day_of, load_offers
 from lightning_predict.cost.prediction import UserPrice
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import Gpu, gpu, gpu_names
-from lightning_predict.gpus.layouts import Layout, layouts_of
-from lightning_predict.gpus.records import NVIDIA
+from lightning_predict.hardware import Gpu, gpu, gpu_names
+from lightning_predict.hardware.layouts import Layout, layouts_of
+from lightning_predict.hardware.records import NVIDIA
 
 ALL: Final = "all"
 

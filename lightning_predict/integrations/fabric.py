@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar, final
 
-from lightning_predict.errors import CaptureError, InvalidArgumentError
-from lightning_predict.guard import log_exceptions, log_warning
+from lightning_predict.base.errors import CaptureError, InvalidArgumentError
+from lightning_predict.base.guard import log_exceptions, log_warning
 from lightning_predict.observe.watched_loop import WatchedRun, watch
 
 Batch = TypeVar("Batch")

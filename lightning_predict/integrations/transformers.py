@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lightning_predict.base.errors import CaptureError, InvalidArgumentError, MissingDependencyError
+from lightning_predict.base.guard import log_exceptions, log_warning
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
-from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
-from lightning_predict.guard import log_exceptions, log_warning
-from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import batches_between_checks
 from lightning_predict.observe.forecast import ForecastInputs
 from lightning_predict.observe.memory_risks import MemoryFacts, MemoryRisk, longest_sequence, recorded_length
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from lightning_predict.observe.predicted_vs_actual import Outcome
+    from lightning_predict.record.trace import Trace
     from lightning_predict.reports.predictions import Predictions
-    from lightning_predict.tracing.trace import Trace
 
 
 class RuntimePredictorCallback(TrainerCallback):

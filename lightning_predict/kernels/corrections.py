@@ -21,7 +21,7 @@ benchmarks.accuracy FOLDER --of steps` prints the error of each source on each G
 
 `measured_scaling.predict_work_times` applies all three corrections. Example::
 
-    >>> from lightning_predict.gpus import gpu
+    >>> from lightning_predict.hardware import gpu
     >>> round(torch_version_factor({"torch": "1.13.1"}), 2)  # a year before 2.1
     1.05
     >>> torch_version_factor({"torch": "2.4.0"}), torch_version_factor({})
@@ -41,8 +41,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
 from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_spec
@@ -50,9 +50,9 @@ from lightning_predict.kernels.operations import problem as shape_of
 from lightning_predict.kernels.roofline import transposed_ratio
 from lightning_predict.kernels.timing import KernelModels, computes_in_float32, predict_operation_times
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.tracing.operand_strides import SECOND_FACTOR_POSITION, SECOND_TRANSPOSED
-from lightning_predict.tracing.torch_releases import release_of
-from lightning_predict.tracing.trace import Operation, TensorInfo
+from lightning_predict.record.operand_strides import SECOND_FACTOR_POSITION, SECOND_TRANSPOSED
+from lightning_predict.record.torch_releases import release_of
+from lightning_predict.record.trace import Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
 

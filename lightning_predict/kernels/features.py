@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.units import GIGA
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array, ShapeBatch
 from lightning_predict.kernels.roofline import compute_peak, per_gpu, roofline_seconds
-from lightning_predict.units import GIGA
 
 _OF: Final = constants_of(__name__)
 

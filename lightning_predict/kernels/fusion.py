@@ -14,7 +14,7 @@ kernel's time.
 
 Example::
 
-    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> from lightning_predict.record.trace import Operation, TensorInfo, Trace
     >>> a, b, c = (TensorInfo((1024,), "float32", id=number) for number in range(3))
     >>> relu = Operation(name="aten::relu", phase="forward", inputs=(a,), outputs=(b,))
     >>> twice = Operation(name="aten::mul", phase="forward", inputs=(b,), outputs=(c,))
@@ -32,14 +32,14 @@ from dataclasses import replace
 from itertools import count, pairwise
 from typing import Final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
-from lightning_predict.tracing.signatures import DRAWS_MASKS, FUSED
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.record.operand_strides import CHANNELS_LAST, IMAGES_AT
+from lightning_predict.record.signatures import DRAWS_MASKS, FUSED
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 _OF: Final = constants_of(__name__)
 

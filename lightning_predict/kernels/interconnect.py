@@ -16,7 +16,7 @@ Gbit/s Ethernet for machines without NVLink. Without NVLink, the bandwidth betwe
 on the card; `PCIE_MACHINES` lists kinds of machines. Up to 72 GPUs of a rack of GB200 or GB300 form one NVLink domain,
 over any number of trays. Example::
 
-    >>> from lightning_predict.gpus.layouts import layout_of
+    >>> from lightning_predict.hardware.layouts import layout_of
     >>> one, two = layout_of("8xA100-SXM-80GB"), layout_of("2x8xA100-SXM-80GB")
     >>> at_one, at_two = (float(collective_seconds("all_reduce", 1e9, one).middle[0]) for one in (one, two))
     >>> at_one < at_two
@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import NVLINK_DOMAINS, Layout, in_domains, largest_machine
-from lightning_predict.gpus.records import NVIDIA, Gpu
-from lightning_predict.gpus.slices import BETWEEN, is_slice
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
+from lightning_predict.hardware.layouts import NVLINK_DOMAINS, Layout, in_domains, largest_machine
+from lightning_predict.hardware.records import NVIDIA, Gpu
+from lightning_predict.hardware.slices import BETWEEN, is_slice
 from lightning_predict.kernels.operations import COLLECTIVES, Array, shape_batch
 from lightning_predict.uncertainty import PCIE_SPREADS, UNFITTED_SPREAD, UNKNOWN_PCIE_SPREAD
-from lightning_predict.units import bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
 
 if TYPE_CHECKING:
     from lightning_predict.kernels.families.collective import CollectiveCurves

@@ -19,10 +19,10 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.kernels.wave_scaling import START_SECONDS
-from lightning_predict.tracing.trace import Kernel
+from lightning_predict.record.trace import Kernel
 
 _MATRIX: Final = re.compile(
     r"nvjet|xmma|gemm(?!_?reduce)|cutlass|flash|fmha|sdpa|_mma_|wgmma|triton_tem|winograd|implicit_convolve|[fdw](prop|grad)\d?_"

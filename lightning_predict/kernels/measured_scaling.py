@@ -29,9 +29,9 @@ from typing import Final, Literal, final, get_args
 
 import numpy as np
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.corrections import (
     attention_factors,
     gpu_bias_factor,
@@ -49,7 +49,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.timing import KernelModels, TimedBy, predict_operation_times, uses_float32_fallback
 from lightning_predict.kernels.translation import WorkItem, work_items
-from lightning_predict.tracing.trace import Flags, Kernel, Phase, Trace
+from lightning_predict.record.trace import Flags, Kernel, Phase, Trace
 from lightning_predict.uncertainty import (
     MEASURED_SPREAD,
     OWN_SCATTER,

@@ -6,14 +6,14 @@ are read and written. By default, the call reads its inputs and writes its outpu
 output is then assumed to be as large as the largest input, or as the tensor that is changed in place.
 
 The tables from `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` list the exceptions by name. Three further tables list calls
-that follow the default and whose bytes determine their time: `POINTWISE` (in `tracing/operand_strides.py`, because
+that follow the default and whose bytes determine their time: `POINTWISE` (in `record/operand_strides.py`, because
 recorders check the strides of these calls), `MOVING` and `REDUCING`. For all other calls, such as the user's own
 operators, only the tensors are known (`translation.unknown_operation_notes`).
 
 To add a call, put its name into the table for the tensors that it reads and writes. If its bytes do not determine its
 time, register an `OperationSpec` instead; its translator takes precedence over these tables. Example::
 
-    >>> from lightning_predict.tracing.trace import Operation, TensorInfo
+    >>> from lightning_predict.record.trace import Operation, TensorInfo
     >>> x = TensorInfo((1024,), "float32")
     >>> sigmoid = Operation(name="aten::sigmoid", phase="forward", inputs=(x,), outputs=(x,))
     >>> transfer_of(sigmoid)[0].dims
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.operations import OperationShape, translator_of
 from lightning_predict.kernels.roofline import (
     JOINED_LOAD_CYCLES,
@@ -37,8 +37,8 @@ from lightning_predict.kernels.roofline import (
     SINGLE_LOAD_CYCLES,
     limited_transfer,
 )
-from lightning_predict.tracing.operand_strides import CONTIGUOUS_ELEMENTS, POINTWISE, TO_ROWS
-from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
+from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS, POINTWISE, TO_ROWS
+from lightning_predict.record.trace import DTYPE_BYTES, Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
 

@@ -16,11 +16,11 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.kernels.operations import OperationShape, operation_spec
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 _OF: Final = constants_of(__name__)
 

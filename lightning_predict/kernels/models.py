@@ -24,7 +24,7 @@ Times from neural networks are clamped to bounds (`NETWORK_BOUNDS`):
 
 Example::
 
-    >>> from lightning_predict.gpus import gpu
+    >>> from lightning_predict.hardware import gpu
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> models = kernel_models(("T4", "H100-SXM-80GB"))
     >>> models.supports("linear", "bfloat16"), models.supports("all_reduce", "bfloat16")
@@ -47,12 +47,13 @@ from typing import TYPE_CHECKING, Final, Literal, final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import UnknownOperationError, WeightsFormatError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus import gpu_names
-from lightning_predict.gpus import gpu_names as catalogue_names
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import UnknownOperationError, WeightsFormatError
+from lightning_predict.base.ties import clearly_less
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware import gpu_names
+from lightning_predict.hardware import gpu_names as catalogue_names
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import (
@@ -67,7 +68,6 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, with_sustained_peaks
 from lightning_predict.kernels.timing import Estimate, TimedBy
-from lightning_predict.ties import clearly_less
 from lightning_predict.uncertainty import CARRIED_SCATTER, independent, of_network, transferred_part
 from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source

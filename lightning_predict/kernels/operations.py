@@ -24,10 +24,10 @@ from typing import Any, Final, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from lightning_predict.errors import InvalidArgumentError, UnknownOperationError
-from lightning_predict.gpus.records import Generation, Gpu
-from lightning_predict.interval import Interval
-from lightning_predict.tracing.trace import Flags, Operation
+from lightning_predict.base.errors import InvalidArgumentError, UnknownOperationError
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware.records import Generation, Gpu
+from lightning_predict.record.trace import Flags, Operation
 
 Array = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]

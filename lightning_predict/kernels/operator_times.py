@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape, shape_batch
 from lightning_predict.kernels.timing import compute_dtype_on, predict_operation_times

@@ -21,7 +21,7 @@ latency of blocks that wait for their loads, for few rows; and L2 misses, for ke
 
 Example::
 
-    >>> from lightning_predict.gpus import gpu
+    >>> from lightning_predict.hardware import gpu
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> batch = shape_batch("add", "float32", rows=4096, cols=4096)
     >>> seconds = roofline_seconds(batch, [gpu("T4")])  # 3 x 64 MiB over 320 GB/s
@@ -44,8 +44,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
     CountedShape,

@@ -12,7 +12,7 @@ A source gets batches of one operation and dtype. A bound gets arrays of all pro
 `explain` returns the source and the bounds that determined a time. If a GPU computes a matrix dtype no faster than
 float32, sources use float32 instead (`TimingRequest.computed`). Example::
 
-    >>> from lightning_predict.gpus import gpu
+    >>> from lightning_predict.hardware import gpu
     >>> from lightning_predict.kernels.operations import problem
     >>> add = problem("add", "float32", rows=4096, cols=4096)
     >>> times = predict_operation_times([add], [gpu("T4")], models=None)
@@ -33,10 +33,11 @@ from typing import Final, Literal, Protocol, final, get_args
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.ties import clearly_less
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
@@ -62,7 +63,6 @@ from lightning_predict.kernels.roofline import (
     sustained_flops,
     tf32_ratio,
 )
-from lightning_predict.ties import clearly_less
 from lightning_predict.uncertainty import (
     LATENCY_SPREAD,
     ROOFLINE_SPREAD,

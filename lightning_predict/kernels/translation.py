@@ -14,7 +14,7 @@ An exception in a translator is a bug of this package. Such an exception does no
 `untranslated`: its time is predicted from its bytes, with a very wide interval. `translation_notes` reports the error,
 which is kept in the call's `WorkItem`. Example::
 
-    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.record.trace import Flags, Operation, TensorInfo
     >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")
     >>> translate(Operation(name="aten::mm", phase="forward", inputs=(a, b)), Flags())[0].dims
     (1.0, 8.0, 4.0, 16.0)
@@ -30,6 +30,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.base.ties import ordered
 from lightning_predict.kernels.memory_bound import is_free, is_known, transfer_of, untranslated
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
@@ -39,9 +40,8 @@ from lightning_predict.kernels.operations import (
     operation_spec,
     translator_of,
 )
-from lightning_predict.ties import ordered
-from lightning_predict.tracing.torch_releases import MULTI_TENSOR, updates_one_by_one
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
+from lightning_predict.record.torch_releases import MULTI_TENSOR, updates_one_by_one
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
 """Environment variable that lets exceptions of translators propagate, for tests: `1` enables this, `0` or unset

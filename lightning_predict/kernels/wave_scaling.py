@@ -28,11 +28,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.roofline import host_copy_rate
-from lightning_predict.tracing.trace import Kernel
+from lightning_predict.record.trace import Kernel
 
 _OF: Final = constants_of(__name__)
 

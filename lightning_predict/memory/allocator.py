@@ -27,8 +27,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Final, final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.units import MEBIBYTE
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.units import MEBIBYTE
 
 _OF: Final = constants_of(__name__)
 

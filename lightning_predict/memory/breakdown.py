@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, final
 
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.memory.libraries import context_bytes, cublas_bytes
 from lightning_predict.memory.simulation import (
     MemoryMoment,
@@ -25,8 +25,8 @@ from lightning_predict.memory.simulation import (
     simulated,
     tensor_levels,
 )
-from lightning_predict.tracing.torch_releases import release_of
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.torch_releases import release_of
+from lightning_predict.record.trace import Trace
 
 
 @final

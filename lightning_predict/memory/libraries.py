@@ -2,7 +2,7 @@
 
 Example::
 
-    >>> from lightning_predict.gpus import gpu
+    >>> from lightning_predict.hardware import gpu
     >>> round(context_bytes(gpu("L40S")).middle / 2**20)
     800
     >>> round(cublas_bytes(gpu("H100-SXM-80GB"), handles=2) / 2**20)
@@ -15,12 +15,12 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
-from lightning_predict.units import KIBIBYTE, MEBIBYTE
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import KIBIBYTE, MEBIBYTE
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.record.operand_strides import CHANNELS_LAST
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 _OF: Final = constants_of(__name__)
 

@@ -25,8 +25,8 @@ from typing import Final, final
 from lightning_predict.memory.allocator import AllocationError, CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, storages_and_batch
-from lightning_predict.tracing.torch_releases import MULTI_TENSOR, frees_gradients, updates_one_by_one
-from lightning_predict.tracing.trace import TensorInfo, Trace
+from lightning_predict.record.torch_releases import MULTI_TENSOR, frees_gradients, updates_one_by_one
+from lightning_predict.record.trace import TensorInfo, Trace
 
 STEPS: Final = 3
 """Number of simulated steps. The second step starts with the optimizer state, and the third step starts with the

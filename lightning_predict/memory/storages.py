@@ -4,7 +4,7 @@ A storage is allocated by the first operation that writes it, and freed after th
 Autograd's use in the backward pass counts. If a variable of the step holds a storage, the storage lives longer.
 Storages that survive the step are gradients, or belong to variables that the next step overwrites. Example::
 
-    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> from lightning_predict.record.trace import Operation, TensorInfo, Trace
     >>> data, hidden, loss = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 1))
     >>> trace = Trace(device="meta", recorder="dispatch", operations=(
     ...     Operation(name="aten::relu", phase="forward", inputs=(data,), outputs=(hidden,), module="body"),
@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, Literal, final
 
-from lightning_predict.tracing.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, has_wider_mask
-from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.record.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, has_wider_mask
+from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Phase, TensorInfo, Trace
 
 Cause = Literal["activation", "backward", "gradient", "update", "batch"]
 """Use of a storage: activation (written by the forward pass), temporary tensor of the backward pass, gradient,

@@ -21,16 +21,16 @@ from difflib import get_close_matches
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import UnknownGpuError, UnknownOfferError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import hours_to_seconds, seconds_to_hours
 from lightning_predict.cost.offers import Offer, load_offers, offers_for
-from lightning_predict.errors import UnknownGpuError, UnknownOfferError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.interval import Interval
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
 from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
 from lightning_predict.reports.format import usd_per_hour as price_in_words
-from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 if TYPE_CHECKING:
     import torch

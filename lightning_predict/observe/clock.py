@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Final
 
-from lightning_predict.tracing.waiting import wait_for
+from lightning_predict.record.waiting import wait_for
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ import statistics
 from copy import copy
 from typing import Final, final
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
 from lightning_predict.observe.steady_state import MeanEstimate, TimingSamples, estimate_mean
 
 _OF: Final = constants_of(__name__)

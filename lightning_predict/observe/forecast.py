@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import hours_to_seconds
 from lightning_predict.observe.remaining import (
     CheckpointSchedule,
     Position,
@@ -26,10 +27,9 @@ from lightning_predict.observe.remaining import (
     workload,
 )
 from lightning_predict.observe.steady_state import NOTHING
+from lightning_predict.record.trace import Memory
 from lightning_predict.reports.format import duration_interval, significant
 from lightning_predict.run.workload import Loader, Run, Workload, predict_run
-from lightning_predict.tracing.trace import Memory
-from lightning_predict.units import hours_to_seconds
 
 if TYPE_CHECKING:
     from lightning_predict.observe.run_observer import BatchTimes, RunObserver

@@ -24,9 +24,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, final
 
-from lightning_predict.checked import Checked, File, parse_json, read_json
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import write_atomically
+from lightning_predict.base.checked import Checked, File, parse_json, read_json
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.files import write_atomically
 
 LEDGER_STEM: Final = "lightning_predict_budget"
 LEDGER_NAME: Final = f"{LEDGER_STEM}.json"

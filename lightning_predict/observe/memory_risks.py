@@ -21,15 +21,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, memory_need, step_memory
-from lightning_predict.extensions import extension
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.guard import own_error
+from lightning_predict.base.guard import own_error
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.memory.step_memory import FITS_FROM, MemoryNeed, memory_need, step_memory
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import gibibytes, share
 from lightning_predict.run.batch_size import samples_per_batch
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     import torch
@@ -168,7 +167,9 @@ class _StepMemory:
     @cached_property
     def _is_scalable(self) -> bool:
         """Whether the recorder tracked tensor lifetimes, so that the step can be scaled to other sizes."""
-        return self.trace.memory.peak_bytes is None and extension("why_no_other_batch")(self.trace) is None
+        from lightning_predict.advice.batch_size import why_no_other_batch
+
+        return self.trace.memory.peak_bytes is None and why_no_other_batch(self.trace) is None
 
     def need(self, size: float) -> MemoryNeed:
         """Compare a memory size with the GPU's memory."""
@@ -178,8 +179,10 @@ class _StepMemory:
     def at(self, factor: float) -> float:
         """Return the memory of a step with `factor` times the samples, or `factor` times the sequence length."""
         if self._is_scalable:
+            from lightning_predict.advice.batch_size import with_samples
+
             samples = math.ceil(factor * samples_per_batch(self.trace))
-            scaled = step_memory(extension("with_samples")(self.trace, samples))
+            scaled = step_memory(with_samples(self.trace, samples))
             assert scaled is not None
             return scaled.bytes_on(self._gpu) - scaled.releasable_bytes
         return self.persistent_bytes + factor * (self.bytes - self.persistent_bytes)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, final
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
 
 _OF: Final = constants_of(__name__)
 

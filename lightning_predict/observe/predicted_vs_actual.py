@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Final, final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.observe.forecast import RestOfRun
 from lightning_predict.observe.run_observer import BatchTimes
+from lightning_predict.record.trace import Trace, measured_seconds
 from lightning_predict.reports.format import duration, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_fingerprint_of
-from lightning_predict.tracing.trace import Trace, measured_seconds
-from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 _OF: Final = constants_of(__name__)
 

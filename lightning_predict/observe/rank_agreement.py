@@ -23,7 +23,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, Final, Protocol, final
 
-from lightning_predict.errors import LightningPredictError
+from lightning_predict.base.errors import LightningPredictError
 
 WAIT_SECONDS: Final = 60.0
 """Maximum seconds to wait for all ranks, and then for the decision. A shorter timeout of collectives reduces both."""

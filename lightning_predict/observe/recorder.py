@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol, final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import CaptureError, NothingRecordedError
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import CaptureError, NothingRecordedError
 from lightning_predict.observe.micro_batches import MicroBatches
 from lightning_predict.observe.optimizer_steps import (
     StepCounter,
@@ -31,8 +31,8 @@ from lightning_predict.observe.optimizer_steps import (
     shares_of_kinds,
 )
 from lightning_predict.observe.steady_state import warmup_end
-from lightning_predict.tracing.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
-from lightning_predict.tracing.trace import OtherStep, Trace
+from lightning_predict.record.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
+from lightning_predict.record.trace import OtherStep, Trace
 
 _OF: Final = constants_of(__name__)
 
@@ -92,7 +92,7 @@ MAX_REJECTED_WINDOWS: Final = _OF.count("MAX_REJECTED_WINDOWS", "windows")
 
 
 class Session(Protocol):
-    """The part of `tracing.session.CaptureSession` that the recorders use."""
+    """The part of `record.session.CaptureSession` that the recorders use."""
 
     @property
     def records_first_and_last_only(self) -> bool:

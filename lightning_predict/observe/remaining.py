@@ -21,9 +21,9 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
+from lightning_predict.record.trace import Memory
 from lightning_predict.run.workload import Batches, Checkpoints, Workload
-from lightning_predict.tracing.trace import Memory
 
 _OF: Final = constants_of(__name__)
 

@@ -22,8 +22,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
-from lightning_predict.constants import constants_of
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
 from lightning_predict.observe.clock import host_clock
 from lightning_predict.observe.device_pace import DevicePace
 from lightning_predict.observe.forecast import ForecastInputs, RestOfRun, TimedForecast, forecast_rest
@@ -31,8 +31,8 @@ from lightning_predict.observe.optimizer_steps import StepCounter
 from lightning_predict.observe.remaining import CheckpointTimer
 from lightning_predict.observe.steady_state import NOTHING, TimingSamples
 from lightning_predict.observe.validation_timer import FIRST_EPOCH_COLD, UNSEEN_LONGER, ValidationTimer
-from lightning_predict.tracing.running_loop import BLOCK_BATCHES
-from lightning_predict.tracing.trace import Memory, Trace, measured_seconds
+from lightning_predict.record.running_loop import BLOCK_BATCHES
+from lightning_predict.record.trace import Memory, Trace, measured_seconds
 
 if TYPE_CHECKING:
     import torch

@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Final, final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
 
 _OF: Final = constants_of(__name__)
 

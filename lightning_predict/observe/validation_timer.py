@@ -9,8 +9,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
 from lightning_predict.observe.steady_state import NOTHING, STALLS, TimingSamples
 
 _OF: Final = constants_of(__name__)

@@ -23,12 +23,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.base.files import STOPPED_VARIABLE, mark
+from lightning_predict.base.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
-from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
-from lightning_predict.files import STOPPED_VARIABLE, mark
-from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
-from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import (
     BudgetWatch,
     Ledger,
@@ -67,14 +68,13 @@ from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.format import duration_interval, print_text
 from lightning_predict.reports.ranking import lines_of_run
 from lightning_predict.run.history import read_history
-from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
+    from lightning_predict.record.trace import Trace
     from lightning_predict.reports.predictions import Predictions
-    from lightning_predict.tracing.trace import Trace
 
 Batch = TypeVar("Batch")
 
@@ -528,6 +528,6 @@ class WatchedRun:
         return ForecastInputs(position=position)
 
     def _new_session(self) -> Session:
-        from lightning_predict.tracing.session import CaptureSession
+        from lightning_predict.record.session import CaptureSession
 
         return CaptureSession(device=self._device, model=self._model, optimizers=self.optimizers)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from lightning_predict.escaping import html_text as escape
-from lightning_predict.ties import ordered
-from lightning_predict.units import hours_to_seconds, seconds_to_milliseconds
+from lightning_predict.base.escaping import html_text as escape
+from lightning_predict.base.ties import ordered
+from lightning_predict.base.units import hours_to_seconds, seconds_to_milliseconds
 
 LOG_AXIS_SPREAD: Final = 20.0
 """The axis of a bar chart is logarithmic if the ratio of the largest to the smallest value exceeds this number."""

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.reports.format import duration, known_columns, share, significant, usd
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.units import seconds_to_hours
 
 MIN_POINTS: Final = 3
 """Minimum number of layouts in a curve. A GPU with fewer predicted layouts has no curve."""

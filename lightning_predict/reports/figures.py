@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_predict.base.errors import MissingDependencyError
+from lightning_predict.base.units import seconds_to_milliseconds
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.errors import MissingDependencyError
 from lightning_predict.reports.format import milliseconds, usd
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.units import seconds_to_milliseconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

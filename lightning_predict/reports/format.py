@@ -14,9 +14,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from lightning_predict.escaping import terminal_text
-from lightning_predict.interval import Interval
-from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_milliseconds
+from lightning_predict.base.escaping import terminal_text
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import (
+    SECONDS_PER_HOUR,
+    SECONDS_PER_MINUTE,
+    bytes_to_gibibytes,
+    seconds_to_milliseconds,
+)
 
 PLAIN_WIDTH: Final = 120
 """Maximum number of characters on a line of plain text."""
@@ -203,7 +208,7 @@ def print_text(text: Callable[[], str], write: Callable[[str], object] = print) 
         characters = safe if encoding.lower().startswith("utf") else ascii_text(safe)
         write(characters.encode(encoding, "replace").decode(encoding))
     except Exception as error:
-        from lightning_predict.guard import own_error
+        from lightning_predict.base.guard import own_error
 
         own_error(error)
         return f"{type(error).__name__}: {error}"

@@ -22,9 +22,10 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from lightning_predict.base.escaping import html_text, visible_text
+from lightning_predict.base.units import bytes_to_gibibytes, hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.cost.prediction import MachineInUse, Prediction
-from lightning_predict.escaping import html_text, visible_text
 from lightning_predict.reports.charts import (
     HEIGHT,
     Axis,
@@ -46,7 +47,6 @@ from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory
 from lightning_predict.reports.table import Grid, grid
 from lightning_predict.reports.table_columns import Column, columns_of
 from lightning_predict.reports.table_notes import energy_note, table_notes
-from lightning_predict.units import bytes_to_gibibytes, hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 
 STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 SCRIPT: Final = Path(__file__).with_name("report.js").read_text(encoding="utf-8")

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from lightning_predict.cost.fields import Field
+from lightning_predict.base.fields import Field
+from lightning_predict.base.files import write_atomically
+from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.prediction import FIELDS
-from lightning_predict.files import write_atomically
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, ranking_markdown
-from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 
 def _converted(convert: Callable[[float], float], value: float | None) -> float | None:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from lightning_predict.cost.memory import MemoryNeed
-from lightning_predict.escaping import html_text as escape
-from lightning_predict.escaping import markdown_text
+from lightning_predict.base.escaping import html_text as escape
+from lightning_predict.base.escaping import markdown_text
 from lightning_predict.memory.breakdown import MemoryBreakdown, MemoryPart
+from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.charts import grid_line, share_chart, svg_of, text_at
 from lightning_predict.reports.format import gibibytes, share
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 
+from lightning_predict.base.escaping import markdown_text
+from lightning_predict.base.units import kilograms_to_grams
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.escaping import markdown_text
 from lightning_predict.reports.format import duration, duration_interval, significant, usd, usd_per_hour
-from lightning_predict.units import kilograms_to_grams
 
 
 def model_card(prediction: Prediction, *, place: str | None = None, command: str | None = None) -> str | None:

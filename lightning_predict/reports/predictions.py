@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
+from lightning_predict.base.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
-from lightning_predict.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
-from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.hardware.layouts import layout_of
 from lightning_predict.reports.ranking import Ranking, advice, rank, shortlist
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Predictions(AbstractPredictions):
         return plain_table(self, verbose=verbose, columns=columns)
 
     def _repr_html_(self) -> str:
-        from lightning_predict.escaping import html_text as escape
+        from lightning_predict.base.escaping import html_text as escape
         from lightning_predict.reports.table_markup import html_table
 
         lines = "".join(f"<p>{escape(line)}</p>" for line in advice(self.ranking()))

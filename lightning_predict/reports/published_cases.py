@@ -20,13 +20,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.operations import batch_shapes, operation_spec
 from lightning_predict.kernels.translation import work_items
 
 if TYPE_CHECKING:
-    from lightning_predict.gpus.records import Gpu
-    from lightning_predict.tracing.trace import Trace
+    from lightning_predict.hardware.records import Gpu
+    from lightning_predict.record.trace import Trace
 
 FILE: Final = Path(__file__).parent / "published_cases.json"
 

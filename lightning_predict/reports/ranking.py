@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.escaping import markdown_text
+from lightning_predict.base.interval import NORMAL_95, Interval
+from lightning_predict.base.ties import TIE, clearly_less, least, ordered
+from lightning_predict.base.units import hours_to_seconds, seconds_to_hours
 from lightning_predict.cost.offers import kind_of_provider
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
 from lightning_predict.cost.priced_gpus import GROUPS
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.escaping import markdown_text
-from lightning_predict.interval import NORMAL_95, Interval
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
@@ -37,8 +39,6 @@ from lightning_predict.reports.format import (
     usd_per_hour,
 )
 from lightning_predict.reports.table_rows import STEPS_SHOWN, bound_by, name_in_use
-from lightning_predict.ties import TIE, clearly_less, least, ordered
-from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 EQUAL: Final = 0.01
 """Relative difference below which two times, or two costs, count as equal. Predictions are far less accurate than
@@ -175,7 +175,7 @@ class Ranking:
         return str(self)
 
     def _repr_html_(self) -> str:
-        from lightning_predict.escaping import html_text
+        from lightning_predict.base.escaping import html_text
 
         return "".join(f"<p>{html_text(text)}</p>" for text in (*advice(self), *remarks(self)))
 

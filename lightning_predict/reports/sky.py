@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import yaml
 
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
+from lightning_predict.base.escaping import comment_line, terminal_text
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, offer_for
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
-from lightning_predict.escaping import comment_line, terminal_text
-from lightning_predict.gpus import Gpu
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import Layout, in_trays, layout_of
+from lightning_predict.hardware import Gpu
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import Layout, in_trays, layout_of
 from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 

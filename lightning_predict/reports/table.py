@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, final
 
+from lightning_predict.base.escaping import terminal_text
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
-from lightning_predict.escaping import terminal_text
 from lightning_predict.reports.format import PLAIN_WIDTH, ascii_text
 from lightning_predict.reports.table_columns import Column, columns_of
 from lightning_predict.reports.table_notes import table_notes

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, final
 
-from lightning_predict.cost.fields import Field
-from lightning_predict.cost.memory import MemoryNeed
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.fields import Field
+from lightning_predict.base.ties import ordered
 from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, MachineInUse, Prediction
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.format import (
     duration,
     gibibytes,
@@ -36,7 +37,6 @@ from lightning_predict.reports.table_rows import (
     name_in_use,
     shown_period,
 )
-from lightning_predict.ties import ordered
 
 EXTRAPOLATION_MARK: Final = "†"
 """Marks a GPU whose time is mostly extrapolated from other GPUs."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from lightning_predict.base.escaping import html_text as escape
+from lightning_predict.base.escaping import markdown_text
 from lightning_predict.cost.prediction import AbstractPredictions
-from lightning_predict.escaping import html_text as escape
-from lightning_predict.escaping import markdown_text
 from lightning_predict.reports.table import grid
 from lightning_predict.reports.table_notes import table_notes
 

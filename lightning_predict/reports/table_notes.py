@@ -12,12 +12,12 @@ import datetime
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from lightning_predict.cost.memory import MemoryNeed
+from lightning_predict.base.note import is_decisive, is_detail
 from lightning_predict.cost.offers import OLD_DAYS, day_of
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
-from lightning_predict.gpus.lookup import other_forms
-from lightning_predict.gpus.records import NVIDIA
-from lightning_predict.note import is_decisive, is_detail
+from lightning_predict.hardware.lookup import other_forms
+from lightning_predict.hardware.records import NVIDIA
+from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, share, significant, usd_per_hour
 from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, is_mostly_extrapolated
 from lightning_predict.reports.table_rows import (

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.ties import clearly_less
+from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
-from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration
-from lightning_predict.ties import clearly_less
-from lightning_predict.units import seconds_to_hours
 
 STEPS_SHOWN: Final = 1000
 """If the length of the run is unknown, times and costs are shown for this number of steps."""

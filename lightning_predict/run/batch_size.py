@@ -20,8 +20,8 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.trace import Trace
 
 LARGEST: Final = 2**30
 """Largest batch size that is considered."""

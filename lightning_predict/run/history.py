@@ -22,11 +22,11 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.checked import Checked, File, parse_json
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import history_path, reject_irregular
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.base.checked import Checked, File, parse_json
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.files import history_path, reject_irregular
+from lightning_predict.record.trace import Trace
 
 if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction

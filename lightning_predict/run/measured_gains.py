@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.kernels.memory_bound import FUSED_OPTIMIZERS
+from lightning_predict.record.operand_strides import CHANNELS_LAST
+from lightning_predict.record.trace import Trace
 from lightning_predict.run.history import RUNS_THAT_COUNT, HistoryRecord
 from lightning_predict.timeline.host import WAITING_OPERATIONS
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST
-from lightning_predict.tracing.trace import Trace
 
 _TRUE: Final = {"bfloat16": "bf16-true", "float16": "half"}
 _MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.checked import Checked, File, read_json
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import PROGRESS_VARIABLE, write_atomically
+from lightning_predict.base.checked import Checked, File, read_json
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.files import PROGRESS_VARIABLE, write_atomically
 
 PROGRESS_PREFIX: Final = "lightning_predict_progress"
 """Name prefix of progress files."""

@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 
 if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction

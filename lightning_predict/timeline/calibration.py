@@ -26,10 +26,11 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.ties import clearly_less
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes
-from lightning_predict.ties import clearly_less
+from lightning_predict.record.trace import Kernel, Trace
 from lightning_predict.timeline.host import Host, HostModel, has_recorded_launches
 from lightning_predict.timeline.simulation import (
     STEADY_STEPS,
@@ -43,7 +44,6 @@ from lightning_predict.timeline.simulation import (
     queue_of,
     simulate_timeline,
 )
-from lightning_predict.tracing.trace import Kernel, Trace
 from lightning_predict.uncertainty import MEASURED_HOST_SPREAD, PROFILED_SPREAD, STACKS_SPREAD
 
 _OF: Final = constants_of(__name__)

@@ -37,13 +37,13 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Final, final
 
-from lightning_predict.checked import shown
-from lightning_predict.constants import constants_of
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.checked import shown
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import microseconds_to_seconds
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
-from lightning_predict.tracing.trace import Kernel, Operation, Phase, Trace
+from lightning_predict.record.trace import Kernel, Operation, Phase, Trace
 from lightning_predict.uncertainty import FASTEST_HOST, HOST_CLASS_SPREADS, SLOWEST_HOST
-from lightning_predict.units import microseconds_to_seconds
 
 _OF: Final = constants_of(__name__)
 

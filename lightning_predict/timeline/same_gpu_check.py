@@ -25,17 +25,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.note import Note
+from lightning_predict.base.ties import clearly_less, greatest, ordered
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.note import Note
-from lightning_predict.ties import clearly_less, greatest, ordered
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, recorded_host
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.timeline.verdict import Verdict
-from lightning_predict.tracing.trace import Trace
 
 _OF: Final = constants_of(__name__)
 

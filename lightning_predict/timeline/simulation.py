@@ -32,13 +32,13 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.ties import greatest
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array, IndexArray
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.ties import greatest
+from lightning_predict.record.trace import Kernel, Phase, Trace
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel, Overheads, RecordedHost, recorded_host
-from lightning_predict.tracing.trace import Kernel, Phase, Trace
 from lightning_predict.uncertainty import summed_by_owner
 
 _OF: Final = constants_of(__name__)

@@ -21,20 +21,21 @@ from typing import Final, Literal, final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import NVIDIA, Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.note import Note, decisive, details
+from lightning_predict.base.ties import clearly_less
+from lightning_predict.base.units import seconds_to_milliseconds
+from lightning_predict.hardware.records import NVIDIA, Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import float8_becomes_bfloat16, uses_float32_fallback
 from lightning_predict.kernels.translation import unknown_operation_notes
-from lightning_predict.note import Note, decisive, details
-from lightning_predict.ties import clearly_less
+from lightning_predict.record.trace import PHASES, Phase, Trace
 from lightning_predict.timeline.calibration import StepCalibration, calibrate_step, measured_host, with_host_work
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host
 from lightning_predict.timeline.simulation import SimulatedTimeline, host_operations, launch_schedule, simulate_timeline
 from lightning_predict.timeline.verdict import COMPARED_SPEED, Verdict, verdicts
-from lightning_predict.tracing.trace import PHASES, Phase, Trace
 from lightning_predict.uncertainty import (
     PROFILED_SPREAD,
     STACKS_SPREAD,
@@ -46,7 +47,6 @@ from lightning_predict.uncertainty import (
     ends_of_step,
     host_ends,
 )
-from lightning_predict.units import seconds_to_milliseconds
 
 _OF: Final = constants_of(__name__)
 

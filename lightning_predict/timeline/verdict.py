@@ -16,8 +16,8 @@ from typing import Final, Literal, final
 
 import numpy as np
 
+from lightning_predict.base.ties import clearly_less, ordered
 from lightning_predict.kernels.operations import Array
-from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.timeline.simulation import HostOperation, SimulatedTimeline
 from lightning_predict.uncertainty import summed_by_owner
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.units import seconds_to_microseconds
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.calibration import calibrate_step, with_host_work
 from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, host_operations, launch_schedule, simulate_timeline
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import seconds_to_microseconds
 
 HOST_PROCESS: Final = 0
 DEVICE_PROCESS: Final = 1

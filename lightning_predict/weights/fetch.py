@@ -15,8 +15,13 @@ from collections.abc import Callable
 from typing import Any, Final, final
 from urllib.parse import urljoin, urlsplit
 
-from lightning_predict.errors import InvalidArgumentError, LightningPredictError, WeightsDownloadError, WeightsHashError
-from lightning_predict.timeout import run_with_timeout
+from lightning_predict.base.errors import (
+    InvalidArgumentError,
+    LightningPredictError,
+    WeightsDownloadError,
+    WeightsHashError,
+)
+from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.weights.files import sha256
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, parse_manifest
 from lightning_predict.weights.source import Address, address_of, shown_url

@@ -21,9 +21,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from lightning_predict.checked import Checked, File, parse_json, shown
-from lightning_predict.errors import WeightsFormatError, WeightsHashError
-from lightning_predict.files import reject_irregular
+from lightning_predict.base.checked import Checked, File, parse_json, shown
+from lightning_predict.base.errors import WeightsFormatError, WeightsHashError
+from lightning_predict.base.files import reject_irregular
 from lightning_predict.weights.records import Float32Array, GpuWeights, Layer, MeasuredFactor, NetworkWeights
 
 FORMAT_VERSION: Final = 1

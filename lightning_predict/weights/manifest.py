@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Final, final
 
-from lightning_predict.checked import Checked, File, parse_json, shown
-from lightning_predict.errors import WeightsFormatError
+from lightning_predict.base.checked import Checked, File, parse_json, shown
+from lightning_predict.base.errors import WeightsFormatError
 from lightning_predict.weights.files import FORMAT_VERSION
 
 MANIFEST_NAME: Final = "manifest.json"

@@ -17,8 +17,8 @@ from os import PathLike, fspath
 from typing import Final, final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from lightning_predict.checked import shown
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.checked import shown
+from lightning_predict.base.errors import InvalidArgumentError
 
 URL_VARIABLE: Final = "LIGHTNING_PREDICT_WEIGHTS_URL"
 HTTP_VARIABLE: Final = "LIGHTNING_PREDICT_ALLOW_HTTP"

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, final
 
-from lightning_predict.checked import shown
-from lightning_predict.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
-from lightning_predict.files import user_folder
+from lightning_predict.base.checked import shown
+from lightning_predict.base.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
+from lightning_predict.base.files import user_folder
 from lightning_predict.weights.files import parse_weights, read_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, file_name, parse_manifest
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights

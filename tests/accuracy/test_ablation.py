@@ -13,7 +13,7 @@ from rich.console import Console
 
 import lightning_predict as lp
 from benchmarks.accuracy.ablation import PACKAGE, Score, ablate, keeping, neutral, read_constants, read_scores, worth
-from lightning_predict.constants import FILE
+from lightning_predict.base.constants import FILE
 
 ROOT = Path(__file__).parents[2]
 ORIGINS = ("fitted", "training data", "chosen on", "assumption", "own measurements", "median of")

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.accuracy.workloads import llama
 from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, release_of
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
-from lightning_predict.tracing.trace import Operation, Trace
+from lightning_predict.record.trace import Operation, Trace
 
 WAIT = "aten::_local_scalar_dense"
 

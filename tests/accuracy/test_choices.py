@@ -7,7 +7,7 @@ from rich.console import Console
 
 from benchmarks.accuracy.choices import CHOICES, LEFT_OUT, Choice, ChoiceResult, choices_table, left_out
 from benchmarks.accuracy.throughput import ThroughputCase, ThroughputResult
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels import corrections
 from lightning_predict.kernels.families import matmul
 from lightning_predict.kernels.operations import problem

@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.accuracy.cpu_profiles import fastest, measure
 from lightning_predict.cli import main
-from lightning_predict.extensions.regression.layers import layers_of
-from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.trace import Operation, Trace
+from lightning_predict.record.imports import import_trace
+from lightning_predict.record.trace import Operation, Trace
+from lightning_predict.regression.layers import layers_of
 
 
 class Small(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.accuracy.regressions import measured_sweep
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 
 
 def test_each_batch_size_is_timed_in_turn_and_its_fastest_step_counts() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.accuracy.regressions import extrapolation_score, split_beyond
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.regression.end_to_end import RegressionOptions
-from lightning_predict.extensions.regression.runs import PastRun, RunSetting, Variable
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.regression.end_to_end import RegressionOptions
+from lightning_predict.regression.runs import PastRun, RunSetting, Variable
 
 
 def run(seconds: Callable[[RunSetting], float], **setting: float) -> PastRun:

@@ -19,11 +19,11 @@ from benchmarks.accuracy.fit_verdicts import (
     verdict_table,
 )
 from benchmarks.result_files import table_of
-from lightning_predict.cost.memory import MemoryNeed, memory_need
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.interval import Interval
-from lightning_predict.units import GIBIBYTE
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import GIBIBYTE
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.memory.step_memory import MemoryNeed, memory_need
 
 
 def run(batch: int, status: str, gibibytes: float, tensors: float | None = None) -> Run:

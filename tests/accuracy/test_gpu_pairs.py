@@ -17,7 +17,7 @@ from benchmarks.accuracy.gpu_pairs import (
     shrinkage_table,
     studies_table,
 )
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array

@@ -35,13 +35,13 @@ from benchmarks.accuracy.workloads.large_language_models import (
     mpt_trace,
 )
 from benchmarks.accuracy.workloads.recorded import without_pauses
-from lightning_predict.distributed.gradients import trainable_parameter_count
-from lightning_predict.distributed.overlap import OVERLAP_COSTS
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.interval import Interval
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.layouts.gradients import trainable_parameter_count
+from lightning_predict.layouts.overlap import OVERLAP_COSTS
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.timeline.step_prediction import StepPrediction
 
 MPT = """\

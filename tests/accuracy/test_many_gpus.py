@@ -25,12 +25,12 @@ from benchmarks.accuracy.many_gpus import (
     uniform_step,
 )
 from benchmarks.accuracy.reported_gpus import reported_gpu
-from lightning_predict.distributed.overlap import OVERLAP_COSTS, OverlapCosts, slowest_of
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import MeasurementTableError, UnknownGpuError
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.base.errors import MeasurementTableError, UnknownGpuError
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.layouts.overlap import OVERLAP_COSTS, OverlapCosts, slowest_of
+from lightning_predict.layouts.strategy import Strategy
 
 HEADER = "gpu_reported,n_gpus,model,precision_label,batch,pytorch,unit,throughput\n"
 ROWS = """\

@@ -20,7 +20,7 @@ from benchmarks.accuracy.measured_layers import (
     step_table,
 )
 from benchmarks.result_files import table_of
-from lightning_predict.extensions.regression.layers import layers_of
+from lightning_predict.regression.layers import layers_of
 from tests.regression.test_layers import FITTED, matrix_product, relu, step
 
 

@@ -9,9 +9,9 @@ import pytest
 import lightning_predict as lp
 from benchmarks.accuracy.memory import MemoryCase, largest_batches, slope, summary_table, with_held_outputs
 from benchmarks.result_files import table_of
-from lightning_predict.interval import Interval
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
-from lightning_predict.units import GIBIBYTE
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import GIBIBYTE
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 
 def run(batch: int, measured_gibibytes: float, predicted_gibibytes: float) -> MemoryCase:

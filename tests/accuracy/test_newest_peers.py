@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.accuracy.finetuning import MODELS
 from benchmarks.peers.newest import _cells, _shape_of, _shape_of_qwen
-from lightning_predict.extensions.named_models.configurations import shipped
+from lightning_predict.record.named_models.configurations import shipped
 
 
 def test_models_have_their_published_number_of_parameters() -> None:

@@ -20,10 +20,10 @@ from benchmarks.accuracy.operator_tables import (
     print_scores,
 )
 from benchmarks.accuracy.workloads.liger import LIGER_FAMILIES, PASSES, liger_trace
-from lightning_predict.errors import InvalidArgumentError, MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 HEADER = "set,problem_version,gpu,mode,level,problem,mean_ms,std,min,trials,trace\n"
 RELU = "level1,19_ReLU.py,{ms},0.01,1,100,v02/level1_19_ReLU.json.gz\n"

@@ -18,8 +18,8 @@ from benchmarks.accuracy.plan_replays import (
     teams,
 )
 from benchmarks.accuracy.step_calibration import StepCase
-from lightning_predict.extensions.planning.objective import late_factor
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
+from lightning_predict.planning.objective import late_factor
 
 GPUS = {"A100-SXM-40GB": 1.0, "RTX-3090": 2.0, "V100-SXM2-16GB": 3.0}
 """Seconds of a step of the first model."""

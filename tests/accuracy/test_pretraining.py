@@ -19,13 +19,13 @@ from benchmarks.accuracy.stated_runs import (
     more_dgxc_cases,
 )
 from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace, with_compiled_loss
-from lightning_predict.cost.rank_memory import RankMemory
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.extensions.parallel.tensor_parallel import split_model
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.fusion import fused
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.layouts.tensor_parallel import split_model
+from lightning_predict.memory.rank_memory import RankMemory
+from lightning_predict.record.trace import Trace
 
 CONFIG = LlamaConfig(layers=2, hidden=64, heads=4, kv_heads=2, inner=160, vocabulary=1000)
 TOKENS = 2 * 32

@@ -30,9 +30,9 @@ from benchmarks.accuracy.source_scores import (
     sample_scores,
 )
 from benchmarks.accuracy.whole_steps import published_steps
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.reports.published_cases import StepDescription

@@ -20,7 +20,7 @@ from benchmarks.accuracy.recommendation import (
     read_dlrm_cases,
 )
 from benchmarks.accuracy.workloads.dlrm import criteo_rows, criteo_trace
-from lightning_predict.extensions.embeddings.tables import tables_of_trace
+from lightning_predict.embeddings.tables import tables_of_trace
 
 HEAD = "path,framework,heading,hardware,gpus,batch_per_gpu,precision,column,value,unit,row_json"
 DLRM = "PyTorch/Recommendation/DLRM/README.md,PyTorch,DLRM"

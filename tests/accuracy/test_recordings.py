@@ -24,9 +24,9 @@ from benchmarks.accuracy.recordings import (
     score_shapes,
     shapes_summary,
 )
-from lightning_predict.tracing.imports import import_trace
+from lightning_predict.record.imports import import_trace
+from tests.record.kineto_files import Device, mark, steps, write
 from tests.recordings import recording
-from tests.tracing.kineto_files import Device, mark, steps, write
 
 
 def test_a_recording_is_predicted_on_its_own_gpu_with_and_without_its_kernels(tmp_path: Path) -> None:

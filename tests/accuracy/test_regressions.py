@@ -25,7 +25,7 @@ from benchmarks.accuracy.regressions import (
     published_number_scores,
     published_power_scores,
 )
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.roofline import sustained_flops
 
 SMALL = SweepPlan(

@@ -32,7 +32,7 @@ from benchmarks.accuracy.transformers import (
     mean_error,
     read_transformer_cases,
 )
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.base.errors import MeasurementTableError
 
 TRANSFORMERS = """\
 gpu,model,mode,seq,batch,variant,iteration_ms,forward_ms,backward_ms,neusight_predicted_ms,habitat_predicted_ms,\

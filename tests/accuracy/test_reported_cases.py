@@ -9,8 +9,8 @@ import pytest
 import lightning_predict as lp
 from benchmarks.accuracy.reported_cases import Reported, ReportedVerdict, common_module, run_script, verdict_table
 from benchmarks.result_files import table_of
+from lightning_predict.base.units import GIBIBYTE
 from lightning_predict.testing import example_trace
-from lightning_predict.units import GIBIBYTE
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from benchmarks.accuracy.seeds import (
 )
 from benchmarks.accuracy.workloads.classifiers import alexnet, googlenet
 from benchmarks.planning.prototype import MACHINES, played_prototype, prototype_problem, slot_costs
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.base.errors import MeasurementTableError
 
 
 def printed(table: object) -> list[str]:

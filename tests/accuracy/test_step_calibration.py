@@ -18,7 +18,7 @@ from benchmarks.accuracy.step_calibration import (
     spread_left_out,
     spread_out,
 )
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.uncertainty import StepSpread
 
 GPUS, SOURCES, MODELS = (tuple(f"{name}{number}" for number in range(12)) for name in ("gpu", "source", "model"))

@@ -15,7 +15,7 @@ from benchmarks.accuracy.regressions import (
     runs_from,
     simulated_sweep,
 )
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 
 
 def test_a_recorded_step_is_a_whole_one_in_float32() -> None:

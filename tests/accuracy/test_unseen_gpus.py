@@ -24,11 +24,11 @@ from benchmarks.accuracy.unseen_gpus import (
 )
 from benchmarks.training.recipes import RECIPES
 from benchmarks.training.tables import read_tables
-from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.gpus import gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.operations import ShapeBatch, problem
 from lightning_predict.kernels.timing import predict_operation_times
+from lightning_predict.own_weights.training.networks import TrainingPlan
 from lightning_predict.uncertainty import StepSpread
 from tests.accuracy.test_report import TRANSFORMERS
 from tests.own_weights.training.example import write_matmul_table

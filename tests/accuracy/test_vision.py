@@ -26,9 +26,9 @@ from benchmarks.accuracy.vision import (
 )
 from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
 from benchmarks.runs import RUNS
-from lightning_predict.errors import MeasurementTableError, MissingDependencyError
+from lightning_predict.base.errors import MeasurementTableError, MissingDependencyError
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.published_cases import StepDescription
-from lightning_predict.tracing.trace import Trace
 
 TIMM = """file,mode,precision,layout,torch,cuda,gpu,compiled,model,batch,img_size,step_ms
 benchmark-infer-amp-nchw-pt112-cu113-rtx3090.csv,infer,amp,nchw,1.1,113,RTX-3090,0,tiny,256,224,50

@@ -9,7 +9,7 @@ from torch import nn
 
 import lightning_predict as lp
 from benchmarks.accuracy.what_ifs import SecondRecording, change, difference, recomputed_pairs, recorded_pairs
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 
 def layers(dtype: torch.dtype) -> Trace:

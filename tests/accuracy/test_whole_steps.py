@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.accuracy.step_calibration import StepCase
 from benchmarks.accuracy.whole_steps import LARGE_GROUP, behind_table, chosen_by_others, effects_table
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.kernels.corrections import gpu_bias_factor
 
 

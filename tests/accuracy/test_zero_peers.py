@@ -11,8 +11,8 @@ import pytest
 import lightning_predict as lp
 from benchmarks.peers.zero_memory import deepspeed_bytes, table_of_errors
 from benchmarks.result_files import table_of
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
 
 
 def test_deepspeed_gets_all_parameters_and_those_of_the_largest_unit(monkeypatch: pytest.MonkeyPatch) -> None:

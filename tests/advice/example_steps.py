@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
+from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
 
 WIDTH = 2048
 REPORTED = "NVIDIA A100-SXM4-40GB"

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.gain_accuracy import (
+from lightning_predict.advice.gain_accuracy import (
     GAIN_CALIBRATION,
     MIN_PAIRS,
     MeasuredPairs,
     calibration_for,
 )
-from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.tracing.trace import Flags
+from lightning_predict.advice.table import CHANGES
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.trace import Flags
 from tests.advice.example_steps import GPU, profiled, trained
 
 GPUS = ["L4", "A100-SXM-80GB"]
@@ -235,14 +235,14 @@ def test_a_loader_that_is_waited_for_is_the_first_thing_to_change() -> None:
     ],
 )
 def test_what_an_interval_says(low: float, middle: float, high: float, verdict: str) -> None:
-    from lightning_predict.extensions.advice.advice import _verdict
-    from lightning_predict.interval import Interval
+    from lightning_predict.advice.advice import _verdict
+    from lightning_predict.base.interval import Interval
 
     assert _verdict(Interval(low, middle, high)) == verdict
 
 
 def test_what_is_not_allowed_is_listed_behind_what_is() -> None:
-    from lightning_predict.extensions.advice.advice_text import numbered
+    from lightning_predict.advice.advice_text import numbered
 
     step = trained(4096)
     plain, every = (lp.advise(step, ["L4"], allow=words) for words in (["numerics"], ["numerics", "digits"]))

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 import lightning_predict as lp
+from lightning_predict.advice.table import CHANGES
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.tracing.signatures import ATTENTION
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.signatures import ATTENTION
+from lightning_predict.record.trace import Trace
 from tests.advice.example_steps import GPU, profiled
 
 HEADS, WIDTH = 12, 64

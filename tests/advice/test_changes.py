@@ -10,14 +10,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
+from lightning_predict.advice.batch_size import with_batch
+from lightning_predict.advice.channels_last import in_channels_last
+from lightning_predict.advice.table import CHANGES, change_named
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.batch_size import with_batch
-from lightning_predict.extensions.advice.channels_last import in_channels_last
-from lightning_predict.extensions.advice.table import CHANGES, change_named
-from lightning_predict.gpus import gpu
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST
-from lightning_predict.tracing.trace import Flags, Trace
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu
+from lightning_predict.record.operand_strides import CHANNELS_LAST
+from lightning_predict.record.trace import Flags, Trace
 from tests.advice.example_steps import WIDTH, profiled, trained
 
 

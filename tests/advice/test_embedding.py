@@ -8,11 +8,11 @@ from torch import nn
 
 import lightning_predict as lp
 from benchmarks.accuracy.workloads.dlrm import DENSE, WIDTH, CriteoDlrm
-from lightning_predict.extensions.advice.embedding import FUSED_TABLES, with_fused_tables
-from lightning_predict.extensions.advice.table import CHANGES
+from lightning_predict.advice.embedding import FUSED_TABLES, with_fused_tables
+from lightning_predict.advice.table import CHANGES
 from lightning_predict.kernels.families.embedding import INTERACTION, LOOK_UPS, UPDATES
 from lightning_predict.kernels.translation import work_items
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 BATCH = 2048
 ROWS = (1000, 30, 500_000)

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.what_if import compile_what_if
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.extensions.advice.what_if import compile_what_if
-from lightning_predict.tracing.data_flow import has_data_flow, with_data_flow
-from lightning_predict.tracing.precision import in_precision
-from lightning_predict.tracing.recording import _followed
-from lightning_predict.tracing.trace import Kernel, Trace
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.data_flow import has_data_flow, with_data_flow
+from lightning_predict.record.precision import in_precision
+from lightning_predict.record.recording import _followed
+from lightning_predict.record.trace import Kernel, Trace
 from tests.advice.example_steps import GPU, REPORTED, profiled, trained
 
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.cost.memory import step_memory, total_bytes
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.batch_size import BatchSizes, with_samples
-from lightning_predict.extensions.advice.largest_batch import AffineMemory, ScaledMemory, largest_batches
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import layout_of, layouts_of
-from lightning_predict.tracing.trace import Memory, Operation, Parameter, TensorInfo, Trace
-from lightning_predict.units import GIBIBYTE, MEBIBYTE
+from lightning_predict.advice.batch_size import BatchSizes, with_samples
+from lightning_predict.advice.largest_batch import AffineMemory, ScaledMemory, largest_batches
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import GIBIBYTE, MEBIBYTE
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import layout_of, layouts_of
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.memory.step_memory import step_memory, total_bytes
+from lightning_predict.record.trace import Memory, Operation, Parameter, TensorInfo, Trace
 from tests.advice.example_steps import trained
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.extensions.advice.layers import layer_table, module_kind
-from lightning_predict.gpus import gpu
+from lightning_predict.advice.layers import layer_table, module_kind
+from lightning_predict.hardware import gpu
 from tests.advice.example_steps import WIDTH, trained
 
 GPUS = [gpu("L4"), gpu("A100-SXM-80GB")]

@@ -7,10 +7,10 @@ import math
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.advice.gains import gain
+from lightning_predict.advice.table import CHANGES
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.extensions.advice.gains import gain
-from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 from tests.advice.example_steps import GPU, profiled
 from tests.recordings import recording
 

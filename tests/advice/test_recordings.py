@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.tracing.data_flow import has_data_flow
+from lightning_predict.advice.table import CHANGES
+from lightning_predict.record.data_flow import has_data_flow
 from tests.recordings import recording
 
 NAMES = (

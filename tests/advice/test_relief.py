@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
-from lightning_predict.cost.memory import step_memory
-from lightning_predict.extensions.advice.checkpointing import checkpointed
-from lightning_predict.extensions.advice.memory_savings import memory_report
-from lightning_predict.gpus import gpu
+from lightning_predict.advice.checkpointing import checkpointed
+from lightning_predict.advice.memory_savings import memory_report
+from lightning_predict.base.units import MEBIBYTE
+from lightning_predict.hardware import gpu
 from lightning_predict.memory.allocator import LARGE_SEGMENT_BYTES
+from lightning_predict.memory.step_memory import step_memory
+from lightning_predict.record.trace import Memory, Trace
 from lightning_predict.reports.memory import MemoryReport
-from lightning_predict.tracing.trace import Memory, Trace
-from lightning_predict.units import MEBIBYTE
 
 WIDTH, SAMPLES, TOKENS = 256, 8, 512
 

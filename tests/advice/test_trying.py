@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_predict.advice.measured_change import try_change
+from lightning_predict.base.errors import CaptureError, InvalidArgumentError
 from lightning_predict.cli import main
-from lightning_predict.errors import CaptureError, InvalidArgumentError
-from lightning_predict.extensions.advice.measured_change import try_change
 
 RAN: list[tuple[str | None, int, tuple[torch.dtype, torch.device]]] = []
 """What steps ran: the change that they were asked for, their samples, and what their model computed in."""

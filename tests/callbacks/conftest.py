@@ -18,8 +18,8 @@ from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.prediction import predict_workload
+from lightning_predict.record.trace import Trace
 from lightning_predict.run.workload import Workload
-from lightning_predict.tracing.trace import Trace
 from tests.callbacks.small import Small
 
 WITH_BOTH = ("test_bases", "test_promises", "test_loggers", "test_command_line", "test_runtime_predictor")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tracing.kineto_files import ENGINE_THREAD, STREAM, mark
-from tests.tracing.test_events import event
+from tests.record.kineto_files import ENGINE_THREAD, STREAM, mark
+from tests.record.test_events import event
 
 Document = dict[str, Any]
 NVJET = "nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_NNN"

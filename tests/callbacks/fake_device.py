@@ -27,7 +27,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_predict.observe.clock import clock_of_fits
-from lightning_predict.tracing import profiler
+from lightning_predict.record import profiler
 
 GIB = 2**30
 

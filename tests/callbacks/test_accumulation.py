@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lightning_predict.callbacks import RuntimePredictor, fit_recording
 from lightning_predict.memory.simulation import simulated_step
 from lightning_predict.memory.storages import written_storages
-from lightning_predict.tracing.dispatch import _SWEEP, DispatchRecorder
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.dispatch import _SWEEP, DispatchRecorder
+from lightning_predict.record.trace import Trace
 from tests.callbacks.small import FEATURES, Small
 
 pytestmark = pytest.mark.usefixtures("readings")

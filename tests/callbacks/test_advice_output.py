@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict.advice import advice as module
+from lightning_predict.base.errors import TraceError
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.errors import TraceError
-from lightning_predict.extensions.advice import advice as module
 from tests.callbacks.small import Small
 
 pytestmark = pytest.mark.usefixtures("readings")

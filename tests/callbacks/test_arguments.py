@@ -4,8 +4,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.callbacks.arguments import amount_of, check_choice, check_steps, future_time
-from lightning_predict.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize("steps", [0, -1, True, 1.0, "3"])

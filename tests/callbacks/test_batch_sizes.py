@@ -12,7 +12,7 @@ import torch
 
 from lightning_predict.callbacks import RuntimePredictor, batch_sizes
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.tracing.recording import capture
+from lightning_predict.record.recording import capture
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
 
 pytestmark = pytest.mark.usefixtures("readings")

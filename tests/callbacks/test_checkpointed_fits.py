@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.distributed.gradients import unit_bytes
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.layouts.gradients import unit_bytes
+from lightning_predict.record.trace import Trace
 from tests.callbacks.small import FEATURES, Small
 
 WIDTH = 32

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_predict.base.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_decisions
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
 from lightning_predict.observe.budget import Ledger
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.ledger_file import LEDGER_NAME, LEDGER_SECONDS, read_ledger

@@ -26,10 +26,10 @@ OF_USERS: Final = (
 """Called by the user's own code, which sees errors about its arguments."""
 
 OF_PYTHON: Final = (
-    "tracing/graph_release.py _after_collection",
-    "tracing/graph_release.py _Keeper.__del__",
-    "tracing/pauses.py PauseTimer._collects",
-    "tracing/tensors.py _WeakReferences.__del__",
+    "record/graph_release.py _after_collection",
+    "record/graph_release.py _Keeper.__del__",
+    "record/pauses.py PauseTimer._collects",
+    "record/tensors.py _WeakReferences.__del__",
 )
 """Called where an object is freed or garbage collected; Python prints what fails there and goes on."""
 
@@ -97,5 +97,5 @@ def test_nothing_else_of_ours_is_called_in_a_fit(tmp_path: Path, said: list[str]
     unknown = {name: found[name] for name in found if name not in {*ENTRANCES, *OF_USERS, *OF_PYTHON}}
     assert unknown == {}
     # What keeps a recording unseen was called as well: the list above is not empty by chance.
-    assert {"tracing/modes.py OperationMode.__torch_dispatch__", *GUARDS} <= found.keys()
+    assert {"record/modes.py OperationMode.__torch_dispatch__", *GUARDS} <= found.keys()
     said.clear()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.errors import BudgetExceededError
-from lightning_predict.files import in_hook
-from lightning_predict.guard import fallback_on_error, log_exceptions
+from lightning_predict.base.errors import BudgetExceededError
+from lightning_predict.base.files import in_hook
+from lightning_predict.base.guard import fallback_on_error, log_exceptions
 
 
 class Careful:

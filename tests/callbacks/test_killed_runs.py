@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_predict import files
+from lightning_predict.base import files
 from lightning_predict.callbacks import CostBudget
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.ledger_file import LEDGER_NAME, LEDGER_SECONDS, read_ledger

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_predict.callbacks.forecast_updates import ForecastUpdates
-from lightning_predict.tracing import environment, profiler
-from lightning_predict.tracing.attribution import CUDA_GRAPH
+from lightning_predict.record import environment, profiler
+from lightning_predict.record.attribution import CUDA_GRAPH
 from tests.callbacks.device_documents import Document, compiled_document, extension_document, graph_document
 from tests.callbacks.fake_device import GIB, FakeDevice
 from tests.callbacks.test_on_a_device import check_predictions, fitted, small_document

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.observe.recorder import WATCHED_BATCHES
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import FEATURES, Small
 from tests.callbacks.test_promises import assert_nothing_is_open

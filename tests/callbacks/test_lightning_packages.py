@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_predict.base.errors import MissingDependencyError
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, lightning_packages
 from lightning_predict.callbacks.lightning_packages import PACKAGES, LightningPredictWarning, samples_of, warn
-from lightning_predict.errors import MissingDependencyError
 from tests.callbacks.small import Small
 from tests.processes import run
 

@@ -18,7 +18,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.callbacks.memory_warnings import sequence_length
 from lightning_predict.observe.memory_risks import longest_sequence, missing_state_bytes
-from lightning_predict.tracing.session import recordings_on
+from lightning_predict.record.session import recordings_on
 from tests.callbacks.fake_device import FakeDevice
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Rows, Small, network
 from tests.callbacks.test_on_a_device import small_document

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.interval import Interval
 from lightning_predict.reports.loggers import remaining_on_this_machine
 from lightning_predict.testing import Clock, example_machine
 from tests.callbacks.small import Small

@@ -19,12 +19,12 @@ from torch.profiler import profile
 
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.tracing import environment
-from lightning_predict.tracing.trace import Operation, Trace, read_trace_json
+from lightning_predict.record import environment
+from lightning_predict.record.trace import Operation, Trace, read_trace_json
 from tests.callbacks.fake_device import GIB, FakeDevice
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
+from tests.record.kineto_files import Device, mark
 from tests.recordings import recording
-from tests.tracing.kineto_files import Device, mark
 
 STEPS = 60
 GPUS = ["T4", "A100-SXM-40GB", "H100-SXM-80GB"]

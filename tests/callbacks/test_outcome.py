@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from lightning_predict.base.files import history_path
+from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.files import history_path
-from lightning_predict.interval import Interval
 from lightning_predict.observe.predicted_vs_actual import MIN_BATCHES, Expected, OutcomeTimer
+from lightning_predict.record.session import recordings_on
 from lightning_predict.run.history import append_record, fingerprint_of, read_history
-from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
 from tests.callbacks.test_remaining_in_fits import stopping_after

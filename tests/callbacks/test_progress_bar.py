@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.progress_bar import ShownInBar, left_in_words
-from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small

@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from lightning_predict.base.errors import CaptureError
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, output, rest_prediction
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.errors import CaptureError
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.recorder import EXTRA_WARMUP_WINDOWS
-from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.record.session import CaptureSession
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
 

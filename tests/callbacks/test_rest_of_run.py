@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_predict.base.files import history_path
+from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.files import history_path
-from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.forecast import ForecastInputs, forecast_rest
 from lightning_predict.observe.remaining import Position
 from lightning_predict.observe.run_observer import RunObserver
+from lightning_predict.record.session import recordings_on
 from lightning_predict.run.history import append_record, read_history
 from lightning_predict.testing import Clock
-from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import timed_model

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.prediction import predict_workload
+from lightning_predict.record.trace import Trace
 from lightning_predict.reports.ranking import rank, ranking_lines
-from lightning_predict.tracing.trace import Trace
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_predict.base.errors import BudgetExceededError
 from lightning_predict.callbacks import CostBudget
-from lightning_predict.errors import BudgetExceededError
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.trainer_state import resumes_data
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.run.workload import Batches
 from tests.callbacks.conftest import RENEW, Call
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Rows, Small

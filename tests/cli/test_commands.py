@@ -15,17 +15,17 @@ import yaml
 import lightning_predict as lp
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.priced_gpus import layouts_to_predict
-from lightning_predict.extensions.own_weights.first_hour import PARTS
-from lightning_predict.extensions.own_weights.measuring import run as measuring
-from lightning_predict.extensions.own_weights.measuring.clock import time_call
-from lightning_predict.extensions.own_weights.training import tuning
-from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.user_gpus import read_measured
-from lightning_predict.tracing.imports import import_trace
+from lightning_predict.hardware import gpu, gpu_names
+from lightning_predict.hardware.user_gpus import read_measured
+from lightning_predict.own_weights.first_hour import PARTS
+from lightning_predict.own_weights.measuring import run as measuring
+from lightning_predict.own_weights.measuring.clock import time_call
+from lightning_predict.own_weights.training import tuning
+from lightning_predict.own_weights.training.networks import TrainingPlan
+from lightning_predict.record.imports import import_trace
 from tests.cli.conftest import Run
 from tests.own_weights.training.example import write_own_table
-from tests.tracing.kineto_files import steps, write
+from tests.record.kineto_files import steps, write
 from tests.weights.example import publish
 
 
@@ -90,7 +90,7 @@ def test_prices_by_name_are_taken_as_in_python(trace: Path, run: Run) -> None:
 def test_a_missing_folder_is_said_before_the_work(
     trace: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("lightning_predict.tracing.trace.load_trace", lambda path: pytest.fail("it has begun"))
+    monkeypatch.setattr("lightning_predict.record.trace.load_trace", lambda path: pytest.fail("it has begun"))
     ran = run("predict", trace, "--output", tmp_path / "none" / "page.html")
     assert ran.code == 2
     assert "is not a folder; create it first" in ran.err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.files import HISTORY_VARIABLE
+from lightning_predict.base.files import HISTORY_VARIABLE
 from lightning_predict.run.history import HistoryRecord, append_record, read_history
 from tests.cli.conftest import Run
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict.record.trace import Operation, TensorInfo
 from lightning_predict.run.history import append_record
-from lightning_predict.tracing.trace import Operation, TensorInfo
 from tests.cli.conftest import Run
 from tests.regression.test_layers import FITTED, matrix_product, step
 from tests.run.test_history import RECORD
@@ -118,7 +118,7 @@ def test_what_cannot_be_predicted(words: list[str], problem: str, table: Path, r
 
 def test_without_the_extra_it_is_named(table: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    monkeypatch.delitem(sys.modules, "lightning_predict.extensions.regression.stepwise", raising=False)
+    monkeypatch.delitem(sys.modules, "lightning_predict.regression.stepwise", raising=False)
     assert "pip install lightning-predict[fitting]" in run("regress", table).err
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import lightning_predict
-from lightning_predict.checked import read_toml
+from lightning_predict.base.answers import CommandAnswer, aligned, json_value
+from lightning_predict.base.checked import read_toml
+from lightning_predict.base.errors import CatalogueError, LightningPredictError
 from lightning_predict.cli import main
-from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 from lightning_predict.cli.parsing import COMMANDS, parsed
-from lightning_predict.errors import CatalogueError, LightningPredictError
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from tests.cli.conftest import Run, python
 from tests.processes import ROOT
 
@@ -210,7 +210,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize("words", [["--help"], ["gpus"], ["gpus", "T4"], ["predict", "--help"], ["completion", "bash"]])
 def test_what_needs_no_prediction_loads_nothing_that_predicts(words: list[str]) -> None:
     heavy = ("torch", "numpy", "lightning", "rich", "yaml", "matplotlib", "requests", "safetensors")
-    ours = ("kernels", "timeline", "tracing", "distributed", "reports", "prediction", "weights")
+    ours = ("kernels", "timeline", "record", "layouts", "reports", "prediction", "weights")
     names = (*heavy, *(f"lightning_predict.{name}" for name in ours))
     code = f"from lightning_predict.cli import main; main({words!r}); import sys; print('\\n', *sys.modules)"
     loaded = set(python(code).splitlines()[-1].split())

@@ -62,7 +62,7 @@ def test_a_script_that_knows_nothing_of_it_is_predicted(tmp_path: Path) -> None:
 
 BREAKS = """
 from unittest.mock import patch
-from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.record.session import CaptureSession
 patch.object(CaptureSession, "start", side_effect=RuntimeError("broken")).start()
 """
 

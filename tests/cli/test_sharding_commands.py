@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.extensions.embeddings.placement import place_tables
-from lightning_predict.extensions.embeddings.tables import EmbeddingTable
+from lightning_predict.embeddings.placement import place_tables
+from lightning_predict.embeddings.tables import EmbeddingTable
 from tests.cli.conftest import Run
 from tests.workloads.recommendation import Dlrm
 

@@ -10,8 +10,8 @@ import pytest
 
 import lightning_predict as lp
 from tests.cli.conftest import Run
-from tests.tracing.kineto_files import steps, write
-from tests.tracing.test_events import event
+from tests.record.kineto_files import steps, write
+from tests.record.test_events import event
 
 RECORDINGS = Path(__file__).parents[1] / "traces"
 

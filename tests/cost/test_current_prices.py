@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.base.errors import CatalogueError
 from lightning_predict.cost import current_prices, offers
 from lightning_predict.cost.current_prices import refresh_prices
 from lightning_predict.cost.offers import Offer, cheapest_offer, kind_of_provider, load_offers
-from lightning_predict.errors import CatalogueError
 from lightning_predict.weights import fetch
 from tests.cli.conftest import Run, run  # noqa: F401 (a fixture)
 

@@ -10,7 +10,7 @@ from typing import Final, final
 
 import pytest
 
-from lightning_predict.cost.fields import Deferred, defer
+from lightning_predict.base.fields import Deferred, defer
 
 
 @final

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.energy import IDLE_SHARE, energy, prediction_energy
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu
-from lightning_predict.interval import Interval
+from lightning_predict.hardware import gpu
 from lightning_predict.testing import example_prediction, with_values
 
 T4 = gpu("T4")  # 70 W

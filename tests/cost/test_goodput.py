@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.parallel.goodput import PUBLISHED_MTBF_HOURS, Reliability, goodput_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.layout_search.goodput import PUBLISHED_MTBF_HOURS, Reliability, goodput_of
 
 
 def test_the_best_interval_is_youngs_where_checkpoints_are_short() -> None:
@@ -74,7 +74,7 @@ def test_what_is_not_above_0_is_refused(name: str) -> None:
 
 
 def test_a_budget_pays_for_failures_and_checkpoints_too() -> None:
-    from lightning_predict.extensions.parallel.layout_search import best_layouts
+    from lightning_predict.layout_search.ranking import best_layouts
     from tests.test_prediction_on_layouts import TRACE
 
     plain = best_layouts(TRACE, ["8xL4"], iterations=10**8, usd_per_hour=1.0, count=1)[0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.checked import read_toml
+from lightning_predict.base.checked import read_toml
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
 from lightning_predict.cost.grids import GRIDS_FILE, grid_of
-from lightning_predict.errors import CatalogueError, InvalidArgumentError
 
 
 def test_a_place_is_found_by_its_region_and_by_its_name() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.energy import energy
-from lightning_predict.cost.memory import memory_need
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.prediction import Charges, price_of
-from lightning_predict.extensions.parallel.goodput import Reliability, goodput_of
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.interval import Interval
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import layout_of
+from lightning_predict.layout_search.goodput import Reliability, goodput_of
+from lightning_predict.memory.step_memory import memory_need
 from lightning_predict.run.workload import Run
 from tests.kept import Kept, numbers
 

@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import lightning_predict as lp
-from lightning_predict.cost.memory import (
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import GIBIBYTE, MEBIBYTE
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import layout_of
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.memory.libraries import (
+    CUBLAS_WORKSPACE_BYTES,
+    LARGE_CUBLAS_WORKSPACE_BYTES,
+    context_bytes,
+    nccl_bytes,
+)
+from lightning_predict.memory.simulation import blocks_of, simulated
+from lightning_predict.memory.step_memory import (
     MEASURED_ALLOCATED,
     MEASURED_PEAK,
     MEASURED_RESERVED,
@@ -26,20 +38,8 @@ from lightning_predict.cost.memory import (
     total_bytes,
     usable_bytes,
 )
-from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.interval import Interval
-from lightning_predict.memory.libraries import (
-    CUBLAS_WORKSPACE_BYTES,
-    LARGE_CUBLAS_WORKSPACE_BYTES,
-    context_bytes,
-    nccl_bytes,
-)
-from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.memory.storages import batch_bytes, written_storages
-from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
-from lightning_predict.units import GIBIBYTE, MEBIBYTE
+from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from tests.workloads.catalogue import WORKLOADS
 
 

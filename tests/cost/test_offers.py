@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.base.errors import CatalogueError
 from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, machine_offer, offers_for
 from lightning_predict.cost.prediction import offer_for
 from lightning_predict.cost.price_files import with_spot_prices
-from lightning_predict.errors import CatalogueError
-from lightning_predict.gpus import gpu_names
-from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.hardware import gpu_names
+from lightning_predict.hardware.layouts import layout_of
 
 
 def make_offer(

@@ -11,13 +11,13 @@ from datetime import date
 
 import pytest
 
-from lightning_predict.cost.memory import memory_need
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import FIELDS, Charges, Prediction, check_price, offer_for, price_of
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.interval import Interval
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.memory.step_memory import memory_need
 from lightning_predict.run.workload import Run, Workload, predict_run
 from lightning_predict.timeline.step_prediction import StepPrediction
 

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers
 from lightning_predict.cost.price_files import (
     at_spot_prices,
@@ -21,8 +22,7 @@ from lightning_predict.cost.price_files import (
     with_listed,
     with_spot_prices,
 )
-from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import gpu_names
+from lightning_predict.hardware import gpu_names
 
 TWO_OFFERS = """\
 # our prices

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
 from lightning_predict.cost import price_update
 from lightning_predict.cost.offers import cheapest_offer
 from lightning_predict.cost.price_files import read_offer_file, with_listed
 from lightning_predict.cost.price_update import prices_folder, update_prices
-from lightning_predict.errors import CatalogueError, InvalidArgumentError
 from lightning_predict.weights import fetch
 from tests.cli.conftest import Run, run  # noqa: F401 (a fixture)
 from tests.weights.example import serving

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict import predict
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.offers import KINDS, from_providers, kind_of_provider, load_offers
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.cost.priced_gpus import PricedGpus, is_consumer, layouts_to_predict
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import gpu
-from lightning_predict.interval import Interval
+from lightning_predict.hardware import gpu
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import FEWEST_ROWS, MOST_ROWS, ranking_lines
 from lightning_predict.testing import example_offer, example_prediction, example_trace, with_values

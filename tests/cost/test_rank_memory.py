@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.cost.memory import step_memory
-from lightning_predict.cost.rank_memory import RankMemory, can_simulate, gathered_peak_bytes
-from lightning_predict.distributed.memory import GATHERED_UNITS
-from lightning_predict.distributed.strategy import Strategy, parse_strategy
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.base.units import MEBIBYTE
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.layouts.memory import GATHERED_UNITS
+from lightning_predict.layouts.strategy import Strategy, parse_strategy
+from lightning_predict.memory.rank_memory import RankMemory, can_simulate, gathered_peak_bytes
 from lightning_predict.memory.simulation import Blocks
+from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.memory.storages import Storage
+from lightning_predict.record.trace import Trace
 from lightning_predict.step_predictor import memory_need_of
-from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import MEBIBYTE
 
 A100 = gpu("A100-SXM-80GB")
 BLOCKS = 8

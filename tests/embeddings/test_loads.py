@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.extensions.embeddings.loads import KINDS, Load, TablePart, empty_load, loads_of, local_samples
-from lightning_predict.extensions.embeddings.tables import OPTIMIZERS, EmbeddingTable
-from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.embeddings.loads import KINDS, Load, TablePart, empty_load, loads_of, local_samples
+from lightning_predict.embeddings.tables import OPTIMIZERS, EmbeddingTable
+from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import predict_operation_times

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.overlap import OVERLAP_COSTS
-from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.extensions.embeddings.placement import TABLE_SHARE, TablePlacement, place_tables
-from lightning_predict.extensions.embeddings.step import Assignment, ShardingPlan, sharded_step
-from lightning_predict.extensions.embeddings.tables import EmbeddingTable
-from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.embeddings.placement import TABLE_SHARE, TablePlacement, place_tables
+from lightning_predict.embeddings.step import Assignment, ShardingPlan, sharded_step
+from lightning_predict.embeddings.tables import EmbeddingTable
+from lightning_predict.hardware.layouts import layout_of
 from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.layouts.overlap import OVERLAP_COSTS
 
 GIB = 2**30
 EIGHT = "8xA100-SXM-80GB"

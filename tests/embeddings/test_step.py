@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.distributed.overlap import OVERLAP_COSTS
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.extensions.embeddings.loads import KINDS
-from lightning_predict.extensions.embeddings.step import Assignment, ShardingPlan, alltoall_message, sharded_step
-from lightning_predict.extensions.embeddings.tables import EmbeddingTable
-from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.embeddings.loads import KINDS
+from lightning_predict.embeddings.step import Assignment, ShardingPlan, alltoall_message, sharded_step
+from lightning_predict.embeddings.tables import EmbeddingTable
+from lightning_predict.hardware.layouts import layout_of
 from lightning_predict.kernels.interconnect import collective_seconds
-from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
+from lightning_predict.layouts.overlap import OVERLAP_COSTS
+from lightning_predict.record.trace import Operation, Parameter, TensorInfo, Trace
 
 LARGE = EmbeddingTable(rows=1000, dim=64, pooling=10)
 SMALL = EmbeddingTable(rows=500, dim=32, pooling=5)

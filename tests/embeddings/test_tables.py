@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.embeddings.tables import (
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.embeddings.tables import (
     OPTIMIZERS,
     EmbeddingTable,
     tables_of_trace,
 )
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from tests.workloads.recommendation import Dlrm
 
 

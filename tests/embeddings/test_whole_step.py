@@ -13,26 +13,26 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.distributed.overlap import OVERLAP_COSTS, Event, Links, slowest_of
-from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
-from lightning_predict.distributed.strategy import parse_strategy
-from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.extensions.embeddings.placement import place_tables
-from lightning_predict.extensions.embeddings.step import Assignment, plan_document, sharded_step
-from lightning_predict.extensions.embeddings.step_tables import without_tables
-from lightning_predict.extensions.embeddings.tables import EmbeddingTable, read_skew, tables_of_trace, with_skew
-from lightning_predict.extensions.embeddings.whole_step import (
+from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.embeddings.placement import place_tables
+from lightning_predict.embeddings.step import Assignment, plan_document, sharded_step
+from lightning_predict.embeddings.step_tables import without_tables
+from lightning_predict.embeddings.tables import EmbeddingTable, read_skew, tables_of_trace, with_skew
+from lightning_predict.embeddings.whole_step import (
     ShardedEmbeddings,
     WholeStep,
     possible_plans,
     table_optimizer,
 )
-from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.kernels.interconnect import CATALOGUE
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.layouts.overlap import OVERLAP_COSTS, Event, Links, slowest_of
+from lightning_predict.layouts.single_gpu import PredictionContext, single_steps
+from lightning_predict.layouts.strategy import parse_strategy
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import host_of
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Trace
 from tests.workloads.recommendation import Dlrm
 
 FOUR = layout_of("4xA100-SXM-80GB")

@@ -4,7 +4,7 @@ Run it from the repository's root; on a machine with CUDA the files are of real 
 
     python -m tests.gpu.record_traces OUTPUT_FOLDER
 
-Each file holds two marked steps of one workload of `tests/tracing/workloads.py` (the execution trace one step, without
+Each file holds two marked steps of one workload of `tests/record/workloads.py` (the execution trace one step, without
 marks), gzip-compressed, without the names of the machine and of its folders.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 
-from tests.tracing.workloads import mixed_step, perceptron_step
+from tests.record.workloads import mixed_step, perceptron_step
 
 _PRIVATE = ("host_name", "traceName", "trace_id", "hostname", "distributedInfo")
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from lightning_predict.tracing.attribution import CUDA_GRAPH
-from lightning_predict.tracing.dispatch import DispatchRecorder
-from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.attribution import CUDA_GRAPH
+from lightning_predict.record.dispatch import DispatchRecorder
+from lightning_predict.record.recording import capture
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Trace
 from tests.gpu.record_traces import workloads
-from tests.tracing.workloads import counted, mixed_step, names, perceptron_step
+from tests.record.workloads import counted, mixed_step, names, perceptron_step
 
 pytestmark = pytest.mark.gpu
 
@@ -169,9 +169,9 @@ def test_attention_kernels_of_every_dtype_stay_inside_the_attention() -> None:
 
 COMPILED = """
 import torch
-from lightning_predict.tracing.attribution import CUDA_GRAPH
-from lightning_predict.tracing.recording import capture
-from tests.tracing.workloads import perceptron_step
+from lightning_predict.record.attribution import CUDA_GRAPH
+from lightning_predict.record.recording import capture
+from tests.record.workloads import perceptron_step
 
 step = perceptron_step("cuda", dropout=0.0)
 step.model = torch.compile(step.model)

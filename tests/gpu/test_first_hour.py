@@ -14,21 +14,21 @@ import pytest
 import torch
 
 import lightning_predict as lp
+from lightning_predict.advice.measured_change import try_change
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.extensions.advice.measured_change import try_change
-from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS
-from lightning_predict.extensions.own_weights.measuring.clock import captured, own_stream, time_call
-from lightning_predict.extensions.own_weights.measuring.main_rates import comparison, measure_main_rates
-from lightning_predict.extensions.own_weights.measuring.management import read_state
-from lightning_predict.extensions.own_weights.measuring.run import measure
-from lightning_predict.extensions.own_weights.training.tuning import tune_weights
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS
+from lightning_predict.own_weights.measuring.clock import captured, own_stream, time_call
+from lightning_predict.own_weights.measuring.main_rates import comparison, measure_main_rates
+from lightning_predict.own_weights.measuring.management import read_state
+from lightning_predict.own_weights.measuring.run import measure
+from lightning_predict.own_weights.training.tuning import tune_weights
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.recording import capture
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.calibration import RecordedSimulation, recorded_gap
 from lightning_predict.timeline.host import HostModel
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.trace import Trace
 from tests.callbacks.small import Small
 from tests.gpu.test_peak_memory import step_on
 from tests.own_weights.measuring.test_measuring import MATRIX, TINY

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_predict.cost.memory import StepMemory, step_memory
-from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.memory.step_memory import StepMemory, step_memory
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.recording import capture
+from lightning_predict.record.trace import Trace
 from tests.workloads.catalogue import WORKLOADS
 
 pytestmark = pytest.mark.gpu

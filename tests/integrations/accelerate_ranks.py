@@ -24,7 +24,7 @@ import torch
 from accelerate import Accelerator, debug_launcher
 
 import lightning_predict as lp
-from lightning_predict.guard import log_exceptions
+from lightning_predict.base.guard import log_exceptions
 from lightning_predict.observe import budget, rank_agreement, watched_loop
 from tests.callbacks.rank_surroundings import full_disk
 

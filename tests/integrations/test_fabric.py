@@ -11,12 +11,12 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 
+from lightning_predict.base.errors import CaptureError, InvalidArgumentError
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.integrations.fabric import FabricPredictor
 from lightning_predict.observe.clock import clock_of_fits
+from lightning_predict.record.session import recordings_on
 from lightning_predict.testing import Clock
-from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import timed_model
 

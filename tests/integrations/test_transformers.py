@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.integrations.transformers import RuntimePredictorCallback
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.watched_loop import WatchedRun, watch
+from lightning_predict.record.session import recordings_on
 from lightning_predict.testing import Clock
-from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.small import Small
 from tests.observe.test_watched_loop import Loop
 
@@ -228,7 +228,7 @@ FUNCTIONS_OF_OURS = (
     "observe.run_observer.RunObserver.on_validation_start",
     "observe.run_observer.RunObserver.on_validation_end",
     "observe.run_observer.RunObserver.exclude_interruption",
-    "tracing.session.CaptureSession.start",
+    "record.session.CaptureSession.start",
 )
 """Functions that the hooks call, by their place in the package."""
 

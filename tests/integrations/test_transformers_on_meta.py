@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import ShapeBatch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.timing import Estimate, TimedBy

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import explain, predict_operation_times
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 SHAPE = {"batch": 16, "heads": 12, "seq": 512, "head_dim": 64}
 

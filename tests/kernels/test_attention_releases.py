@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.corrections import (
     FIRST_GENERATION_LOSS,
     FIRST_GENERATION_TOKENS,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.errors import CatalogueError
-from lightning_predict.gpus import gpu
+from lightning_predict.base.errors import CatalogueError
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.kernels.interconnect import bus_factor
 from lightning_predict.kernels.operations import COLLECTIVES, shape_batch

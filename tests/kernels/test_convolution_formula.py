@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.families.convolution import PLACING_CYCLES
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_spec, problem
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 GPUS = [gpu(name) for name in gpu_names()]
 PASSES = ("conv2d", "conv2d_backward_input", "conv2d_backward_weight")

@@ -12,7 +12,7 @@ import lightning_predict as lp
 from lightning_predict.kernels.families.convolution import PASSES
 from lightning_predict.kernels.operations import batch_shapes, problem, surrogates_of
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.trace import Flags
+from lightning_predict.record.trace import Flags
 
 SETTINGS: list[dict[str, int]] = [
     {},

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.corrections import GPU_BIAS, gpu_bias_factor
 from lightning_predict.kernels.measured_scaling import predict_work_times
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 
 def test_two_sources_that_agree_move_a_gpu_by_two_thirds_of_what_they_say() -> None:

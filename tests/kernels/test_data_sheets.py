@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.records import NVIDIA, Gpu
+from lightning_predict.hardware import gpu, gpu_names
+from lightning_predict.hardware.records import NVIDIA, Gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, shape_batch
 from lightning_predict.kernels.timing import predict_operation_times

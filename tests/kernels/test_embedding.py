@@ -10,7 +10,7 @@ from lightning_predict.kernels.families.embedding import bag_seconds, hit_rate, 
 from lightning_predict.kernels.operations import OperationShape, shape_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from tests.example_gpu import BIG, SMALL
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.families.convolution import convolution_features
 from lightning_predict.kernels.families.elementwise import vector_features
 from lightning_predict.kernels.families.matmul import HALF_PRECISION, canonical_shape, matmul_features

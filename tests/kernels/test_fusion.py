@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, is_free
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST
-from lightning_predict.tracing.signatures import FUSED
-from lightning_predict.tracing.trace import Flags, Operation, Phase, TensorInfo, Trace
+from lightning_predict.record.operand_strides import CHANNELS_LAST
+from lightning_predict.record.signatures import FUSED
+from lightning_predict.record.trace import Flags, Operation, Phase, TensorInfo, Trace
 
 SIZE = 1024
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus import gpu_names
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware import gpu_names
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import batch_shapes
 from lightning_predict.kernels.roofline import minimum_latencies
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
 SIZE = 4.0 * 1024
 """Bytes of a tensor of 1,024 numbers."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout, in_domains, layout_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout, in_domains, layout_of
 from lightning_predict.kernels.interconnect import (
     CATALOGUE,
     CHUNK_SECONDS,

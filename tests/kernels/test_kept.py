@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pytest
 
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import layout_of
 from lightning_predict.kernels import operations
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, collective_seconds
@@ -29,7 +29,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.kernels.translation import STRICT_VARIABLE, translate, work_items
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from tests.kept import Kept, example, many_calls, overall
 
 GPUS: Final = tuple(map(gpu, ("V100-SXM2-16GB", "T4", "A100-SXM-80GB", "RTX 4090", "H100-SXM-80GB")))

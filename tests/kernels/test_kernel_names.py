@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.kernel_names import matrix_dtype, scale_by_matmul_throughput
 from lightning_predict.kernels.measured_scaling import Method, predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.kernels.wave_scaling import START_SECONDS
-from lightning_predict.tracing.kineto import trace_of_kineto
-from lightning_predict.tracing.trace import Trace
-from tests.tracing.test_events import event
+from lightning_predict.record.kineto import trace_of_kineto
+from lightning_predict.record.trace import Trace
+from tests.record.test_events import event
 
 H100, A100 = gpu("H100-SXM-80GB"), gpu("A100-SXM-80GB")
 NVJET = "nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_NNN"

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 import lightning_predict as lp
 from lightning_predict.kernels.operations import batch_shapes, translator_of
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 from tests.workloads.catalogue import WORKLOADS
 from tests.workloads.test_workloads import on_meta, step_of
 
@@ -71,7 +71,7 @@ def test_a_recorded_step_has_at_least_the_flops_of_torchs_formulas(workload: Any
 
 @pytest.mark.parametrize("name", ["cpu_closure", "cpu_mixed", "cpu_mixed_bfloat16"])
 def test_a_kept_trace_has_at_least_the_flops_of_torchs_formulas(name: str) -> None:
-    from lightning_predict.tracing.imports import import_trace
+    from lightning_predict.record.imports import import_trace
 
     assert _checked(import_trace(f"tests/traces/{name}.json.gz")) > 0
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus import gpu_names
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware import gpu_names
 from lightning_predict.kernels.families.norm import DISPATCH_CYCLES
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec, problem

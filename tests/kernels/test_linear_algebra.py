@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec, problem
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
 N = 64
 H100 = "H100-SXM-80GB"

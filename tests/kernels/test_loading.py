@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.files import HISTORY_VARIABLE
+from lightning_predict.base.files import HISTORY_VARIABLE
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.weights.source import CACHE_VARIABLE
 

@@ -10,8 +10,8 @@ import pytest
 
 import lightning_predict as lp
 import lightning_predict.kernels  # registers the operations
-from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware import gpu, gpu_names
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import (
     Array,
@@ -24,7 +24,7 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.timing import explain, predict_operation_times, uses_float32_fallback
 from lightning_predict.uncertainty import MIN_SPREAD, SURROGATE_SPREAD
-from tests.gpus.kinds import one_of_each_kind
+from tests.hardware.kinds import one_of_each_kind
 
 GPUS = [gpu(name) for name in gpu_names()]
 KINDS = one_of_each_kind()

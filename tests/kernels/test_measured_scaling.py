@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import (
     RATIO_EXPONENTS,
     KernelRelation,
@@ -20,7 +20,7 @@ from lightning_predict.kernels.measured_scaling import (
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import batch_shapes, problem
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.tracing.trace import Flags, Kernel, Operation, TensorInfo, Trace
+from lightning_predict.record.trace import Flags, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.uncertainty import MEASURED_SPREAD, OWN_SCATTER, PAIR_HALF_WIDTHS, SHARED_SCATTER, WAVE_SPREAD
 from tests.example_gpu import BIG, SMALL
 from tests.kernels.example_models import half_speed

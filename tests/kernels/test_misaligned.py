@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import Array, ShapeBatch, batch_shapes, network_spec, shape_batch
 from lightning_predict.kernels.roofline import with_sustained_peaks

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import MIN_SHARE, clamp_to_larger_shapes
 from lightning_predict.kernels.operations import Array, BoolArray, ShapeBatch, network_spec, shape_batch

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.models import (
     BLOCK_ROWS,
     STRIP_ROWS,

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.catalogue import CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware.catalogue import CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
 from lightning_predict.kernels import operations
 from lightning_predict.kernels.operations import CountedShape, OperationShape, OperationSpec, register
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 from lightning_predict.testing import registrations
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 
 def _of_toy(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:

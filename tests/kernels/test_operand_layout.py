@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.corrections import transposed_matmuls
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.roofline import TRANSPOSED_WATTS, transposed_ratio
-from lightning_predict.tracing.operand_strides import SECOND_TRANSPOSED
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
+from lightning_predict.record.operand_strides import SECOND_TRANSPOSED
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
 
 def tensor(number: int, *shape: int, dtype: str = "float32") -> TensorInfo:

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.families.norm import SOFTMAX_STEP_CYCLES
 from lightning_predict.kernels.operations import OperationShape, problem
 from lightning_predict.kernels.roofline import minimum_latencies
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.operand_strides import CONTIGUOUS_ELEMENTS, READ_IN_PASSES, contiguous_elements
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
-from tests.tracing.kineto_files import Device, mark, write
-from tests.tracing.test_events import event
+from lightning_predict.record.imports import import_trace
+from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS, READ_IN_PASSES, contiguous_elements
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
+from tests.record.kineto_files import Device, mark, write
+from tests.record.test_events import event
 
 H100 = gpu("H100-SXM-80GB")
 

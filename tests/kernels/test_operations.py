@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
-from lightning_predict.errors import InvalidArgumentError, UnknownOperationError
+from lightning_predict.base.errors import InvalidArgumentError, UnknownOperationError
 from lightning_predict.kernels.operations import (
     OperationSpec,
     batch_shapes,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.errors import UnknownOperationError
+from lightning_predict.base.errors import UnknownOperationError
 from lightning_predict.kernels.operations import operation_names, operation_spec
 
 # What users ask for by these names, and must not lose.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import BundledModels, UtilisationModels
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import predict_operation_times

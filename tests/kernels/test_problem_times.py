@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.families.convolution import as_matmul
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem
@@ -22,7 +22,7 @@ from lightning_predict.kernels.timing import (
 )
 from lightning_predict.uncertainty import FLOAT32_FALLBACK_SPREAD, ROOFLINE_SPREAD, SURROGATE_SPREAD
 from tests.example_gpu import BIG, OLD, SMALL
-from tests.gpus.kinds import one_of_each_kind
+from tests.hardware.kinds import one_of_each_kind
 from tests.kernels.example_models import half_speed
 
 LINEAR = problem("linear", "float32", m=512, n=512, k=512)

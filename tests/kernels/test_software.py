@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.corrections import torch_version_factor, torch_version_factors
 from lightning_predict.kernels.operations import problem
 

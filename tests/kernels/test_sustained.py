@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.own_rates import gpu_with_rates
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.gpus.slices import slice_of
+from lightning_predict.hardware import gpu, gpu_names
+from lightning_predict.hardware.own_rates import gpu_with_rates
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.hardware.slices import slice_of
 from lightning_predict.kernels.corrections import sustained_factors
 from lightning_predict.kernels.models import OTHER_16_BIT, kernel_models
 from lightning_predict.kernels.operations import problem, shape_batch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape, problem
 from lightning_predict.kernels.timing import BOUNDS, SOURCES, KernelModels, explain, predict_operation_times, source_of

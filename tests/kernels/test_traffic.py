@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written, crosses_host_link, transfer_of
-from lightning_predict.tracing.trace import Operation, TensorInfo
+from lightning_predict.record.trace import Operation, TensorInfo
 
 X = TensorInfo((100,), "float32", device="cuda")
 HALF = TensorInfo((100,), "float16", device="cuda")

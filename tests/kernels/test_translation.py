@@ -8,13 +8,13 @@ import torch
 
 import lightning_predict as lp
 import lightning_predict.kernels  # registers the translators
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels import operations
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem, translates
 from lightning_predict.kernels.translation import translate, work_items
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST
-from lightning_predict.tracing.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
+from lightning_predict.record.operand_strides import CHANNELS_LAST
+from lightning_predict.record.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
 
 
 def tensor(*shape: int, dtype: str = "float32", device: str | None = None) -> TensorInfo:
@@ -401,7 +401,7 @@ def test_a_random_draw_that_is_no_dropout_stays_as_it_is(trace: Trace) -> None:
 def test_dropout_as_torch_runs_it_on_the_cpu_is_recognised() -> None:
     import torch
 
-    from lightning_predict.tracing.dispatch import DispatchRecorder
+    from lightning_predict.record.dispatch import DispatchRecorder
 
     recorder = DispatchRecorder()
     recorder.start()

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.memory_bound import is_known
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import unknown_operation_notes, work_items
-from lightning_predict.tracing.operand_strides import POINTWISE
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.record.operand_strides import POINTWISE
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from lightning_predict.uncertainty import UNKNOWN_OPERATION_SPREAD
 
 MATRIX = TensorInfo((4096, 4096), "float32")

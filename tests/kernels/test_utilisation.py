@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.errors import UnknownOperationError, WeightsFormatError
-from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.errors import UnknownOperationError, WeightsFormatError
+from lightning_predict.hardware import gpu, gpu_names
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import LAUNCH_SECONDS, machine_features, reference_seconds
 from lightning_predict.kernels.models import UtilisationModels, log_utilisation_of
 from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
@@ -25,7 +25,7 @@ from lightning_predict.weights.records import GpuWeights, Layer, LoadedWeights
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
-from tests.gpus.kinds import one_of_each_kind
+from tests.hardware.kinds import one_of_each_kind
 from tests.kernels.example_networks import LOWEST, constant_network, constant_weights, with_own
 
 LINEAR = shape_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])

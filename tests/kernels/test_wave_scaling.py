@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.wave_scaling import (
     FULL_TRAFFIC_SHARE,
     START_SECONDS,
@@ -19,7 +19,7 @@ from lightning_predict.kernels.wave_scaling import (
     scaled_seconds,
     wave_blocks,
 )
-from lightning_predict.tracing.trace import Kernel
+from lightning_predict.record.trace import Kernel
 from tests.example_gpu import BIG, SMALL
 
 GAMMAS = st.floats(0, 1)

@@ -7,8 +7,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware import gpu, gpu_names
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import (
     UtilisationModels,

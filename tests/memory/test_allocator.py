@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.base.units import KIBIBYTE, MEBIBYTE
 from lightning_predict.memory.allocator import AllocationError, CachingAllocator, block_bytes
-from lightning_predict.units import KIBIBYTE, MEBIBYTE
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.cost.memory import total_bytes
-from lightning_predict.extensions.advice.memory_savings import memory_report
-from lightning_predict.gpus import gpu
+from lightning_predict.advice.memory_savings import memory_report
+from lightning_predict.base.units import MEBIBYTE
+from lightning_predict.hardware import gpu
 from lightning_predict.memory.breakdown import memory_breakdown
+from lightning_predict.memory.step_memory import total_bytes
+from lightning_predict.record.trace import Memory, Trace
 from lightning_predict.reports.memory import curve_lines, folded_modules, memory_chart
-from lightning_predict.tracing.trace import Memory, Trace
-from lightning_predict.units import MEBIBYTE
 
 BLOCKS, WIDTH, ROWS = 8, 512, 16 * 1024
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from lightning_predict.cost.memory import safe_bytes, step_memory
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.memory.breakdown import memory_breakdown
 from lightning_predict.memory.libraries import (
     context_bytes,
@@ -19,7 +18,8 @@ from lightning_predict.memory.simulation import (
     gradient_bytes,
     least_reserved_bytes,
 )
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.memory.step_memory import safe_bytes, step_memory
+from lightning_predict.record.trace import Trace
 from tests.kept import Kept, example, many_calls, numbers
 
 GPUS: Final = ("T4", "A100-SXM-80GB", "H100-SXM-80GB")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.base.units import MEBIBYTE
 from lightning_predict.memory.libraries import convolved_share, trial_bytes, workspace_bytes
 from lightning_predict.memory.simulation import (
     SimulatedStep,
@@ -22,8 +23,7 @@ from lightning_predict.memory.simulation import (
     simulated_step,
 )
 from lightning_predict.memory.storages import written_storages
-from lightning_predict.tracing.trace import Memory, Operation, Parameter, TensorInfo, Trace
-from lightning_predict.units import MEBIBYTE
+from lightning_predict.record.trace import Memory, Operation, Parameter, TensorInfo, Trace
 
 BATCH = TensorInfo((12, MEBIBYTE), "uint8", id=0)
 WEIGHT = TensorInfo((16, MEBIBYTE), "uint8", id=1)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.named_models.configurations import shipped, shipped_models
-from lightning_predict.extensions.named_models.names import parse_model_name
-from lightning_predict.extensions.named_models.options import StepOptions
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.named_models.configurations import shipped, shipped_models
+from lightning_predict.record.named_models.names import parse_model_name
+from lightning_predict.record.named_models.options import StepOptions
 
 
 def test_a_name_has_a_library() -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.named_models.options import StepOptions
-from lightning_predict.extensions.quantization.layers import Linear4bit, as_4bit, parameter_counts
-from lightning_predict.extensions.quantization.optimizers import BlockwiseAdamW
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.named_models.options import StepOptions
+from lightning_predict.record.quantization.layers import Linear4bit, as_4bit, parameter_counts
+from lightning_predict.record.quantization.optimizers import BlockwiseAdamW
+from lightning_predict.record.trace import Trace
 from tests.named_models.test_step_of import GPT2, gpt2
 
 __all__ = ["gpt2"]

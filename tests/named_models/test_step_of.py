@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
 from lightning_predict.cli import main
-from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
-from lightning_predict.extensions.named_models import options
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.named_models import options
+from lightning_predict.record.trace import Trace
 
 GPT2 = {
     "model_type": "gpt2",
@@ -195,7 +195,7 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
 )
 def test_parameters_of_shipped_models(name: str, billions: float, source: str) -> None:
     transformers = pytest.importorskip("transformers")
-    from lightning_predict.extensions.named_models.configurations import shipped
+    from lightning_predict.record.named_models.configurations import shipped
 
     config = dict(shipped("hf", name).config)
     architecture = getattr(transformers, config["architectures"][0])

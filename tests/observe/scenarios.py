@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 
 Of = Callable[[int], float]
 """Seconds by the number of a batch."""

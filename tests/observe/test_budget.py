@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.observe.budget import GO_ON, Limit, check_forecast, check_use
 from lightning_predict.reports.format import usd
 

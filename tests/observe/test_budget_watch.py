@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.observe.budget import BudgetVerdict, BudgetWatch, DueCheck, Ledger, hours_limit
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
 from lightning_predict.observe.remaining import RemainingCounts

@@ -11,8 +11,8 @@ from lightning_predict.observe.remaining import (
     checkpoints_left,
     files_left,
 )
+from lightning_predict.record.trace import Memory
 from lightning_predict.run.workload import Checkpoints
-from lightning_predict.tracing.trace import Memory
 
 START = Position(
     epoch=0, batches_done=1, batches_per_epoch=4, max_epochs=3, optimizer_steps_done=1, accumulation={0: 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.observe.budget import check_forecast, check_use, co2_limit, hours_limit, usd_limit
 from lightning_predict.observe.remaining import (
     Position,

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lightning_predict.base.errors import UnknownOfferError
 from lightning_predict.cost.offers import Offer, offers_for
-from lightning_predict.errors import UnknownOfferError
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.observe.budget import RunPrice, gpu_name_in_use, named_offer, price_of_run
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from lightning_predict.errors import LightningPredictError
+from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.observe import rank_agreement as module
 from lightning_predict.observe.rank_agreement import (
     AgreementSchedule,

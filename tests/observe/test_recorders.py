@@ -15,7 +15,7 @@ from lightning_predict.observe.recorder import (
     StepRecorder,
     ValidationRecorder,
 )
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 
 @dataclass

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.observe.clock import device_clock
 from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.run_observer import BatchTimes, RunObserver, observer_of
-from lightning_predict.tracing.trace import Kernel, Operation, Trace
+from lightning_predict.record.trace import Kernel, Operation, Trace
 
 
 class Fit:

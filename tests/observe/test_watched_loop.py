@@ -10,11 +10,11 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lightning_predict as lp
-from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.base.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.observe import watched_loop
 from lightning_predict.observe.clock import clock_of_fits
+from lightning_predict.record.session import recordings_on
 from lightning_predict.testing import Clock
-from lightning_predict.tracing.session import recordings_on
 
 
 @pytest.fixture

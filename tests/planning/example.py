@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.planning.study import random_problem
 from lightning_predict.cost.offers import load_offers
-from lightning_predict.extensions.planning.problem import (
+from lightning_predict.planning.problem import (
     Configuration,
     Formulation,
     Job,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.extensions.planning.annealing import Entry, ListSchedules, annealed_stages
-from lightning_predict.extensions.planning.local_search import ONE_DECISION_SECONDS, FixedSchedule
-from lightning_predict.extensions.planning.policies import cheapest_plan
-from lightning_predict.extensions.planning.problem import Formulation, Job, Limits, MachineType, PlanningProblem
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.planning.annealing import Entry, ListSchedules, annealed_stages
+from lightning_predict.planning.local_search import ONE_DECISION_SECONDS, FixedSchedule
+from lightning_predict.planning.policies import cheapest_plan
+from lightning_predict.planning.problem import Formulation, Job, Limits, MachineType, PlanningProblem
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, crowd, on
 
 BOX = MachineType(name="box", gpu="A10", num_gpus=2, usd_per_hour=2.0)

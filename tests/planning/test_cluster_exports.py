@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_predict.errors import PlanningFormatError
-from lightning_predict.extensions.planning.cluster_exports import dstack_tasks, kueue_jobs
-from lightning_predict.extensions.planning.plan_folder import write_plan
-from lightning_predict.extensions.planning.problem import Limits, MachineType, PlanningProblem
-from lightning_predict.extensions.planning.queues import SHARING_BASELINES
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.base.errors import PlanningFormatError
+from lightning_predict.planning.cluster_exports import dstack_tasks, kueue_jobs
+from lightning_predict.planning.plan_folder import write_plan
+from lightning_predict.planning.problem import Limits, MachineType, PlanningProblem
+from lightning_predict.planning.queues import SHARING_BASELINES
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import TWO_JOBS, cloud_machines, job, on, read_by
 from tests.planning.test_outputs import MOVED, PLAN, with_command
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_predict.extensions.planning.expected_cost import DRAWS, plan_outlook, time_draws
-from lightning_predict.extensions.planning.milp import MilpPlanner
-from lightning_predict.extensions.planning.policies import candidates, cheapest_plan
-from lightning_predict.extensions.planning.problem import (
+from lightning_predict.base.interval import Interval
+from lightning_predict.planning.expected_cost import DRAWS, plan_outlook, time_draws
+from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.policies import candidates, cheapest_plan
+from lightning_predict.planning.problem import (
     Job,
     Limits,
     MachineType,
@@ -19,8 +20,7 @@ from lightning_predict.extensions.planning.problem import (
     PlanState,
     Rental,
 )
-from lightning_predict.extensions.planning.simulator import simulate
-from lightning_predict.interval import Interval
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, SMALL, TWO_JOBS, crowd, on
 
 pytest.importorskip("scipy")

@@ -11,16 +11,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.cost.offers import load_offers
-from lightning_predict.errors import (
+from lightning_predict.base.errors import (
     InfeasiblePlanError,
     InvalidArgumentError,
     LightningPredictError,
     PlanningFormatError,
 )
-from lightning_predict.extensions.planning.files import read_problem, read_progress_of, read_situation
-from lightning_predict.extensions.planning.policies import cheapest_plan
-from lightning_predict.extensions.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, PlanState
+from lightning_predict.cost.offers import load_offers
+from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
+from lightning_predict.planning.policies import cheapest_plan
+from lightning_predict.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, PlanState
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, on
 
 MACHINES = [

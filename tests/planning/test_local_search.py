@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.extensions.planning.expected_cost import plan_outlook, time_draws
-from lightning_predict.extensions.planning.files import read_problem
-from lightning_predict.extensions.planning.local_search import improved_plan
-from lightning_predict.extensions.planning.policies import cheapest_plan, policy
-from lightning_predict.extensions.planning.problem import (
+from lightning_predict.planning.expected_cost import plan_outlook, time_draws
+from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.local_search import improved_plan
+from lightning_predict.planning.policies import cheapest_plan, policy
+from lightning_predict.planning.problem import (
     Formulation,
     Limits,
     MachineType,
@@ -20,7 +20,7 @@ from lightning_predict.extensions.planning.problem import (
     PlanningProblem,
     PlanState,
 )
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, crowd, on
 
 pytest.importorskip("scipy")

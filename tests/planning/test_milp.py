@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.errors import MissingDependencyError
-from lightning_predict.extensions.planning.milp import MilpPlanner, fillings
-from lightning_predict.extensions.planning.objective import options_of
-from lightning_predict.extensions.planning.problem import Formulation, Limits, Placement, PlanningProblem, PlanState
+from lightning_predict.base.errors import MissingDependencyError
+from lightning_predict.planning.milp import MilpPlanner, fillings
+from lightning_predict.planning.objective import options_of
+from lightning_predict.planning.problem import Formulation, Limits, Placement, PlanningProblem, PlanState
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, at_start, crowd, job, on
 
 FOUR_TYPES = frozenset({"Standard NC24", "Standard NV24", "In-house server 2", "In-house server 3"})

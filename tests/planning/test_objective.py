@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_predict.extensions.planning.objective import (
+from lightning_predict.planning.objective import (
     ELSEWHERE,
     HORIZON_GAPS,
     HORIZON_RESTARTS,
@@ -20,7 +20,7 @@ from lightning_predict.extensions.planning.objective import (
     tardiness_usd,
     working_seconds,
 )
-from lightning_predict.extensions.planning.problem import Formulation, Placement, PlanState
+from lightning_predict.planning.problem import Formulation, Placement, PlanState
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, at_start, job, on
 
 HOURLY = replace(TWO_JOBS, horizon_seconds=HOUR)

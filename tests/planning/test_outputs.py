@@ -23,17 +23,17 @@ from rich.console import Console
 
 from benchmarks.planning.pictures import comparison_figure, comparison_table
 from benchmarks.planning.study import Comparison, Saving, random_problem
-from lightning_predict.errors import MissingDependencyError, PlanningFormatError
-from lightning_predict.extensions.planning.exports import plan_json, skypilot_tasks, slurm_scripts
-from lightning_predict.extensions.planning.gantt_chart import (
+from lightning_predict.base.errors import MissingDependencyError, PlanningFormatError
+from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
+from lightning_predict.planning.gantt_chart import (
     chart_of,
     gantt_page,
     plan_table,
 )
-from lightning_predict.extensions.planning.milp import MilpPlanner
-from lightning_predict.extensions.planning.plan_folder import write_plan
-from lightning_predict.extensions.planning.problem import Plan, PlanningProblem, PlanState
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.plan_folder import write_plan
+from lightning_predict.planning.problem import Plan, PlanningProblem, PlanState
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, job, on
 from tests.planning.test_simulator import ONE_EVENT, Script, at
 

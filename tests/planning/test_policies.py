@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.study import least_usd, random_problem
-from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.extensions.planning.policies import candidates, cheapest_plan
-from lightning_predict.extensions.planning.problem import Formulation, Limits
-from lightning_predict.extensions.planning.queues import BASELINES, QUEUE_RULES
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.planning.policies import candidates, cheapest_plan
+from lightning_predict.planning.problem import Formulation, Limits
+from lightning_predict.planning.queues import BASELINES, QUEUE_RULES
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import TWO_JOBS, job, on
 
 STAYING = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))

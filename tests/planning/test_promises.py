@@ -15,7 +15,7 @@ from benchmarks.planning.promises import (
     tightness,
 )
 from benchmarks.result_files import table_of
-from lightning_predict.extensions.planning.policies import cheapest_plan
+from lightning_predict.planning.policies import cheapest_plan
 
 
 def promise(asked: float, cheaper: float | None) -> Promise:

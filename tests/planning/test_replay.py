@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planning.study import random_problem
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.planning.exports import IDLE_MINUTES, plan_json, read_plan
-from lightning_predict.extensions.planning.milp import MilpPlanner
-from lightning_predict.extensions.planning.problem import Plan, PlanningProblem, PlanState
-from lightning_predict.extensions.planning.replay import evenly, likely_factors, replay, slowed
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.planning.exports import IDLE_MINUTES, plan_json, read_plan
+from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.problem import Plan, PlanningProblem, PlanState
+from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, TWO_JOBS, job, on
 from tests.planning.test_outputs import MOVED, PLAN
 from tests.planning.test_simulator import ONE_EVENT, Script, at

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.planning.study import random_actual_seconds, random_problem
-from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.extensions.planning.milp import MilpPlanner
-from lightning_predict.extensions.planning.objective import interruption_factor
-from lightning_predict.extensions.planning.problem import (
+from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.objective import interruption_factor
+from lightning_predict.planning.problem import (
     AbstractPolicy,
     Formulation,
     Limits,
@@ -20,8 +20,8 @@ from lightning_predict.extensions.planning.problem import (
     PlanState,
     RunningJobs,
 )
-from lightning_predict.extensions.planning.queues import BASELINES, FIFO, SHARING_BASELINES
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.planning.queues import BASELINES, FIFO, SHARING_BASELINES
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, job, on
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.extensions.planning.exports import skypilot_tasks
-from lightning_predict.extensions.planning.problem import Limits, Placement
-from lightning_predict.extensions.planning.queues import SHARING_BASELINES
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.planning.exports import skypilot_tasks
+from lightning_predict.planning.problem import Limits, Placement
+from lightning_predict.planning.queues import SHARING_BASELINES
+from lightning_predict.planning.simulator import simulate
 from lightning_predict.reports.sky import machine_to_rent, sky_task
 from tests.planning.example import HOUR, TWO_JOBS, cloud_machines, job, on, read_by
 from tests.planning.test_simulator import Script

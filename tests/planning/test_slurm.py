@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.extensions.planning.exports import slurm_scripts
-from lightning_predict.extensions.planning.problem import Limits
-from lightning_predict.extensions.planning.queues import SHARING_BASELINES
-from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.planning.exports import slurm_scripts
+from lightning_predict.planning.problem import Limits
+from lightning_predict.planning.queues import SHARING_BASELINES
+from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, LARGE, SMALL, job, on
 from tests.planning.test_outputs import FOLDERS, MOVED, PLAN, with_command
 from tests.planning.test_simulator import ONE_EVENT, Script, at

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.planning.streams import read_stream, stream_machines
 from benchmarks.planning.study import read_study, run_study
-from lightning_predict.errors import PlanningFormatError
+from lightning_predict.base.errors import PlanningFormatError
 from tests.planning.example import HOUR, on
 
 HEAD = "source,gpu,gpu_as_named,consolidated,n_gpus,model,batch_size,steps_per_second,step_ms"

@@ -29,8 +29,8 @@ from benchmarks.planning.study import (
     study_job_kinds,
     study_machines,
 )
-from lightning_predict.errors import InvalidArgumentError, PlanningFormatError
-from lightning_predict.extensions.planning.problem import Configuration
+from lightning_predict.base.errors import InvalidArgumentError, PlanningFormatError
+from lightning_predict.planning.problem import Configuration
 from tests.planning.example import HOUR, TWO_JOBS, job, on
 
 QUICK = Study(nodes=(1,), mean_gap_seconds=(60.0,), seeds=(0, 1), policies=("fifo", "edf", "ps", "milp"))

@@ -14,18 +14,18 @@ import yaml
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError, PlanningFormatError
-from lightning_predict.extensions.planning.exports import skypilot_tasks, slurm_scripts
-from lightning_predict.extensions.planning.files import read_problem, read_situation
-from lightning_predict.extensions.planning.milp import MilpPlanner
-from lightning_predict.extensions.planning.objective import working_seconds
-from lightning_predict.extensions.planning.policies import cheapest_plan
-from lightning_predict.extensions.planning.problem import Job, PlanningProblem, PlanState
-from lightning_predict.extensions.planning.queues import EARLIEST_DEADLINE_FIRST, SHARING_BASELINES
-from lightning_predict.extensions.planning.simulator import simulate
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError, PlanningFormatError
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.planning.exports import skypilot_tasks, slurm_scripts
+from lightning_predict.planning.files import read_problem, read_situation
+from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.objective import working_seconds
+from lightning_predict.planning.policies import cheapest_plan
+from lightning_predict.planning.problem import Job, PlanningProblem, PlanState
+from lightning_predict.planning.queues import EARLIEST_DEADLINE_FIRST, SHARING_BASELINES
+from lightning_predict.planning.simulator import simulate
+from lightning_predict.record.trace import Trace
 from lightning_predict.run.history import HistoryRecord, append_record, fingerprint_of
-from lightning_predict.tracing.trace import Trace
 from tests.planning.example import HOUR, assert_allowed, at_start, job, on
 
 BATCH = 16

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 import lightning_predict as lp
-from lightning_predict.extensions.planning.files import read_problem
-from lightning_predict.extensions.planning.problem import Configuration, MachineType
-from lightning_predict.extensions.planning.times import times_of_trace
-from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
+from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.problem import Configuration, MachineType
+from lightning_predict.planning.times import times_of_trace
+from lightning_predict.record.trace import Operation, Parameter, TensorInfo, Trace
 
 MACHINES = (
     MachineType(name="one", gpu="T4", num_gpus=1, usd_per_hour=0.5),

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError, LightningPredictError, PlanningError
-from lightning_predict.extensions.planning.problem import Job, Limits, PlanningProblem
-from lightning_predict.extensions.planning.validation import check_problem
+from lightning_predict.base.errors import (
+    InfeasiblePlanError,
+    InvalidArgumentError,
+    LightningPredictError,
+    PlanningError,
+)
+from lightning_predict.planning.problem import Job, Limits, PlanningProblem
+from lightning_predict.planning.validation import check_problem
 from tests.planning.example import HOUR, SMALL, TWO_JOBS, on
 
 FIRST, SECOND = TWO_JOBS.jobs

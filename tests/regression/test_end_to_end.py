@@ -11,15 +11,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.regression.end_to_end import (
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu
+from lightning_predict.regression.end_to_end import (
     RegressionOptions,
     fit_regression,
     left_out_errors,
     values_of,
 )
-from lightning_predict.extensions.regression.runs import PastRun, RunSetting
-from lightning_predict.gpus import gpu
+from lightning_predict.regression.runs import PastRun, RunSetting
 
 SIZES = (8, 16, 32, 64)
 POWERS = (4e12, 8e12, 14e12)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.regression.layers import TimedLayer, fit_layers, layers_of
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.translation import work_items
-from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
+from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
+from lightning_predict.regression.layers import TimedLayer, fit_layers, layers_of
 
 
 def kernel(seconds: float) -> Kernel:

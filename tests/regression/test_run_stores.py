@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from lightning_predict.errors import InvalidArgumentError, MeasurementTableError
-from lightning_predict.extensions.regression.runs import read_runs
+from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
+from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import append_record
 from tests.regression.test_run_tables import OWN, write
 from tests.run.test_history import RECORD

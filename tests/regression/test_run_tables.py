@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.checked import Checked, File
-from lightning_predict.errors import InvalidArgumentError, MeasurementTableError
-from lightning_predict.extensions.regression.runs import read_table, runs_of_rows
-from lightning_predict.gpus import gpu
+from lightning_predict.base.checked import Checked, File
+from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.roofline import sustained_flops
+from lightning_predict.regression.runs import read_table, runs_of_rows
 
 OWN = """\
 model,gpu,num_gpus,batch_size,iterations,threads,disk_delay_seconds,seconds

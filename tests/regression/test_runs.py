@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.extensions.regression.runs import VARIABLES, WORDS, PastRun, RunSetting
-from lightning_predict.gpus import gpu
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.hardware import gpu
+from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting
 
 SETTING = RunSetting(iterations=1000, batch_size=64, gpu="Tesla T4", num_gpus=2)
 

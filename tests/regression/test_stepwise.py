@@ -17,9 +17,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.regression.stepwise import StepwiseRegression
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.operations import Array
+from lightning_predict.regression.stepwise import StepwiseRegression
 
 
 def example(rows: int, noise: float, seed: int = 0) -> tuple[Array, Array]:
@@ -187,9 +187,9 @@ def test_weights_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("package", ["sklearn", "scipy"])
 def test_without_the_extra_the_error_names_it(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None\nimport lightning_predict.extensions.regression.stepwise"
+    code = f"import sys; sys.modules[{package!r}] = None\nimport lightning_predict.regression.stepwise"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "lightning_predict.errors.MissingDependencyError: Regressions on past runs need scikit-learn and SciPy, which "
-        "are not installed: pip install lightning-predict[fitting]"
+        "lightning_predict.base.errors.MissingDependencyError: Regressions on past runs need scikit-learn and SciPy, "
+        "which are not installed: pip install lightning-predict[fitting]"
     )

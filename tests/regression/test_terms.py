@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.extensions.regression.end_to_end import Term, terms_of
-from lightning_predict.extensions.regression.runs import VARIABLES
+from lightning_predict.regression.end_to_end import Term, terms_of
+from lightning_predict.regression.runs import VARIABLES
 
 
 def test_terms_of_two_variables() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.regression.runs import read_runs
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.regression.runs import read_runs
 
 GPU = {"gpu": "L4"}
 

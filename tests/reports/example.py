@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.testing import example_prediction, with_values
 

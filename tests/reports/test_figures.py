@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_predict.errors import LightningPredictError, MissingDependencyError
-from lightning_predict.interval import Interval
+from lightning_predict.base.errors import LightningPredictError, MissingDependencyError
+from lightning_predict.base.interval import Interval
 from lightning_predict.reports.figures import LOG_AXIS_SPREAD, figure_pixels, iteration_figure
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.testing import with_values

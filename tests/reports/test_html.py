@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.offers import cheapest_offer
-from lightning_predict.interval import Interval
 from lightning_predict.reports.charts import (
     NARROW,
     WIDE,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.reports.loggers import (
     QUANTITIES,
     TENSORBOARD_WIDTH,

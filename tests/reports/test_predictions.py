@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lightning_predict.errors import MissingDependencyError, UnknownGpuError
+from lightning_predict.base.errors import MissingDependencyError, UnknownGpuError
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import plain_table
 from lightning_predict.testing import with_values

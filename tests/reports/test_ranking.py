@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import (
     Ranking,

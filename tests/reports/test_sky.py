@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.cost.offers import Offer, load_offers
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
-from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.sky import CLOUDS, machine_to_rent, sky_accelerator, sky_task, sky_time_estimator
 from lightning_predict.testing import with_values

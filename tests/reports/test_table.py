@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.note import Note, details
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.gpus.layouts import Layout
-from lightning_predict.gpus.user_gpus import read_gpus
-from lightning_predict.interval import Interval
-from lightning_predict.note import Note, details
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.user_gpus import read_gpus
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import grid, plain_table, print_table
 from lightning_predict.reports.table_markup import markdown_table

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict import predict
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from lightning_predict.reports.loggers import metrics
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.testing import SMALL_GPU, example_machine, example_prediction, example_trace, with_values
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 SIZE = 1024
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.run.batch_size import LARGEST, StraightLine, largest_power_of_two, line_through
 
 

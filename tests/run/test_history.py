@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.files import history_path
-from lightning_predict.interval import Interval
+from lightning_predict.base.files import history_path
+from lightning_predict.base.interval import Interval
+from lightning_predict.record.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 from lightning_predict.run import history
 from lightning_predict.run.history import (
     RUNS_THAT_COUNT,
@@ -26,7 +27,6 @@ from lightning_predict.run.history import (
     run_correction,
 )
 from lightning_predict.run.workload import Run
-from lightning_predict.tracing.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 from lightning_predict.uncertainty import MEASURED_SPREAD
 from tests.run.test_totals import STEP
 

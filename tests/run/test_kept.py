@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.run.batch_size import LARGEST, StraightLine, largest_power_of_two, line_through
 from lightning_predict.run.history import HistoryRecord, correction_for
 from lightning_predict.run.measured_gains import own_gain

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.files import history_path
-from lightning_predict.interval import Interval
+from lightning_predict.advice.table import CHANGES
+from lightning_predict.base.files import history_path
+from lightning_predict.base.interval import Interval
+from lightning_predict.record.trace import Flags, Parameter, Trace
 from lightning_predict.run.history import HistoryRecord, append_record, read_history
 from lightning_predict.run.measured_gains import _CHANGES, architecture_of, measured_gains, own_gain, settings_of
-from lightning_predict.tracing.trace import Flags, Parameter, Trace
 from tests.advice.example_steps import GPU, REPORTED, trained
 from tests.advice.test_attention import captured as attention
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.run.progress import PlanSlot, ProgressKeeper, place_in_use, read_progress, write_progress
 
 PLACE = PlanSlot(job="bert", node=1, machine="box", num_gpus=2)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.memory import even_bytes
-from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.layouts.memory import even_bytes
+from lightning_predict.layouts.strategy import DATA_STRATEGIES, Strategy
+from lightning_predict.record.trace import Memory, Parameter, Trace
 from lightning_predict.run.workload import Batches, Loader, Workload, workload_per_replica, workload_with_shared_cores
-from lightning_predict.tracing.trace import Memory, Parameter, Trace
 
 L4 = gpu("L4")
 TRACE = Trace(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.run.workload import Batches, Checkpoints, Loader, Run, Workload, predict_run, training_seconds
 from lightning_predict.timeline.step_prediction import StepPrediction
 

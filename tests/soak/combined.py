@@ -30,11 +30,11 @@ CODE: Final = ("eager", "compiled", "attention", "profiled", "cuda")
 TRAINERS: Final = ("one", "two threads", "two ranks")
 ERRORS: Final = ("none", "RuntimeError", "MemoryError", "StopIteration", "KeyboardInterrupt")
 FUNCTIONS: Final = (
-    "tracing/session.py CaptureSession.start",
-    "tracing/session.py CaptureSession.trace",
-    "tracing/hooks.py ModuleWatch._add_root",
-    "tracing/profiler.py ProfilerRecorder.stop",
-    "tracing/dispatch.py DispatchRecorder._record",
+    "record/session.py CaptureSession.start",
+    "record/session.py CaptureSession.trace",
+    "record/hooks.py ModuleWatch._add_root",
+    "record/profiler.py ProfilerRecorder.stop",
+    "record/dispatch.py DispatchRecorder._record",
     "prediction.py predict_workload",
     "reports/table.py plain_table",
 )

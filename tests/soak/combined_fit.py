@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.tracing.profiler import ProfilerRecorder
-from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.record.profiler import ProfilerRecorder
+from lightning_predict.record.session import CaptureSession
 from tests.callbacks.fake_device import FakeDevice
 from tests.callbacks.small import FEATURES, Small, network
 from tests.callbacks.test_on_a_device import small_document

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from lightning_predict.errors import LightningPredictError
+from lightning_predict.base.errors import LightningPredictError
 from tests.test_hostile_files import READERS, Reader, mutations
 
 

@@ -23,7 +23,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.units import GIBIBYTE
+from lightning_predict.base.units import GIBIBYTE
 
 GPU: Final = "A100-SXM-40GB"
 BATCH, LENGTH, CLASSES = 2, 128, 10

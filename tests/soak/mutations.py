@@ -144,7 +144,7 @@ def tests_of(path: str) -> list[str]:
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = module.rpartition(".")
     own, imports = f"test_{name}", (f"from {module} import", f"from {package} import {name}\n")
-    subject = "distributed" if "extensions/parallel" in path else path.split("/")[1]
+    subject = path.split("/")[1]
     texts = {file: file.read_text(encoding="utf-8") for file in ROOT.glob(f"tests/{subject}/test_*.py")}
     found = [file for file, text in texts.items() if file.stem == own or any(one in text for one in imports)]
     found = sorted(found or texts, key=lambda file: (file.stem != own, name not in texts[file], len(texts[file])))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lightning_predict.record.trace import PHASES
 from lightning_predict.timeline.host import HostModel, Overheads
 from lightning_predict.timeline.simulation import START_SECONDS
-from lightning_predict.tracing.trace import PHASES
 
 T1, T2, T3, T4, T5, ALONE = 1.0, 3.0, 2.0, 4.0, 5.0, 7.0
 START = START_SECONDS * 1e6

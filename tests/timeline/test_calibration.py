@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_predict.base.note import is_decisive
 from lightning_predict.kernels.measured_scaling import predict_work_times
-from lightning_predict.note import is_decisive
+from lightning_predict.record.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.timeline.calibration import (
     GAP_SECONDS,
     HOST_BOUND_SHARE,
@@ -24,7 +25,6 @@ from lightning_predict.timeline.calibration import (
 from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, Host, HostModel
 from lightning_predict.timeline.simulation import START_SECONDS, main_queue
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
-from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.uncertainty import MEASURED_HOST_SPREAD, PROFILED_SPREAD, STACKS_SPREAD
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.overlap import Transfer, WorkSegment, overlap_transfers
+from lightning_predict.layouts.overlap import Transfer, WorkSegment, overlap_transfers
 
 
 def piece(seconds: float, waits_for: int | None = None) -> WorkSegment:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.roofline import sustained_flops
+from lightning_predict.record.attribution import CUDA_GRAPH
+from lightning_predict.record.imports import import_trace
 from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, recorded_host
 from lightning_predict.timeline.simulation import HostOperation, launch_schedule, simulate_timeline
-from lightning_predict.tracing.attribution import CUDA_GRAPH
-from lightning_predict.tracing.imports import import_trace
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4, T5
 from tests.timeline.test_simulation import microseconds, run, work
 

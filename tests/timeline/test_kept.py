@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import lightning_predict as lp
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.record.imports import import_trace
+from lightning_predict.record.trace import OtherStep, Trace
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.timeline.viewer import chrome_trace
-from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.trace import OtherStep, Trace
 from tests.kept import Kept, ends, example, many_calls
 
 TRACES: Final = Path(__file__).parents[1] / "traces"

@@ -7,13 +7,9 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.extensions.advice.what_if import precision_what_if
-from lightning_predict.interval import Interval
-from lightning_predict.run.history import fingerprint_of
-from lightning_predict.timeline.same_gpu_check import SameGpuCheck, kinds_note, mean_check, mean_step
-from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.timeline.verdict import Verdict
-from lightning_predict.tracing.trace import (
+from lightning_predict.advice.what_if import precision_what_if
+from lightning_predict.base.interval import Interval
+from lightning_predict.record.trace import (
     Memory,
     Operation,
     OtherStep,
@@ -24,6 +20,10 @@ from lightning_predict.tracing.trace import (
     measured_seconds,
     weighted_kinds,
 )
+from lightning_predict.run.history import fingerprint_of
+from lightning_predict.timeline.same_gpu_check import SameGpuCheck, kinds_note, mean_check, mean_step
+from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.timeline.verdict import Verdict
 
 DATA = TensorInfo((2048, 2048), "float32", id=0)
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,), module="secret")

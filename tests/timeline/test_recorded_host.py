@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_predict.record.trace import HostWait, Kernel, Operation, Trace
 from lightning_predict.timeline.host import (
     BLOCKED_LAUNCH_SECONDS,
     PROFILER_EVENT_SECONDS,
@@ -13,7 +14,6 @@ from lightning_predict.timeline.host import (
     Overheads,
     recorded_host,
 )
-from lightning_predict.tracing.trace import HostWait, Kernel, Operation, Trace
 
 EVENT = PROFILER_EVENT_SECONDS * 1e6
 

@@ -12,13 +12,13 @@ import pytest
 import lightning_predict as lp
 from benchmarks.accuracy.recordings import recorded_step_seconds
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
+from lightning_predict.record.imports import import_trace
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.calibration import HOST_BOUND_SHARE, RecordedSimulation, late_launch_share, recorded_gap
 from lightning_predict.timeline.host import Host, HostModel, recorded_host
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
-from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.trace import Trace
 from tests.recordings import recording
 
 pytestmark = pytest.mark.recorded

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel
 from lightning_predict.timeline.same_gpu_check import (
     CORRECTION_EXPONENT,
@@ -13,7 +14,6 @@ from lightning_predict.timeline.same_gpu_check import (
     corrected_iterations,
     same_gpu_check,
 )
-from lightning_predict.tracing.trace import Trace
 from lightning_predict.uncertainty import MEASURED_HOST_SPREAD
 from tests.example_gpu import BIG, SMALL
 from tests.timeline.test_step_prediction import LARGE, MODELS, TINY, measured_trace, product

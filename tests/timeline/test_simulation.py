@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from lightning_predict.timeline.simulation import (
     COMPUTE_STREAM,
     HostOperation,
@@ -19,7 +20,6 @@ from lightning_predict.timeline.simulation import (
     launch_schedule,
     simulate_timeline,
 )
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from tests.example_gpu import SMALL
 from tests.kernels.example_models import half_speed
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4

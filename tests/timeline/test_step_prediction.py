@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_predict.interval import Interval
+from lightning_predict.base.interval import Interval
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.operations import Array, problem
 from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.record.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.timeline.calibration import GAP_SECONDS
 from lightning_predict.timeline.host import LIBRARY_SECONDS, PROFILER_EVENT_SECONDS, Host, HostModel
 from lightning_predict.timeline.simulation import START_SECONDS
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
-from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.uncertainty import MEASURED_SPREAD, SLOWEST_HOST, interval_of_sum
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed

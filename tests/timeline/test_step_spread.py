@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.errors import WeightsFormatError
-from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.errors import WeightsFormatError
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu, gpu_names
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.testing import example_trace

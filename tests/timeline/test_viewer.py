@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from lightning_predict.timeline.viewer import DEVICE_PROCESS, HOST_PROCESS, chrome_trace
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from tests.example_gpu import SMALL
 from tests.kernels.example_models import half_speed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.errors import WeightsDownloadError, WeightsFormatError, WeightsHashError
+from lightning_predict.base.errors import WeightsDownloadError, WeightsFormatError, WeightsHashError
 from lightning_predict.weights import fetch
 from lightning_predict.weights.fetch import Download
 from lightning_predict.weights.manifest import MANIFEST_NAME, ManifestEntry

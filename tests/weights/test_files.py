@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from lightning_predict.errors import WeightsFormatError, WeightsHashError
+from lightning_predict.base.errors import WeightsFormatError, WeightsHashError
 from lightning_predict.weights.files import MAX_BYTES, METADATA_KEY, read_weights, sha256, write_weights
 from tests.weights.example import weights
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.errors import WeightsFormatError
+from lightning_predict.base.errors import WeightsFormatError
 from lightning_predict.weights.manifest import MANIFEST_NAME, parse_manifest
+from lightning_predict.weights.store import BUNDLED
 from tests.weights.example import publish
 
 
@@ -46,3 +47,10 @@ def test_a_wrong_entry_is_refused(tmp_path: Path, name: str, changes: dict[str, 
     document["files"] = {name: document["files"]["T4.safetensors"] | changes}
     with pytest.raises(WeightsFormatError, match=words):
         parse_manifest(json.dumps(document), where="here")
+
+
+def test_the_readme_lists_each_bundled_file_with_its_size_and_hash() -> None:
+    manifest = parse_manifest((BUNDLED / MANIFEST_NAME).read_text(), where="the package")
+    readme = (Path(__file__).parents[2] / "weights" / "README.md").read_text(encoding="utf-8")
+    rows = {f"| `{name}` | {file.bytes:,} | `{file.sha256[:16]}` |" for name, file in manifest.files.items()}
+    assert {line for line in readme.splitlines() if ".safetensors` |" in line} == rows

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.weights.source import HTTP_VARIABLE, WeightsSource, address_of, weights_source
 
 

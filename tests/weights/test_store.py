@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.errors import (
+from lightning_predict.base.errors import (
     InvalidArgumentError,
     WeightsFormatError,
     WeightsHashError,
     WeightsNotFoundError,
 )
-from lightning_predict.gpus import gpu_names
+from lightning_predict.hardware import gpu_names
 from lightning_predict.weights import fetch, store
 from lightning_predict.weights.manifest import MANIFEST_NAME
 from lightning_predict.weights.records import GpuWeights

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.distributed.strategy import parse_strategy
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware.layouts import layout_of
 from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.layouts.strategy import parse_strategy
 from lightning_predict.prediction import predict_workload
+from lightning_predict.record.trace import Trace
 from lightning_predict.run.workload import Workload
-from lightning_predict.tracing.trace import Trace
 from tests.workloads.gpt import Gpt, GptConfig
 from tests.workloads.sequences import Llama
 

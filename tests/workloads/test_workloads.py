@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import lightning_predict as lp
 from lightning_predict.kernels.operations import batch_shapes, operation_spec
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 from tests.workloads.catalogue import WORKLOADS
 from tests.workloads.gan import Dcgan
 from tests.workloads.modules import Batch, Size, SyntheticData, Workload

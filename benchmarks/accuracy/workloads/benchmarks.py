@@ -33,9 +33,9 @@ from benchmarks.accuracy.workloads.transformer_xl import (
     TransformerXl,
     TransformerXlConfig,
 )
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Flags, Operation, Trace
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Flags, Operation, Trace
 
 SQUAD_LENGTH: Final = 384
 SENTENCE_LENGTH: Final = 30

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.recording import capture
+from lightning_predict.record.trace import Trace
 
 STAGES: Final = ((64, 1), (128, 2), (256, 2), (512, 2))
 """Channels and stride of the four stages, of two blocks each."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from benchmarks.accuracy.workloads.recorded import without_pauses
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 DENSE: Final = 13
 WIDTH: Final = 128

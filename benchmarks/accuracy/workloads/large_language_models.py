@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy.workloads.recorded import without_pauses
-from lightning_predict.distributed.gradients import trainable_parameter_count
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.signatures import FUSED
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
+from lightning_predict.layouts.gradients import trainable_parameter_count
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.signatures import FUSED
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
 
 @final

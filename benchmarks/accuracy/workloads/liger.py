@@ -18,9 +18,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from benchmarks.accuracy.workloads.recorded import without_pauses
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Trace
 
 Sizes = Mapping[str, Any]
 

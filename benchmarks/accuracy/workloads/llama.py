@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy.workloads.large_language_models import with_float32_copies, with_fused_adam
-from lightning_predict.tracing.signatures import FUSED
-from lightning_predict.tracing.trace import TensorInfo, Trace
+from lightning_predict.record.signatures import FUSED
+from lightning_predict.record.trace import TensorInfo, Trace
 
 
 @final

@@ -21,9 +21,9 @@ from benchmarks.accuracy.workloads.gpt import GPT2_LARGE, GPT3_2_7B, GPT3_XL, Gp
 from benchmarks.accuracy.workloads.opt import OPT_1_3B, Opt
 from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.switch import SWITCH_XL_4, Switch
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Flags, Trace
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Flags, Trace
 
 Mode = Literal["inference", "training"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.record.trace import Trace
 
 
 def without_pauses(trace: Trace) -> Trace:

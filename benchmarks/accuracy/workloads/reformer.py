@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from lightning_predict.errors import MissingDependencyError
-from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.base.errors import MissingDependencyError
+from lightning_predict.record.recording import capture
+from lightning_predict.record.trace import Trace
 
 TOKENS: Final = 4096
 """Of a sample, as milabench draws them."""

@@ -19,9 +19,9 @@ from typing import Any, Final, Literal, final, get_args
 import torch
 from torch import nn
 
-from lightning_predict.errors import LightningPredictError, MissingDependencyError
-from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.base.errors import LightningPredictError, MissingDependencyError
+from lightning_predict.record.recording import capture
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 Source = Literal["timm", "torchvision"]
 Mode = Literal["train", "infer"]

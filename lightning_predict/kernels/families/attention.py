@@ -25,9 +25,9 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.norm import SOFTMAX_BACKWARD
 from lightning_predict.kernels.features import alignment, log2, machine_features, tile_features, work_features
 from lightning_predict.kernels.operations import (
@@ -46,8 +46,8 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import whole_compute_dtype
-from lightning_predict.tracing.signatures import has_wider_mask
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.signatures import has_wider_mask
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import FLOAT32_ATTENTION_SPREAD
 
 _OF: Final = constants_of(__name__)

@@ -26,17 +26,17 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.checked import Checked, File, parse_json
-from lightning_predict.errors import CatalogueError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.checked import Checked, File, parse_json
+from lightning_predict.base.errors import CatalogueError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.ties import least
+from lightning_predict.base.units import microseconds_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import COLLECTIVES, Array, Columns, OperationSpec, ShapeBatch, register
 from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
 from lightning_predict.kernels.timing import Estimate, TimedBy
-from lightning_predict.ties import least
 from lightning_predict.uncertainty import UNFITTED_SPREAD
-from lightning_predict.units import microseconds_to_seconds
 
 MEASURED_SUBSTITUTE: Final = {"broadcast": "all_gather"}
 """Maps each unmeasured collective to a measured collective with the same time per byte sent over a link.

@@ -29,9 +29,9 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import (
     alignment,
     log2,
@@ -69,8 +69,8 @@ from lightning_predict.kernels.roofline import (
     with_sustained_peaks,
 )
 from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype, is_complex
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.operand_strides import CHANNELS_LAST
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import convolution_interval
 
 _OF: Final = constants_of(__name__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
 from lightning_predict.kernels.memory_bound import UNTRANSLATED
 from lightning_predict.kernels.operations import (

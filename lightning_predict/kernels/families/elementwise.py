@@ -6,7 +6,7 @@ time (`copies.py`). Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> from lightning_predict.kernels.translation import translate
-    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.record.trace import Flags, Operation, TensorInfo
     >>> float(shape_batch("add", "float32", rows=2, cols=3).bytes_moved[0])  # (2 reads + 1 write) x 6 x 4 bytes
     72.0
     >>> x = TensorInfo((8, 16), "float32")
@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import (
     alignment,
     log2,
@@ -45,8 +45,8 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import issue_rate, per_gpu
 from lightning_predict.kernels.translation import compute_dtype, rows_and_columns
-from lightning_predict.tracing.operand_strides import CONTIGUOUS_ELEMENTS
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
 

@@ -18,7 +18,7 @@ Traffic is counted in sectors of 32 bytes. Indices, offsets and the output come 
 and come from DRAM on an L2 miss. The time is the longer of the DRAM time and the L2 time. For rows of up to 32 numbers,
 it is multiplied by 1.55; for up to 64 numbers, by 1.1 (short rows leave threads idle). Example::
 
-    >>> from lightning_predict.gpus import gpu
+    >>> from lightning_predict.hardware import gpu
     >>> bags = {"bags": 1024, "lookups": 1, "rows": 10, "dim": 64, "alpha": 0}
     >>> columns = {word: np.array([float(value)]) for word, value in bags.items()}
     >>> round(float(hit_rate(columns, [gpu("V100")])[0, 0]), 2)  # ten rows, asked for a thousand times
@@ -35,9 +35,9 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.interval import Interval
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
@@ -53,7 +53,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import SECTOR_BYTES, issue_rate, per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import compute_dtype
-from lightning_predict.tracing.trace import Flags, Operation
+from lightning_predict.record.trace import Flags, Operation
 from lightning_predict.uncertainty import EMBEDDING_SPREAD
 
 _OF: Final = constants_of(__name__)
@@ -69,7 +69,7 @@ LAUNCH_SECONDS: Final = _OF.number("LAUNCH_SECONDS", "seconds")
 ZIPF: Final = "zipf_alpha"
 """Argument of a look-up and its backward pass with the exponent of Zipf's law for row frequencies.
 
-Recorders do not write this argument; see `extensions/embeddings/tables.py`."""
+Recorders do not write this argument; see `embeddings/tables.py`."""
 
 
 def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
@@ -355,7 +355,7 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] |
 LOOK_UPS: Final = "lightning_predict::table_look_ups"
 UPDATES: Final = "lightning_predict::table_updates"
 INTERACTION: Final = "lightning_predict::dot_interaction"
-"""Calls that `extensions/advice/embedding.py` inserts: all tables at once, and all vectors of a sample at once."""
+"""Calls that `advice/embedding.py` inserts: all tables at once, and all vectors of a sample at once."""
 
 
 @translates(LOOK_UPS)

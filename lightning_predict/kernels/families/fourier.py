@@ -22,7 +22,7 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.translation import compute_dtype
-from lightning_predict.tracing.trace import Flags, Operation
+from lightning_predict.record.trace import Flags, Operation
 from lightning_predict.uncertainty import FOURIER_SPREAD
 
 

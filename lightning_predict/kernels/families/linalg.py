@@ -28,7 +28,7 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
@@ -39,7 +39,7 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype, is_complex
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import LINALG_SPREAD
 
 _OF: Final = constants_of(__name__)

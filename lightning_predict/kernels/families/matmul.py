@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import (
     alignment,
     clock_features,
@@ -43,8 +43,8 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import issue_rate, per_gpu, sustained_rate_uncertainty, with_sustained_peaks
 from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype, is_complex
-from lightning_predict.tracing.operand_strides import FIRST_TRANSPOSED, SECOND_TRANSPOSED
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.operand_strides import FIRST_TRANSPOSED, SECOND_TRANSPOSED
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import MISALIGNED_SPREAD, NARROW_SPREAD
 
 _OF: Final = constants_of(__name__)

@@ -3,7 +3,7 @@
 Example::
 
     >>> from lightning_predict.kernels.translation import translate
-    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.record.trace import Flags, Operation, TensorInfo
     >>> x = TensorInfo((8, 16), "float32")
     >>> translate(Operation(name="aten::_softmax", phase="forward", inputs=(x,)), Flags())[0].operation
     'softmax'
@@ -20,8 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
@@ -37,8 +37,8 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import issue_rate, memory_bandwidth, rounds
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST, READ_IN_PASSES
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.operand_strides import CHANNELS_LAST, READ_IN_PASSES
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.operations import Array, Columns, LatencyBound, OperationSpec, ShapeBatch, register
 from lightning_predict.kernels.roofline import issue_rate

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
 from lightning_predict.kernels.operations import (
@@ -30,8 +30,8 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import issue_rate, limited_transfer
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.operand_strides import CHANNELS_LAST
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
 

@@ -1,9 +1,9 @@
-"""Layers in 4 bits and optimizers in 8 bits, of bitsandbytes and of `extensions/quantization`.
+"""Layers in 4 bits and optimizers in 8 bits, of bitsandbytes and of `record/quantization`.
 
 A matmul with a 4-bit weight is a dequantization followed by a matmul, as bitsandbytes computes training batches.
 bitsandbytes uses its fused kernel only for few rows. A dequantization is counted by the bytes that it moves. Example::
 
-    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.record.trace import Flags, Operation, TensorInfo
     >>> data, packed = TensorInfo((8, 64), "float16"), TensorInfo((4096, 1), "uint8")
     >>> product = Operation(name="bitsandbytes::gemm_4bit", phase="forward", inputs=(data, packed))
     >>> [one.dims for one in gemm_4bit(product, Flags())]
@@ -17,7 +17,7 @@ import math
 from lightning_predict.kernels.memory_bound import bytes_read, transfer_of
 from lightning_predict.kernels.operations import OperationShape, translates
 from lightning_predict.kernels.translation import compute_dtype
-from lightning_predict.tracing.trace import DTYPE_BYTES, Flags, Operation
+from lightning_predict.record.trace import DTYPE_BYTES, Flags, Operation
 
 
 def _transfer(read: float, written: float, elements: float) -> OperationShape:

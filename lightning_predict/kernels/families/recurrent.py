@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lightning_predict.constants import constants_of
+from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
@@ -27,7 +27,7 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.translation import whole_compute_dtype
-from lightning_predict.tracing.trace import Flags, Operation
+from lightning_predict.record.trace import Flags, Operation
 
 _OF: Final = constants_of(__name__)
 

@@ -15,15 +15,15 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.constants import constants_of
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.base.constants import constants_of
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
 from lightning_predict.kernels.operations import Array, LatencyBound, OperationShape, ShapeBatch, register, translates
 from lightning_predict.kernels.roofline import SINGLE_LOAD_CYCLES, limited_transfer
 from lightning_predict.kernels.translation import compute_dtype
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 _OF: Final = constants_of(__name__)
 

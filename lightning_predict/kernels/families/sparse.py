@@ -3,7 +3,7 @@
 Each stored element multiplies one row of the dense operand: 2 x stored x columns, independent of the shape. Other
 operations on sparse tensors move their values and indices (`memory_bound.py`). Example::
 
-    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.record.trace import Flags, Operation, TensorInfo
     >>> adjacency = TensorInfo((1000, 1000), "float32", stored_elements=50, stored_bytes=1000)
     >>> dense = TensorInfo((1000, 8), "float32")
     >>> product = Operation(name="aten::_sparse_mm", phase="forward", inputs=(adjacency, dense))
@@ -26,7 +26,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import SPARSE_SPREAD
 
 register(

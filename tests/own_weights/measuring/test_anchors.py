@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_predict.errors import CaptureError, InvalidArgumentError, UnknownGpuError
-from lightning_predict.extensions.own_weights.measuring import main_rates
-from lightning_predict.extensions.own_weights.measuring.clock import Timing
-from lightning_predict.extensions.own_weights.measuring.main_rates import (
+from lightning_predict.base.errors import CaptureError, InvalidArgumentError, UnknownGpuError
+from lightning_predict.hardware import Gpu, gpu
+from lightning_predict.hardware.lookup import set_measured
+from lightning_predict.hardware.user_gpus import add_gpus, read_gpus, read_measured
+from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import OperationShape
+from lightning_predict.kernels.timing import predict_operation_times
+from lightning_predict.own_weights.measuring import main_rates
+from lightning_predict.own_weights.measuring.clock import Timing
+from lightning_predict.own_weights.measuring.main_rates import (
     TRIAL_SIDE,
     MainRates,
     comparison,
@@ -21,15 +28,8 @@ from lightning_predict.extensions.own_weights.measuring.main_rates import (
     largest_side,
     measure_main_rates,
 )
-from lightning_predict.extensions.own_weights.measuring.management import GpuState
-from lightning_predict.gpus import Gpu, gpu
-from lightning_predict.gpus.lookup import set_measured
-from lightning_predict.gpus.user_gpus import add_gpus, read_gpus, read_measured
-from lightning_predict.kernels.measured_scaling import predict_work_times
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import OperationShape
-from lightning_predict.kernels.timing import predict_operation_times
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.own_weights.measuring.management import GpuState
+from lightning_predict.record.trace import Trace
 
 A10 = gpu("A10")
 RATE = 61e12

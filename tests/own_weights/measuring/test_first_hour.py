@@ -15,9 +15,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.own_weights import first_hour as module
-from lightning_predict.extensions.own_weights.first_hour import (
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu
+from lightning_predict.own_weights import first_hour as module
+from lightning_predict.own_weights.first_hour import (
     MACHINE,
     NO_CUDA,
     PARTS,
@@ -25,12 +26,11 @@ from lightning_predict.extensions.own_weights.first_hour import (
     first_wait,
     report_on_gpu,
 )
-from lightning_predict.extensions.own_weights.measuring import run
-from lightning_predict.extensions.own_weights.measuring.run import measure
-from lightning_predict.extensions.own_weights.measuring.typical_steps import TYPICAL_STEPS
-from lightning_predict.extensions.own_weights.training.tables import read_own_tables
-from lightning_predict.gpus import gpu
-from lightning_predict.tracing.recording import capture
+from lightning_predict.own_weights.measuring import run
+from lightning_predict.own_weights.measuring.run import measure
+from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS
+from lightning_predict.own_weights.training.tables import read_own_tables
+from lightning_predict.record.recording import capture
 from tests.own_weights.measuring.test_measuring import by_graph
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")

@@ -15,45 +15,45 @@ import pytest
 import torch
 
 from benchmarks.training.tables import read_tables
-from lightning_predict.errors import (
+from lightning_predict.base.errors import (
     CaptureError,
     InvalidArgumentError,
     MeasurementTableError,
     UnknownOperationError,
 )
-from lightning_predict.extensions.own_weights import commands
-from lightning_predict.extensions.own_weights.measuring import clock, management, order, run, typical_steps
-from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS, draw_problems
-from lightning_predict.extensions.own_weights.measuring.clock import (
-    PROBLEM_SECONDS,
-    Timing,
-    captured,
-    repetitions_that_fit,
-    time_call,
-)
-from lightning_predict.extensions.own_weights.measuring.management import GpuState, read_state
-from lightning_predict.extensions.own_weights.measuring.order import (
-    FAMILY_ORDER,
-    MeasuringProblem,
-    problems_by_worth,
-    spread_first,
-)
-from lightning_predict.extensions.own_weights.measuring.run import (
-    SECONDS_AROUND,
-    estimate_seconds,
-    measure,
-)
-from lightning_predict.extensions.own_weights.measuring.typical_steps import measured_share
-from lightning_predict.extensions.own_weights.training.tables import eager_rows, read_own_tables, split_rows, was_eager
-from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS
-from lightning_predict.gpus import gpu
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.operations import (
     network_spec,
     operation_names,
     operation_spec,
     shape_batch,
 )
-from lightning_predict.tracing.recording import capture
+from lightning_predict.own_weights import commands
+from lightning_predict.own_weights.measuring import clock, management, order, run, typical_steps
+from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, draw_problems
+from lightning_predict.own_weights.measuring.clock import (
+    PROBLEM_SECONDS,
+    Timing,
+    captured,
+    repetitions_that_fit,
+    time_call,
+)
+from lightning_predict.own_weights.measuring.management import GpuState, read_state
+from lightning_predict.own_weights.measuring.order import (
+    FAMILY_ORDER,
+    MeasuringProblem,
+    problems_by_worth,
+    spread_first,
+)
+from lightning_predict.own_weights.measuring.run import (
+    SECONDS_AROUND,
+    estimate_seconds,
+    measure,
+)
+from lightning_predict.own_weights.measuring.typical_steps import measured_share
+from lightning_predict.own_weights.training.tables import eager_rows, read_own_tables, split_rows, was_eager
+from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS
+from lightning_predict.record.recording import capture
 from tests.gpu.test_peak_memory import step_on
 
 CPU = torch.device("cpu")
@@ -173,7 +173,7 @@ def test_the_table_has_the_columns_of_the_public_ones_and_one_row_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "lightning_predict.extensions.own_weights.measuring.order.draw_problems",
+        "lightning_predict.own_weights.measuring.order.draw_problems",
         lambda operation, count, seed: [dict(TINY["conv2d"])],
     )
     done = measure(tmp_path, operations=["conv2d"], dtypes=["float32"], problems=1, device="cpu", gpu="T4")
@@ -193,7 +193,7 @@ def test_a_problem_that_cannot_run_is_said_and_the_rest_goes_on(
 ) -> None:
     impossible = {"m": 2**40, "n": 2**40, "k": 2**40}
     monkeypatch.setattr(
-        "lightning_predict.extensions.own_weights.measuring.order.draw_problems",
+        "lightning_predict.own_weights.measuring.order.draw_problems",
         lambda operation, count, seed: [impossible, dict(TINY["linear"])],
     )
     done = measure(tmp_path, operations=["linear"], dtypes=["float32"], problems=2, device="cpu")

@@ -11,10 +11,10 @@ import numpy as np
 
 from benchmarks.training.families import FamilyResult, train_families
 from benchmarks.training.recipes import Recipe
-from lightning_predict.extensions.own_weights.training.tables import Group
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
+from lightning_predict.own_weights.training.tables import Group
 from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry, file_name
 from lightning_predict.weights.records import CROSS_GPU
 from tests.example_gpu import BIG, SMALL

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.training.scores import baseline_errors, memory_bandwidth_of, peak_of, ratio_errors
-from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.operations import shape_batch
+from lightning_predict.own_weights.training.tables import Group
 from tests.own_weights.training.example import GPUS
 
 

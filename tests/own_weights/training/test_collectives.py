@@ -16,7 +16,7 @@ from benchmarks.training.collectives import (
     sources_of,
     write_curves,
 )
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.kernels.families.collective import bundled_curves
 
 HEADER = "gpu,op,gpus,message_elements,latency_ms\n"

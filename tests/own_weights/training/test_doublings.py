@@ -6,11 +6,11 @@ import numpy as np
 
 from benchmarks.training.doublings import ShapeRange, doubling_pairs
 from benchmarks.training.recipes import RECIPES
-from lightning_predict.extensions.own_weights.training.networks import TrainingPlan, collect_rows, train_network
-from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import log_utilisation_of
 from lightning_predict.kernels.operations import Array, network_specs, shape_batch
+from lightning_predict.own_weights.training.networks import TrainingPlan, collect_rows, train_network
+from lightning_predict.own_weights.training.tables import Group
 from lightning_predict.weights.records import NetworkWeights
 from tests.example_gpu import BIG, SMALL
 

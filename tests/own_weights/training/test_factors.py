@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.errors import WeightsFormatError
-from lightning_predict.extensions.own_weights.measuring import run
-from lightning_predict.extensions.own_weights.measuring.run import measure
-from lightning_predict.extensions.own_weights.training.factors import factor_of, measured_factors
-from lightning_predict.extensions.own_weights.training.tables import Group
-from lightning_predict.extensions.own_weights.training.tuning import tune_weights
-from lightning_predict.gpus import gpu
+from lightning_predict.base.errors import WeightsFormatError
+from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import ShapeBatch, shape_batch
+from lightning_predict.own_weights.measuring import run
+from lightning_predict.own_weights.measuring.run import measure
+from lightning_predict.own_weights.training.factors import factor_of, measured_factors
+from lightning_predict.own_weights.training.tables import Group
+from lightning_predict.own_weights.training.tuning import tune_weights
 from lightning_predict.weights.files import parse_weights, read_weights, write_weights
 from lightning_predict.weights.records import MeasuredFactor
 from tests.own_weights.measuring.test_measuring import by_graph

@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.training.families import UNMEASURED_HALF_WIDTH, interval_of, unseen_errors
 from benchmarks.training.recipes import RECIPES
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
-from lightning_predict.extensions.own_weights.training.tuning import log_errors, weighted_quantile
+from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import network_specs, shape_batch
+from lightning_predict.own_weights.training.tables import Group, split_rows
+from lightning_predict.own_weights.training.tuning import log_errors, weighted_quantile
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_network
 from tests.own_weights.training.example import GPUS, group, products, train_family

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from benchmarks.training.recipes import RECIPES, Recipe
-from lightning_predict.extensions.own_weights.training.networks import (
+from lightning_predict.kernels.features import MACHINE_FEATURES
+from lightning_predict.kernels.models import log_utilisation_of, predict_log_utilisations
+from lightning_predict.kernels.operations import network_specs, shape_batch
+from lightning_predict.own_weights.training.networks import (
     TrainingPlan,
     collect_rows,
     lowest_utilisation,
     train_network,
     with_constants_in_bias,
 )
-from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
-from lightning_predict.extensions.own_weights.training.tuning import log_errors
-from lightning_predict.kernels.features import MACHINE_FEATURES
-from lightning_predict.kernels.models import log_utilisation_of, predict_log_utilisations
-from lightning_predict.kernels.operations import network_specs, shape_batch
+from lightning_predict.own_weights.training.tables import Group, split_rows
+from lightning_predict.own_weights.training.tuning import log_errors
 from lightning_predict.weights.records import Layer
 from tests.example_gpu import BIG, SMALL
 from tests.own_weights.training.example import GPUS, group, law, measured, products, train_family

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS, OwnScore, tune_weights
-from lightning_predict.gpus import gpu
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.hardware import gpu
+from lightning_predict.own_weights.training.networks import TrainingPlan
+from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, OwnScore, tune_weights
 from lightning_predict.weights.records import CROSS_GPU
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from benchmarks.training.scores import raw_inputs, train_raw_network
-from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.operations import shape_batch
+from lightning_predict.own_weights.training.tables import Group
 from tests.example_gpu import BIG, SMALL
 from tests.own_weights.training.example import GPUS
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.training.recipes import RECIPES
-from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import ShapeBatch, network_specs, shape_batch
+from lightning_predict.own_weights.training.networks import TrainingPlan
+from lightning_predict.own_weights.training.tables import Group
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
 from tests.example_gpu import BIG, SMALL
 from tests.own_weights.training.example import GPUS, train_family

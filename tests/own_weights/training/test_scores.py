@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.training.scores import HEADINGS, score_cells, score_groups, score_markdown, score_table
-from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.roofline import roofline_seconds, with_sustained_peaks
+from lightning_predict.own_weights.training.tables import Group, split_rows
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_weights
 from tests.own_weights.training.example import GPUS, products

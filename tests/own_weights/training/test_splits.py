@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_predict.extensions.own_weights.training.tables import (
+from lightning_predict.own_weights.training.tables import (
     CALIBRATION_SHARE,
     HELD_OUT_SHARE,
     problem_shares,

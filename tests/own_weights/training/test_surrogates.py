@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.training.surrogates import ALL_GPUS, proxy_scores, proxy_table, published_times
-from lightning_predict.errors import MeasurementTableError, UnknownGpuError
+from lightning_predict.base.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.operator_times import operator_seconds

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.training.tables import LONGEST_LAUNCH_SECONDS, SHORTEST_SECONDS, read_tables
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.own_weights.training.tables import Group
+from lightning_predict.base.errors import MeasurementTableError
+from lightning_predict.own_weights.training.tables import Group
 from tests.example_gpu import SMALL
 from tests.own_weights.training.example import group as synthetic_group
 

@@ -15,12 +15,12 @@ from benchmarks.training.families import Training, train_families
 from benchmarks.training.recipes import RECIPES
 from benchmarks.training.scores import Score
 from benchmarks.training.weights import evaluate, train
-from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.extensions.own_weights.training.tables import Group
-from lightning_predict.extensions.own_weights.training.tuning import gpus_of
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.collective import bundled_curves
+from lightning_predict.own_weights.training.networks import TrainingPlan
+from lightning_predict.own_weights.training.tables import Group
+from lightning_predict.own_weights.training.tuning import gpus_of
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL

@@ -1,0 +1,311 @@
+"""`lp.advise`: recommends changes to a training run (mixed precision, torch.compile ...), and the GPU to rent.
+
+Each change is applied to the recorded step, and both steps are predicted in the same way (`gains.py`). A change can be
+recommended if measured pairs validate the predicted gains of its kind (`gain_accuracy.py`). Such changes are combined
+greedily into a chain, best change first. Then each GPU is priced without changes and with the chain. Example::
+
+    advice = lp.advise(lp.Trace.load("step.json.gz"), ["L4", "A100-SXM-80GB"], iterations=50_000)
+    advice["bf16-mixed"].gain.middle      # throughput with the change over throughput without, with .low and .high
+    print(advice)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, final
+
+from lightning_predict.advice.advice_text import WORTH_IT, Advice, Chain, ChangeVerdict, EvaluatedChange
+from lightning_predict.advice.change import SIDE_EFFECTS, Change
+from lightning_predict.advice.gain_accuracy import MeasuredPairs, calibration_for, calibration_of_runs
+from lightning_predict.advice.gains import gain, predicted_with
+from lightning_predict.advice.layers import layer_table
+from lightning_predict.advice.table import CHANGES
+from lightning_predict.assumptions import Assumptions, fill_in_assumptions
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.ties import ordered
+from lightning_predict.cost.prediction import Prediction, UserPrice
+from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
+from lightning_predict.hardware import Gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.layouts.strategy import LightningStrategy, Strategy, parse_strategy
+from lightning_predict.prediction import shown_layouts
+from lightning_predict.record.data_flow import with_data_flow
+from lightning_predict.record.recorded_on import check_predictable, gpu_in_use
+from lightning_predict.record.trace import Trace
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.run.history import read_history
+from lightning_predict.run.measured_gains import measured_gains
+from lightning_predict.step_predictor import layout_in_use
+from lightning_predict.weights.source import AnyWeights
+
+MAX_HARMFUL_GAIN: Final = 0.98
+"""A change whose predicted gain is below this factor is called slower; gains from here to `WORTH_IT` are noise."""
+
+
+@fill_in_assumptions
+def advise(
+    trace: Trace,
+    gpus: str | Sequence[str | Gpu | Layout] = ALL,
+    *,
+    iterations: int | None = None,
+    allow: Sequence[str] = ("numerics", "memory"),
+    followed: Trace | None = None,
+    strategy: str | Strategy | LightningStrategy = "ddp",
+    usd_per_hour: UserPrice = None,
+    weights: AnyWeights = None,
+    history: bool = True,
+) -> Advice:
+    """Return changes to the training with their gains, and the GPU to rent with these changes.
+
+    Args:
+        trace: A recorded step, from `capture` or `Trace.load`.
+        gpus: Names of GPUs or layouts, or a group, as for `predict`. For a group, the GPUs that the table shows are
+            used. Gains are for the GPU in use, otherwise for the first GPU.
+        iterations: Number of remaining steps, for the savings of the run; None omits the savings.
+        allow: Allowed side effects: `numerics` (results are rounded differently), `digits` (parameters permanently lose
+            digits), `memory` (more memory), `samples` (a step trains on more samples). Changes with other side effects
+            are listed, but are not part of the chain.
+        followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. Profiles lack
+            the data flow between operations, which the prediction of torch.compile needs.
+        strategy: See `Assumptions`.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
+        history: Whether to use gains measured in your own runs of this model on this GPU (see `run/measured_gains.py`).
+
+    Raises:
+        InvalidArgumentError: A word in `allow` is unknown, the `followed` step differs, or `predict` raises this error.
+        LightningPredictError: `predict` failed.
+    """
+    assumptions = Assumptions(
+        strategy=parse_strategy(strategy),
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        history=read_history() if history else (),
+    )
+    layouts = layouts_to_predict(gpus, usd_per_hour=usd_per_hour)
+    return advice_for(trace, layouts, assumptions, iterations=iterations, allow=allow, followed=followed)
+
+
+def advice_for(
+    trace: Trace,
+    layouts: Sequence[Layout],
+    assumptions: Assumptions,
+    *,
+    iterations: int | None = None,
+    allow: Sequence[str] = ("numerics", "memory"),
+    followed: Trace | None = None,
+) -> Advice:
+    """Return the same as `advise`, for parsed layouts and assumptions."""
+    unknown = sorted(set(allow) - set(SIDE_EFFECTS))
+    if unknown:
+        raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(SIDE_EFFECTS)}.")
+    check_predictable(trace)
+    if followed is not None:
+        trace = with_data_flow(trace, followed)
+    layouts = shown_layouts(trace, layouts, iterations, assumptions)
+    evaluated = _evaluated_layouts(trace, layouts)
+    layout_of_gains = evaluated[0]
+    measured = measured_gains(assumptions.history, layout_of_gains.name, trace)
+    assumptions = replace(assumptions, history=())  # both sides of a gain must be predicted in the same way
+    evaluation = _Evaluation(trace, evaluated, iterations, assumptions, measured)
+    advised = [evaluation.advised(change) for change in CHANGES.values()]
+    chain = evaluation.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
+    changed_trace = None if chain is None else evaluation.changed[chain.names]
+    if changed_trace is not None and changed_trace.operations == trace.operations:
+        changed_trace = None  # the change affects only waits, not device work
+    gpus = list(dict.fromkeys((layout_of_gains.gpu, *(each.gpu for each in layouts))))
+    return Advice(
+        on=layout_of_gains.name,
+        before=evaluation.before,
+        changes=tuple(_ranked(advised)),
+        allowed=frozenset(allow),
+        chain=chain,
+        layers=layer_table(trace, gpus[:2], assumptions.weights, after=changed_trace),
+        notes=evaluation.before.notes,
+    )
+
+
+def _evaluated_layouts(trace: Trace, layouts: Sequence[Layout]) -> list[Layout]:
+    """Return the layouts without duplicates, after the layout in use. The gains are for the first one."""
+    origin = gpu_in_use(trace)
+    in_use = () if origin is None else (layout_in_use(trace, origin),)
+    return list(dict.fromkeys((*in_use, *layouts)))
+
+
+def _ranked(advised: Sequence[EvaluatedChange]) -> list[EvaluatedChange]:
+    """Sort by verdict, then by gain. Equal gains keep their order."""
+    verdicts: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
+    by_gain = ordered(advised, _gain_told, reverse=True)
+    return sorted(by_gain, key=lambda one: verdicts.index(one.verdict))
+
+
+def _gain_told(advised: EvaluatedChange) -> float:
+    return (advised.simulated_gain if advised.gain is None else advised.gain.middle) or 0.0
+
+
+@final
+class _Evaluation:
+    """Evaluates changes of one recorded step."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        layouts: list[Layout],
+        iterations: int | None,
+        assumptions: Assumptions,
+        measured: Mapping[str, Sequence[float]],
+    ) -> None:
+        self._trace = trace
+        self._layouts = layouts
+        self._iterations = iterations
+        self._assumptions = assumptions
+        self._measured = measured
+        _, self.before = predicted_with((), trace, layouts, iterations, assumptions)
+        self.changed: dict[tuple[str, ...], Trace] = {}
+        self._predictions: dict[tuple[str, ...], Predictions] = {(): self.before}
+
+    def predicted(self, names: tuple[str, ...]) -> Predictions:
+        """Predict the step with these changes, named in the order of the table."""
+        if names not in self._predictions:
+            changes = tuple(CHANGES[name] for name in names)
+            self.changed[names], self._predictions[names] = predicted_with(
+                changes, self._trace, self._layouts, self._iterations, self._assumptions
+            )
+        return self._predictions[names]
+
+    def _first(self, predictions: Predictions) -> Prediction:
+        return predictions.items_in_order[0]
+
+    def advised(self, change: Change) -> EvaluatedChange:
+        described = EvaluatedChange(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
+        why_not = self._inapplicable_reason(change, self._trace, self._layouts[0])
+        if why_not is not None:
+            return replace(described, why_not=why_not)
+        after = self.predicted((change.name,))
+        before, own = self._first(self.before), self._first(after)
+        simulated = gain(before, own)
+        # a layout has no gain if the change does not apply there
+        on = {
+            place: gain(one, other)
+            for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
+            if self._inapplicable_reason(change, self._trace, one.layout) is None
+        }
+        evidence = self._evidence(change, 0)
+        seconds = own.cycle_seconds
+        if evidence is not None and evidence.is_refuted:
+            limits = "try it: on measured pairs, a constant gain was nearer than the simulated one"
+            return replace(described, verdict="untested", memory=own.memory_bytes, fits=own.fits, why_not=limits)
+        described = replace(described, simulated_gains={self._layouts[place].name: on[place] for place in on})
+        if evidence is None:
+            limits = "try it: too few measured pairs to promise a number"
+            return replace(
+                described,
+                verdict="untested",
+                simulated_gain=simulated,
+                seconds=seconds,
+                memory=own.memory_bytes,
+                fits=own.fits,
+                why_not=limits,
+            )
+        interval = evidence.calibrated_gain(simulated)
+        saved, usd = _saved(before, interval.middle)
+        return replace(
+            described,
+            verdict=_verdict(interval),
+            gain=interval,
+            simulated_gain=simulated,
+            seconds=_seconds(before, own, interval.middle),
+            seconds_saved=saved,
+            usd_saved=usd,
+            memory=own.memory_bytes,
+            fits=own.fits,
+            evidence=evidence.words,
+            gains={
+                self._layouts[place].name: found.calibrated_gain(value)
+                for place, value in on.items()
+                if (found := self._evidence(change, place)) is not None
+            },
+        )
+
+    def _evidence(self, change: Change, place: int) -> MeasuredPairs | None:
+        """Return the evidence for a change's gain on a layout: the user's own runs, otherwise measured pairs."""
+        own = self._measured.get(change.name)
+        if own is None or place:
+            return calibration_for(change, self._trace)
+        return calibration_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
+
+    def chain(self, candidates: Sequence[EvaluatedChange], allowed: frozenset[str]) -> Chain | None:
+        """Return the best chain: add allowed, compatible changes, best first, while the gain increases."""
+        names: tuple[str, ...] = ()
+        order: tuple[str, ...] = ()
+        for advised in _ranked(candidates):
+            change = CHANGES[advised.name]
+            if not change.side_effects <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
+                continue
+            if names and self._inapplicable_reason(change, self.changed[names], self._layouts[0]) is not None:
+                continue
+            trial = tuple(name for name in CHANGES if name in (*names, advised.name))
+            more = gain(self._first(self.predicted(names)), self._first(self.predicted(trial)))
+            fits, fitted = (self._first(self.predicted(each)).fits for each in (trial, ()))
+            if more >= WORTH_IT and (fits is not False or fitted is False):
+                names, order = trial, (*order, advised.name)
+        if not names:
+            return None
+        predictions = self.predicted(names)
+        gains = {
+            layout.name: self._chain_gain(order, place)
+            for place, layout in enumerate(self._layouts)
+            if all(
+                self._inapplicable_reason(CHANGES[name], self._trace, layout) is None
+                and self._evidence(CHANGES[name], place) is not None
+                for name in names
+            )
+        }
+        own = gains[self._layouts[0].name]
+        return Chain(
+            names=names,
+            gain=own,
+            seconds=_seconds(self._first(self.before), self._first(predictions), own.middle),
+            gains=gains,
+            predictions=predictions,
+        )
+
+    def _inapplicable_reason(self, change: Change, trace: Trace, layout: Layout) -> str | None:
+        return change.why_not_on(trace, layout, self._assumptions.strategy)
+
+    def _chain_gain(self, order: tuple[str, ...], place: int) -> Interval[float]:
+        """Return the gain of a chain: the product of the gains that each change adds, with independent errors."""
+        middle, widths, before = 1.0, [], self.before
+        for count in range(1, len(order) + 1):
+            after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))
+            evidence = self._evidence(CHANGES[order[count - 1]], place)
+            assert evidence is not None  # only changes with evidence are in the chain
+            more = evidence.calibrated_gain(gain(before.items_in_order[place], after.items_in_order[place])).middle
+            widths.append(evidence.half_width(more))
+            middle, before = middle * more, after
+        return Interval.from_factor(middle, math.exp(math.hypot(*widths)))
+
+
+def _verdict(interval: Interval[float]) -> ChangeVerdict:
+    middle = interval.middle
+    is_faster = middle > 1
+    doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval extends beyond 1
+    if MAX_HARMFUL_GAIN <= middle < WORTH_IT or abs(middle - 1) < doubt:
+        return "noise"
+    return "faster" if is_faster else "slower"
+
+
+def _seconds(before: Prediction, after: Prediction, told: float) -> float:
+    """Return the step time with a change, from the step time before the change and the gain."""
+    one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
+    return before.cycle_seconds / one * other / told
+
+
+def _saved(before: Prediction, told: float) -> tuple[float | None, float | None]:
+    """Return the seconds and dollars that a run saves with a gain; None if unknown."""
+    share = 1 - 1 / told
+    seconds = None if before.total_seconds is None or not before.iterations else share * before.total_seconds
+    return seconds, None if seconds is None or before.cost_usd is None else share * before.cost_usd

@@ -1,0 +1,489 @@
+"""`Advice`: the result of `lp.advise`, with predicted gains as values, as lines for a terminal, and as HTML."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from lightning_predict.advice.layers import LayerTable, layer_lines
+from lightning_predict.advice.table import CHANGES, change_named
+from lightning_predict.base.errors import MissingDependencyError
+from lightning_predict.base.escaping import html_text as escape
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.ties import ordered
+from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, listed, usd
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import rank, too_short, with_article
+from lightning_predict.reports.table_notes import MAX_NOTES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
+"""Verdict on a change: `faster` or `slower`; `noise` if the gain is within the uncertainty; `untested` if no
+measured pair of steps, with and without such a change, validates the gain; `no` if the change does not apply."""
+
+
+WORTH_IT: Final = 1.02
+"""Minimum gain of a recommended change."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedChange:
+    """One change, evaluated on the GPU that the advice is for.
+
+    Attributes:
+        name: Name of the change.
+        words: Code that the user writes to apply the change.
+        note: Text that describes the side effects.
+        verdict: Verdict, see `ChangeVerdict`.
+        gain: Throughput with the change relative to throughput without, with its 90 % interval; None without evidence.
+        simulated_gain: Simulated gain, with or without evidence; None if the change does not apply.
+        seconds: Step time with the change, including the wait for the loader; None if the change does not apply.
+        seconds_saved: Seconds that the run saves; None without a gain, or if the length of the run is unknown.
+        usd_saved: Dollars that the run saves, at the price of the GPU; None if the price or `seconds_saved` is unknown.
+        memory: Peak memory with the change in bytes; None if unknown.
+        fits: Whether the step with the change fits in memory; None if unknown.
+        why_not: Reason why the change does not apply or has no gain; None if the change has a gain.
+        evidence: Text that states the evidence for the gain and its accuracy; None without a gain.
+        gains: Calibrated gain on each layout, by layout name.
+        simulated_gains: Simulated gain on each layout to which the change applies, by layout name.
+    """
+
+    name: str
+    words: str
+    note: str
+    verdict: ChangeVerdict
+    gain: Interval[float] | None = None
+    simulated_gain: float | None = None
+    seconds: float | None = None
+    seconds_saved: float | None = None
+    usd_saved: float | None = None
+    memory: float | None = None
+    fits: bool | None = None
+    why_not: str | None = None
+    evidence: str | None = None
+    gains: Mapping[str, Interval[float]]
+    simulated_gains: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all values as JSON values."""
+        return {
+            "name": self.name,
+            "words": self.words,
+            "note": self.note,
+            "verdict": self.verdict,
+            "gain": _json_interval(self.gain),
+            "simulated_gain": self.simulated_gain,
+            "step_seconds": self.seconds,
+            "seconds_saved": self.seconds_saved,
+            "usd_saved": self.usd_saved,
+            "memory_bytes": self.memory,
+            "fits": self.fits,
+            "why_not": self.why_not,
+            "evidence": self.evidence,
+            "gains": {name: _json_interval(each) for name, each in self.gains.items()},
+            "simulated_gains": dict(self.simulated_gains),
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Best combination of changes.
+
+    Attributes:
+        names: Names of the changes, in the order in which they are applied.
+        gain: Throughput with all changes relative to throughput without changes.
+        seconds: Step time with all changes.
+        gains: Gain on each layout to which all changes apply, by layout name.
+        predictions: Simulated predictions of each GPU with all changes.
+    """
+
+    names: tuple[str, ...]
+    gain: Interval[float]
+    seconds: float
+    gains: Mapping[str, Interval[float]]
+    predictions: Predictions
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Mapping[str, EvaluatedChange]):
+    """Predicted gain of each change, by name, and the GPU to rent with these changes.
+
+    Attributes:
+        on: Name of the GPU or layout that the gains are for: the GPU in use, otherwise the first requested GPU.
+        before: Predictions of each GPU without changes.
+        changes: The changes, sorted by gain. Changes that do not apply come last.
+        chain: The best combination of changes; None if no gain has evidence.
+        layers: Device time by module, without changes and with the chain.
+        allowed: Allowed side effects.
+        notes: Further notes.
+    """
+
+    on: str
+    before: Predictions
+    changes: tuple[EvaluatedChange, ...]
+    chain: Chain | None
+    layers: LayerTable
+    allowed: frozenset[str]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> EvaluatedChange:
+        for advised in self.changes:
+            if advised.name == name:
+                return advised
+        change_named(name)  # raises an error that lists all names
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (advised.name for advised in self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the advice as lines of at most 120 characters; `verbose` adds all evidence and reasons."""
+        return "\n".join(advice_lines(self, verbose=verbose))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Return the advice as an HTML fragment that is also a valid page."""
+        return advice_html(self)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the gains with evidence, by logger key."""
+        return {
+            f"predict/advice/{advised.name}/gain": advised.gain.middle
+            for advised in self.changes
+            if advised.gain is not None
+        }
+
+    def foretold(self) -> dict[str, tuple[float, float, float]]:
+        """Return (low, middle, high) of each predicted gain, by change name; equal values without evidence."""
+        found = {}
+        for one in self.changes:
+            if one.gain is not None:
+                found[one.name] = (one.gain.low, one.gain.middle, one.gain.high)
+            elif one.simulated_gain is not None:
+                found[one.name] = (one.simulated_gain,) * 3
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all values as JSON values."""
+        chain = self.chain
+        return {
+            "on": self.on,
+            "before": self.before.as_dict(),
+            "changes": [advised.as_dict() for advised in self.changes],
+            "chain": None
+            if chain is None
+            else {
+                "names": list(chain.names),
+                "gain": _json_interval(chain.gain),
+                "step_seconds": chain.seconds,
+                "gains": {name: _json_interval(each) for name, each in chain.gains.items()},
+                "after": chain.predictions.as_dict(),
+            },
+            "layers": self.layers.as_dict(),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """Return all values as JSON text."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a data frame with one row per change, indexed by name.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingDependencyError("to_pandas needs pandas: pip install pandas") from error
+        rows = []
+        for advised in self.changes:
+            row = {
+                name: value
+                for name, value in advised.as_dict().items()
+                if name not in ("gain", "gains", "simulated_gains")
+            }
+            own = advised.gain
+            ends = (math.nan,) * 3 if own is None else (own.low, own.middle, own.high)
+            rows.append(row | dict(zip(("gain_low", "gain", "gain_high"), ends, strict=True)))
+        return pd.DataFrame(rows).set_index("name")
+
+
+def _json_interval(interval: Interval[float] | None) -> dict[str, float] | None:
+    return None if interval is None else {"low": interval.low, "middle": interval.middle, "high": interval.high}
+
+
+# --- Text and HTML
+
+NOTHING_GAINS: Final = "No change has a validated gain here."
+SLOWER: Final = "Slower here"
+UNTESTED: Final = "Worth testing (simulated; never validated)"
+ALIKE: Final = "Similar gain"
+NOISE: Final = "Gain within the noise"
+CLOSED: Final = "Not applicable"
+HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")
+
+
+def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
+    """Yield the advice as lines: changes, the chain, rejected changes (`verbose`: all), modules, the GPU to rent."""
+    yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
+    rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
+    if advice.chain is not None and len(advice.chain.names) > 1:
+        rows.append(_together(advice))
+    yield ""
+    if rows:
+        yield from _grid([(" " * 3 + HEAD[0], *HEAD[1:]), *rows])
+    else:
+        yield NOTHING_GAINS
+    for sentence in _full_notes(advice) if verbose else _notes(advice):
+        yield from _wrapped(sentence)
+    if advice.layers.rows:
+        yield ""
+        yield from layer_lines(advice.layers)
+    rent = list(_rent(advice))
+    if rent:
+        yield ""
+        for line in rent:
+            yield from textwrap.wrap(line, PLAIN_WIDTH, subsequent_indent="  ")
+
+
+def short_lines(advice: Advice) -> tuple[str, ...]:
+    """Return the advice in at most three lines: the best change, harmful changes, and the GPU to rent."""
+    told = [one for one in advice.changes if one.gain is not None and one.verdict == "faster"]
+    harm = [f"{one.name} {_ends(one)}" for one in advice.changes if one.verdict == "slower" and one.gain is not None]
+    if advice.chain is not None and len(advice.chain.names) > 1:
+        names, own = " + ".join(advice.chain.names), advice.chain.gain
+        lines = [f"Change first: {names}, {_times(own.middle)} as fast ({_times(own.low, '')}–{_times(own.high, '')})."]  # noqa: RUF001
+    elif told:
+        lines = [f"Change first: {told[0].words}, {_ends(told[0])} as fast; {told[0].note}."]
+    else:
+        untested = listed([one.name for one in advice.changes if one.verdict == "untested"])
+        lines = [NOTHING_GAINS + (f" Worth testing: {untested}." if untested else "")]
+    if harm:
+        lines.append(f"{SLOWER}: {listed(harm)}.")
+    return (*lines, *list(_rent(advice))[-1:])
+
+
+def _heading(advice: Advice) -> str:
+    first = advice.before.items_in_order[0]
+    wait = f", including {duration(first.cycle_seconds - first.iteration_seconds)} of waits for the loader"
+    loading = wait if first.cycle_seconds > 1.005 * first.iteration_seconds else ""
+    verdict = first.step.verdict
+    bound = "" if verdict is None else f", bound by the {verdict.bound_by}"
+    other = (
+        f" (host {duration(first.host_seconds)})"
+        if verdict is not None and verdict.bound_by == "device"
+        else f" (device {duration(first.device_seconds)})"
+    )
+    full = ""
+    if first.fits is False:
+        enough = [f"{one.name} ({gibibytes(one.memory)} GiB)" for one in advice.changes if one.fits and one.memory]
+        with_it = f"; it would with {' or '.join(enough)}" if enough else ""
+        full = f" It does not fit in the memory of one {first.layout.gpu.name}{with_it}."
+    step = f"{duration(first.cycle_seconds)} a step{loading}{bound}{other}"
+    return f"{advice.before.heading}. On {advice.on}: {step}.{full}"
+
+
+def numbered(advice: Advice) -> list[EvaluatedChange]:
+    """Return the rows of the table: the best change of each kind, changes with allowed side effects first."""
+    found: dict[str, EvaluatedChange] = {}
+    for one in advice.changes:
+        if one.gain is not None and one.verdict == "faster":
+            found.setdefault(CHANGES[one.name].kind, one)
+    return sorted(found.values(), key=lambda one: not CHANGES[one.name].side_effects <= advice.allowed)
+
+
+def _row(one: EvaluatedChange, number: str) -> tuple[str, ...]:
+    assert one.gain is not None
+    assert one.seconds is not None
+    gain = f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
+    saves = "" if one.seconds_saved is None else _saves(one.seconds_saved, one.usd_saved)
+    return f"{number:<2} {one.words}", duration(one.seconds), gain, saves, one.note
+
+
+def _together(advice: Advice) -> tuple[str, ...]:
+    chain = advice.chain
+    assert chain is not None
+    first, share = advice.before.items_in_order[0], 1 - 1 / chain.gain.middle
+    saves = ""
+    if first.total_seconds is not None and first.iterations:
+        saves = _saves(share * first.total_seconds, None if first.cost_usd is None else share * first.cost_usd)
+    gain = f"{_times(chain.gain.middle)} ({_times(chain.gain.low, '')}–{_times(chain.gain.high, '')})"  # noqa: RUF001
+    return f"Together: {' + '.join(chain.names)}", duration(chain.seconds), gain, saves, ""
+
+
+def _times(value: float, sign: str = "×") -> str:  # noqa: RUF001 (a times sign is meant)
+    return f"{value:.2f}{sign}" if value < 2 else f"{value:.1f}{sign}"
+
+
+def _saves(seconds: float, money: float | None) -> str:
+    return duration(seconds) + ("" if money is None else f", {usd(money)}")
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _notes(advice: Advice) -> Iterator[str]:
+    """Yield the most important notes on changes that have no row."""
+
+    def named(verdict: str) -> list[EvaluatedChange]:
+        return [one for one in advice.changes if one.verdict == verdict]
+
+    alike = [one for one in named("faster") if one not in numbered(advice)]
+    untested = [
+        one.name if one.simulated_gain is None else f"{one.name} {_times(one.simulated_gain)}{_elsewhere(one, advice)}"
+        for one in named("untested")
+    ]
+    notes = [
+        (SLOWER, [f"{one.name} {_ends(one)}" for one in named("slower") if one.gain is not None]),
+        (UNTESTED, untested),
+        (ALIKE, [f"{one.name} {_ends(one)}" for one in alike]),
+        (NOISE, [f"{one.name} {_ends(one)}" for one in named("noise") if one.gain is not None]),
+        (CLOSED, [one.name for one in named("no")]),
+    ]
+    known = [f"{head}: {listed(texts)}." for head, texts in notes if texts]
+    yield from known[:MAX_NOTES]
+    if list(_full_notes(advice)) != known:
+        yield "verbose adds the evidence, the reasons and all names."
+
+
+def _full_notes(advice: Advice) -> Iterator[str]:
+    """Yield all notes on changes: the evidence for gains, and why other changes have no row."""
+    slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
+    noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
+    untested = [one for one in advice.changes if one.verdict == "untested"]
+    closed = [one for one in advice.changes if one.verdict == "no"]
+    alike = [one for one in advice.changes if one.verdict == "faster" and one not in numbered(advice)]
+    stands: dict[str, list[str]] = {}
+    for one in (*numbered(advice), *slower):
+        if one.evidence is not None:
+            stands.setdefault(one.evidence, []).append(one.name)
+    for evidence, names in stands.items():
+        yield f"Evidence ({', '.join(names)}): {evidence}."
+    if alike:
+        yield f"{ALIKE}: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
+    if slower:
+        yield f"{SLOWER}: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + "."
+    if noise:
+        yield f"{NOISE}: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + "."
+    if untested:
+        told = "; ".join(f"{one.name} ({_simulated(one)}{_by_padding(one, advice, ', ')})" for one in untested)
+        yield f"{UNTESTED}: {told}."
+    if closed:
+        reasons: dict[str | None, list[str]] = {}
+        for one in closed:
+            reasons.setdefault(one.why_not, []).append(one.name)
+        yield f"{CLOSED}: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items()) + "."
+
+
+def _ends(one: EvaluatedChange) -> str:
+    assert one.gain is not None
+    return f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
+
+
+def _simulated(one: EvaluatedChange) -> str:
+    on = "".join(f", {_times(value)} on {name}" for name, value in list(one.simulated_gains.items())[1:])
+    return f"{one.why_not}" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}{on}"
+
+
+def _elsewhere(one: EvaluatedChange, advice: Advice) -> str:
+    """Return the largest simulated gain on another GPU if clearly larger than on the first; its part by padding."""
+    best, gain = _largest(one)
+    on = f"{_times(gain)} on {best}" if gain >= WORTH_IT * (one.simulated_gain or 1.0) else ""
+    told = on + _by_padding(one, advice, ", " if on else "")
+    return f" ({told})" if told else ""
+
+
+def _largest(one: EvaluatedChange) -> tuple[str, float]:
+    return max(one.simulated_gains.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def _by_padding(one: EvaluatedChange, advice: Advice, comma: str) -> str:
+    """Return the part of compile's gain that comes from padding odd sizes, which differs widely between GPUs."""
+    padding = next((other for other in advice.changes if other.name == "padding"), None)
+    if one.name != "compile" or padding is None:
+        return ""
+    gpu, gain = _largest(padding)
+    where = "" if gpu == _largest(one)[0] else f" on {gpu}"
+    return f"{comma}{_times(gain)} of it by padding odd sizes{where}" if gain >= WORTH_IT else ""
+
+
+def _rent(advice: Advice) -> Iterator[str]:
+    now = _priced(advice.before, None)
+    if now is None:
+        return
+    short = tuple(too_short(rank(advice.before)))
+    if short:
+        yield from short
+        return
+    yield f"Rent without changes: {now}."
+    if advice.chain is not None:
+        then = _priced(advice.before, advice.chain.gains)
+        if then is not None:
+            yield f"With {' + '.join(advice.chain.names)}: {then}."
+
+
+def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | None) -> str | None:
+    """Return a sentence with the three cheapest GPUs on which the step fits; None without prices."""
+    found = []
+    for one in predictions.items_in_order:
+        told = None if gains is None else gains.get(one.layout.name)
+        if one.cost_usd is None or one.total_seconds is None or not one.iterations or one.fits is False:
+            continue
+        factor = 1.0 if told is None else told.middle
+        found.append((one.cost_usd / factor, one.total_seconds / factor, one.layout.name))
+    if not found:
+        return None
+    (cost, seconds, name), *others = ordered(ordered(found, lambda one: one[1]), lambda one: one[0])
+    beside = ", ".join(f"{other} {usd(dollars)}" for dollars, _, other in others[:2])
+    return f"{with_article(name)}, {usd(cost)} in {duration(seconds)}" + (f" ({beside})" if beside else "")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, PLAIN_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def advice_html(advice: Advice) -> str:
+    """Return the advice as an HTML fragment: recommended changes, and time by module."""
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in (
+            *(_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)),
+            *([] if advice.chain is None or len(advice.chain.names) < 2 else [_together(advice)]),
+        )
+    )
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEAD)
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    notes, rent = (
+        "".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (_full_notes(advice), _rent(advice))
+    )
+    notes = f"<details><summary>Evidence, and changes that do not apply</summary>{notes}</details>"
+    return (
+        f"<section><h2>What to change first</h2><p>{escape(_heading(advice))}</p>"
+        f"{table if rows else f'<p>{NOTHING_GAINS}</p>'}{rent}{notes}</section>"
+        f"<section><h2>Where it goes</h2>{advice.layers.to_html()}</section>"
+    )

@@ -1,0 +1,191 @@
+"""Change: replace unfused attention by one call of `F.scaled_dot_product_attention`.
+
+Unfused attention computes the scores as a matmul of queries and keys, then scales, masks and normalises them by
+softmax. After an optional dropout, a second matmul multiplies the scores with the values. Each operation reads and
+writes a matrix over all pairs of tokens, which the fused call never stores. The operations are found by following the
+scores from the first matmul to the second. In the backward pass, tensors that depend on the scores and their gradients
+are followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final, final
+
+from lightning_predict.advice.change import Change, of_steps
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.record.data_flow import has_data_flow
+from lightning_predict.record.signatures import ATTENTION
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
+
+_MATMULS: Final = frozenset({"aten::bmm", "aten::baddbmm"})
+_MASKS: Final = frozenset({"aten::add", "aten::add_", "aten::masked_fill", "aten::masked_fill_", "aten::where"})
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _WrittenOut:
+    """Unfused attention in a recorded step.
+
+    Attributes:
+        key: Second operand of the first matmul, with keys in columns.
+        scores: Storage ids of the scores and their gradients.
+        places: Positions of the operations in the step.
+        leading: Sizes of batch and heads; None before the softmax.
+    """
+
+    elements: int
+    query: TensorInfo
+    key: TensorInfo
+    scores: set[int | None]
+    places: list[int]
+    leading: tuple[int, ...] | None = None
+    is_masked: bool = False
+    value: TensorInfo | None = None
+    result: TensorInfo | None = None
+    backward: list[int] = field(default_factory=list)
+
+    def shaped(self, tensor: TensorInfo, *, is_turned: bool = False) -> TensorInfo:
+        """Return an operand of a matmul in attention's shape: batch, heads, tokens, width."""
+        rows, columns = tensor.shape[-2:]
+        assert self.leading is not None
+        return replace(tensor, shape=(*self.leading, *((columns, rows) if is_turned else (rows, columns))))
+
+
+def _attentions(trace: Trace) -> list[_WrittenOut]:
+    """Return all unfused attention in the forward pass, with the operations of its backward pass."""
+    open_ones: list[_WrittenOut] = []
+    found: list[_WrittenOut] = []
+    for place, operation in enumerate(trace.operations):
+        if operation.phase == "optimizer" or not operation.outputs:
+            continue
+        if operation.phase == "backward":
+            for one in found:
+                _follow_back(one, place, operation)
+            continue
+        for one in list(open_ones):
+            if not one.scores.isdisjoint(tensor.id for tensor in operation.inputs):
+                is_over = _follow(one, place, operation)
+                if is_over is not None:
+                    open_ones.remove(one)
+                    found += [one] if is_over else []
+        if operation.name in _MATMULS and len(operation.outputs[0].shape) == 3:
+            made = operation.outputs[0]
+            query, key = operation.inputs[-2:]
+            if not any(made.id in one.scores or place in one.places for one in (*open_ones, *found)):
+                open_ones.append(
+                    _WrittenOut(elements=made.elements, query=query, key=key, scores={made.id}, places=[place])
+                )
+    return found
+
+
+def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
+    """Add an operation that reads the scores. Return True at the second matmul, False if there is no attention."""
+    if operation.name in _MATMULS:
+        is_second = one.leading is not None and operation.inputs[0].id in one.scores
+        if is_second:
+            one.value, one.result = operation.inputs[1], operation.outputs[0]
+            one.places.append(place)
+        return is_second
+    if any(tensor.elements != one.elements for tensor in operation.outputs):
+        return False  # another operation uses the scores, so they must be stored
+    if operation.name == "aten::_softmax":
+        *leading, _, _ = operation.inputs[0].shape
+        one.leading = (1, *leading) if len(leading) == 1 else tuple(leading)
+    if operation.name in _MASKS and any(
+        tensor.id not in one.scores and tensor.elements > 1 for tensor in operation.inputs
+    ):
+        one.is_masked = True
+    one.places.append(place)
+    one.scores |= {tensor.id for tensor in operation.outputs}
+    return None
+
+
+def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
+    """Add a backward operation that reads or writes the scores or their gradients."""
+    assert one.result is not None
+    assert one.value is not None
+    reads = any(tensor.id in one.scores for tensor in operation.inputs)
+    made, is_matmul = operation.outputs[0], operation.name in _MATMULS
+    # The gradient of the scores is the matmul of the result's gradient and the values. Matmuls that read this gradient
+    # or
+    # the scores compute the gradients of queries, keys and values.
+    begins = is_matmul and not reads and any(tensor.id == one.value.id for tensor in operation.inputs)
+    if reads or (begins and made.elements == one.elements):
+        one.backward.append(place)
+        if made.elements == one.elements and not (is_matmul and reads):
+            one.scores.add(made.id)
+
+
+def with_fused_attention(trace: Trace) -> Trace:
+    """Return the step with unfused attention replaced by fused calls."""
+    return replace(trace, operations=tuple(_fused(trace)))
+
+
+def _fused(trace: Trace) -> Iterator[Operation]:
+    calls: dict[int, Operation] = {}  # by position of an attention's last forward or first backward operation
+    dropped: set[int] = set()
+    gone: set[int | None] = set()
+    for one in _attentions(trace):
+        assert one.value is not None
+        assert one.result is not None
+        inputs = (one.shaped(one.query), one.shaped(one.key, is_turned=True), one.shaped(one.value))
+        arguments = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "attn_mask": one.is_masked}
+        first = trace.operations[one.places[0]]
+        calls[one.places[-1]] = Operation(
+            name=ATTENTION,
+            phase="forward",
+            inputs=inputs,
+            outputs=(one.shaped(one.result),),
+            arguments=arguments,
+            module=first.module,
+        )
+        dropped |= {*one.places, *one.backward}
+        gone |= one.scores
+        made = [tensor for place in one.backward for tensor in trace.operations[place].outputs]
+        if one.backward:
+            calls[one.backward[0]] = Operation(
+                name=f"{ATTENTION}_backward",
+                phase="backward",
+                inputs=inputs,
+                outputs=tuple({tensor.id: tensor for tensor in made if tensor.id not in one.scores}.values()),
+                arguments=arguments,
+                module=first.module,
+            )
+    freed: list[int] = []
+    for place, operation in enumerate(trace.operations):
+        left = [number for number in operation.freed if number not in gone]
+        if place in calls:
+            yield replace(calls[place], freed=(*freed, *left))
+            freed = []
+        elif place in dropped:
+            freed += left
+        else:
+            yield replace(operation, freed=(*freed, *left)) if freed or len(left) < len(operation.freed) else operation
+            freed = []
+
+
+def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
+    del gpu
+    if any("scaled_dot_product" in one.name or "flash" in one.name for one in trace.operations):
+        return "attention is one call already"
+    if not any(one.name == "aten::_softmax" for one in trace.operations):
+        return "the step holds no attention that is written out"
+    if not has_data_flow(trace):
+        return (
+            "the profiler does not record the data flow; capture the same step on the meta device or CPU and pass it "
+            "as `followed`"
+        )
+    return None if _attentions(trace) else "the step holds no attention that is written out"
+
+
+FUSED_ATTENTION: Final = Change(
+    name="sdpa",
+    words='F.scaled_dot_product_attention (attn_implementation="sdpa")',
+    note="none; attention weights cannot be returned",
+    apply=of_steps(with_fused_attention),
+    why_not=_why_not,
+    slot="attention",
+    kind="attention",
+)

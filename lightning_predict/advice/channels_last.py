@@ -1,0 +1,108 @@
+"""Change: channels-last images, which tensor cores prefer for convolutions and batch norms.
+
+`model.to(memory_format=torch.channels_last)` converts the filters. The outputs of convolutions, element-wise
+operations, pooling and batch norm keep this format. Group norm copies its input back to channels first, so the next
+convolution must convert again. A view into tokens is no longer an image, so it ends the format. Example::
+
+    >>> from lightning_predict.record.trace import Operation, TensorInfo, Trace
+    >>> images, filters, result = (TensorInfo((8, 3, 56, 56), "float16", id=0), TensorInfo((64, 3, 3, 3), "float16"),
+    ...                            TensorInfo((8, 64, 56, 56), "float16", id=1))
+    >>> step = Operation(name="aten::convolution", phase="forward", inputs=(images, filters), outputs=(result,))
+    >>> in_channels_last(Trace(operations=(step,), device="meta", recorder="dispatch")).operations[0].arguments
+    {'channels_last': True}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.advice.change import Change, of_steps
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.record.operand_strides import CHANNELS_LAST, IMAGES_AT, IMAGES_POSITION
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
+
+_COPIES_BACK: Final = frozenset({"aten::native_group_norm", "aten::native_group_norm_backward"})
+"""Operations that support only channels first."""
+
+
+def in_channels_last(trace: Trace) -> Trace:
+    """Return the step with channels-last images, and with copies before operations that need channels first."""
+    return replace(trace, operations=tuple(_laid(trace)))
+
+
+def _laid(trace: Trace) -> Iterator[Operation]:
+    last: set[int] = set()
+    is_blind = not any(one.outputs for one in trace.operations)
+    number = 1 + max((one.id or 0 for each in trace.operations for one in (*each.inputs, *each.outputs)), default=0)
+    for operation in trace.operations:
+        if operation.phase == "optimizer" or not operation.inputs:
+            yield operation
+            continue
+        changed, turns = operation, False
+        place = IMAGES_POSITION.get(operation.name)
+        if operation.name in _COPIES_BACK:
+            inputs = list(operation.inputs)
+            for index, tensor in enumerate(inputs[: 1 + operation.name.endswith("backward")]):
+                if tensor.id in last:
+                    inputs[index], number = replace(tensor, id=number), number + 1
+                    yield replace(
+                        operation, name="aten::clone", inputs=(tensor,), outputs=(inputs[index],), arguments={}
+                    )
+            changed = replace(operation, inputs=tuple(inputs))
+        elif place is not None and len(operation.inputs) > place and _is_image(operation.inputs[place]):
+            images = operation.inputs[place]
+            is_first = operation.name in IMAGES_AT and operation.phase == "forward" and images.id not in last
+            if images.id in last or is_blind:
+                changed = replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True})
+            turns = operation.name in IMAGES_AT or images.id in last
+            if is_first and images.shape[1] <= _DATA_CHANNELS and not is_blind:
+                changed = replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True})
+        else:
+            turns = any(tensor.id in last and _is_image(tensor) for tensor in operation.inputs)
+        yield changed
+        for tensor in operation.outputs:
+            if tensor.id is not None and tensor.id not in {one.id for one in operation.inputs}:
+                (last.add if turns and _is_image(tensor) else last.discard)(tensor.id)
+
+
+_DATA_CHANNELS: Final = 4
+"""Maximum number of channels of input data, which is converted together with the model."""
+
+
+def _is_image(tensor: TensorInfo) -> bool:
+    return len(tensor.shape) == 4 and tensor.shape[1] > 1 and math.prod(tensor.shape[2:]) > 1
+
+
+def _convolutions(trace: Trace) -> list[Operation]:
+    found = []
+    for operation in trace.operations:
+        place = IMAGES_AT.get(operation.name)
+        if place is not None and len(operation.inputs) > place and _is_image(operation.inputs[place]):
+            found.append(operation)
+    return found
+
+
+def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
+    del gpu  # the change applies to any GPU
+    convolutions = _convolutions(trace)
+    if not convolutions:
+        shapes = any(one.inputs for one in trace.operations)
+        return "the step convolves no images" if shapes else "the recording holds no shapes"
+    if all(one.arguments.get(CHANNELS_LAST) for one in convolutions):
+        return "images lie channels last already"
+    return None
+
+
+CHANNELS_LAST_CHANGE: Final = Change(
+    name="channels_last",
+    words="model.to(memory_format=torch.channels_last), and the images",
+    note="none",
+    apply=of_steps(in_channels_last),
+    why_not=_why_not,
+    slot="layout",
+    useless_after=frozenset({"compile"}),
+    kind="channels_last",
+)

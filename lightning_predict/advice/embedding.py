@@ -1,0 +1,135 @@
+"""Change: fused embedding tables (FBGEMM) and a fused dot interaction, as in the training of recommendation models.
+
+FBGEMM looks up all tables in one kernel launch, and writes the vectors where the interaction reads them. The backward
+pass updates the rows directly, without storing gradients of tables. The fused interaction of DLRM reads the vectors of
+a sample once, and appends their dot products to the dense features. Example::
+
+    fused = with_fused_tables(trace)       # a step with nn.EmbeddingBag, torch.stack and torch.bmm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.advice.change import Change, of_steps
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.families.embedding import INTERACTION, LOOK_UPS, UPDATES
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
+
+_BAG: Final = "aten::_embedding_bag"
+_BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
+_JOINS: Final = ("aten::stack", "aten::cat")
+
+
+def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Trace:
+    """Return the step with one fused lookup and update for all tables, and a fused interaction if the step has one.
+
+    Args:
+        trace: A step with embedding bags, recorded with data flow.
+        has_sparse_gradients: Whether to fuse only the lookups. Sparse gradients are then written, scaled by the
+            learning rate and added to the table, as `torch.optim.SGD` does.
+    """
+    operations = list(trace.operations)
+    bags = [one for one in operations if one.name == _BAG]
+    vectors = {one.outputs[0].id for one in bags if one.outputs}
+    fused, dropped = _fused_interaction(operations, vectors)
+    tables = {one.inputs[0].shape for one in bags}
+    updates: list[TensorInfo] = []
+    for place, one in enumerate(operations):
+        if one.name in _BACKWARDS and one.phase == "backward":
+            gradient, indices = one.inputs[:2]
+            shape = (int(one.arguments["num_weights"]), gradient.shape[-1])
+            updates += [TensorInfo(shape, gradient.dtype), gradient, indices]
+            fused[place] = Operation(
+                name=UPDATES,
+                phase="backward",
+                inputs=tuple(updates),
+                outputs=(),
+                arguments={"sparse": has_sparse_gradients},
+            )
+            dropped.add(place)
+        elif one.phase != "forward" and one.inputs and one.inputs[0].shape in tables:
+            dropped.add(place)  # processes the gradient of a table, which no longer exists
+    last = max((place for place, one in fused.items() if one.name == UPDATES), default=None)
+    looked_up = tuple(tensor for one in bags for tensor in one.inputs[:3])
+    found: list[Operation] = []
+    for place, one in enumerate(operations):
+        if one is bags[-1]:
+            outputs = tuple(bag.outputs[0] for bag in bags if bag.outputs)
+            found.append(Operation(name=LOOK_UPS, phase="forward", inputs=looked_up, outputs=outputs))
+        elif one.name != _BAG and place not in dropped:
+            found.append(one)
+        if place in fused and (fused[place].name != UPDATES or place == last):
+            found.append(fused[place])
+    return replace(trace, operations=tuple(found))
+
+
+def _fused_interaction(
+    operations: Sequence[Operation], vectors: set[int | None]
+) -> tuple[dict[int, Operation], set[int]]:
+    """Return the fused operations of the interaction by position, and the positions of the replaced operations."""
+    fused: dict[int, Operation] = {}
+    dropped: set[int] = set()
+    begin = next((p for p, one in enumerate(operations) if one.name in _JOINS and _count(one, vectors) > 1), None)
+    if begin is None:
+        return fused, dropped
+    after = range(begin + 1, len(operations))
+    product = next((p for p in after if operations[p].name == "aten::bmm"), None)
+    end = (
+        None if product is None else next((p for p in after if p > product and operations[p].name == "aten::cat"), None)
+    )
+    if product is None or end is None or operations[product].phase != "forward":
+        return fused, dropped
+    joined = operations[product].inputs[0]
+    result = operations[end].outputs[0]
+    fused[end] = Operation(name=INTERACTION, phase="forward", inputs=(joined,), outputs=(result,))
+    dropped |= set(range(begin, end + 1))
+    of_joined = [
+        p
+        for p in after
+        if operations[p].phase == "backward" and operations[p].inputs and joined.shape in _shapes(operations[p])
+    ]
+    parted = [
+        p
+        for p in after
+        if operations[p].phase == "backward"
+        and operations[p].name == "aten::slice"
+        and result.shape in _shapes(operations[p])
+    ]
+    if of_joined and parted:
+        gradient = TensorInfo(result.shape, result.dtype)
+        fused[of_joined[-1]] = Operation(
+            name=f"{INTERACTION}_backward", phase="backward", inputs=(joined, gradient), outputs=(joined,)
+        )
+        dropped |= set(range(parted[0], of_joined[-1] + 1))
+    return fused, dropped
+
+
+def _count(operation: Operation, ids: set[int | None]) -> int:
+    return sum(tensor.id in ids for tensor in operation.inputs)
+
+
+def _shapes(operation: Operation) -> set[tuple[int, ...]]:
+    return {tensor.shape for tensor in operation.inputs}
+
+
+def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
+    del gpu
+    if sum(one.name == _BAG for one in trace.operations) < 2:
+        return "the step looks up less than two embedding bags"
+    if not any(one.outputs for one in trace.operations):
+        return "the recording lacks the data flow; capture the step on the meta device and pass it as `followed`"
+    return None
+
+
+FUSED_TABLES: Final = Change(
+    name="fused_tables",
+    words="fbgemm's table-batched embeddings and a fused dot interaction",
+    note="none; rows are updated in the backward pass",
+    apply=of_steps(with_fused_tables),
+    why_not=_why_not,
+    slot="tables",
+    kind="fused_tables",
+)

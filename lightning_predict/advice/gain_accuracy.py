@@ -1,0 +1,161 @@
+"""Accuracy of predicted gains by kind of change, from measured pairs, and parameters of the gains' 90 % intervals.
+
+A pair is two measured steps that differ in one option. A simulation may model only part of a change's effect. The
+reported gain is therefore a power of the simulated gain, times a factor for effects that the simulation lacks. The half
+width of the interval is in log units, and grows with the gain::
+
+    gain = simulated ** power * exp(shift),    half width = least + share * |log(gain)|
+
+Above the largest gain of the pairs, the power is not validated, so the power is 1. All four parameters were fitted to
+the pairs named in `source`. `python -m benchmarks.accuracy FOLDER --of gains` prints the errors of the simulation,
+which was not fitted, and of the reported gain, with each model family left out of the fit.
+
+A gain is reported only if its errors are smaller than those of a constant, which is the median gain of other model
+families. If the constant is nearer, advice says "try it" without a number. A kind of change without enough pairs has no
+reported gain either; advice then shows the simulated one as never validated.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from lightning_predict.advice.change import Change, has_backward
+from lightning_predict.base.checked import read_toml
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import CatalogueError
+from lightning_predict.base.interval import Interval
+from lightning_predict.record.trace import Trace
+
+_OF: Final = constants_of(__name__)
+
+MIN_PAIRS: Final = 10
+"""Minimum number of pairs for which a gain is reported."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPairs:
+    """Measured pairs of one kind of change, and the calibration of predicted gains.
+
+    Attributes:
+        pairs: Number of pairs that were compared with predicted gains.
+        families: Number of model families among the pairs.
+        source: Text that describes the pairs.
+        median_error: Median relative error of the simulated gain; of the reported gain if `limits` says so.
+        constant_error: Median relative error of the constant: the median gain of the other families.
+        coverage: Share of the pairs whose gain is inside the reported interval.
+        power: Exponent of the simulated gain.
+        base_half_width: Half width of the interval of a gain of 1, in log units.
+        half_width_slope: Increase of the half width per log unit of the gain.
+        shift: Constant that is added to the logarithm of every gain.
+        max_validated_gain: Largest simulated gain of the pairs; the exponent is 1 above it.
+        limits: Text that describes limitations of the pairs; empty without limitations.
+        is_own: Whether the gain was measured for the recorded step itself, so that no other pairs are needed.
+    """
+
+    pairs: int
+    families: int
+    source: str
+    median_error: float
+    constant_error: float
+    coverage: float
+    power: float
+    base_half_width: float
+    half_width_slope: float
+    shift: float = 0.0
+    max_validated_gain: float = math.inf
+    limits: str = ""
+    is_own: bool = False
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are enough pairs to report a gain, and a constant is not nearer."""
+        return self.is_own or (self.pairs >= MIN_PAIRS and self.median_error <= self.constant_error)
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the pairs show that a constant is nearer than the simulation."""
+        return self.pairs >= MIN_PAIRS and not self.is_enough
+
+    def half_width(self, gain: float) -> float:
+        """Return the half width of a gain's interval in log units."""
+        return self.base_half_width + self.half_width_slope * abs(math.log(gain))
+
+    @property
+    def words(self) -> str:
+        """Sentence with the errors of the simulation and of a constant."""
+        if self.is_own:
+            return self.source
+        source = f"{self.source}; {self.limits}" if self.limits else self.source
+        errors = f"{self.median_error:.0%} off in the median (a constant {self.constant_error:.0%})"
+        return f"simulated, {errors}: {self.pairs} pairs, {source}".replace("%", " %")
+
+    def calibrated_gain(self, simulated: float) -> Interval[float]:
+        """Return the reported gain for a simulated gain, with its 90 % interval."""
+        within = min(simulated, self.max_validated_gain)
+        told = self.power * math.log(within) + math.log(simulated / within) + self.shift
+        gain = math.exp(told)
+        return Interval.from_factor(gain, math.exp(self.half_width(gain)))
+
+
+GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
+    name: MeasuredPairs(**row.mapping())
+    for name, row in read_toml(Path(__file__).with_suffix(".toml"), CatalogueError).members().items()
+}
+"""Evidence by kind of change and mode. Some keys also contain `mixed` (autocast) or the torch version."""
+
+RUN_REPEATABILITY: Final = _OF.number("RUN_REPEATABILITY", "log")
+
+
+def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
+    """Return evidence from the user's own runs with and without a change. The reported gain is the measured gain.
+
+    Args:
+        measured: Measured gains of pairs of runs on this GPU.
+        simulated: Simulated gain of the current step.
+    """
+    gain = statistics.median(measured)
+    spread = max(abs(math.log(one / gain)) for one in measured)
+    pairs = "a run of yours" if len(measured) == 1 else f"{len(measured)} pairs of runs of yours"
+    return MeasuredPairs(
+        pairs=len(measured),
+        families=1,
+        source=f"measured in {pairs} of this model, on this GPU, with it and without (simulated: {simulated:.2f})",
+        median_error=0.0,
+        constant_error=0.0,
+        coverage=1.0,
+        power=1.0,
+        shift=math.log(gain / simulated),
+        base_half_width=RUN_REPEATABILITY + spread,
+        half_width_slope=0.0,
+        is_own=True,
+    )
+
+
+CHANNELS_LAST_FAST_SINCE: Final = (2, 1)
+"""First torch version whose channels-last convolutions are about as fast as in current versions."""
+
+
+def calibration_for(change: Change, trace: Trace) -> MeasuredPairs | None:
+    """Return the evidence for a change to a step, which may refute the simulation; None with too few pairs."""
+    mode = "train" if has_backward(trace) else "infer"
+    row = f"{change.kind} {mode}"
+    closer = () if trace.flags.autocast_dtype is None else (f"{row} mixed",)
+    if _is_before_today(trace.software.get("torch", "")):
+        closer = (*closer, f"{row} before torch 2.1")
+    for key in (*closer, row, change.kind):
+        found = GAIN_CALIBRATION.get(key)
+        if found is not None and (found.is_enough or found.is_refuted):
+            return found
+    return None
+
+
+def _is_before_today(release: str) -> bool:
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < CHANNELS_LAST_FAST_SINCE

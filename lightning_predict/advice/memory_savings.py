@@ -1,0 +1,115 @@
+"""Ways to reduce a step's memory, with the saved bytes, by simulating the memory of the changed step.
+
+Example::
+
+    report = memory_report(trace, gpu("L4"))
+    [(one.words, one.bytes) for one in report.savings]   # [('torch.utils.checkpoint of each block ...', 6.1e9), ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.advice.batch_size import why_no_other_batch
+from lightning_predict.advice.largest_batch import ScaledMemory, largest_batch
+from lightning_predict.advice.table import change_named
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.memory.breakdown import memory_breakdown
+from lightning_predict.memory.libraries import context_bytes
+from lightning_predict.memory.simulation import blocks_of, simulated
+from lightning_predict.memory.step_memory import memory_need, step_memory
+from lightning_predict.record.torch_releases import release_of
+from lightning_predict.record.trace import Trace
+from lightning_predict.reports.memory import MemoryReport, MemorySaving
+from lightning_predict.run.batch_size import samples_per_batch
+
+MIN_SAVING: Final = 0.02
+"""Minimum saving to report, as a share of the step's memory."""
+
+CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
+"""Names of changes that may reduce memory."""
+
+EIGHT_BITS: Final = 1 / 4
+"""Size of 8-bit optimizer state, relative to 32-bit state."""
+
+
+def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None) -> MemoryReport | None:
+    """Return a report on the memory of a step and ways to reduce it; None without recorded tensors or model.
+
+    Args:
+        trace: One kind of step.
+        gpu: The GPU to predict.
+        reported_bytes: `total_memory` as reported by torch; None if unknown.
+    """
+    memory = step_memory(trace)
+    if memory is None:
+        return None
+    layout, needed = Layout(gpu), float(memory.bytes_on(gpu))
+    breakdown = memory_breakdown(trace, gpu, reserved_bytes=needed)
+    if breakdown is None:
+        return None
+    least = MIN_SAVING * breakdown.total_bytes
+    is_derived = trace.memory.peak_bytes is None and trace.memory.reserved_bytes is None
+    derived = memory if is_derived else None
+    scaled = None if why_no_other_batch(trace) is not None else ScaledMemory(trace, derived)
+    savings = [one for one in _savings(trace, gpu, scaled, needed if is_derived else None) if one.bytes >= least]
+    return MemoryReport(
+        gpu=gpu.name,
+        need=memory_need(
+            layout,
+            needed,
+            relative=memory.relative,
+            releasable_bytes=lambda: memory.releasable_bytes,
+            context=context_bytes(gpu, release_of(trace.software)),
+            reported_bytes=reported_bytes,
+        ),
+        breakdown=breakdown,
+        savings=tuple(sorted(savings, key=lambda one: -one.bytes)),
+        largest=_largest(scaled, layout),
+    )
+
+
+def _largest(scaled: ScaledMemory | None, layout: Layout) -> str | None:
+    if scaled is None:
+        return None
+    try:
+        return largest_batch(scaled, layout, Strategy()).sentence
+    except InvalidArgumentError:  # the batch is not the first dimension of the data
+        return None
+
+
+def _savings(
+    trace: Trace, gpu: Gpu, scaled: ScaledMemory | None, derived_bytes: float | None
+) -> Iterator[MemorySaving]:
+    # Both memory sizes must be derived to be comparable, even if the peak was measured.
+    trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
+    before = _reserved(trace, gpu) if derived_bytes is None else derived_bytes
+
+    samples = samples_per_batch(trace)
+    if samples > 1 and scaled is not None:
+        yield MemorySaving(f"a batch of {samples // 2:,}", before - scaled.derived_bytes(samples // 2, gpu))
+    for name in CHANGES_ASKED:
+        change = change_named(name)
+        if change.why_not(trace, gpu) is None:
+            changed, _ = change.apply(trace, Assumptions())
+            yield MemorySaving(change.words, before - _reserved(changed, gpu), change.note)
+    blocks = blocks_of(trace)
+    reserved = simulated(blocks).reserved_bytes
+    if blocks.state:
+        small = tuple(round(EIGHT_BITS * size) for size in blocks.state)
+        less = reserved - simulated(replace(blocks, state=small)).reserved_bytes
+        yield MemorySaving("an optimizer with 8-bit state", float(less))
+    apart = reserved - simulated(blocks, expandable_segments=True).reserved_bytes
+    yield MemorySaving("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", float(apart))
+
+
+def _reserved(trace: Trace, gpu: Gpu) -> float:
+    memory = step_memory(trace)
+    assert memory is not None  # known, because the report has a breakdown of the memory
+    return float(memory.bytes_on(gpu))

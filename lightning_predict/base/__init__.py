@@ -1,0 +1,1 @@
+"""What every part needs: errors, checked reading of foreign values, units, intervals, notes, files, constants."""

@@ -1,0 +1,115 @@
+"""Safe reading and writing of files during training.
+
+A path may be on a hanging network drive, or be a pipe without a reader. Training must not hang, so a file is used in a
+thread with a timeout, and only if it is a regular file. Files are written atomically. Example::
+
+    in_hook(path, lambda: write_atomically(path, b"..."), seconds=60.0)
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import platformdirs
+
+from lightning_predict.base.timeout import run_unless_hanging
+
+Result = TypeVar("Result")
+
+PROGRESS_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"
+"""Environment variable with the path of the progress file."""
+
+FILE_SECONDS: Final = 60.0
+"""Default timeout in seconds for a file or a logger in a hook."""
+
+
+def user_folder(kind: Literal["data", "cache"]) -> Path:
+    """Return the user's folder for data or downloads; without a home directory, a path that cannot exist."""
+    try:
+        found = {"data": platformdirs.user_data_dir, "cache": platformdirs.user_cache_dir}[kind]("lightning-predict")
+    except RuntimeError:  # a user in a container without a home directory
+        found = "~"
+    return Path(os.devnull, "no-home-directory") if found.startswith("~") else Path(found)
+
+
+HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
+"""Environment variable with the path of the history file, or of a folder that a team shares."""
+
+
+def history_path(path: str | Path | None = None) -> Path:
+    """Return the history file or folder: `path`, else `LIGHTNING_PREDICT_HISTORY`, else the platform's default."""
+    named = path or os.environ.get(HISTORY_VARIABLE)
+    return Path(named) if named else user_folder("data") / "history.jsonl"
+
+
+def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds: float = FILE_SECONDS) -> Result:
+    """Run `work` on a file with a timeout; return its result or raise its error.
+
+    Args:
+        path: The file, which need not exist.
+        work: Reads or writes the file.
+        seconds: Timeout.
+
+    Raises:
+        OSError: The path exists and is not a regular file, or `work` raised this error.
+        TimeoutError: `work` did not finish in time, or an earlier use of the file still hangs.
+    """
+
+    def use() -> Result:
+        reject_irregular(path)
+        return work()
+
+    return run_unless_hanging(seconds, os.fspath(path), use)
+
+
+def reject_irregular(path: str | os.PathLike[str]) -> None:
+    """Raise an error for a pipe, a device or a socket, which may block forever.
+
+    Raises:
+        OSError: The path is a pipe, a device or a socket.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):  # does not exist
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "not a regular file; name one", os.fspath(path))
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file atomically. An existing file is replaced; a symbolic link stays a link.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    # The name is random and must not exist: two machines with equal process ids write different files, and a symbolic
+    # link that an attacker put there is not followed.
+    part = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.part")
+    try:
+        with open(part, "xb") as file:
+            file.write(content)
+        os.replace(part, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+STOPPED_VARIABLE: Final = "LIGHTNING_PREDICT_STOPPED"
+PREDICTED_VARIABLE: Final = "LIGHTNING_PREDICT_PREDICTED"
+"""Environment variables with paths of files, created if a budget stops training, and with the first prediction."""
+
+
+def mark(variable: str) -> None:
+    """Create the file of a variable, which tells `lightning-predict run` what happened in the script."""
+    with suppress(OSError, KeyError):
+        Path(os.environ[variable]).touch()

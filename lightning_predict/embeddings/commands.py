@@ -1,0 +1,274 @@
+"""Command `shard`: finds a sharding plan for the embedding tables of a recommendation model.
+
+Example::
+
+    lightning-predict shard dlrm.json.gz --gpus 8xA100-SXM-80GB --optimizer row_wise_adagrad --output plan.json
+    lightning-predict predict dlrm.json.gz --gpus 8xA100-SXM-80GB --strategy embedding=plan.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, final
+
+from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
+
+if TYPE_CHECKING:
+    from lightning_predict.embeddings.placement import TablePlacement
+    from lightning_predict.embeddings.step import ShardingPlan
+    from lightning_predict.embeddings.whole_step import WholeStep
+    from lightning_predict.hardware.layouts import Layout
+    from lightning_predict.kernels.interconnect import Interconnect
+    from lightning_predict.record.trace import Trace
+
+
+def shard(
+    trace: Path,
+    *,
+    gpus: str = "8xH100-SXM-80GB",
+    batch_size: int | None = None,
+    optimizer: Literal["sgd", "row_wise_adagrad", "adagrad", "adam"] = "sgd",
+    kinds: str = "table_wise,row_wise,column_wise,data_parallel",
+    table_gib: float | None = None,
+    skew: str | None = None,
+    network_gbps: float | None = None,
+    busbw: float | None = None,
+    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
+    output: Path | None = None,
+    timeline: Path | None = None,
+    weights: str | None = None,
+) -> CommandAnswer:
+    """Find the fastest sharding of a model's embedding tables over several GPUs, among the plans that fit in memory.
+
+    The time of the tables is the sum of lookups, updates and communication between GPUs. For the whole training step,
+    the other layers are added. They overlap with the communication, as in `predict --strategy embedding=plan.json`.
+
+    Args:
+        trace: The recorded step, of one GPU.
+        gpus: Layouts, separated by commas, for example 8xL4,2x8xH100-SXM-80GB.
+        batch_size: Samples of a step on all GPUs together (default: the recorded number of samples on each GPU).
+        optimizer: Optimizer of the tables.
+        kinds: Allowed kinds of sharding, separated by commas; several may be mixed.
+        table_gib: Memory of each GPU available to tables (default: 85 %).
+        skew: Skew of the lookups: the exponent of Zipf's law, or a CSV file with a sample of indices (columns table,
+            index) to fit it to (default: 0, uniform).
+        network_gbps: Network bandwidth of one machine in Gbit/s. The default is the bandwidth of the named or priced
+            machine, otherwise of a reference system.
+        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
+        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
+            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
+        output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
+        timeline: Write the whole step under the fastest plan to this file, as a Chrome trace for ui.perfetto.dev.
+        weights: Weights of the models: a folder, a file or an https:// address.
+    """
+    import json
+
+    from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+    from lightning_predict.base.units import gibibytes_to_bytes
+    from lightning_predict.cost.prediction import on_offered_network
+    from lightning_predict.embeddings.placement import place_tables
+    from lightning_predict.embeddings.step import plan_document
+    from lightning_predict.embeddings.tables import skew_of, tables_of_trace, with_skew
+    from lightning_predict.hardware.layouts import layout_of
+    from lightning_predict.kernels.interconnect import CATALOGUE, interconnect_of, link_assumption_notes
+    from lightning_predict.record.trace import Trace
+
+    links = interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie) or CATALOGUE
+    layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # with networks of the priced machines
+    if not layouts:
+        raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
+    step = Trace.load(str(trace))
+    if skew is not None:
+        step = with_skew(step, skew_of(skew, step))
+    traced = tables_of_trace(step)
+    placements: dict[str, TablePlacement] = {}
+    problems: dict[str, InfeasiblePlanError] = {}
+    for layout in layouts:
+        try:
+            placements[layout.name] = place_tables(
+                traced.tables,
+                layout,
+                samples=traced.batch_size * layout.count if batch_size is None else batch_size,
+                kinds=_words(kinds),
+                optimizer=optimizer,
+                table_bytes=None if table_gib is None else gibibytes_to_bytes(table_gib),
+                interconnect=links,
+                weights=weights,
+            )
+        except InfeasiblePlanError as problem:
+            problems[layout.name] = problem
+    if not placements:
+        raise next(iter(problems.values()))
+    known = {layout.name: layout for layout in layouts if layout.name in placements}
+    wholes: dict[tuple[str, str], WholeStep] = {}
+    if batch_size is None:
+        wholes = _whole_steps(step, known, placements, optimizer, weights, links)
+    notes = {name: link_assumption_notes(layout, links) for name, layout in known.items()}
+    found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
+    written = []
+    if output is not None:
+        output.write_text(json.dumps(plan_document(found.fastest, optimizer), indent=2) + "\n", encoding="utf-8")
+        written.append(str(output))
+    if timeline is not None:
+        whole = found.whole(found.fastest)
+        if whole is None:
+            raise InvalidArgumentError("--timeline shows the step as it was recorded; leave out --batch-size.")
+        timeline.write_text(json.dumps(whole.chrome_trace()), encoding="utf-8")
+        written.append(str(timeline))
+    return CommandAnswer(
+        data=lambda: found.as_dict() | {"written": written},
+        show=lambda: print("\n".join([*found.lines(), *(f"Written: {path}" for path in written)])),
+    )
+
+
+def _whole_steps(
+    trace: Trace,
+    layouts: Mapping[str, Layout],
+    placements: Mapping[str, TablePlacement],
+    optimizer: str,
+    weights: str | None,
+    links: Interconnect,
+) -> dict[tuple[str, str], WholeStep]:
+    """Predict the whole step by layout and plan; empty if the step does not allow this."""
+    from lightning_predict.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
+    from lightning_predict.kernels.models import kernel_models
+    from lightning_predict.layouts.single_gpu import PredictionContext, single_steps
+    from lightning_predict.layouts.strategy import Strategy
+    from lightning_predict.record.recorded_on import gpu_in_use
+    from lightning_predict.timeline.host import UNKNOWN_HOST
+
+    if trace.batches > 1 or not trace.parameters:
+        return {}
+    targets = tuple(dict.fromkeys(layout.gpu for layout in layouts.values()))
+    origin = gpu_in_use(trace)
+    names = [gpu.name for gpu in (targets if origin is None else (*targets, origin))]
+    models = kernel_models(tuple(dict.fromkeys(names)), weights)
+    setting = PredictionContext(targets, origin, models, "auto", UNKNOWN_HOST, links)
+    single = single_steps(trace, setting)
+    sharded = ShardedEmbeddings(Strategy(embedding=AUTO), setting)
+    shared = sharded.shared(single)
+    return {
+        (name, plan.name): sharded.whole(
+            shared, single.steps[targets.index(layout.gpu)], layout, ChosenPlan(plan, optimizer)
+        )
+        for name, layout in layouts.items()
+        if layout.count > 1
+        for plan in placements[name].plans
+    }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Shardings:
+    """Sharding plans by layout, errors of layouts without a plan, whole steps by (layout, plan), and notes."""
+
+    placements: Mapping[str, TablePlacement]
+    problems: Mapping[str, str]
+    wholes: Mapping[tuple[str, str], WholeStep]
+    notes: Mapping[str, Sequence[str]]
+
+    def whole(self, plan: ShardingPlan) -> WholeStep | None:
+        """Return the whole step under a plan; None if unknown."""
+        return self.wholes.get((plan.layout, plan.name))
+
+    def seconds(self, plan: ShardingPlan) -> float:
+        """Return the time of the whole step under a plan if known, otherwise the time of the tables."""
+        whole = self.whole(plan)
+        return plan.seconds if whole is None else whole.step.seconds
+
+    @property
+    def fastest(self) -> ShardingPlan:
+        return min((plan for one in self.placements.values() for plan in one.plans), key=self.seconds)
+
+    def as_dict(self) -> dict[str, object]:
+        layouts = {
+            name: {
+                "plans": [self._plan_values(plan) for plan in placement.plans],
+                "refused": dict(placement.refused),
+                "table_bytes": placement.table_bytes,
+                "reason": placement.reason,
+            }
+            for name, placement in self.placements.items()
+        }
+        return {"layouts": layouts, "problems": dict(self.problems)}
+
+    def _plan_values(self, plan: ShardingPlan) -> dict[str, object]:
+        """Return the plan and values derived from it as JSON values."""
+        values: dict[str, object] = json_value(plan)
+        whole = self.whole(plan)
+        return {
+            "name": plan.name,
+            **values,
+            "compute_seconds": plan.compute_seconds,
+            "communication_seconds": plan.communication_seconds,
+            "imbalance": plan.imbalance,
+            "whole_step_seconds": None if whole is None else whole.step.seconds,
+            "critical_path": None if whole is None else whole.critical_path,
+        }
+
+    def lines(self) -> list[str]:
+        rows = [_plan_row(plan, self.whole(plan)) for placement in self.placements.values() for plan in placement.plans]
+        headers = [
+            "layout",
+            "sharding",
+            "tables (ms)",
+            "interval",
+            "on GPUs (ms)",
+            "imbalance",
+            "exchanges (ms)",
+            "GiB",
+            "whole step (ms)",
+        ]
+        said = list[str]()
+        for name, placement in self.placements.items():
+            said.append(f"{name}: {placement.reason}")
+            said += [f"{name}, {kind}: {reason}." for kind, reason in placement.refused.items()]
+            said += [f"{name}: {note}" for note in self.notes[name]]
+        said += self.problems.values()
+        fastest = self.fastest
+        whole = self.whole(fastest)
+        if whole is not None:
+            said.append(f"Critical path of a step on {fastest.layout}, {fastest.name}: {whole.critical_path}.")
+        table = aligned(headers, rows, right=range(2, len(headers)))
+        return [table, "", *sentences(said), "", f"Tables on {fastest.layout}, {fastest.name}:", _table_rows(fastest)]
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _plan_row(plan: ShardingPlan, whole: WholeStep | None) -> Sequence[str]:
+    from lightning_predict.reports.format import gibibytes, milliseconds, milliseconds_interval
+
+    return [
+        plan.layout,
+        plan.name,
+        milliseconds(plan.seconds),
+        milliseconds_interval(plan.time.low, plan.time.high),
+        milliseconds(plan.compute_seconds),
+        f"{plan.imbalance:.2f}",
+        milliseconds(plan.communication_seconds),
+        gibibytes(max(plan.memory_bytes)),
+        "-" if whole is None else milliseconds(whole.step.seconds),
+    ]
+
+
+def _table_rows(plan: ShardingPlan) -> str:
+    from lightning_predict.reports.format import gibibytes, significant
+
+    rows = [
+        [
+            assignment.table.name or str(number),
+            f"{assignment.table.rows:,}",
+            str(assignment.table.dim),
+            significant(assignment.table.pooling * assignment.table.vectors),
+            gibibytes(assignment.table.parameter_bytes),
+            assignment.kind,
+            "all" if assignment.gpu is None else str(assignment.gpu),
+        ]
+        for number, assignment in enumerate(plan.assignments)
+    ]
+    headers = ["table", "rows", "dim", "look-ups", "GiB", "sharding", "GPU"]
+    return aligned(headers, rows, right={1, 2, 3, 4, 6})

@@ -1,0 +1,314 @@
+"""`EmbeddingTable`: an embedding table of a recommendation model and its lookups, given by hand or from a recording.
+
+A table has rows of `dim` numbers. A sample reads `vectors` vectors from the table, and each vector is the sum of
+`pooling` rows. `nn.EmbeddingBag` reads one vector per sample. `nn.Embedding` reads one vector per token; each vector is
+a single row. Example::
+
+    >>> table = EmbeddingTable(rows=1_000_000, dim=64, pooling=20)
+    >>> table.parameter_bytes, table.vector_bytes_per_sample, table.index_bytes_per_sample()
+    (256000000, 256.0, 168.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, final
+
+from lightning_predict.assumptions import Skew
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.kernels.families.embedding import ZIPF, zipf_exponent
+from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
+from lightning_predict.kernels.operations import COMPUTE_BYTES
+from lightning_predict.kernels.roofline import SECTOR_BYTES
+from lightning_predict.kernels.translation import compute_dtype, translate
+from lightning_predict.record.trace import Operation, Trace
+
+DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
+INDEX_BYTES: Final = 8
+"""Bytes per index, and per length of a bag: torch's default is int64."""
+
+MAX_ALPHA: Final = 4.0
+"""Maximum exponent of Zipf's law. With larger exponents, lookups read only a few rows."""
+
+STATE_BYTES: Final = 4
+"""Bytes per number of the optimizer state (float32)."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingTable:
+    """Embedding table and its lookups per sample.
+
+    Attributes:
+        rows: Number of rows.
+        dim: Number of columns.
+        pooling: Mean number of rows that are summed into a vector ("pooling factor").
+        vectors: Mean number of vectors per sample.
+        is_pooled: Whether rows are summed; False for `nn.Embedding`, where each row is a vector.
+        dtype: `float32`, `float16`, `bfloat16` or `float64`.
+        name: Display name; None shows the table's number.
+        alpha: Skew of the lookups: the exponent of Zipf's law, 0 for uniform lookups.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+    """
+
+    rows: int
+    dim: int
+    pooling: float = 1.0
+    vectors: float = 1.0
+    is_pooled: bool = True
+    dtype: str = "float32"
+    name: str | None = None
+    alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        for word in ("rows", "dim"):
+            value = getattr(self, word)
+            if value < 1 or value != int(value):
+                raise InvalidArgumentError(f"{self._called}: {word}={value!r}; expected a whole number of at least 1.")
+        for word in ("pooling", "vectors"):
+            value = getattr(self, word)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidArgumentError(f"{self._called}: {word}={value!r}; expected a finite number above 0.")
+        if not self.is_pooled and self.pooling != 1:
+            raise InvalidArgumentError(
+                f"{self._called}: pooling={self.pooling!r}, but is_pooled=False sums nothing; give the look-ups of a "
+                "sample as vectors."
+            )
+        if self.dtype not in DTYPES:
+            raise InvalidArgumentError(f"{self._called}: dtype={self.dtype!r}; expected one of {', '.join(DTYPES)}.")
+        if not 0 <= self.alpha <= MAX_ALPHA:
+            raise InvalidArgumentError(
+                f"{self._called}: alpha={self.alpha!r}; expected an exponent of Zipf's law from 0 to {MAX_ALPHA:g}."
+            )
+
+    @property
+    def _called(self) -> str:
+        return "An embedding table" if self.name is None else f"Embedding table {self.name!r}"
+
+    @property
+    def value_bytes(self) -> float:
+        """Bytes of one number of the table."""
+        return COMPUTE_BYTES[self.dtype]
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Size of the table in bytes."""
+        return self.rows * self.dim * self.value_bytes
+
+    @property
+    def vector_bytes_per_sample(self) -> float:
+        """Size of a sample's vectors in bytes."""
+        return self.vectors * self.dim * self.value_bytes
+
+    def index_bytes_per_sample(self, share: float = 1.0) -> float:
+        """Return the bytes of a sample's indices, including the lengths of pooled bags.
+
+        Args:
+            share: Share of the rows; only indices that point to these rows count.
+        """
+        return self.vectors * (self.pooling * share + self.is_pooled) * INDEX_BYTES
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerState:
+    """Number of values that an optimizer stores per element and per row of a table."""
+
+    per_element: float = 0
+    per_row: float = 0
+
+    def size_bytes(self, rows: float, dim: float) -> float:
+        """Return the size of the optimizer state of `rows` rows in bytes."""
+        return STATE_BYTES * rows * (self.per_element * dim + self.per_row)
+
+    def traffic_bytes(self, rows: float, dim: float) -> float:
+        """Return the bytes to read and write the optimizer state of `rows` scattered rows.
+
+        Whole memory sectors are transferred.
+        """
+        sectors = math.ceil(STATE_BYTES * dim / SECTOR_BYTES) * self.per_element + self.per_row
+        return 2 * rows * sectors * SECTOR_BYTES
+
+
+OPTIMIZERS: Final[Mapping[str, OptimizerState]] = {
+    "sgd": OptimizerState(),
+    "row_wise_adagrad": OptimizerState(per_row=1),
+    "adagrad": OptimizerState(per_element=1),
+    "adam": OptimizerState(per_element=2),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedTables:
+    """Embedding tables of a recorded step.
+
+    Attributes:
+        tables: The tables, in the order of their first lookup.
+        batch_size: Number of samples per batch on the recorded GPU.
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    batch_size: int
+
+
+def tables_of_trace(trace: Trace) -> TracedTables:
+    """Return the embedding tables that the forward pass reads. Several lookups of one table are merged.
+
+    If the trace lacks the number of samples, the first lookup determines it: by its number of bags, or by the first
+    dimension of its indices.
+
+    Raises:
+        InvalidArgumentError: The trace has no lookup, or fewer samples than batches.
+    """
+    found: dict[object, list[Operation]] = {}
+    for position, operation in enumerate(trace.operations):
+        if is_look_up(operation):
+            found.setdefault(_weights(operation, position), []).append(operation)
+    if not found:
+        raise InvalidArgumentError(
+            f"The trace has no look-up of an embedding table ({', '.join(LOOK_UP_CALLS)}) in its forward pass; record "
+            "a training step of a model with nn.EmbeddingBag or nn.Embedding, or give EmbeddingTable(rows=, dim=)."
+        )
+    samples = trace.samples
+    if samples is None:
+        samples = trace.batches * _samples(next(iter(found.values()))[0], trace)
+    if samples < trace.batches:
+        raise InvalidArgumentError(f"The trace has {samples} sample(s) in {trace.batches} batches; record it again.")
+    tables = tuple(_table(operations, trace, samples) for operations in found.values())
+    return TracedTables(tables, samples // trace.batches)
+
+
+def is_look_up(operation: Operation) -> bool:
+    """Return whether an operation is an embedding lookup of the forward pass."""
+    inputs = operation.inputs
+    if operation.phase != "forward" or operation.name not in LOOK_UP_CALLS:
+        return False
+    return len(inputs) > 1 and len(inputs[0].shape) == 2 and inputs[0].elements > 0 and inputs[1].elements > 0
+
+
+def _weights(operation: Operation, position: int) -> object:
+    """Return an identifier of a lookup's table: its storage id, its module, or the position of the lookup."""
+    weights = operation.inputs[0]
+    if weights.id is not None:
+        return weights.id
+    return position if operation.module is None else (operation.module, weights.shape)
+
+
+def _samples(operation: Operation, trace: Trace) -> int:
+    if operation.name == "aten::embedding":
+        indices = operation.inputs[1]
+        return indices.shape[0] if indices.shape else 1
+    return max(1, int(_vectors_and_lookups(operation, trace)[0]))
+
+
+def _vectors_and_lookups(operation: Operation, trace: Trace) -> tuple[float, float]:
+    """Return the number of output vectors of a lookup, and the number of rows that the lookup reads."""
+    (problem,) = translate(operation, trace.flags)
+    if problem.operation == "embedding_bag":
+        bags, lookups, *_ = problem.dims
+        return bags, bags * lookups
+    indices = float(operation.inputs[1].elements)
+    return indices, indices
+
+
+def _table(operations: list[Operation], trace: Trace, samples: int) -> EmbeddingTable:
+    first = operations[0]
+    weights = first.inputs[0]
+    counts = [_vectors_and_lookups(operation, trace) for operation in operations]
+    vectors, lookups = (math.fsum(column) for column in zip(*counts, strict=True))
+    return EmbeddingTable(
+        rows=weights.shape[0],
+        dim=weights.shape[1],
+        pooling=lookups / vectors,
+        vectors=vectors / samples,
+        is_pooled=first.name != "aten::embedding",
+        dtype=compute_dtype(weights),
+        name=first.module,
+        alpha=float(first.arguments.get(ZIPF, 0.0)),
+    )
+
+
+BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
+
+
+def with_skew(trace: Trace, skew: Skew) -> Trace:
+    """Return the trace with Zipf-distributed lookups, because a recording does not show how often each row is read.
+
+    Args:
+        trace: The recorded step.
+        skew: One exponent for all tables, or an exponent per table name; other tables have uniform lookups.
+
+    Raises:
+        InvalidArgumentError: An exponent is out of range, or a table name is unknown.
+    """
+    modules = {one.module for one in trace.operations if is_look_up(one) and one.module is not None}
+    named = dict.fromkeys(modules, float(skew)) if isinstance(skew, (int, float)) else dict(skew)
+    unknown = sorted(set(named) - modules)
+    if unknown:
+        raise InvalidArgumentError(
+            f"zipf_alpha names {unknown[0]!r}, which looks up no table; there are {', '.join(sorted(modules))}."
+        )
+    for name, alpha in named.items():
+        if not 0 <= alpha <= MAX_ALPHA:
+            raise InvalidArgumentError(f"zipf_alpha={alpha!r} of {name!r}; expected a number from 0 to {MAX_ALPHA:g}.")
+    return replace(
+        trace,
+        operations=tuple(
+            replace(one, arguments={**one.arguments, ZIPF: named[one.module]})
+            if one.module in named and (one.name in LOOK_UP_CALLS or one.name in BACKWARDS)
+            else one
+            for one in trace.operations
+        ),
+    )
+
+
+SAMPLE_COLUMNS: Final = ("table", "index")
+
+
+def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
+    """Parse the skew of the lookups: an exponent of Zipf's law, or a CSV file with sampled indices.
+
+    Args:
+        words: A number of at least 0, or the path of the CSV file.
+        trace: A step that looks up the tables, for their numbers of rows.
+
+    Raises:
+        InvalidArgumentError: The file does not exist, or `read_skew` raises this error.
+    """
+    try:
+        return float(words)
+    except ValueError:
+        if not Path(words).is_file():
+            raise InvalidArgumentError(
+                f"skew={words!r} is not an exponent of Zipf's law (0: uniform) or an existing CSV file."
+            ) from None
+        return read_skew(Path(words), trace)
+
+
+def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
+    """Return the exponent of Zipf's law for each table, fitted to the number of distinct rows among sampled indices.
+
+    Args:
+        path: CSV file with the columns `table` (the name of the table's module) and `index`.
+        trace: A step that looks up the tables, for their numbers of rows.
+
+    Raises:
+        InvalidArgumentError: A column is missing, a value is invalid, or the step does not look up a table.
+        OSError: The file cannot be read.
+    """
+    rows = {table.name: table.rows for table in tables_of_trace(trace).tables}
+    samples: dict[str, list[int]] = {}
+    for row in read_csv(path, InvalidArgumentError, columns=SAMPLE_COLUMNS):
+        name, index = row.member("table").text(), row.member("index").parsed().integer(minimum=0)
+        if name not in rows or index >= rows[name]:
+            known = ", ".join(f"{known} ({count:,} rows)" for known, count in rows.items())
+            raise InvalidArgumentError(f"{path} has index {index} of table {name!r}; the step looks up {known}.")
+        samples.setdefault(name, []).append(index)
+    return {name: zipf_exponent(len(set(found)), len(found), rows[name]) for name, found in samples.items()}

@@ -1,0 +1,496 @@
+"""Whole training step of a recommendation model: sharded embedding tables, and dense layers replicated on each GPU.
+
+Each GPU sends the indices of its samples to the GPUs that hold the rows. These GPUs look up the rows. While the vectors
+are sent back, each GPU computes the dense layers that do not need vectors (the bottom perceptron of DLRM). In the
+backward pass, the gradients of the vectors are sent, while the layers that do not need vectors run backward and their
+gradients are all-reduced. Then one kernel launch updates the tables, and the optimizer updates the dense layers.
+TorchRec's sharded modules use this order for a single step. (TorchRec's pipelines distribute the indices of the next
+batch during a step.)
+
+Computation and communication are two queues (`distributed/overlap.py`); the step time is the critical path through
+both. `placement.py` places the tables and predicts their time. The dense layers are simulated from the recorded step,
+with its host time. Example::
+
+    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), context)
+    sharded.steps(single, steps, [layout_of("8xA100-SXM-80GB")])[0].seconds
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import MICROSECOND, mebibytes_to_bytes
+from lightning_predict.embeddings.loads import KINDS
+from lightning_predict.embeddings.placement import placement
+from lightning_predict.embeddings.step import (
+    ShardingPlan,
+    assigned_plan,
+    in_milliseconds,
+    read_sharding_plan,
+)
+from lightning_predict.embeddings.step_tables import StepTables, without_tables
+from lightning_predict.embeddings.tables import OPTIMIZERS, tables_of_trace
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.layouts.gradients import buckets, has_backward, ready_gradients
+from lightning_predict.layouts.layout_steps import MultiGpuStep, narrowed_interval
+from lightning_predict.layouts.memory import even_bytes
+from lightning_predict.layouts.overlap import (
+    OVERLAP_COSTS,
+    Event,
+    Links,
+    StepSplitter,
+    Transfer,
+    WorkSegment,
+    events_of,
+    overlap_transfers,
+)
+from lightning_predict.layouts.single_gpu import PredictionContext, SingleGpuSteps
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.memory.rank_memory import RankMemory, can_simulate
+from lightning_predict.memory.step_memory import step_memory
+from lightning_predict.record.trace import Trace
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, HostOperation, launch_schedule, simulate_timeline
+from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.timeline.verdict import Bound, Verdict
+from lightning_predict.timeline.viewer import chrome_document, complete_event, row_name
+from lightning_predict.uncertainty import STRAGGLER_WAIT
+
+AUTO: Final = "auto"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChosenPlan:
+    """Sharding plan for a layout, with the optimizer of the tables.
+
+    Attributes:
+        plan: The plan.
+        optimizer: Optimizer of the tables, a key of `OPTIMIZERS`.
+    """
+
+    plan: ShardingPlan
+    optimizer: str
+
+
+def possible_plans(
+    trace: Trace, layout: Layout, embedding: str, *, interconnect: Interconnect, models: KernelModels | None
+) -> tuple[ChosenPlan, ...]:
+    """Return the sharding plans for a step on a layout. Each GPU has the recorded number of samples.
+
+    Args:
+        trace: The step of one GPU.
+        layout: The GPUs, at least two.
+        embedding: The strategy's `embedding` setting; see `Strategy`.
+        interconnect: Known bandwidths of the links.
+        models: Trained kernel models; None uses rooflines.
+
+    Returns:
+        Plans that fit in memory, fastest tables first; a single plan if the user specifies one.
+
+    Raises:
+        InvalidArgumentError: The step has no lookups, or cannot be sharded in this way.
+        InfeasiblePlanError: No plan fits in memory.
+        OSError: The plan file cannot be read.
+    """
+    traced = tables_of_trace(trace)
+    samples = traced.batch_size * layout.count
+    if embedding == AUTO or embedding in KINDS:
+        optimizer = table_optimizer(trace)
+        found = placement(
+            traced.tables,
+            layout,
+            samples=samples,
+            kinds=tuple(KINDS) if embedding == AUTO else (embedding,),
+            optimizer=OPTIMIZERS[optimizer],
+            table_bytes=None,
+            interconnect=interconnect,
+            models=models,
+        )
+        return tuple(ChosenPlan(plan, optimizer) for plan in found.plans)
+    path = Path(embedding)
+    if not path.is_file():
+        raise InvalidArgumentError(
+            f"strategy: embedding={embedding!r} is not {AUTO}, {', '.join(KINDS)} or a file; write a plan with "
+            "lightning-predict shard TRACE --output plan.json."
+        )
+    written = read_sharding_plan(path, traced.tables)
+    plan = assigned_plan(
+        written.assignments,
+        layout,
+        samples=samples,
+        optimizer=OPTIMIZERS[written.optimizer],
+        interconnect=interconnect,
+        models=models,
+    )
+    return (ChosenPlan(plan, written.optimizer),)
+
+
+def table_optimizer(trace: Trace) -> str:
+    """Return the likely optimizer of the tables, from the recorded state: 0, 1 or 2 numbers per parameter."""
+    memory = trace.memory
+    if not memory.optimizer_state_bytes or not memory.parameter_bytes:
+        return "sgd"
+    per_element = memory.optimizer_state_bytes / memory.parameter_bytes
+    return "sgd" if per_element < 0.5 else "adagrad" if per_element < 1.5 else "adam"
+
+
+@final
+class ShardedEmbeddings:
+    """Steps and memory of layouts with sharded embedding tables. All steps of a layout use the plan of its first step.
+
+    Args:
+        strategy: A strategy with `embedding`.
+        context: GPUs, models and assumptions of the predictions.
+    """
+
+    def __init__(self, strategy: Strategy, context: PredictionContext) -> None:
+        self._strategy, self._context = strategy, context
+        self._chosen: dict[Layout, ChosenPlan] = {}
+
+    def steps(
+        self, single: SingleGpuSteps, steps: Sequence[StepPrediction], layouts: Sequence[Layout]
+    ) -> tuple[StepPrediction, ...]:
+        """Return the step on each layout, as `layout_steps.on_layouts` does.
+
+        Args:
+            single: The step on a single GPU of each model.
+            steps: The step on a single GPU of each model, with corrections.
+            layouts: Layouts of the GPUs in the `PredictionContext`.
+
+        Raises:
+            InvalidArgumentError: See `possible_plans`.
+            InfeasiblePlanError: See `possible_plans`.
+        """
+        rows = {gpu: row for row, gpu in enumerate(self._context.gpus)}
+        own = [steps[rows[layout.gpu]] for layout in layouts]
+        if all(layout.count == 1 for layout in layouts):
+            return tuple(own)
+        shared = self.shared(single)
+        return tuple(
+            step if layout.count == 1 else self._best(shared, step, layout).step
+            for step, layout in zip(own, layouts, strict=True)
+        )
+
+    def shared(self, single: SingleGpuSteps) -> MultiGpuStep:
+        """Return the predictor of the step on several GPUs."""
+        context = self._context
+        return MultiGpuStep(
+            single.trace, single.timed, context.gpus, origin=context.origin, models=context.models, host=single.host
+        )
+
+    def whole(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout, chosen: ChosenPlan) -> WholeStep:
+        """Return the step on a layout under a plan, with a timeline of its parts.
+
+        Raises:
+            InvalidArgumentError: The step contains several batches.
+        """
+        row = self._context.gpus.index(layout.gpu)
+        return _whole_step(shared, step, row, layout, chosen, self._strategy, self._context.interconnect)
+
+    def _best(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout) -> WholeStep:
+        wholes = (self.whole(shared, step, layout, plan) for plan in self._plans(shared.trace, layout))
+        best = min(wholes, key=lambda whole: whole.step.seconds)
+        self._chosen.setdefault(layout, best.chosen)
+        return best
+
+    def _plans(self, trace: Trace, layout: Layout) -> tuple[ChosenPlan, ...]:
+        """Return the plans to consider: the layout's known plan with this step's samples, otherwise all plans."""
+        known, context = self._chosen.get(layout), self._context
+        tables = tables_of_trace(trace)
+        if known is not None:
+            assigned = known.plan.assignments
+            sizes = [(table.rows, table.dim) for table in tables.tables]
+            if sizes == [(one.table.rows, one.table.dim) for one in assigned]:
+                again = assigned_plan(
+                    [replace(one, table=table) for one, table in zip(assigned, tables.tables, strict=True)],
+                    layout,
+                    samples=tables.batch_size * layout.count,
+                    optimizer=OPTIMIZERS[known.optimizer],
+                    interconnect=context.interconnect,
+                    models=context.models,
+                )
+                return (replace(known, plan=again),)
+        return possible_plans(
+            trace, layout, self._strategy.embedding or AUTO, interconnect=context.interconnect, models=context.models
+        )
+
+    def needed_bytes(self, trace: Trace, layout: Layout) -> tuple[float | None, float | None]:
+        """Return the peak memory of the GPUs that need the most and the least memory; None if unknown."""
+        dense = without_tables(trace)
+        alone = step_memory(dense)
+        if alone is None:
+            return None, None
+        if can_simulate(dense):
+            shared = float(RankMemory(dense).most_filled(layout, Strategy()).bytes_on(layout.gpu))
+        else:
+            shared = even_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
+        most, least = self.memory_bytes(shared, trace, layout)
+        return most, least if least < most else None
+
+    def memory_bytes(self, dense_bytes: float, trace: Trace, layout: Layout) -> tuple[float, float]:
+        """Return the peak memory of the GPUs that need the most and the least memory.
+
+        Args:
+            dense_bytes: Memory of the step without tables (`without_tables`) on this layout.
+            trace: The recorded step.
+            layout: The GPUs, at least two.
+        """
+        plan = self._plans(trace, layout)[0].plan
+        always = dense_bytes + sum(one.message_bytes for one in plan.exchanges if one.carries in _BUFFERED)
+        return always + max(plan.memory_bytes), always + min(plan.memory_bytes)
+
+
+_BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
+"""Names of data that need an additional send buffer."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """A whole step on a layout, with its parts.
+
+    Attributes:
+        step: Prediction of the step.
+        events: Parts of the step in the order of their start times, at the middle of the interval.
+        chosen: Sharding plan of the tables.
+    """
+
+    step: StepPrediction
+    events: tuple[Event, ...]
+    chosen: ChosenPlan
+
+    @property
+    def critical_path(self) -> str:
+        """Text that lists the parts on the critical path of at least a microsecond."""
+        merged: list[tuple[str, float]] = []
+        for event in self.events:
+            if event.is_critical and event.seconds >= MICROSECOND:
+                if merged and merged[-1][0] == event.name:
+                    merged[-1] = (event.name, merged[-1][1] + event.seconds)
+                else:
+                    merged.append((event.name, event.seconds))
+        return ", ".join(f"{name} {in_milliseconds(seconds)}" for name, seconds in merged)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return the parts as a Chrome trace (Trace Event format) for ui.perfetto.dev, with a row per queue."""
+        rows = [row_name("thread_name", 0, thread, name) for thread, name in enumerate(("computing", "links"))]
+        placed = (
+            complete_event(
+                one.name,
+                0,
+                int(one.is_transfer),
+                one.start_seconds,
+                one.seconds,
+                {"on the critical path": one.is_critical},
+            )
+            for one in self.events
+        )
+        return chrome_document([*rows, *placed])
+
+
+def _whole_step(
+    shared: MultiGpuStep,
+    step: StepPrediction,
+    row: int,
+    layout: Layout,
+    chosen: ChosenPlan,
+    strategy: Strategy,
+    interconnect: Interconnect,
+) -> WholeStep:
+    trace, tables = shared.trace, StepTables(shared.trace)
+    host = shared.host(strategy)
+    order = _ordered(shared, tables, chosen.plan)
+    simulated = simulate_timeline(launch_schedule(order.work, gpus=len(shared.gpus)), host)
+    factors = narrowed_interval(step) / shared.seconds[row]
+    links = Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
+    dense = replace(trace, parameters=tables.dense_parameters)
+    segments, transfers = _queues(dense, order, StepSplitter(simulated, row, factors), links, chosen.plan, strategy)
+    walked = overlap_transfers(segments, transfers)
+    alone = sum((segment.seconds for segment in segments), np.zeros(3))
+    low, middle, high = OVERLAP_COSTS.seconds(
+        walked, alone, layout, replicas=layout.count, spread=STRAGGLER_WAIT
+    ).tolist()
+    events = events_of(segments, transfers, 1)
+    factor = float(factors[1])
+    device = float(simulated.active_seconds[row]) * factor
+    found = replace(
+        step,
+        gpu=layout.name,
+        interval=Interval(min(low, middle), middle, max(high, middle)),
+        device_seconds=device,
+        host_seconds=simulated.host_seconds,
+        forward_seconds=_phase_seconds(order.work, "forward", row) * factor,
+        optimizer_seconds=_phase_seconds(order.work, "optimizer", row) * factor,
+        communication_seconds=float(walked.communication_seconds[1]),
+        added_seconds=middle - float(alone[1]),
+        verdict=_verdict(step.verdict, device, simulated.host_seconds, float(walked.exposed_seconds[1]), middle),
+    )
+    whole = WholeStep(found, events, chosen)
+    plan = chosen.plan
+    notes = (
+        f"Embedding tables: {plan.name}, updated by {chosen.optimizer} in the backward pass; {plan.reason}. "
+        "Predicted for torch's modules with one kernel per table. Fused look-ups are faster: TorchRec publishes 3 "
+        "times their rate for 10 tables, 10 times for 100 (one V100).",
+        f"Critical path: {whole.critical_path}; the rest is waiting for the slowest GPU and the slowdown by "
+        "overlapping communication.",
+    )
+    return replace(whole, step=replace(found, notes=(*step.notes, *notes)))
+
+
+def _phase_seconds(work: Sequence[HostOperation], phase: str, row: int) -> float:
+    return math.fsum(float(one.seconds[row].sum()) for one in work if one.phase == phase)
+
+
+def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float, seconds: float) -> Verdict | None:
+    """Return the bottleneck of the step: device, host, or communication that does not overlap."""
+    if verdict is None:
+        return None
+    own = max(device, host)
+    bound_by: Bound = "links" if exposed > own else "host" if host > device else "device"
+    gain = 0.5 * device / seconds if bound_by == "device" else 0.0
+    return replace(verdict, bound_by=bound_by, idle_share=min(max(1 - device / seconds, 0.0), 1.0), gain=gain)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Work of one GPU in launch order. Positions count operations from the start of the step.
+
+    Attributes:
+        work: All operations: lookups first, and the update of the tables after the backward pass.
+        free: Position after the forward operations that need no looked-up vector.
+        gradients: Position at which the gradients of the vectors are ready; None without a backward pass.
+        update: Position of the update of the tables; None without a backward pass.
+    """
+
+    work: tuple[HostOperation, ...]
+    free: int
+    gradients: int | None
+    update: int | None
+
+
+LOOK_UP: Final = "look-ups"
+UPDATE: Final = "update of the tables"
+
+
+def _ordered(shared: MultiGpuStep, tables: StepTables, plan: ShardingPlan) -> _Order:
+    operations = shared.trace.operations
+    dependent, ready = tables.reads_vectors(), 0
+    trains = has_backward(shared.work)
+    if trains:
+        ready = tables.gradients_ready()
+    first: list[HostOperation] = [_table_launch(LOOK_UP, "forward", max(plan.forward_seconds), shared)]
+    behind: list[HostOperation] = []
+    early, late = list[HostOperation](), list[HostOperation]()
+    update: list[HostOperation] = []
+    for one in shared.work:
+        index = one.operation
+        if index is None or index in tables.operations:
+            continue
+        if one.phase == "optimizer":
+            update.append(replace(one, seconds=one.seconds * tables.dense_share(operations[index])))
+        elif one.phase == "forward":
+            (behind if index in dependent else first).append(one)
+        elif index <= ready:
+            early.append(one)
+        else:
+            late.append(one)
+    work = [*first, *behind, *early, *late]
+    if not trains:
+        return _Order((*work, *update), len(first), None, None)
+    at_update = len(work)
+    work += [_table_launch(UPDATE, "backward", max(plan.backward_seconds), shared), *update]
+    return _Order(tuple(work), len(first), len(first) + len(behind) + len(early), at_update)
+
+
+def _table_launch(name: str, phase: Any, seconds: float, shared: MultiGpuStep) -> HostOperation:
+    """Return a kernel launch that takes `seconds` on every GPU."""
+    each: Array = np.full((len(shared.gpus), 1), seconds)
+    return HostOperation(name=name, phase=phase, seconds=each, streams=(COMPUTE_STREAM,))
+
+
+def _queues(
+    trace: Trace, order: _Order, splitter: StepSplitter, links: Links, plan: ShardingPlan, strategy: Strategy
+) -> tuple[list[WorkSegment], list[Transfer]]:
+    """Return the segments and transfers of a step."""
+    full = list(buckets(ready_gradients(trace, order.work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
+    marks = {1, order.free, *(bucket.ready_after for bucket in full)}
+    if order.gradients is not None and order.update is not None:
+        marks |= {order.gradients, order.update, order.update + 1}
+    cuts = sorted(marks)
+    done = {cut: position + 1 for position, cut in enumerate(cuts)}  # number of segments that are finished at a mark
+    sent = _transfers(order, plan, full, links)
+    ordered = sorted(
+        ((done[mark] if mark else 0, transfer) for mark, several in sent.items() for transfer in several),
+        key=lambda one: one[0],
+    )
+    transfers = [replace(transfer, after=after) for after, transfer in ordered]
+
+    def last(*names: str) -> int | None:
+        return max((i for i, one in enumerate(transfers) if one.name in names), default=None)
+
+    waits = {0: last("all-to-all of indices"), done[order.free]: last(*_FORWARD)}
+    if order.update is not None:
+        waits[done[order.update]] = last(*_BACKWARD)
+        waits[done[order.update + 1]] = len(transfers) - 1 if transfers else None
+    seconds = splitter.segments(cuts)
+    segments = []
+    for position, each in enumerate(seconds):
+        begin = cuts[position - 1] if position else 0
+        segments.append(WorkSegment(each, waits_for=waits.get(position), name=_name(order, begin)))
+    return segments, transfers
+
+
+def _name(order: _Order, begin: int) -> str:
+    if begin < order.free:
+        return LOOK_UP if begin == 0 else "layers that need no vectors"
+    if order.update is not None and begin >= order.update:
+        return UPDATE if begin == order.update else "dense update"
+    if order.gradients is not None and begin >= order.gradients:
+        return "backward pass beside the gradients' exchange"
+    return "layers on the vectors"
+
+
+_FORWARD: Final = ("all-to-all of vectors", "reduce-scatter of partial sums")
+_BACKWARD: Final = ("all-to-all of gradients", "all-gather of gradients of the sums")
+_NAMES: Final[Mapping[str, str]] = {
+    "alltoall": "all-to-all",
+    "reduce_scatter": "reduce-scatter",
+    "all_gather": "all-gather",
+    "all_reduce": "all-reduce",
+}
+
+
+def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Any], links: Links) -> Mapping[int, list[Transfer]]:
+    """Return the transfers by the position of the operation after which they may start; sets no `after`."""
+    by_mark: dict[int, list[Transfer]] = {}
+    dense = links.collective("all_reduce", [bucket.size_bytes for bucket in full])
+    for bucket, seconds in zip(full, dense, strict=True):
+        by_mark.setdefault(bucket.ready_after, []).append(Transfer(seconds, 0, "all-reduce of dense gradients"))
+    when = {
+        "indices": 0,
+        "vectors": 1,
+        "partial sums": 1,
+        "gradients": order.gradients,
+        "gradients of the sums": order.gradients,
+        "dense gradients": None if order.update is None else order.update + 1,
+    }
+    for one in plan.exchanges:
+        mark = when[one.carries]
+        if mark is not None:
+            seconds = np.array([one.time.low, one.time.middle, one.time.high])
+            name = f"{_NAMES[one.operation]} of {one.carries}"
+            name = name.replace("dense gradients", "gradients of copied tables")
+            by_mark.setdefault(mark, []).insert(0, Transfer(seconds, 0, name))
+    return by_mark

@@ -1,0 +1,140 @@
+"""A machine's own rates: FLOP/s of large matmuls that the user measured, in place of the catalogue's rates.
+
+Cards with the same name differ in power limit and cooling. The sustained rate of a machine corrects its matmul times.
+`lightning-predict measure --quick` measures this rate in half a minute. Example::
+
+    >>> from lightning_predict.hardware.layouts import layout_of
+    >>> (own,) = with_own_rates([layout_of("8xB200")], {"bf16": 1103e12})
+    >>> own.name, own.gpu.sustained_flops_per_second["bfloat16"] / 1e12
+    ('8xB200-SXM-180GB', 1103.0)
+    >>> parse_rates("bf16=1103,tf32=520")
+    {'bf16': 1103000000000000.0, 'tf32': 520000000000000.0}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.base.checked import positive_number, shown
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import flops_to_teraflops, teraflops_to_flops
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.lookup import gpu as find_gpu
+from lightning_predict.hardware.records import DTYPE_WORDS, Gpu
+
+OwnRates = Mapping[str, float | Mapping[str, float]]
+"""Mapping of dtype to FLOP/s, or mapping of GPU name to such a mapping."""
+
+ABOVE_PEAK: Final = 1.1
+"""Maximum ratio of a measured rate to the peak of the GPU at its own clock. Some boards boost a few percent above the
+data sheet."""
+
+NAMES: Final = 4
+"""Maximum number of names in an error message."""
+
+BELOW_PEAK: Final = 0.02
+"""Minimum ratio of a measured rate to the peak. A smaller rate is probably in another unit."""
+
+
+def parse_rates(text: str) -> dict[str, float | dict[str, float]]:
+    """Parse `bf16=1103`, or `B200:bf16=1103,H200:bf16=680`, in TFLOP/s; return FLOP/s.
+
+    Raises:
+        InvalidArgumentError: The text has another form.
+    """
+    found: dict[str, float | dict[str, float]] = {}
+    for part in text.split(","):
+        name, _, rate = part.partition("=")
+        card, _, dtype = name.rpartition(":")
+        try:
+            flops = teraflops_to_flops(float(rate))
+        except ValueError:
+            raise InvalidArgumentError(
+                f"measured_tflops={text!r} is not understood at {part.strip()!r}; expected TFLOP/s by dtype, as in "
+                "bf16=1103, or with the GPU, as in B200:bf16=1103."
+            ) from None
+        if card:
+            of_card = found.setdefault(card.strip(), {})
+            if not isinstance(of_card, dict):
+                raise InvalidArgumentError(
+                    f"measured_tflops={text!r} has {card.strip()!r} as a dtype and as a GPU; name the GPU of each rate."
+                )
+            of_card[dtype.strip()] = flops
+        else:
+            found[dtype.strip()] = flops
+    return found
+
+
+def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layout, ...]:
+    """Return the layouts with the user's measured rates.
+
+    Args:
+        layouts: The layouts.
+        measured: FLOP/s by dtype if all layouts have the same GPU, otherwise such mappings by GPU name.
+
+    Raises:
+        InvalidArgumentError: The layouts have several GPUs, but a rate does not name its GPU; a dtype is unknown; or a
+            rate is outside the GPU's possible range.
+        UnknownGpuError: The catalogue does not have a named GPU.
+    """
+    by_name: dict[str, Mapping[str, float]] = {}
+    common: dict[str, float] = {}
+    for word, rates in measured.items():
+        if isinstance(rates, Mapping):
+            by_name[find_gpu(word).name] = rates
+        else:
+            common[word] = rates
+    dtypes = {dtype for layout in layouts for dtype in layout.gpu.peak_flops_per_second}
+    for word in common:
+        if DTYPE_WORDS.get(word, word) not in dtypes:
+            raise InvalidArgumentError(
+                f"measured has {word!r}, which is not a dtype of these GPUs; choose of {', '.join(sorted(dtypes))}."
+            )
+    names = sorted({layout.gpu.name for layout in layouts})
+    if common and len(names) > 1:
+        some = ", ".join(names[:NAMES]) + " …" * (len(names) > NAMES)
+        raise InvalidArgumentError(
+            f"measured={shown(dict(common))} does not name its GPU, and there are {len(names)}: {some}. "
+            f"Name it, as in {{{names[0]!r}: {{...}}}} (on the command line {names[0]}:bf16=...)."
+        )
+    found = []
+    for layout in layouts:
+        rates = {**common, **by_name.get(layout.gpu.name, {})}
+        for dtype, rate in rates.items():
+            _check_range(layout.gpu, dtype, rate)
+        found.append(replace(layout, gpu=gpu_with_rates(layout.gpu, rates)))
+    return tuple(found)
+
+
+def gpu_with_rates(card: Gpu, measured: Mapping[str, float]) -> Gpu:
+    """Return a GPU with other sustained rates.
+
+    Raises:
+        InvalidArgumentError: The GPU has no peak for a dtype.
+    """
+    rates = {}
+    for word, rate in measured.items():
+        dtype = DTYPE_WORDS.get(word, word)
+        if card.peak(dtype) is None:
+            known = ", ".join(sorted(card.peak_flops_per_second))
+            raise InvalidArgumentError(f"measured has {word!r}, which {card.name} does not compute; choose of {known}.")
+        rates[dtype] = float(rate)
+    return replace(
+        card,
+        measured_flops_per_second={**card.measured_flops_per_second, **rates},
+        sustained_flops_per_second={**card.sustained_flops_per_second, **rates},
+    )
+
+
+def _check_range(card: Gpu, word: str, rate: float) -> None:
+    """Raise an error for a rate that is probably in another unit."""
+    peak = card.peak(DTYPE_WORDS.get(word, word))
+    number = positive_number(rate)
+    if peak is None or (number is not None and BELOW_PEAK * peak <= number <= ABOVE_PEAK * card.overclock * peak):
+        return
+    raise InvalidArgumentError(
+        f"measured[{word!r}]={shown(rate)} is not a rate of the {card.name}, whose peak is "
+        f"{flops_to_teraflops(peak):.0f} TFLOP/s; give FLOP/s in Python (1103e12), TFLOP/s on the command line."
+    )

@@ -1,0 +1,171 @@
+"""GPUs that the user describes in a TOML file, each by its differences from a GPU in the catalogue.
+
+Keys are named as in the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
+`catalogue.py`). `measured_tflops` has measured rates of large matmuls, by dtype. `reported_names` has the name that
+`torch.cuda.get_device_name` reports, so that the GPU is recognised at run time::
+
+    [gpu.RTX-4090-48GB]
+    like = "RTX-4090"
+    reported_names = ["NVIDIA GeForce RTX 4090 48GB"]
+    memory_gib = 48
+
+A table `[measured.<name>]` has rates that `lightning-predict measure --quick` measured, and corrects this GPU::
+
+    [measured.RTX-4090]
+    dram_gb_per_s = 980
+    tflops = { float16 = 160, bfloat16 = 165 }
+
+Example::
+
+    lp.predict(trace, ["RTX-4090-48GB"], gpus_file="gpus.toml")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_predict.base.checked import Checked, read_toml
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import bytes_to_gigabytes, gigabytes_to_bytes, teraflops_to_flops
+from lightning_predict.hardware.catalogue import COUNTS, FIGURES, MEASURED, NAME_PATTERN, OPTIONAL_FIGURES, PEAKS
+from lightning_predict.hardware.lookup import add_to_catalogue, gpu, other_vendor, set_measured
+from lightning_predict.hardware.records import Gpu, Source
+
+LIKE: Final = "like"
+RATES: Final = "measured"
+"""Key of the tables of measured rates."""
+
+VENDOR: Final = "vendor"
+_NAMES: Final = frozenset({"aliases", "reported_names"})
+
+
+def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
+    """Add the GPUs of a file to the catalogue, for this process.
+
+    Args:
+        path: A TOML file with a table `[gpu.<name>]` for each GPU.
+
+    Returns:
+        Names of the added GPUs, and of GPUs with measured rates.
+
+    Raises:
+        InvalidArgumentError: The file has another format, a name is already in the catalogue, or a figure is
+            impossible.
+        UnknownGpuError: `like` does not name a GPU.
+        OSError: The file cannot be read.
+    """
+    rows = read_gpus(path)
+    add_to_catalogue(rows)
+    measured = read_measured(path)
+    set_measured(measured)
+    return tuple(row.name for row in (*rows, *measured))
+
+
+def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
+    """Read the GPUs of a file.
+
+    Args:
+        path: A TOML file with a table `[gpu.<name>]` for each GPU.
+
+    Raises:
+        InvalidArgumentError: The file has another format, or a figure is impossible.
+        UnknownGpuError: `like` does not name a GPU.
+        OSError: The file cannot be read.
+    """
+    document = _read(path)
+    rows = document.member("gpu").members() if document.has("gpu") else {}
+    return tuple(_own(name, row, Path(path)) for name, row in rows.items())
+
+
+def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
+    """Return the GPUs with measured rates in a file.
+
+    Args:
+        path: A TOML file. GPUs that the file describes must already be in the catalogue.
+
+    Raises:
+        InvalidArgumentError: The file has another format, or a GPU cannot reach a rate.
+        UnknownGpuError: The catalogue does not have a GPU.
+        OSError: The file cannot be read.
+    """
+    document = _read(path)
+    if not document.has(RATES):
+        return ()
+    from lightning_predict.hardware.own_rates import gpu_with_rates
+
+    found = []
+    for name, row in document.member(RATES).members().items():
+        row.check_keys({"tflops"}, {"dram_gb_per_s"})
+        whole = gpu(name)
+        rates = {dtype: teraflops_to_flops(value.positive()) for dtype, value in row.member("tflops").members().items()}
+        memory = row.optional("dram_gb_per_s", Checked.positive, bytes_to_gigabytes(whole.dram_bytes_per_second))
+        own = gpu_with_rates(whole, rates)
+        found.append(replace(own, dram_bytes_per_second=gigabytes_to_bytes(memory)))
+    return tuple(found)
+
+
+def _read(path: str | PathLike[str]) -> Checked:
+    document = read_toml(Path(path), InvalidArgumentError)
+    document.check_keys((), {"gpu", RATES})
+    if not document.has("gpu") and not document.has(RATES):
+        document.member("gpu")  # raises
+    return document
+
+
+def _own(name: str, row: Checked, path: Path) -> Gpu:
+    row.check_keys({LIKE}, {*_NAMES, VENDOR, MEASURED, *FIGURES, *OPTIONAL_FIGURES, *PEAKS, *COUNTS})
+    if not NAME_PATTERN.fullmatch(name):
+        raise row.error(f"is named {name!r}; expected only letters, digits, dots and hyphens.")
+    whole = gpu(row.member(LIKE).words())
+    figures: dict[str, Any] = {
+        field: convert(row.member(key).positive("in the unit that the key names"))
+        for key, (field, convert) in (FIGURES | OPTIONAL_FIGURES).items()
+        if row.has(key)
+    }
+    figures |= {key: row.member(key).integer(minimum=1) for key in COUNTS if row.has(key)}
+    peaks = {
+        dtype: teraflops_to_flops(row.member(key).positive("in TFLOP/s"))
+        for key, dtype in PEAKS.items()
+        if row.has(key)
+    }
+    measured = _measured(row, {*whole.peak_flops_per_second, *peaks})
+    boost = figures.get("boost_clock_hz", whole.boost_clock_hz)
+    multiprocessors = figures.get("streaming_multiprocessors", whole.streaming_multiprocessors)
+    # Figures that the file omits scale with SMs x clock, because lanes, tensor cores and L2 ports belong to the SMs.
+    share = multiprocessors * boost / (whole.streaming_multiprocessors * whole.boost_clock_hz)
+    figures.setdefault("l2_bytes_per_second", share * whole.l2_bytes_per_second)
+    figures["highest_clock_hz"] = max(boost, figures.get("highest_clock_hz", whole.highest_clock_hz))
+    return replace(
+        whole,
+        name=name,
+        vendor=row.optional(VENDOR, Checked.words, other_vendor(name) or whole.vendor),
+        aliases=row.optional("aliases", Checked.texts, ()),
+        reported_names=row.optional("reported_names", Checked.texts, ()),
+        peak_flops_per_second={d: share * peak for d, peak in whole.peak_flops_per_second.items()} | peaks,
+        # The measured rate of the similar card does not apply to a dtype for which the file states a new peak.
+        measured_flops_per_second={
+            dtype: share * rate for dtype, rate in whole.measured_flops_per_second.items() if dtype not in peaks
+        }
+        | measured,
+        sustained_flops_per_second={
+            dtype: share * rate
+            for dtype, rate in whole.sustained_flops_per_second.items()
+            if dtype not in {*peaks, *measured}
+        },
+        single_source=True,
+        sources={"*": (Source(title=f"{path.name}, like {whole.name}", url="", date=""),)},
+        **figures,
+    )
+
+
+def _measured(row: Checked, peaks: Collection[str]) -> dict[str, float]:
+    """Parse measured matmul rates by dtype. The GPU must have a peak for each of these dtypes."""
+    found = row.member(MEASURED).members() if row.has(MEASURED) else {}
+    for dtype, value in found.items():
+        if dtype not in peaks:
+            raise value.error(f"is a dtype that there is no peak of; expected one of {', '.join(sorted(peaks))}.")
+    return {dtype: teraflops_to_flops(value.positive("in TFLOP/s")) for dtype, value in found.items()}

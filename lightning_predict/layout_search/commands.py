@@ -1,0 +1,356 @@
+"""Commands `parallel` and `curve`: the best parallel strategies for many GPUs, and time and cost by number of GPUs.
+
+Example::
+
+    lightning-predict parallel step.json.gz --gpus 8x8xH100-SXM-80GB --iterations 10000 --budget 5000
+    lightning-predict curve step.json.gz --gpus 8x8xH100-SXM-80GB --strategy fsdp --output report.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
+
+if TYPE_CHECKING:
+    from lightning_predict.layout_search.ranking import RankedLayout
+    from lightning_predict.record.trace import Trace
+
+
+def parallel(
+    trace: Path,
+    *,
+    gpus: str | None = None,
+    machine: str | None = None,
+    global_batch: int | None = None,
+    max_micro_batch: int | None = None,
+    fp8: Literal["tensorwise", "rowwise", "blockwise", "mx"] | None = None,
+    iterations: int | None = None,
+    budget: float | None = None,
+    mtbf_hours: float | None = None,
+    checkpoint_gbps: float | None = None,
+    restart_minutes: float | None = None,
+    count: int = 10,
+    usd_per_hour: float | dict[str, float] | None = None,
+    spot: bool = False,
+    network_gbps: float | None = None,
+    busbw: float | None = None,
+    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
+    release: str | None = None,
+    host: str | None = None,
+    measured_tflops: str | None = None,
+    weights: str | None = None,
+) -> CommandAnswer:
+    """Find the fastest parallel strategies for many GPUs: sharding, micro-batches and recomputation that fit in memory.
+
+    Every data-parallel group processes a batch of the recorded size, or several such batches to reach the global batch.
+    Results are ranked by samples per second.
+
+    Args:
+        trace: The step, recorded on one GPU or on the meta device.
+        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB (default: 8x8xH100-SXM-80GB).
+            With --machine, numbers of GPUs (default: those of one machine).
+        machine: Cloud machine type with the GPUs, such as p5.48xlarge; its network and price are used.
+        global_batch: Samples of all GPUs between two optimizer updates. The global batch must be a multiple of the
+            recorded batch.
+        max_micro_batch: Maximum number of samples that a data-parallel group processes at once.
+        fp8: Also consider float8 matmuls in the blocks, with this scaling. Float8 changes the computed results.
+        iterations: Remaining steps, for the time and cost of the run. With --global-batch, these are steps of the
+            global batch, otherwise recorded steps.
+        budget: Maximum dollars of the run; needs --iterations.
+        mtbf_hours: Mean hours between two failures of one GPU; the published value for H100s is 50,700. Shows the share
+            of time that remains after failures and checkpoints, and adds their cost. With --spot, mean hours between
+            interruptions.
+        checkpoint_gbps: Storage bandwidth for checkpoints of all GPUs together, in GB/s (default with --mtbf-hours:
+            10).
+        restart_minutes: Minutes from a failure until training continues (default with --mtbf-hours: 10).
+        count: Number of results to print.
+        usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
+        spot: Use spot prices if they are below the on-demand prices.
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine type's, otherwise a
+            reference system's).
+        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
+        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
+            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
+        release: PyTorch version of the run, such as 1.13 (default: the trace's).
+        host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
+        measured_tflops: Measured rates of large matmuls on your machine, in TFLOP/s: bf16=1103, or with several GPUs
+            B200:bf16=1103,H200:bf16=680. The rates correct the times of the GPUs that they name.
+        weights: Weights of the networks that predict kernel times: a folder, a file or an https:// address.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from lightning_predict.base.errors import InvalidArgumentError
+    from lightning_predict.cost.offers import load_offers
+    from lightning_predict.cost.price_files import with_spot_prices
+    from lightning_predict.hardware.own_rates import parse_rates
+    from lightning_predict.kernels.interconnect import interconnect_of
+    from lightning_predict.layout_search.goodput import Reliability
+    from lightning_predict.layout_search.ranking import best_layouts, layouts_on, tokens_per_sample
+    from lightning_predict.record.trace import Trace
+
+    if budget is not None and not budget > 0:
+        raise InvalidArgumentError(f"budget={budget:g}; expected dollars above 0.")
+    if budget is not None and iterations is None:
+        raise InvalidArgumentError(
+            f"budget={budget:g} needs the number of remaining steps; give --iterations, or leave the budget out."
+        )
+    said = {"mtbf_hours": mtbf_hours, "checkpoint_gbps": checkpoint_gbps, "restart_minutes": restart_minutes}
+    given = {name: value for name, value in said.items() if value is not None}
+    reliability = Reliability(**given) if given else None
+    layouts: Sequence[str] = _words(gpus or "8x8xH100-SXM-80GB")
+    if machine is not None:
+        layouts = layouts_on(machine, None if gpus is None else _words(gpus))
+    step = Trace.load(str(trace))
+    tokens = tokens_per_sample(step)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("strategies that fit", total=None)
+        found = best_layouts(
+            step,
+            layouts,
+            iterations=iterations,
+            budget_usd=budget,
+            global_batch=global_batch,
+            max_micro_batch=max_micro_batch,
+            fp8=fp8,
+            reliability=reliability,
+            count=count,
+            offers=with_spot_prices(load_offers()) if spot else None,
+            usd_per_hour=usd_per_hour,
+            weights=weights,
+            interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
+            release=release,
+            host=host,
+            measured=None if measured_tflops is None else parse_rates(measured_tflops),
+            on_progress=lambda done, of: progress.update(task, completed=done, total=of),
+        )
+    heading = _heading(step, tokens, global_batch=global_batch, max_micro_batch=max_micro_batch, iterations=iterations)
+    return CommandAnswer(
+        data=lambda: [_values(one, tokens) for one in found],
+        show=lambda: print("\n".join(_lines(found, tokens, heading))),
+    )
+
+
+def curve(
+    trace: Path,
+    *,
+    gpus: str = "8x8xH100-SXM-80GB",
+    strategy: str = "ddp",
+    iterations: int | None = None,
+    usd_per_hour: float | dict[str, float] | None = None,
+    network_gbps: float | None = None,
+    busbw: float | None = None,
+    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
+    release: str | None = None,
+    host: str | None = None,
+    weights: str | None = None,
+    output: Path | None = None,
+) -> CommandAnswer:
+    """Show time, cost and efficiency for 1, 2, 4, ... GPUs, and the number above which more machines do not pay off.
+
+    Args:
+        trace: The step, recorded on one GPU or on the meta device.
+        gpus: The largest layouts, separated by commas.
+        strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
+        iterations: Remaining recorded steps, for the time and the cost of the run.
+        usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine type's, otherwise a
+            reference system's).
+        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
+        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
+            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
+        release: PyTorch version of the run, such as 1.13 (default: the trace's).
+        host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
+        weights: Weights of the networks that predict kernel times: a folder, a file or an https:// address.
+        output: Also write an HTML report to this file.
+    """
+    from lightning_predict.base.errors import InvalidArgumentError
+    from lightning_predict.kernels.interconnect import interconnect_of
+    from lightning_predict.prediction import predict
+    from lightning_predict.record.trace import Trace
+    from lightning_predict.reports.cost_curve import cost_curves, layouts_up_to, table_of
+    from lightning_predict.reports.html import html_report
+
+    layouts = list(dict.fromkeys(one for layout in _words(gpus) for one in layouts_up_to(layout)))
+    predictions = predict(
+        Trace.load(str(trace)),
+        layouts,
+        iterations=iterations,
+        strategy=strategy,
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
+        release=release,
+        host=host,
+    )
+    curves = cost_curves(predictions)
+    if not curves:
+        raise InvalidArgumentError(
+            f"gpus={gpus!r} makes no curve of {len(layouts)} layout(s); name a layout of four GPUs or more, and record "
+            "the step with samples_per_step."
+        )
+    if output is not None:
+        output.write_text(html_report(predictions, predictions.ranking()), encoding="utf-8")
+    lines: list[str] = []
+    for one in curves:
+        headers, rows = table_of(one)
+        lines += [aligned(headers, rows, right=range(1, len(headers))), "", *sentences(one.sentences)]
+    written = [] if output is None else [str(output)]
+    return CommandAnswer(
+        data=lambda: {
+            "curves": json_value(curves),
+            "sentences": [line for one in curves for line in one.sentences],
+            "written": written,
+        },
+        show=lambda: print("\n".join([*lines, *written])),
+    )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _rates(one: RankedLayout, tokens: int | None) -> tuple[float | None, float | None]:
+    """Return tokens per second and per dollar; samples per second and per dollar if `tokens` is None."""
+    each = 1 if tokens is None else tokens
+    rates = (one.samples_per_second, one.samples_per_usd)
+    second, dollar = (None if rate is None else rate * each for rate in rates)
+    return second, dollar
+
+
+def _values(one: RankedLayout, tokens: int | None) -> dict[str, object]:
+    found = one.prediction
+    second, dollar = _rates(one, tokens)
+    return {
+        "layout": found.gpu,
+        "strategy": one.strategy.name,
+        "iteration_seconds": found.iteration_seconds,
+        "iteration_seconds_low": found.iteration_seconds_low,
+        "iteration_seconds_high": found.iteration_seconds_high,
+        "samples_per_second": one.samples_per_second,
+        "samples_per_usd": one.samples_per_usd,
+        "tokens_per_second": None if tokens is None else second,
+        "tokens_per_usd": None if tokens is None else dollar,
+        "total_seconds": one.total_seconds,
+        "cost_usd": one.cost_usd,
+        "goodput": None if one.goodput is None else one.goodput.share,
+        "checkpoint_interval_seconds": None if one.goodput is None else one.goodput.interval_seconds,
+        "usd_per_hour": found.usd_per_hour,
+        "offer": found.offer,
+        "memory_bytes": found.memory_bytes,
+        "bound_by": one.bound_by,
+        "notes": list(found.step.notes),
+    }
+
+
+def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> list[str]:
+    from lightning_predict.reports.format import (
+        duration,
+        gibibytes,
+        known_columns,
+        relative_interval,
+        share,
+        significant,
+        usd,
+    )
+
+    rows = []
+    layouts = list(dict.fromkeys(one.prediction.gpu for one in found))
+    for one in found:
+        own, time = one.prediction, one.prediction.iteration
+        second, dollar = _rates(one, tokens)
+        rows.append(
+            [
+                own.gpu if len(layouts) > 1 else "",
+                duration(time.middle),
+                relative_interval(time.low, time.middle, time.high),
+                "" if second is None else significant(second),
+                "" if dollar is None else significant(dollar),
+                "" if one.goodput is None else share(one.goodput.share),
+                "" if one.total_seconds is None else duration(one.total_seconds),
+                "" if one.cost_usd is None else usd(one.cost_usd),
+                "" if own.memory_bytes is None else gibibytes(own.memory_bytes),
+                one.bound_by or "",
+                one.strategy.name,
+            ]
+        )
+    texts = {"layout", "(90 %)", "bound by", "strategy"}
+    counted = "samples" if tokens is None else "tokens"
+    headers, rows = known_columns(
+        [
+            "layout",
+            "step",
+            "(90 %)",
+            f"{counted}/s",
+            f"{counted}/$",
+            "goodput",
+            "total",
+            "cost",
+            "GiB",
+            "bound by",
+            "strategy",
+        ],
+        rows,
+    )
+    right = {number for number, header in enumerate(headers) if header not in texts}
+    notes = dict.fromkeys(note for note in found[0].prediction.step.notes)
+    first = () if len(found) == 1 else ("Of the first:",)
+    return [
+        *sentences([heading, _priced(found)]),
+        "",
+        aligned(headers, rows, right=right),
+        "",
+        *sentences((*_failures(found), *((*first, *notes) if notes else ()))),
+    ]
+
+
+def _heading(
+    step: Trace, tokens: int | None, *, global_batch: int | None, max_micro_batch: int | None, iterations: int | None
+) -> str:
+    """Describe the step and the number of steps that the printed time and cost refer to."""
+    recorded = "what was recorded" if step.samples is None else f"{step.samples:,} sample{'s'[: step.samples - 1]}"
+    words = "" if tokens is None or step.samples is None else f" of {tokens:,} tokens"
+    if global_batch is None:
+        size = f"{recorded}{words} on each data-parallel group"
+        length = "" if iterations is None else f"; in all, the samples of {iterations:,} steps as recorded"
+    else:
+        size = f"the global batch, {global_batch:,} samples{words}"
+        length = "" if iterations is None else f"; {iterations:,} of them in all"
+    larger = ""
+    if max_micro_batch is not None and step.samples is not None and max_micro_batch > step.samples // step.batches:
+        larger = f". Micro-batches are of {recorded} at most, as recorded"
+    return f"A step is {size}{length}{larger}."
+
+
+def _priced(found: Sequence[RankedLayout]) -> str:
+    """Return each layout's name with its price and the source of the price."""
+    from lightning_predict.reports.format import usd_per_hour
+
+    prices = []
+    for name, own in {one.prediction.gpu: one.prediction for one in found}.items():
+        price = "no price known" if own.usd_per_hour is None else usd_per_hour(own.usd_per_hour)
+        prices.append(f"{name} ({price}{'' if own.offer is None else f', {own.offer}'})")
+    return f"On {'; '.join(prices)}:"
+
+
+def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:
+    """Yield a sentence per layout on the cost of failures and checkpoints."""
+    from lightning_predict.reports.format import duration, significant
+
+    for name, one in {one.prediction.gpu: one.goodput for one in found}.items():
+        if one is not None:
+            yield (
+                f"{name}: a failure every {duration(one.failure_seconds)}; a checkpoint of "
+                f"{significant(one.checkpoint_bytes / 1e9)} GB takes {duration(one.checkpoint_seconds)}, best every "
+                f"{duration(one.interval_seconds)}."
+            )
+    if any(one.goodput is not None for one in found):
+        yield (
+            "Goodput: share of the time left after failures, checkpoints and repeated work. Totals and costs include "
+            "it."
+        )

@@ -1,0 +1,110 @@
+"""Goodput of a long run on many GPUs: the share of time that failures, checkpoints and restarts leave for training.
+
+A failure of any GPU stops the run, so a run on n GPUs fails n times as often as a run on one GPU. The run restarts from
+its last checkpoint and repeats the lost work. Failures are random, with a constant rate. Daly's formula (2006) gives
+the run time for a checkpoint time and interval. The best interval minimizes the run time, and is close to Young's
+sqrt(2 x checkpoint time x mean time between failures) (1974). Example::
+
+    >>> found = goodput_of(1e12, 1024, Reliability(mtbf_hours=50_000, checkpoint_gbps=10))
+    >>> round(found.checkpoint_seconds), round(found.interval_seconds / 60), round(100 * found.share, 1)
+    (100, 98, 96.3)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, final
+
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import gigabytes_to_bytes, hours_to_seconds
+from lightning_predict.record.trace import Trace
+
+_OF: Final = constants_of(__name__)
+
+PUBLISHED_MTBF_HOURS: Final = _OF.number("PUBLISHED_MTBF_HOURS", "hours")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """Failure rate, checkpoint bandwidth and restart time of a run.
+
+    Attributes:
+        mtbf_hours: Mean hours between failures of one GPU, including its share of the machine and network, and
+            including interruptions of spot machines.
+        checkpoint_gbps: Storage bandwidth for a checkpoint of all GPUs, in GB/s (not Gbit/s). Training waits while a
+            checkpoint is written.
+        restart_minutes: Minutes from a failure until training continues.
+
+    Raises:
+        InvalidArgumentError: A value is not above 0.
+    """
+
+    mtbf_hours: float = PUBLISHED_MTBF_HOURS
+    checkpoint_gbps: float = 10.0
+    restart_minutes: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("mtbf_hours", "checkpoint_gbps", "restart_minutes"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidArgumentError(f"{name}={value!r}; expected a number above 0.")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Goodput of a run with the best checkpoint interval.
+
+    Attributes:
+        share: Share of the total time that is useful training time.
+        interval_seconds: Best training time between two checkpoints.
+        checkpoint_seconds: Time to write a checkpoint.
+        checkpoint_bytes: Size of a checkpoint.
+        failure_seconds: Mean time between failures of any of the GPUs.
+    """
+
+    share: float
+    interval_seconds: float
+    checkpoint_seconds: float
+    checkpoint_bytes: float
+    failure_seconds: float
+
+
+def checkpoint_bytes(trace: Trace) -> float | None:
+    """Return the size of a checkpoint (parameters and optimizer state) in bytes; None if unknown."""
+    memory = trace.memory
+    if memory.parameter_bytes is None:
+        return None
+    return float(memory.parameter_bytes + (memory.optimizer_state_bytes or 0))
+
+
+def goodput_of(size_bytes: float, gpus: int, reliability: Reliability) -> Goodput:
+    """Return the goodput with the best checkpoint interval.
+
+    Args:
+        size_bytes: Size of a checkpoint in bytes.
+        gpus: Number of GPUs. The run needs all of them.
+        reliability: Failure rate, checkpoint bandwidth and restart time.
+    """
+    failing = hours_to_seconds(reliability.mtbf_hours) / gpus
+    saving = size_bytes / gigabytes_to_bytes(reliability.checkpoint_gbps)
+    restart = 60 * reliability.restart_minutes
+    interval = _best_interval(saving, failing)
+    # Daly (2006): M exp(R / M) (exp((interval + checkpoint) / M) - 1), for each interval of training
+    wall = failing * math.exp(min(restart / failing, 500.0)) * math.expm1(min((interval + saving) / failing, 500.0))
+    return Goodput(min(interval / wall, 1.0), interval, saving, size_bytes, failing)
+
+
+def _best_interval(saving: float, failing: float) -> float:
+    """Return the interval with the least run time: solve exp(x) (1 - x) = exp(-checkpoint / M), x = interval / M."""
+    if saving <= 0:
+        return failing * 1e-6
+    low, high = 0.0, 1.0
+    target = math.exp(-min(saving / failing, 500.0))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.exp(middle) * (1 - middle) > target else (low, middle)
+    return max(low, 1e-9) * failing

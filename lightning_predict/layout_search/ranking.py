@@ -1,0 +1,308 @@
+"""`best_layouts` finds the fastest parallel strategy, micro-batches and recomputation of a step for given layouts.
+
+Only strategies that fit in memory are returned. If the step has embedding bags, the search includes sharded tables
+(`embedding=auto`). Example::
+
+    import lightning_predict as lp
+
+    for one in lp.best_layouts(trace, ["8x8xH100-SXM-80GB"], iterations=10_000):
+        print(one.strategy.name, one.samples_per_second, one.prediction.cost_usd, one.bound_by)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.base.ties import ordered
+from lightning_predict.base.units import hours_to_seconds
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import Prediction, UserPrice
+from lightning_predict.embeddings.tables import is_look_up
+from lightning_predict.embeddings.whole_step import AUTO
+from lightning_predict.hardware.layouts import Layout, find_machine, layouts_of
+from lightning_predict.hardware.own_rates import OwnRates
+from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.layout_search.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
+from lightning_predict.layout_search.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
+from lightning_predict.layouts.memory import even_bytes
+from lightning_predict.layouts.strategy import Float8, Strategy
+from lightning_predict.memory.rank_memory import RankMemory, can_simulate
+from lightning_predict.memory.step_memory import step_memory, usable_bytes
+from lightning_predict.prediction import remaining_steps
+from lightning_predict.record.trace import Trace, weighted_kinds
+from lightning_predict.step_predictor import StepPredictor
+from lightning_predict.weights.source import AnyWeights
+
+SPARE = 4
+"""Ratio of searched to requested results with a budget, because the budget may exclude some results."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RankedLayout:
+    """A layout with a parallel strategy, and its prediction.
+
+    Attributes:
+        prediction: Predicted time, memory and cost.
+        strategy: How the GPUs share the work.
+        seconds_per_batch: Time to process the number of samples of the recorded step.
+        goodput: Effect of failures and checkpoints; None without reliability data.
+    """
+
+    prediction: Prediction
+    strategy: Strategy
+    seconds_per_batch: float
+    goodput: Goodput | None = None
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Total seconds of the run, including failures and checkpoints if known."""
+        seconds = self.prediction.total_seconds
+        return seconds if seconds is None or self.goodput is None else seconds / self.goodput.share
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Cost of the run in dollars, including failures and checkpoints if known."""
+        cost = self.prediction.cost_usd
+        return cost if cost is None or self.goodput is None else cost / self.goodput.share
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples per second of all GPUs; None if the trace does not state the samples per step."""
+        return self.prediction.samples_per_second
+
+    @property
+    def samples_per_usd(self) -> float | None:
+        """Samples per dollar, including failures and checkpoints; None without a price or number of samples."""
+        hourly = self.prediction.usd_per_hour
+        if self.samples_per_second is None or not hourly:
+            return None
+        left = 1.0 if self.goodput is None else self.goodput.share
+        return left * self.samples_per_second / (hourly / hours_to_seconds(1.0))
+
+    @property
+    def bound_by(self) -> str | None:
+        """Main bottleneck of the step; None if unknown."""
+        verdict = self.prediction.step.verdict
+        return None if verdict is None else verdict.bound_by
+
+
+def best_layouts(
+    trace: Trace,
+    gpus: Sequence[str],
+    *,
+    iterations: int | None = None,
+    budget_usd: float | None = None,
+    global_batch: int | None = None,
+    max_micro_batch: int | None = None,
+    fp8: Float8 | None = None,
+    reliability: Reliability | None = None,
+    count: int = 10,
+    offers: Sequence[Offer] | None = None,
+    usd_per_hour: UserPrice = None,
+    weights: AnyWeights = None,
+    interconnect: Interconnect | None = None,
+    release: str | None = None,
+    host: str | float | None = None,
+    measured: OwnRates | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> tuple[RankedLayout, ...]:
+    """Return the fastest parallel strategies on layouts that fit in memory.
+
+    The search covers data, tensor, pipeline, context and expert parallelism, micro-batches and recomputation. Each
+    data-parallel group processes a batch of the recorded size, or several such batches to reach the global batch.
+    Strategies are ranked by their time for the same number of samples.
+
+    Args:
+        trace: One step, recorded on one GPU or on the meta device.
+        gpus: Names of layouts, for example `8x8xH100-SXM-80GB`.
+        iterations: Number of remaining steps, for the time and cost of the run: steps of the global batch if
+            `global_batch` is given, otherwise recorded steps.
+        budget_usd: Maximum cost of the run; needs `iterations`.
+        global_batch: Samples of all GPUs per optimizer step. The samples of the recorded batch, times the number of
+            groups, must divide this number.
+        max_micro_batch: Maximum number of samples that a group processes at once.
+        fp8: Also consider float8 matmuls in transformer blocks, with this scaling: `tensorwise`, `rowwise`, `blockwise`
+            or `mx`. Float8 changes the computed results. None for no float8.
+        reliability: GPU failure rate and checkpoint speed. The cost of failures then counts towards the budget.
+        count: Maximum number of results.
+        offers: See `predict`.
+        usd_per_hour: See `predict`.
+        weights: See `predict`.
+        interconnect: See `predict`.
+        release: See `predict`.
+        host: See `predict`.
+        measured: See `predict`.
+        on_progress: Called with the number of finished candidates of a layout, and the number of all candidates.
+
+    Returns:
+        The best strategies, fastest first.
+
+    Raises:
+        InvalidArgumentError: No strategy fits in memory or in the budget, or an argument is impossible.
+        LightningPredictError: `predict` failed.
+    """
+    if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
+        raise InvalidArgumentError(
+            f"budget_usd={budget_usd!r} with iterations={iterations!r}; expected dollars above 0, and the number of "
+            "remaining steps."
+        )
+    if count < 1:
+        raise InvalidArgumentError(f"count={count}; expected at least 1.")
+    batch = BatchLimits(global_batch=global_batch, max_micro_batch=max_micro_batch)
+    if global_batch is not None and trace.samples is None:
+        raise InvalidArgumentError(
+            f"global_batch={global_batch} of a trace that does not say how many samples it has; record it with "
+            "samples_per_step."
+        )
+    layouts = layouts_of(gpus)
+    assumptions = Assumptions(
+        offers=offers,
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        interconnect=interconnect,
+        release=release,
+        host=host,
+        measured=measured,
+    )
+    layouts = assumptions.with_own_rates(layouts)
+    kinds, shares = weighted_kinds(trace)
+    kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # only the most common kind is searched
+    recorded = iterations
+    if iterations is not None and global_batch is not None and kind.samples:
+        recorded = math.ceil(iterations * global_batch / kind.samples)
+    step = StepPredictor(kind, [layout.gpu for layout in layouts], assumptions, remaining_steps(kind, recorded))
+    ranked = list[RankedLayout]()
+    for layout in map(step.with_offered_network, layouts):
+        wanted = count if budget_usd is None else SPARE * count
+        found = _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
+        goodput = None
+        if reliability is not None and (size := checkpoint_bytes(kind)) is not None:
+            goodput = goodput_of(size, layout.count, reliability)
+        ranked += [replace(_ranked(step, one, layout), goodput=goodput) for one in found]
+    if budget_usd is not None:
+        ranked = _within(ranked, budget_usd)
+    return tuple(ordered(ranked, lambda one: one.seconds_per_batch)[:count])
+
+
+def _found(
+    step: StepPredictor,
+    layout: Layout,
+    batch: BatchLimits,
+    fp8: Float8 | None,
+    *,
+    count: int,
+    on_progress: Callable[[int, int], None],
+) -> tuple[FoundStrategy, ...]:
+    (single,) = step.kinds
+    row = step.setting.gpus.index(layout.gpu)
+    need = step_memory(step.trace)
+    ranks = step.ranks.setdefault(id(step.trace), RankMemory(step.trace)) if can_simulate(step.trace) else None
+
+    def bytes_of(strategy: Strategy) -> float | None:
+        if need is None:
+            return None
+        if ranks is not None and layout.count > 1:
+            return max(ranks.lower_bounds(layout, strategy))
+        return even_bytes(need.bytes_on(layout.gpu), step.trace, layout, strategy)
+
+    tables = _with_shared_tables(step, layout)
+    try:
+        found = best_strategies(
+            step.shared(single),
+            layout,
+            single.steps[row],
+            row,
+            bytes_of,
+            need_of=lambda strategy: step.memory_need(layout, strategy, finds_least=False),
+            usable_bytes=usable_bytes(layout.gpu),
+            wanted=count,
+            interconnect=step.setting.interconnect,
+            batch=batch,
+            fp8=fp8,
+            on_progress=on_progress,
+        )
+    except InvalidArgumentError:
+        if not tables:
+            raise
+        found = ()
+    return (*tables, *found)
+
+
+def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrategy, ...]:
+    """Return the fastest sharding of a step's embedding bags; empty without bags, or if nothing fits."""
+    if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
+        return ()
+    strategy = Strategy(embedding=AUTO)
+    try:
+        shared = step.iteration(layout, strategy)
+    except (InvalidArgumentError, InfeasiblePlanError):
+        return ()
+    need = step.memory_need(layout, strategy)
+    if need.memory_bytes is not None and need.memory_bytes > usable_bytes(layout.gpu):
+        return ()
+    return (FoundStrategy(StrategyCandidate(strategy, need.memory_bytes, layout.count), shared, need),)
+
+
+def _ranked(step: StepPredictor, found: FoundStrategy, layout: Layout) -> RankedLayout:
+    strategy, need = found.candidate.strategy, found.need
+    if strategy.pipeline > 1 or strategy.expert > 1:
+        need = step.memory_need(layout, strategy)
+    return RankedLayout(step.prediction(layout, strategy, found.step, need), strategy, found.seconds_per_batch)
+
+
+def tokens_per_sample(trace: Trace) -> int | None:
+    """Return the tokens per sample, from the first embedding lookup; None if unknown."""
+    for operation in trace.operations:
+        if operation.name == "aten::embedding" and operation.phase == "forward":
+            indices = next((one for one in operation.inputs if one.dtype == "int64"), None)
+            if indices is not None and trace.samples and math.prod(indices.shape) % trace.samples == 0:
+                return math.prod(indices.shape) // max(trace.samples // trace.batches, 1)
+            return None
+    return None
+
+
+def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the names of layouts of a cloud machine: for 64 GPUs of `p5.48xlarge`, the name is `8xp5.48xlarge`.
+
+    Args:
+        machine: The cloud's name of the machine type.
+        gpus: Numbers of GPUs as texts; None for the GPUs of one machine.
+
+    Raises:
+        InvalidArgumentError: The machine is unknown, a text is not a number, or a number is not a multiple of the
+            machine's GPUs.
+    """
+    found = find_machine(machine)
+    if found is None:
+        raise InvalidArgumentError(f"machine={machine!r} is no cloud's name for a machine; expected as p5.48xlarge.")
+    each = int(found.gpus.partition("x")[0])
+    names = []
+    for words in [str(each)] if gpus is None else gpus:
+        if not words.isdigit():
+            raise InvalidArgumentError(
+                f"gpus={words} with machine={machine!r}: expected a number of GPUs in such machines, for example "
+                f"{8 * each}."
+            )
+        if int(words) < each or int(words) % each:
+            raise InvalidArgumentError(
+                f"{words} GPUs are no whole number of {machine}, which has {each}; give a multiple of {each}."
+            )
+        names.append(f"{int(words) // each}x{machine}" if int(words) > each else machine)
+    return tuple(names)
+
+
+def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
+    """Return the results that cost at most the budget."""
+    costs = [one.cost_usd for one in ranked]
+    affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]
+    if not affordable:
+        known = [cost for cost in costs if cost is not None]
+        least = f"the cheapest costs ${min(known):,.2f}" if known else "no price of these layouts is known"
+        raise InvalidArgumentError(f"budget_usd={budget_usd:g} pays for no strategy that fits: {least}.")
+    return affordable

@@ -1,0 +1,432 @@
+"""Memory of a GPU that shares a step with other GPUs, simulated on the storages of its rank.
+
+The recorded storages become storages of one rank:
+
+- model parallelism, micro-batches and recomputation divide, drop or repeat storages (extension `StageStorages`).
+- under FSDP, each rank holds a shard of every unit. A unit is gathered `GATHERED_UNITS` - 1 units before its
+  operations, and freed after them. The root unit stays gathered to the end of the backward pass. A pipeline keeps all
+  units gathered.
+- gradients of a unit are whole until the next unit's operations end; then the rank keeps its shard (ZeRO 2, FSDP).
+- optimizer state, its copies and its temporary tensors are shards.
+
+torch gathers units in a stream of their own, so their memory and the memory of other tensors are separate pools.
+Example::
+
+    RankMemory(trace).most_filled(layout_of("2xL4"), Strategy(data="fsdp")).allocated_on(gpu("L4"))
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, final
+
+from lightning_predict.base.fields import defer
+from lightning_predict.base.units import mebibytes_to_bytes
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.layouts.gradients import ROOT, is_of_expert, parameter_bytes, unit_of
+from lightning_predict.layouts.memory import GATHERED_UNITS
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.memory.simulation import Blocks, blocks_of, copy_bytes, gradient_bytes, tensor_levels
+from lightning_predict.memory.step_memory import StepMemory, derived_memory, lasting_bytes
+from lightning_predict.memory.storages import Storage
+from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
+
+if TYPE_CHECKING:
+    from lightning_predict.memory.stage_memory import StageStorages
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """Step of a rank, before replicas shard its state.
+
+    Attributes:
+        parameters: Parameters of the rank, with the shapes of its part.
+        blocks: Memory blocks of the step, without `Blocks.lasting`.
+        operations: Phase and module of each operation of the rank; empty if no unit is sharded.
+        is_added_up: Whether the gradients of several micro-batches or batches are added.
+        trained_share: Share of all trainable parameters that the rank trains.
+        held_share: Share of all parameters that the rank holds.
+    """
+
+    parameters: tuple[Parameter, ...]
+    blocks: Blocks
+    operations: Sequence[tuple[str, str | None]]
+    is_added_up: bool = False
+    trained_share: float = 1.0
+    held_share: float = 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Operations of one unit in one pass, as indices of the first and the last operation."""
+
+    unit: str
+    phase: str
+    first: int
+    last: int
+
+
+def can_simulate(trace: Trace) -> bool:
+    """Return whether `RankMemory` covers a recording: its operations need tensors."""
+    return trace.memory.parameter_bytes is not None and any(
+        tensor.id is not None for operation in trace.operations for tensor in operation.outputs
+    )
+
+
+@final
+class RankMemory:
+    """Memory of the ranks of a recorded step, under any strategy.
+
+    Args:
+        trace: The recorded step of one GPU, for which `can_simulate` is true. A measured peak of memory is ignored.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        memory = replace(trace.memory, peak_bytes=None, reserved_bytes=None)
+        self._trace = trace if memory == trace.memory else replace(trace, memory=memory)
+        self._copies = copy_bytes(self._trace)
+        self._gradients = gradient_bytes(self._trace)
+        self._sizes: dict[int, _Sizes] = {}
+
+    @cached_property
+    def alone(self) -> StepMemory:
+        """Simulated memory need on one GPU, also if the memory was measured."""
+        return derived_memory(self._trace, self._whole.blocks, lasting_bytes(self._trace, self._whole.blocks))
+
+    def most_filled(self, layout: Layout, strategy: Strategy) -> StepMemory:
+        """Return the memory need of the rank whose tensors need the most memory."""
+        return self._simulated(self._fullest(layout, strategy))
+
+    def least_filled(self, layout: Layout, strategy: Strategy) -> StepMemory | None:
+        """Return the memory need of the rank whose tensors need the least memory; None if all ranks hold the same.
+
+        Experts of this rank get the tokens that the busiest experts leave.
+        """
+        if strategy.pipeline == 1 and (strategy.expert == 1 or strategy.capacity == 1):
+            return None
+        bounds = self.lower_bounds(layout, strategy)
+        load = strategy.capacity
+        if strategy.expert > 1:
+            load = max((strategy.expert - load) / (strategy.expert - 1), 0.0)
+        return self._simulated(self.rank(layout, strategy, bounds.index(min(bounds)), load))
+
+    def tensor_bytes(self, layout: Layout, strategy: Strategy) -> int:
+        """Return the peak of the tensors of the most filled rank, without workspaces and free blocks."""
+        return self._fullest(layout, strategy).tensor_bytes()
+
+    def _fullest(self, layout: Layout, strategy: Strategy) -> Rank:
+        """Return the rank whose tensors need the most memory, of the stage with the highest bound or the last stage."""
+        if strategy.pipeline == 1:
+            return self.rank(layout, strategy, 0, strategy.capacity)
+        bounds = self.lower_bounds(layout, strategy)
+        stages = {bounds.index(max(bounds)), strategy.pipeline - 1}  # the last stage has the loss
+        ranks = [self.rank(layout, strategy, stage, strategy.capacity) for stage in sorted(stages)]
+        return max(ranks, key=Rank.tensor_bytes)
+
+    def lower_bounds(self, layout: Layout, strategy: Strategy) -> list[float]:
+        """Return a lower bound of each stage's peak without a simulation: lasting tensors and kept activations."""
+        found = list[float]()
+        everything = _Sizes.of(self._trace.parameters).trained
+        for parameters, kept in zip(self._stages.parameters(strategy), self._stages.kept_bytes(strategy), strict=True):
+            if id(parameters) not in self._sizes:
+                self._sizes[id(parameters)] = _Sizes.of(parameters)
+            own, split, buckets = self._sizes[id(parameters)], strategy.split, 0.0
+            of_all = own.trained / everything if everything else 1.0
+            share = _share(own, layout, strategy)
+            state = ((self._trace.memory.optimizer_state_bytes or 0) + self._copies) * of_all
+            state *= (share if split.state else 1.0) if strategy.offload == "none" else 0.0
+            gradients = self._gradients * of_all * (share if split.gradients else 1.0)
+            if _has_buckets(layout, strategy):
+                dtype = strategy.reduce_dtype
+                buckets = float(own.trained if dtype is None else own.elements * DTYPE_BYTES[dtype])
+                gradients *= dtype is None
+            held = own.held * (share if split.parameters else 1.0)
+            is_added_up = strategy.is_accumulating or strategy.micro_batches is None
+            found.append(held + state + buckets + max(kept + gradients * is_added_up, gradients))
+        return found
+
+    @cached_property
+    def _stages(self) -> StageStorages:
+        """Storages of strategies that divide the model or a batch."""
+        from lightning_predict.memory.stage_memory import StageStorages
+
+        return StageStorages(self._trace)
+
+    @cached_property
+    def _whole(self) -> RankStep:
+        """The recorded step."""
+        trace = self._trace
+        operations = [(one.phase, one.module) for one in trace.operations]
+        return RankStep(trace.parameters, blocks_of(trace), operations, is_added_up=False)
+
+    def rank(self, layout: Layout, strategy: Strategy, stage: int = 0, load: float = 1.0) -> Rank:
+        """Return a rank of a stage, whose experts get `load` times the tokens of balanced routing."""
+        strategy.replicas(layout)
+        if _runs_whole_model(strategy):
+            step = replace(self._whole, is_added_up=strategy.is_accumulating)
+        else:
+            step = self._stages.rank(strategy, stage, load)
+        return self._sharded(step, layout, strategy)
+
+    def _sharded(self, step: RankStep, layout: Layout, strategy: Strategy) -> Rank:
+        """Return the rank's memory blocks after sharding among replicas, and its gathered units."""
+        split, parameters, whole = strategy.split, step.parameters, step.blocks
+        share = _share(_Sizes.of(parameters), layout, strategy)
+        of_state, of_gradients = (share if one else 1.0 for one in (split.state, split.gradients))
+        segments = _segments(parameters, step.operations) if split.gradients else []
+        causes: dict[str, list[Storage]] = {"gradient": [], "update": []}
+        passes = list[Storage]()
+        for one in whole.storages:
+            causes.get(one.cause, passes).append(one)
+        gradients = causes["gradient"]
+        unseen = self._gradients * step.trained_share - sum(one.size_bytes for one in gradients) - sum(whole.kept)
+        is_whole = step.is_added_up and _adds_whole(strategy)
+        is_counted = is_whole and strategy.reduce_dtype is not None  # `_sums` counts all gradients
+        is_replaced = strategy.reduce_dtype is not None and not split.gradients  # buffers take the gradients
+        kept = tuple(_part(size, of_gradients) for size in whole.kept)
+        if step.is_added_up and not is_replaced:
+            kept = (*kept, *_sums(gradients, parameters, strategy, of_gradients))
+        if split.gradients:
+            gradients = _sharded_gradients(gradients, segments, share)
+        if step.is_added_up or is_replaced:
+            gradients = [_passing(one) for one in gradients if one.cause != "gradient" or not split.gradients]
+        memory, is_offloaded = self._trace.memory, strategy.offload == "optimizer"
+        buffers = (memory.parameter_bytes or 0) - sum(map(parameter_bytes, self._trace.parameters))
+        others = (
+            max(buffers, 0) * step.held_share,
+            max(unseen, 0) * (1.0 if is_whole else of_gradients) * (not is_replaced and not is_counted),
+            self._copies * step.trained_share * of_state * (not is_offloaded),
+            memory.resident_bytes or 0,
+        )
+        blocks = replace(
+            whole,
+            lasting=(
+                *(_part(parameter_bytes(one), share if split.parameters else 1.0) for one in parameters),
+                *(math.ceil(size) for size in others if size > 0),
+                *(_buckets(parameters, strategy) if _has_buckets(layout, strategy) else ()),
+            ),
+            kept=kept,
+            state=() if is_offloaded else tuple(_part(size, of_state) for size in whole.state),
+            storages=_in_order(
+                [
+                    *passes,
+                    *gradients,
+                    *(replace(one, size_bytes=_part(one.size_bytes, of_state)) for one in causes["update"]),
+                ]
+            ),
+            update=tuple(_part(size, of_state) for size in whole.update),
+        )
+        gathered = _gathered(parameters, step.operations, segments, strategy) if split.parameters else ()
+        return Rank(blocks, tuple(gathered))
+
+    def _simulated(self, rank: Rank) -> StepMemory:
+        blocks, gathered = rank.blocks, rank.gathered
+        lasting = rank.lasting_bytes
+        alone = derived_memory(self._trace, blocks, lasting)
+        if not gathered:
+            return alone
+        need = derived_memory(self._trace, rank.together, lasting)
+        reserved = _reserved_bytes(alone) + gathered_peak_bytes(gathered, blocks.count)
+        tensors = lasting + max(need.temporary_bytes, need.update_bytes)
+        need = replace(need, slack_bytes=max(reserved - tensors, need.workspace_bytes))
+        return defer(need, lambda: replace(need, releasable_bytes=alone.releasable_bytes), "releasable_bytes")
+
+
+@final
+@dataclass(frozen=True)
+class Rank:
+    """Memory blocks of a rank, and its gathered units."""
+
+    blocks: Blocks
+    gathered: tuple[Storage, ...]
+
+    @property
+    def lasting_bytes(self) -> int:
+        """Memory that is allocated throughout a step, with all gradients."""
+        blocks = self.blocks
+        written = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
+        return sum(map(sum, (blocks.lasting, blocks.kept, blocks.state, blocks.batch))) + written
+
+    @property
+    def together(self) -> Blocks:
+        """Memory blocks with the gathered units."""
+        if not self.gathered:
+            return self.blocks
+        return replace(self.blocks, storages=_in_order([*self.blocks.storages, *self.gathered]))
+
+    def tensor_bytes(self) -> int:
+        """Return the peak of the tensors."""
+        return max(tensor_levels(self.together), default=0)
+
+
+def _runs_whole_model(strategy: Strategy) -> bool:
+    """Return whether each rank holds the recorded storages of a whole batch."""
+    is_divided = strategy.batch_parallel > 1 or strategy.expert > 1 or strategy.recompute != "none"
+    return not is_divided and strategy.micro_batches in (None, 1)
+
+
+def _reserved_bytes(memory: StepMemory) -> int:
+    return memory.persistent_bytes + memory.slack_bytes + max(memory.temporary_bytes, memory.update_bytes)
+
+
+def gathered_peak_bytes(gathered: Iterable[Storage], count: int) -> int:
+    """Return the most bytes of gathered units at a time, in a step of `count` operations."""
+    changes = [0] * (count + 1)
+    for one in gathered:
+        changes[one.allocated_at] += one.size_bytes
+        changes[count if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
+    return max(accumulate(changes), default=0)
+
+
+def _in_order(storages: Iterable[Storage]) -> tuple[Storage, ...]:
+    return tuple(sorted(storages, key=lambda one: one.allocated_at))
+
+
+def _part(size: int, share: float) -> int:
+    return math.ceil(size * share)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of the parameters of a rank: all, trainable and of experts in bytes, and trainable elements."""
+
+    held: int
+    trained: int
+    experts: int
+    elements: int
+
+    @staticmethod
+    def of(parameters: Iterable[Parameter]) -> _Sizes:
+        held = trained = experts = elements = 0
+        for one in parameters:
+            count = math.prod(one.shape)
+            size = count * DTYPE_BYTES.get(one.dtype, 4)
+            held += size
+            if one.requires_grad:
+                trained, elements = trained + size, elements + count
+                experts += size if is_of_expert(one) else 0
+        return _Sizes(held, trained, experts, elements)
+
+
+def _share(sizes: _Sizes, layout: Layout, strategy: Strategy) -> float:
+    """Return the share of sharded state that a rank holds. Fewer replicas hold the same experts."""
+    count = strategy.sharded_count(layout)
+    experts = sizes.experts / max(sizes.trained, 1)
+    fewer = strategy.expert * strategy.experts_tensor / strategy.tensor
+    return (1 - experts + experts * min(fewer, count)) / count
+
+
+def _has_buckets(layout: Layout, strategy: Strategy) -> bool:
+    is_reduced = strategy.reduce_dtype is not None or strategy.split.state or strategy.sharded_count(layout) > 1
+    return not strategy.split.gradients and is_reduced
+
+
+def _buckets(parameters: Iterable[Parameter], strategy: Strategy) -> tuple[int, ...]:
+    """Return the buckets in which whole gradients are reduced."""
+    item_bytes = None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype]
+    total = sum(_bytes_of(one, item_bytes) for one in parameters if one.requires_grad)
+    cap = int(mebibytes_to_bytes(strategy.bucket_cap_mb))
+    return (*[cap] * (total // cap), *([total % cap] if total % cap else []))
+
+
+def _bytes_of(parameter: Parameter, item_bytes: int | None) -> int:
+    return parameter_bytes(parameter) if item_bytes is None else math.prod(parameter.shape) * item_bytes
+
+
+def _segments(parameters: Iterable[Parameter], operations: Sequence[tuple[str, str | None]]) -> list[_Segment]:
+    """Return the units in the order in which the passes use them.
+
+    An operation without a module, or of the root unit, belongs to the same unit as the previous operation. Before the
+    first unit of a pass, such operations belong to this unit.
+    """
+    units = {unit_of(parameter.name.rpartition(".")[0]) for parameter in parameters} - {ROOT}
+    found: list[_Segment] = []
+    begins = 0
+    for index, (phase, module) in enumerate(operations):
+        if phase not in ("forward", "backward"):
+            continue
+        last = found[-1] if found and found[-1].phase == phase else None
+        if last is None and (index == 0 or operations[index - 1][0] != phase):
+            begins = index
+        unit = ROOT if not units else None if module is None else unit_of(module)
+        if last is not None and (unit not in units or last.unit == unit):
+            found[-1] = replace(last, last=index)
+        elif unit is not None and (unit in units or not units):
+            found.append(_Segment(unit, phase, index if last else begins, index))
+    return found
+
+
+def _passing(gradient: Storage) -> Storage:
+    """Return a gradient that is added to a sum of gradients, and then freed."""
+    is_freed = gradient.freed_at is not None
+    return gradient if is_freed else replace(gradient, cause="backward", freed_at=gradient.allocated_at)
+
+
+def _adds_whole(strategy: Strategy) -> bool:
+    """Return whether sharded gradients are whole until the last batch."""
+    return strategy.split.gradients and (strategy.no_sync or strategy.pipeline > 1)
+
+
+def _sums(
+    gradients: Iterable[Storage], parameters: Iterable[Parameter], strategy: Strategy, share: float
+) -> Sequence[int]:
+    """Return the sizes of the sums of gradients of several batches, on a rank.
+
+    Without synchronisation and in a pipeline, sums of sharded gradients are whole until the last batch, in the dtype of
+    their reduction.
+    """
+    is_whole = _adds_whole(strategy)
+    if strategy.reduce_dtype is not None and is_whole:
+        return [_bytes_of(one, DTYPE_BYTES[strategy.reduce_dtype]) for one in parameters if one.requires_grad]
+    return [_part(one.size_bytes, 1.0 if is_whole else share) for one in gradients]
+
+
+def _sharded_gradients(gradients: Sequence[Storage], segments: Sequence[_Segment], share: float) -> list[Storage]:
+    """Return whole gradients, which are freed after the next unit, and the rank's shards."""
+    found = []
+    backward = [one for one in segments if one.phase == "backward"]
+    ends = [one.last for one in backward]
+    for one in gradients:
+        if not backward:
+            found.append(replace(one, size_bytes=_part(one.size_bytes, share)))
+            continue
+        place = min(bisect_left(ends, one.allocated_at), len(ends) - 1)
+        freed = max(ends[min(place + 1, len(ends) - 1)], one.allocated_at)
+        found.append(replace(one, cause="backward", freed_at=freed))
+        end = max(ends[place], one.allocated_at)
+        until = None if one.freed_at is None else max(one.freed_at, end)
+        found.append(replace(one, size_bytes=_part(one.size_bytes, share), allocated_at=end, freed_at=until))
+    return found
+
+
+def _gathered(
+    parameters: Iterable[Parameter],
+    operations: Sequence[tuple[str, str | None]],
+    segments: Sequence[_Segment],
+    strategy: Strategy,
+) -> list[Storage]:
+    """Return the gathered units with their lifetimes, in `param_dtype`."""
+    item_bytes = None if strategy.param_dtype is None else DTYPE_BYTES[strategy.param_dtype]
+    sizes: dict[str, int] = {}
+    for parameter in parameters:
+        unit = unit_of(parameter.name.rpartition(".")[0])
+        sizes[unit] = sizes.get(unit, 0) + _bytes_of(parameter, item_bytes)
+    last = max((index for index, (phase, _) in enumerate(operations) if phase in ("forward", "backward")), default=0)
+    if strategy.pipeline > 1:
+        return [Storage(size, "activation", 0, last, unit) for unit, size in sizes.items()]
+    found = [Storage(sizes[ROOT], "activation", 0, last, ROOT)] if sizes.get(ROOT) else []
+    for at, segment in enumerate(segments):
+        if segment.unit == ROOT:
+            continue
+        ahead = segments[max(at - GATHERED_UNITS + 1, 0) : at + 1]
+        start = min(one.first for one in ahead if one.phase == segment.phase)
+        found.append(Storage(sizes[segment.unit], "activation", start, segment.last, segment.unit))
+    return found

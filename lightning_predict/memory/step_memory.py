@@ -1,0 +1,393 @@
+"""Derive the GPU memory that a step needs, and decide whether the step fits.
+
+There are three amounts, each with an interval. *Allocated* is torch's peak of allocated memory. *Reserved* is the
+memory that the caching allocator holds at that peak (`memory/simulation.py`). *Process* is the amount that nvidia-smi
+shows: reserved memory, the CUDA context and loaded library code. Measured peaks in the trace take precedence.
+
+A step can fit although its reserved memory exceeds the GPU: before an out-of-memory error, torch frees unused segments,
+and cuDNN skips algorithms whose workspace does not fit. Workspaces of convolutions are unknown if cuDNN picks
+algorithms by heuristics, so intervals of convolutional networks are wider. Example::
+
+    >>> from lightning_predict.record.trace import Memory, Operation, TensorInfo, Trace
+    >>> hidden = TensorInfo((256,), "float32", id=7)
+    >>> trace = Trace(device="cpu", recorder="dispatch", memory=Memory(parameter_bytes=1000, gradient_bytes=1000),
+    ...               operations=(Operation(name="aten::relu", phase="forward", outputs=(hidden,)),
+    ...                           Operation(name="aten::threshold_backward", phase="backward", inputs=(hidden,))))
+    >>> need = step_memory(trace)
+    >>> need.persistent_bytes, need.temporary_bytes  # 1000 + 1000, and 256 x 4
+    (2000, 1024)
+    >>> from lightning_predict.hardware import gpu
+    >>> usable = usable_bytes(gpu("T4"))  # 16 GiB, less ECC, the driver and the CUDA context
+    >>> round(usable / 2**30, 2)
+    14.11
+    >>> from lightning_predict.hardware.layouts import layout_of
+    >>> [memory_need(layout_of("T4"), gibibytes * 2**30).memory_fit for gibibytes in (12, 13.5, 15)]
+    ['fits', 'tight', 'exceeds']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Final, Literal, final
+
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.fields import Deferred, defer
+from lightning_predict.base.interval import NORMAL_95, Interval
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.memory.libraries import context_bytes, convolved_share, cublas_bytes
+from lightning_predict.memory.simulation import (
+    Blocks,
+    blocks_of,
+    copy_bytes,
+    fullest_moments,
+    gradient_bytes,
+    least_reserved_bytes,
+    simulated,
+)
+from lightning_predict.record.trace import Trace
+
+_OF: Final = constants_of(__name__)
+
+MemoryFit = Literal["fits", "tight", "exceeds"]
+"""`fits`: the step fits with a probability of at least 97 %. `tight`: the predicted amount fits, with a lower
+probability. `exceeds`: the predicted amount does not fit."""
+
+FITS_FROM: Final = _OF.number("FITS_FROM", "share")
+
+ECC_SHARE: Final = _OF.number("ECC_SHARE", "share")
+
+DRIVER_SHARE: Final = _OF.number("DRIVER_SHARE", "share")
+
+
+def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
+    """Estimate the memory of a GPU that all processes together can use.
+
+    Args:
+        gpu: The GPU.
+        reported_bytes: `total_memory` as reported by torch; None derives the value from the nominal memory size.
+    """
+    if reported_bytes is not None:
+        return reported_bytes
+    ecc = ECC_SHARE if gpu.has_inline_ecc else 0.0
+    return gpu.memory_bytes * (1 - ecc) * (1 - DRIVER_SHARE)
+
+
+def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
+    """Estimate the GPU memory available to the tensors of one process; same arguments as `total_bytes`."""
+    return max(0.0, total_bytes(gpu, reported_bytes) - context_bytes(gpu).middle)
+
+
+DERIVED: Final = Interval(0.94, 1.0, 1.08)
+"""Ratio of measured to simulated reserved memory, for steps without cuDNN convolutions (90 % interval)."""
+
+DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.91, 1.0, 1.14)
+"""Ratio of measured to simulated reserved memory, for convolutional networks (90 % interval). The interval is
+fitted to measured runs of ten timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
+
+CONVOLVED: Final = _OF.number("CONVOLVED", "share")
+
+TRIALS_SHARE: Final = _OF.number("TRIALS_SHARE", "share")
+
+ALLOCATED: Final = Interval(0.97, 1.0, 1.06)
+"""Ratio of measured to simulated peak of allocated memory, without convolutions (90 % interval). `ALLOCATED` and
+`ALLOCATED_WITH_CONVOLUTIONS` are fitted to three sources: our own steps on an H200, foundation-model-stack's
+Mistral-7B, and mmsegmentation's UPerNet.
+Figures of torchao, PEFT, SimuMax and KempnerForge were not used."""
+
+ALLOCATED_WITH_CONVOLUTIONS: Final = Interval(0.97, 1.0, 1.20)
+"""Ratio of measured to simulated peak of allocated memory, for convolutional networks (90 % interval). The upper end
+includes workspaces of algorithms that cuDNN may pick, for example in trials."""
+
+MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)
+"""Interval around a peak of allocated memory that the trace measured, as factors."""
+
+MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
+"""Interval around reserved memory that the trace measured, as factors. Later steps may fragment memory differently."""
+
+MEASURED_ALLOCATED: Final = Interval(1.0, 1.03, 1.15)
+"""Ratio of reserved to allocated memory, for steps in which only the allocated memory was measured."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed(Deferred):
+    """Memory need of a step on each GPU. Unknown values are None.
+
+    Attributes:
+        memory_bytes: Memory that torch's allocator reserves for a step.
+        memory_fit: `fits`, `tight` or `exceeds`.
+        memory_free_bytes: Usable memory minus `memory_bytes` plus `releasable_bytes`; negative if the step does not
+            fit.
+        releasable_bytes: Part of `memory_bytes` that the allocator releases if the GPU runs out of memory.
+        allocated: Peak of tensors and workspaces (`torch.cuda.max_memory_allocated`).
+        reserved: Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`).
+        process: Memory of the process, as nvidia-smi shows.
+        fit_probability: Probability that the step fits.
+        least_filled_bytes: As `memory_bytes`, on the GPU that needs the least; None if all GPUs hold the same.
+    """
+
+    memory_bytes: float | None = None
+    memory_fit: MemoryFit | None = None
+    memory_free_bytes: float | None = None
+    releasable_bytes: float = 0.0
+    allocated: Interval[float] | None = None
+    reserved: Interval[float] | None = None
+    process: Interval[float] | None = None
+    fit_probability: float | None = None
+    least_filled_bytes: float | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the predicted amount fits (`fits` or `tight`); None if unknown."""
+        return None if self.memory_fit is None else self.memory_fit != "exceeds"
+
+    @property
+    def usable_bytes(self) -> float | None:
+        """GPU memory available to tensors of the process; None if the need is unknown."""
+        if self.memory_bytes is None or self.memory_free_bytes is None:
+            return None
+        return self.memory_bytes - self.releasable_bytes + self.memory_free_bytes
+
+    @property
+    def required_bytes(self) -> float:
+        """Reserved memory without the part that a full GPU releases; 0 if unknown."""
+        return (self.memory_bytes or 0.0) - self.releasable_bytes
+
+
+def memory_need(
+    layout: Layout,
+    needed_bytes: float | None,
+    *,
+    relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS,
+    allocated_bytes: float | None = None,
+    relative_allocated: Interval[float] = ALLOCATED_WITH_CONVOLUTIONS,
+    releasable_bytes: float | Callable[[], float] = 0.0,
+    most_releasable_bytes: float | None = None,
+    context: Interval[float] | None = None,
+    reported_bytes: float | None = None,
+    least_filled_bytes: float | None = None,
+) -> MemoryNeed:
+    """Decide whether a step fits on each GPU of a layout.
+
+    Args:
+        layout: The GPUs that share the step.
+        needed_bytes: Memory that the allocator reserves for a step on each GPU; None if unknown.
+        relative: Interval of `needed_bytes`, as factors.
+        allocated_bytes: Peak of allocated memory; None if unknown.
+        relative_allocated: Interval of `allocated_bytes`, as factors.
+        releasable_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory. A
+            function is only called if the step may not fit without this part, or if a value that depends on it is read.
+        most_releasable_bytes: Upper limit of what a function for `releasable_bytes` returns; None if unknown.
+        context: Memory of the process outside the allocator; None uses the CUDA context of the current torch version.
+        reported_bytes: `total_memory` as reported by torch; None derives the value from the nominal memory size.
+        least_filled_bytes: As `needed_bytes`, on the GPU that needs the least; None if all GPUs hold the same.
+    """
+    if needed_bytes is None:
+        return MemoryNeed()
+    context = context_bytes(layout.gpu) if context is None else context
+    total, reserved = total_bytes(layout.gpu, reported_bytes), relative.scaled(needed_bytes)
+    allocated = None if allocated_bytes is None else relative_allocated.scaled(allocated_bytes)
+
+    def need(spare: float) -> MemoryNeed:
+        must = relative.scaled(max(needed_bytes - spare, 0.0))
+        found = _need_of(needed_bytes, spare, must, reserved, allocated=allocated, context=context, total=total)
+        return found if least_filled_bytes is None else replace(found, least_filled_bytes=least_filled_bytes)
+
+    if not callable(releasable_bytes):
+        return need(releasable_bytes)
+    whole = need(0.0)
+    exceeds = most_releasable_bytes is not None and need(most_releasable_bytes).memory_fit == "exceeds"
+    if whole.memory_fit != "fits" and not exceeds:
+        return need(releasable_bytes())
+    return defer(whole, lambda: need(releasable_bytes()), "memory_free_bytes", "releasable_bytes", "fit_probability")
+
+
+def _need_of(
+    needed_bytes: float,
+    releasable_bytes: float,
+    must: Interval[float],
+    reserved: Interval[float],
+    *,
+    allocated: Interval[float] | None,
+    context: Interval[float],
+    total: float,
+) -> MemoryNeed:
+    """Return the memory need of a step of which `must` has to fit, on a GPU with `total` bytes."""
+    chance = fit_probability(must, context, total)
+    free = total - must.middle - context.middle
+    if free >= 0:  # the allocator fills the GPU, then releases spare memory
+        filled = min(needed_bytes, total - context.middle)
+        if filled < needed_bytes:
+            reserved = replace(reserved, low=min(must.low, filled)).clamp_max(filled)
+        needed_bytes, releasable_bytes = filled, releasable_bytes - (needed_bytes - filled)
+    return MemoryNeed(
+        memory_bytes=needed_bytes,
+        memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
+        memory_free_bytes=free,
+        releasable_bytes=releasable_bytes,
+        allocated=None if allocated is None else allocated.clamp_max(reserved.high),
+        reserved=reserved,
+        process=reserved.added(context) if free < 0 else reserved.added(context).clamp_max(total),
+        fit_probability=chance,
+    )
+
+
+def safe_bytes(gpu: Gpu, relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS) -> float:
+    """Return the largest reserved memory that fits with a probability of 97 %.
+
+    Args:
+        gpu: The GPU.
+        relative: Interval of the reserved memory, as factors.
+    """
+    low, high = 0.0, usable_bytes(gpu)
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = fit_probability(relative.scaled(middle), context_bytes(gpu), total_bytes(gpu)) >= FITS_FROM
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def fit_probability(reserved: Interval[float], context: Interval[float], total: float) -> float:
+    """Return the probability that the reserved memory and the CUDA context fit into the GPU.
+
+    Both are modelled as independent normal variables. The widths below and above the middle match the intervals.
+
+    Args:
+        reserved: Reserved memory in bytes.
+        context: Memory of the process outside the allocator, in bytes.
+        total: Memory of the GPU in bytes.
+    """
+    spare = total - reserved.middle - context.middle
+    ends = [one.high - one.middle if spare > 0 else one.middle - one.low for one in (reserved, context)]
+    deviation = sum(end**2 for end in ends) ** 0.5 / NORMAL_95
+    if deviation == 0:
+        return float(spare >= 0)
+    return NormalDist().cdf(spare / deviation)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory(Deferred):
+    """Memory need of a step, by cause, in bytes.
+
+    Attributes:
+        persistent_bytes: Memory allocated throughout the step. If the peak was measured: the whole peak, with
+            workspaces.
+        temporary_bytes: Additional memory at the peak of the forward and backward passes.
+        update_bytes: Additional memory at the peak of the optimizer step.
+        slack_bytes: Excess of reserved memory over the tensors, simulated or measured.
+        workspace_bytes: Simulated excess of allocated memory over the tensors: library workspaces and block rounding.
+        releasable_bytes: Part of `slack_bytes` that the allocator releases if the GPU runs out of memory.
+        cublas_handles: Number of cuBLAS handles whose workspaces the other fields do not include; 0 if memory was
+            measured.
+        relative: Interval of the reserved memory, as factors.
+        relative_allocated: Interval of the allocated memory, as factors.
+    """
+
+    persistent_bytes: int
+    temporary_bytes: int = 0
+    update_bytes: int = 0
+    slack_bytes: int = 0
+    workspace_bytes: int = 0
+    releasable_bytes: int = 0
+    cublas_handles: int = 0
+    relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS
+    relative_allocated: Interval[float] = ALLOCATED_WITH_CONVOLUTIONS
+
+    def bytes_on(self, gpu: Gpu) -> int:
+        """Return the peak of reserved memory on one GPU."""
+        return max(self.moments_on(gpu))
+
+    def allocated_on(self, gpu: Gpu) -> int:
+        """Return the peak of allocated memory on one GPU: tensors and workspaces, without free blocks."""
+        return self.bytes_on(gpu) - self.slack_bytes + self.workspace_bytes
+
+    def moments_on(self, gpu: Gpu) -> tuple[int, int]:
+        """Return reserved memory at the peak of forward and backward, and at the peak of the optimizer step.
+
+        Only the first value grows with the batch size.
+        """
+        always = self.persistent_bytes + self.slack_bytes + cublas_bytes(gpu, handles=self.cublas_handles)
+        return always + self.temporary_bytes, always + self.update_bytes
+
+
+def step_memory(trace: Trace) -> StepMemory | None:
+    """Derive the memory need of a trace's step.
+
+    Args:
+        trace: The recorded step. Without a measured peak, its operations must have output tensors.
+
+    Returns:
+        The memory need; None if the trace has neither a measured peak nor output tensors.
+    """
+    memory = trace.memory
+    if memory.reserved_bytes is not None:
+        peak = min(memory.peak_bytes or memory.reserved_bytes, memory.reserved_bytes)
+        return StepMemory(
+            persistent_bytes=peak,
+            slack_bytes=memory.reserved_bytes - peak,
+            releasable_bytes=max(memory.reserved_bytes - round(MEASURED_ALLOCATED.middle * peak), 0),
+            relative=MEASURED_RESERVED,
+            relative_allocated=MEASURED_PEAK,
+        )
+    if memory.peak_bytes is not None:
+        return StepMemory(
+            persistent_bytes=memory.peak_bytes, relative=MEASURED_ALLOCATED, relative_allocated=MEASURED_PEAK
+        )
+    if memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
+        return None
+    blocks = blocks_of(trace)
+    return derived_memory(trace, blocks, lasting_bytes(trace, blocks))
+
+
+def lasting_bytes(trace: Trace, blocks: Blocks) -> int:
+    """Return the memory that is allocated throughout a step on one GPU."""
+    memory = trace.memory
+    lasting = (memory.parameter_bytes or 0) + gradient_bytes(trace) + (memory.optimizer_state_bytes or 0)
+    return lasting + sum(blocks.batch) + copy_bytes(trace) + (memory.resident_bytes or 0)
+
+
+def derived_memory(trace: Trace, blocks: Blocks, lasting: int) -> StepMemory:
+    """Simulate the memory need of a step.
+
+    Args:
+        trace: The recorded step.
+        blocks: Memory blocks of the step on the GPU.
+        lasting: Memory that is allocated throughout the step.
+    """
+    passes, update = (moment.total_bytes for moment in fullest_moments(blocks))
+    tensors = max(passes, update, lasting)
+    step, share = simulated(blocks), convolved_share(trace)
+    reserved = step.reserved_bytes
+    if blocks.trials:
+        reserved += round(TRIALS_SHARE * share * reserved)
+    need = StepMemory(
+        persistent_bytes=lasting,
+        temporary_bytes=max(passes - lasting, 0),
+        update_bytes=max(update - lasting, 0),
+        slack_bytes=max(reserved - tensors, 0),
+        workspace_bytes=max(step.allocated_bytes - tensors, 0),
+        cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has a second handle
+        relative=_interpolated(share, DERIVED, DERIVED_WITH_CONVOLUTIONS),
+        relative_allocated=_interpolated(share, ALLOCATED, ALLOCATED_WITH_CONVOLUTIONS),
+    )
+
+    def on_full_gpu() -> StepMemory:
+        return replace(need, releasable_bytes=max(reserved - max(least_reserved_bytes(blocks, step), tensors), 0))
+
+    return defer(need, on_full_gpu, "releasable_bytes")
+
+
+def _interpolated(share: float, without: Interval[float], of_them: Interval[float]) -> Interval[float]:
+    """Interpolate between two intervals by the share of the forward pass's bytes that convolutions write."""
+    part = min(share / CONVOLVED, 1.0)
+    return Interval(
+        without.low + part * (of_them.low - without.low), 1.0, without.high + part * (of_them.high - without.high)
+    )
+
+
+def _has_phase(trace: Trace, phase: str) -> bool:
+    return any(operation.phase == phase for operation in trace.operations)

@@ -1,0 +1,449 @@
+"""Command `first-hour`: tests recording and measures an unmeasured GPU, and writes all results to one JSON file.
+
+The parts run one after another, each with a time limit. If a part fails, or needs CUDA on a machine without CUDA, the
+file contains the reason, and the other parts run. The file is written after every part, so an interrupted run keeps its
+results. Nothing is downloaded. Example::
+
+    report = report_on_gpu(Path("first-hour.json"), minutes=8)
+    report["parts"]["recordings"]["state"]   # "done", "skipped" or "failed"
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Literal, final, get_args
+
+import numpy as np
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from lightning_predict import __version__
+from lightning_predict.base.checked import read_csv
+from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
+from lightning_predict.base.units import minutes_to_seconds
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.observe.device_pace import LAUNCH_QUEUE
+from lightning_predict.own_weights.measuring.clock import own_stream, time_call
+from lightning_predict.own_weights.measuring.main_rates import comparison, measure_main_rates
+from lightning_predict.own_weights.measuring.run import measure, name_of
+from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS, measured_shares
+from lightning_predict.own_weights.training.factors import log_residuals
+from lightning_predict.own_weights.training.tables import read_own_tables
+from lightning_predict.prediction import predict
+from lightning_predict.record.attribution import CUDA_GRAPH, UNATTRIBUTED
+from lightning_predict.record.cupti import detached_afterwards
+from lightning_predict.record.recording import capture
+from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.trace import Trace
+
+Preset = Literal["facts", "measurements", "all"]
+PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
+"""Groups of parts: `facts` tests whether recording works, `measurements` collects data for fitting weights."""
+
+NO_CUDA: Final = "no CUDA device"
+
+SESSIONS: Final = 4
+STEPS: Final = 100
+"""Numbers of recordings of the same step, as later ones may lose kernels, and of steps of a timed loop."""
+
+QUEUED_SECONDS: Final = 1.5
+"""Seconds of queued GPU work during which the depth of the launch queue is measured."""
+
+LONG_MATMUL_SECONDS: Final = 0.008
+"""Minimum duration of a matmul in the queue, whose launch takes as long if the queue is full."""
+
+FIRST_SIDE: Final = 4096
+LARGEST_SIDE: Final = 16384
+
+STEP_SECONDS: Final = 150.0
+"""Seconds that are reserved for whole steps at the end, most of them for compilation."""
+
+RATE_SECONDS: Final = 2.0
+"""Duration of the repetitions of a call when measuring its sustained rate, in seconds."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One part of the report; `find` takes the available seconds, and returns the results."""
+
+    name: str
+    preset: Preset
+    needs_cuda: bool
+    find: Callable[[float], Mapping[str, Any]]
+
+
+def report_on_gpu(
+    output: Path,
+    *,
+    minutes: float = 8.0,
+    preset: Preset = "all",
+    progress: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+    parts: Sequence[_Part] | None = None,
+) -> dict[str, Any]:
+    """Run all parts and write the report.
+
+    Args:
+        output: JSON file to write.
+        minutes: Minutes after which no part starts. Measurements use the time that other parts leave.
+        preset: `facts`, `measurements` or `all`.
+        progress: Called with the name of each part before the part starts.
+        clock: Function that returns seconds on a monotonic clock.
+        parts: Parts to run; None for all parts.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        InvalidArgumentError: The preset is unknown, or the time is not above 0.
+        OSError: The file cannot be written.
+    """
+    if preset not in PRESETS or not minutes > 0:
+        raise InvalidArgumentError(
+            f"Got preset={preset!r} and minutes={minutes}; expected one of {', '.join(PRESETS)} and a time above 0."
+        )
+    began = clock()
+    report: dict[str, Any] = {"lightning_predict": __version__, "minutes": minutes, "preset": preset, "parts": {}}
+    has_cuda = torch.cuda.is_available()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for part in PARTS if parts is None else parts:
+        if preset not in ("all", part.preset) and part.name != MACHINE:
+            continue
+        left = minutes_to_seconds(minutes) - (clock() - began)
+        progress(part.name)
+        report["parts"][part.name] = _run(part, left, has_cuda=has_cuda, clock=clock)
+        output.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    return report
+
+
+def _run(part: _Part, left: float, *, has_cuda: bool, clock: Callable[[], float]) -> dict[str, Any]:
+    if part.needs_cuda and not has_cuda:
+        return {"state": "skipped", "reason": NO_CUDA}
+    if left <= 0:
+        return {"state": "skipped", "reason": "no time left"}
+    began = clock()
+    found: dict[str, Any]
+    try:
+        facts = part.find(left)
+    except Exception as error:  # a report about failures must not fail
+        found = {"state": "failed", "reason": f"{type(error).__name__}: {error}"}
+    else:
+        found = {"state": "done", "facts": dict(facts)}
+    return {**found, "seconds": round(clock() - began, 3)}
+
+
+# --- Facts: does recording work?
+
+MACHINE: Final = "machine"
+"""Name of the part that every preset includes."""
+
+
+def _machine(_left: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        row = torch.cuda.get_device_properties(0)
+        facts |= {"cudnn": torch.backends.cudnn.version(), "gpu": row.name, "memory_bytes": row.total_memory}
+        facts |= {"multiprocessors": row.multi_processor_count, "l2_bytes": row.L2_cache_size}
+        facts["catalogue"] = name_of("cuda", None)
+    return facts
+
+
+def _cuda() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _small_step(device: torch.device, *, seed: int = 0) -> tuple[nn.Module, Callable[[], None]]:
+    """Return a network of small layers and its training step, which the host limits."""
+    torch.manual_seed(seed)
+    layers = [part for _ in range(24) for part in (nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU())]
+    network = nn.Sequential(*layers, nn.Dropout(0.1)).to(device)
+    optimizer = torch.optim.SGD(network.parameters(), 1e-3, foreach=True)
+    data = torch.randn(8, 64, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = network(data).sum()
+        loss.backward()
+        optimizer.step()
+
+    return network, step
+
+
+def _plain_profiles(_left: float) -> dict[str, Any]:
+    """Count the kernels that torch's own profiler records of 32 launches, session by session, without a warm-up."""
+    buffer, recorded = torch.zeros(8, device=_cuda()), []
+    for session in range(SESSIONS):
+        torch.cuda.synchronize()
+        ends = detached_afterwards() if session == SESSIONS - 1 else nullcontext()
+        with ends, profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            for _ in range(32):
+                buffer.add_(1)
+            torch.cuda.synchronize()
+        recorded.append(sum(one.device_type.name == "CUDA" for one in profiler.events() or ()))
+    return {"launched": 32, "recorded": recorded}
+
+
+def _recordings(_left: float) -> dict[str, Any]:
+    """Record a host-bound step several times, and time the step before and after the recordings."""
+    device = _cuda()
+    network, step = _small_step(device)
+    for _ in range(5):
+        step()
+    before = _loop_seconds(step, STEPS)
+    sessions = []
+    for _ in range(SESSIONS):
+        session = CaptureSession(device=device, model=network)
+        session.start()
+        step()
+        session.stop()
+        trace = session.trace()
+        products = [one for one in trace.operations if one.name in ("aten::addmm", "aten::mm")]
+        lost = sum(not one.kernels for one in products)
+        sessions.append({"kernels": len(trace.kernels), "products": len(products), "without_kernels": lost})
+    names = Counter(kernel.name for kernel in trace.kernels)
+    return {
+        "sessions": sessions,
+        "step_seconds_before": before,
+        "step_seconds_after": _loop_seconds(step, STEPS),
+        "kernel_names": [name for name, _ in names.most_common(12)],
+        "peak_bytes": None if trace.memory is None else trace.memory.peak_bytes,
+        "reserved_bytes": None if trace.memory is None else trace.memory.reserved_bytes,
+        "notes": list(trace.notes),
+        "checks": _checks(trace, device),
+    }
+
+
+def _checks(trace: Trace, device: torch.device) -> dict[str, bool | str]:
+    """Return whether each claim about recordings holds, or the error of its check."""
+    kernels = trace.kernels
+    outside = [one for operation in trace.operations if operation.name == UNATTRIBUTED for one in operation.kernels]
+    seconds = [math.fsum(one.seconds for one in some) for some in (outside, kernels)]
+    phases = [operation.phase for operation in trace.operations]
+    checks: dict[str, Callable[[], bool]] = {
+        "kernels follow their launches": lambda: all(
+            one.launch_start_seconds is not None and one.launch_start_seconds <= one.start_seconds for one in kernels
+        ),
+        "kernel time belongs to operations": lambda: bool(kernels) and seconds[0] <= 0.05 * seconds[1],
+        "phases follow each other": lambda: (
+            phases.index("forward") < phases.index("backward") < phases.index("optimizer")
+        ),
+        "each phase has kernels": lambda: len({one.phase for one in trace.operations if one.kernels}) >= 3,
+        "autocast is seen": lambda: trace.flags.autocast_dtype == "bfloat16",
+        "weights and random numbers stay": lambda: _same_after_recording(device),
+        "CUDA graphs have kernels": lambda: any(
+            one.kernels for one in capture(in_cuda_graph(_small_step(device)[1])).operations if one.name == CUDA_GRAPH
+        ),
+        "compiled code has kernels": lambda: capture(torch.compile(_small_step(device)[1])).has_measured_kernels,
+    }
+    found: dict[str, bool | str] = {}
+    for name, holds in checks.items():
+        try:
+            found[name] = holds()
+        except Exception as error:  # other checks may still work
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _same_after_recording(device: torch.device) -> bool:
+    """Return whether a step has the same weights and random numbers with and without a recording."""
+    results = []
+    for is_recorded in (False, True):
+        network, step = _small_step(device, seed=1)
+        session = CaptureSession(device=device, model=network)
+        if is_recorded:
+            session.start()
+        step()
+        session.stop()
+        results.append([*(one.detach() for one in network.parameters()), torch.rand(4, device=device)])
+    return all(map(torch.equal, *results))
+
+
+def _loop_seconds(step: Callable[[], object], count: int) -> float:
+    """Return the seconds per step in a loop: the median of three loops."""
+    each = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        torch.cuda.synchronize()
+        each.append((time.perf_counter() - began) / count)
+    return statistics.median(each)
+
+
+def _launch_queue(_left: float) -> dict[str, Any]:
+    """Launch small kernels while large matmuls run, up to the queue depth that forecasts assume."""
+    device = _cuda()
+    side, seconds = FIRST_SIDE, 0.0
+    while True:
+        matrix = torch.randn(side, side, device=device).to(torch.float16)
+        into = torch.empty_like(matrix)
+        with own_stream(device):
+            seconds = time_call(lambda: torch.mm(matrix, matrix, out=into), device, replays=3).eager_seconds  # noqa: B023
+        if seconds >= LONG_MATMUL_SECONDS or side >= LARGEST_SIDE:
+            break
+        side *= 2
+    small = torch.zeros(8, device=device)
+    torch.cuda.synchronize()
+    for _ in range(max(round(QUEUED_SECONDS / seconds), 8)):
+        torch.mm(matrix, matrix, out=into)
+    ticks = [time.perf_counter()]
+    for _ in range(LAUNCH_QUEUE):
+        small.add_(1)
+        ticks.append(time.perf_counter())
+    torch.cuda.synchronize()
+    return {"product_seconds": seconds, "launches_before_a_wait": first_wait(ticks, seconds / 2)}
+
+
+def first_wait(ticks: Sequence[float], longest: float) -> int | None:
+    """Return the number of launches before the first launch of more than `longest` seconds; None without one.
+
+    `ticks` are the times before the first launch and after each launch.
+    """
+    pairs = enumerate(pairwise(ticks))
+    return next((index for index, (start, end) in pairs if end - start > longest), None)
+
+
+# --- Measurements for fitting weights
+
+
+def _rates(_left: float) -> dict[str, Any]:
+    found = measure_main_rates(seconds=RATE_SECONDS)
+    return {"figures": [asdict(one) for one in comparison(found)], "state": asdict(found.state)}
+
+
+def _operators(left: float, *, reserved: float = STEP_SECONDS) -> dict[str, Any]:
+    """Measure operations, most useful operations first, in the time that whole steps leave."""
+    minutes = max(left - reserved, 0.25 * left) / minutes_to_seconds(1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        done = measure(folder, minutes=minutes)
+        gpu = find_gpu(name_of("cuda", None))
+        tuned = [one.family for one in done.families if one.is_enough]
+        return {
+            "rows": done.rows,
+            "families": [{**asdict(one), "is_enough": one.is_enough} for one in done.families],
+            "factors": done.factors,
+            "shares": measured_shares(gpu, tuned, done.factors),
+            "residuals": residuals(Path(folder), gpu),
+            "skipped": list(done.skipped),
+            "eager": list(done.eager),
+            "tables": {path.name.split(".")[0]: _table(path) for path in done.files},
+        }
+
+
+def _trial(left: float) -> dict[str, Any]:
+    """Measure operations for 20 s, to see how many there are a second, and which cannot be measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = measure(folder, minutes=min(20.0, left) / minutes_to_seconds(1.0))
+    return {"rows": done.rows, "skipped": list(done.skipped), "eager": list(done.eager)}
+
+
+def residuals(folder: Path, gpu: Gpu) -> dict[str, dict[str, float]]:
+    """Return the number of rows and the median and spread of log(measured / predicted), by "operation/dtype"."""
+    models, found = kernel_models((gpu.name,)), {}
+    for group in read_own_tables(folder):
+        each = log_residuals(group, gpu, models)
+        name = f"{group.batch.operation}/{group.batch.dtype}"
+        found[name] = {"rows": len(each), "median": float(np.median(each)), "spread": float(np.std(each))}
+    return found
+
+
+def _table(path: Path) -> dict[str, list[Any]]:
+    """Return a table as columns and rows, which is shorter in JSON than a mapping per row."""
+    rows = [row.value for row in read_csv(path, MeasurementTableError)]
+    return {"columns": [*rows[0]] if rows else [], "rows": [[*row.values()] for row in rows]}
+
+
+STEPS_TO_TIME: Final = (
+    ("resnet50", "eager"),
+    ("gpt2", "eager"),
+    ("gpt2", "CUDA graph"),
+    ("resnet50", "compiled"),
+    ("bert_large", "eager"),
+)
+"""Whole steps, by model and kind of execution, the most useful first."""
+
+
+def _steps(left: float) -> dict[str, Any]:
+    """Compare the predicted and measured time of whole steps. A step that fails has the reason."""
+    name = name_of("cuda", None)
+    until = time.monotonic() + left
+    facts: dict[str, Any] = {}
+    for model, kind in STEPS_TO_TIME:
+        if time.monotonic() >= until:
+            facts[f"{model} {kind}"] = "no time left"
+            continue
+        try:
+            facts[f"{model} {kind}"] = _step(model, kind, name)
+        except Exception as error:  # other steps may still work
+            facts[f"{model} {kind}"] = f"{type(error).__name__}: {error}"
+        torch.cuda.empty_cache()
+    return facts
+
+
+def _step(model: str, kind: str, name: str) -> dict[str, Any]:
+    step = TYPICAL_STEPS[model](_cuda(), capturable=kind == "CUDA graph")
+    if kind == "compiled":
+        step = torch.compile(step)
+    elif kind == "CUDA graph":
+        step = in_cuda_graph(step)
+    trace = capture(step, warmup_steps=12)
+    measured = _loop_seconds(step, 20)
+    predicted = predict(trace.untimed(), [name], history=False)[name]
+    return {
+        "loop_seconds": measured,
+        "running_step_seconds": trace.running_step_seconds,
+        "device_seconds": math.fsum(kernel.seconds for kernel in trace.kernels),
+        "predicted_seconds": predicted.iteration_seconds,
+        "error": predicted.iteration_seconds / measured - 1,
+        "is_inside": predicted.iteration_seconds_low <= measured <= predicted.iteration_seconds_high,
+        "kernels": len(trace.kernels),
+        "notes": list(trace.notes),
+    }
+
+
+def in_cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that replays a training step as one CUDA graph."""
+    with own_stream(_cuda()):
+        for _ in range(3):
+            step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+PARTS: Final = (
+    _Part(MACHINE, "facts", needs_cuda=False, find=_machine),
+    _Part("recordings", "facts", needs_cuda=True, find=_recordings),
+    _Part("plain profiles", "facts", needs_cuda=True, find=_plain_profiles),
+    _Part("launch queue", "facts", needs_cuda=True, find=_launch_queue),
+    _Part("trial", "facts", needs_cuda=True, find=_trial),
+    _Part("rates", "measurements", needs_cuda=True, find=_rates),
+    _Part("operators", "measurements", needs_cuda=True, find=_operators),
+    _Part("steps", "measurements", needs_cuda=True, find=_steps),
+)
+"""All parts, in order."""

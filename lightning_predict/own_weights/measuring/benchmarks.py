@@ -1,0 +1,630 @@
+"""Micro-benchmarks of operations: random shapes, and the torch calls to time.
+
+Sizes are drawn log-uniformly, mostly from the range of real models. The calls are the forward pass, and each part of
+the backward pass under its own name. All tensors are created before a call, so only the operation is timed. To add an
+operation, add a row to `BENCHMARKS`. Example::
+
+    >>> problems = draw_problems("linear", 3, seed=0)
+    >>> len(problems), sorted(problems[0])
+    (3, ['k', 'm', 'n'])
+    >>> calls = BENCHMARKS["relu"].calls({"rows": 4, "cols": 8}, torch.float32, torch.device("cpu"))
+    >>> sorted(calls)
+    ['relu', 'relu_backward']
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightning_predict.base.errors import UnknownOperationError
+from lightning_predict.kernels.operations import operation_names
+
+Words = dict[str, int]
+Drawer = Callable[[random.Random], Words]
+
+EAGER: Final = "eager"
+"""Value in the column `timed` for a call that was timed without a CUDA graph."""
+
+MULTIPLE_SHARE: Final = 0.83
+"""Share of sizes that are rounded to a multiple of 8. In total, 85 % of the sizes are multiples of 8."""
+
+
+def size(draw: random.Random, low: int, high: int) -> int:
+    """Return a log-uniform size between two bounds."""
+    value = round(low * math.exp(math.log(high / low) * draw.random()))
+    if value >= 8 and draw.random() < MULTIPLE_SHARE:
+        value = round(value / 8) * 8
+    return min(max(value, low), high)
+
+
+TimedCall = Callable[[], object]
+Calls = dict[str, TimedCall]
+Maker = Callable[[Words, torch.dtype, torch.device], Calls]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Micro-benchmark of an operation.
+
+    Attributes:
+        draw: Function that draws a random shape.
+        calls: Function of shape, dtype and device that returns the calls to time, by name of the timed operation.
+    """
+
+    draw: Drawer
+    calls: Maker
+
+
+def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return a tensor of random numbers."""
+    return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
+
+
+def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
+    """Return the forward call without autograd and, if the backward operation has a name, the backward call.
+
+    Args:
+        operation: Name of the operation.
+        forward: Function that computes the forward pass.
+        inputs: Tensors whose gradients are computed.
+    """
+
+    def without_records() -> object:
+        with torch.no_grad():
+            return forward()
+
+    calls: Calls = {operation: without_records}
+    if f"{operation}_backward" in operation_names():
+        output = forward()
+        gradient = torch.randn_like(output)  # random, because constant gradients draw less power and run faster
+        calls[f"{operation}_backward"] = lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+    return calls
+
+
+# --- Layers: matmuls, attention, recurrent layers, embedding bags
+
+
+def _draw_linear(draw: random.Random) -> Words:
+    return {"m": size(draw, 1, 16384), "n": size(draw, 16, 16384), "k": size(draw, 16, 16384)}
+
+
+def _linear(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    data = made(device, dtype, words["m"], words["k"]).requires_grad_()
+    weight = made(device, dtype, words["n"], words["k"]).requires_grad_()
+    return forward_and_backward("linear", lambda: functional.linear(data, weight), [data, weight])
+
+
+def _draw_bmm(draw: random.Random) -> Words:
+    return {"b": size(draw, 1, 512), **{word: size(draw, 16, 2048) for word in ("m", "n", "k")}}
+
+
+def _bmm(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    left = made(device, dtype, words["b"], words["m"], words["k"]).requires_grad_()
+    right = made(device, dtype, words["b"], words["k"], words["n"]).requires_grad_()
+    return forward_and_backward("bmm", lambda: torch.bmm(left, right), [left, right])
+
+
+def _draw_attention(draw: random.Random) -> Words:
+    heads = draw.choice([4, 8, 12, 16, 20, 32])
+    return {
+        "batch": size(draw, 1, 64),
+        "heads": heads,
+        "kv_heads": draw.choice([heads, heads, max(heads // 4, 1)]),
+        "seq": size(draw, 64, 8192),
+        "head_dim": draw.choice([32, 64, 64, 96, 128, 128]),
+        "causal": draw.choice([0, 1]),
+    }
+
+
+def _attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    query, key, value = _heads(words, dtype, device)
+    options: dict[str, Any] = {"is_causal": bool(words["causal"]), "enable_gqa": words["heads"] != words["kv_heads"]}
+    return forward_and_backward(
+        "attention", lambda: functional.scaled_dot_product_attention(query, key, value, **options), [query, key, value]
+    )
+
+
+def _heads(words: Words, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    counts = (words["heads"], words["kv_heads"], words["kv_heads"])
+    return [
+        made(device, dtype, words["batch"], heads, words["seq"], words["head_dim"]).requires_grad_() for heads in counts
+    ]
+
+
+def _draw_eager_attention(draw: random.Random) -> Words:
+    heads = draw.choice([4, 8, 12, 16])
+    return {
+        "batch": size(draw, 1, 16),
+        "heads": heads,
+        "kv_heads": heads,
+        "seq": size(draw, 32, 1024),
+        "head_dim": draw.choice([32, 64, 64, 128]),
+        "causal": draw.choice([0, 1]),
+    }
+
+
+def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    """Return the calls of unfused attention: scores, scaling, additive mask, softmax, and matmul with the values."""
+    query, key, value = _heads(words, dtype, device)
+    future = torch.triu(torch.full((words["seq"], words["seq"]), float("-inf"), device=device, dtype=dtype), 1)
+
+    def forward() -> Tensor:
+        scores = (query @ key.transpose(-1, -2)) * words["head_dim"] ** -0.5
+        return torch.softmax(scores + future if words["causal"] else scores, -1) @ value
+
+    return forward_and_backward("eager_attention", forward, [query, key, value])
+
+
+def _draw_recurrent(draw: random.Random) -> Words:
+    return {
+        "batch": size(draw, 1, 256),
+        "steps": size(draw, 1, 256),
+        "input_size": size(draw, 16, 2048),
+        "hidden": size(draw, 16, 2048),
+        "layers": draw.choice([1, 1, 2, 4]),
+        "directions": draw.choice([1, 1, 2]),
+    }
+
+
+def _recurrent(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    kinds: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+    layer = kinds[name](
+        words["input_size"], words["hidden"], words["layers"], bidirectional=words["directions"] == 2
+    ).to(device, dtype)
+    data = made(device, dtype, words["steps"], words["batch"], words["input_size"]).requires_grad_()
+    return forward_and_backward(name, lambda: layer(data)[0], [data, *layer.parameters()])
+
+
+def _draw_embedding_bag(draw: random.Random) -> Words:
+    return {
+        "bags": size(draw, 64, 16384),
+        "lookups": size(draw, 1, 128),
+        "rows": size(draw, 1024, 4 * 2**20),
+        "dim": draw.choice([16, 32, 64, 128, 256]),
+    }
+
+
+def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    """Return only the forward call. torch has no backward call that updates rows in place."""
+    table = made(device, dtype, words["rows"], words["dim"])
+    rows = torch.randint(words["rows"], (words["bags"], words["lookups"]), device=device)
+    return {"embedding_bag": lambda: functional.embedding_bag(rows, table, mode="sum")}
+
+
+LAYERS: Final[Mapping[str, Benchmark]] = {
+    "linear": Benchmark(_draw_linear, _linear),
+    "bmm": Benchmark(_draw_bmm, _bmm),
+    "attention": Benchmark(_draw_attention, _attention),
+    "eager_attention": Benchmark(_draw_eager_attention, _eager_attention),
+    **{name: Benchmark(_draw_recurrent, partial(_recurrent, name)) for name in ("lstm", "gru", "rnn")},
+    "embedding_bag": Benchmark(_draw_embedding_bag, _embedding_bag),
+}
+
+
+# --- Images: convolutions in one to three dimensions and transposed, and pooling
+
+SIDES: Final[Mapping[str, tuple[str, ...]]] = {
+    "conv1d": ("length",),
+    "conv2d": ("height", "width"),
+    "conv3d": ("depth", "height", "width"),
+    "conv_transpose2d": ("height", "width"),
+}
+"""Names of the spatial dimensions of the input, by convolution."""
+
+LONGEST: Final = {"conv1d": 16384, "conv2d": 224, "conv3d": 48, "conv_transpose2d": 112}
+"""Maximum size of a spatial dimension, by convolution."""
+
+ODD_SHARE: Final = 0.1
+"""Share of convolutions that are not square; also the share of convolutions that are dilated."""
+
+PICTURE_SHARE: Final = 0.05
+"""Share of convolutions whose input has three channels."""
+
+CHANNELS_LAST_SHARE: Final = 0.6
+"""Share of convolutions with channels-last inputs, which most 16-bit training uses."""
+
+_FORMATS: Final = {
+    "conv2d": torch.channels_last,
+    "conv_transpose2d": torch.channels_last,
+    "conv3d": torch.channels_last_3d,
+}
+"""torch's channels-last memory format by operation; conv1d has no such format."""
+
+
+def _word(operation: str, setting: str, side: str) -> str:
+    """Return the name of the shape parameter for a setting of one dimension; names of conv1d lack the dimension."""
+    if operation == "conv1d":
+        return "kernel_size" if setting == "kernel" else setting
+    return f"{setting}_{side}"
+
+
+def _draw_convolution(operation: str, draw: random.Random) -> Words:
+    sides = SIDES[operation]
+    kernel = draw.choice([1, 1, 3, 3, 3, 5, 7])
+    is_square, dilation = draw.random() >= ODD_SHARE, 2 if draw.random() < ODD_SHARE else 1
+    stride = draw.choice([1, 1, 1, 2])
+    least = max(7, dilation * (kernel - 1) + 1)
+    image = size(draw, least, LONGEST[operation])
+    is_depthwise = draw.random() < 0.15
+    channels = 3 if draw.random() < PICTURE_SHARE else size(draw, 8, 1024 // len(sides))
+    words = {
+        "batch": size(draw, 1, 256 // len(sides)),
+        "in_channels": channels,
+        "out_channels": channels if is_depthwise else size(draw, 8, 1024 // len(sides)),
+        "groups": channels if is_depthwise else 1,
+    }
+    if operation in _FORMATS:
+        words["channels_last"] = int(draw.random() < CHANNELS_LAST_SHARE)
+    for side in sides:
+        taps = kernel if is_square or side == sides[-1] else 1
+        words |= {
+            side: image if is_square else size(draw, least, LONGEST[operation]),
+            _word(operation, "kernel", side): taps,
+            _word(operation, "stride", side): stride,
+            _word(operation, "padding", side): dilation * (taps // 2),
+            _word(operation, "dilation", side): dilation,
+        }
+    return words
+
+
+def _convolution(operation: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    sides, groups = SIDES[operation], words["groups"]
+    taps, stride, padding, dilation = (
+        [words.get(_word(operation, setting, side), default) for side in sides]
+        for setting, default in (("kernel", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    is_transposed = operation == "conv_transpose2d"
+    channels = (words["in_channels"], words["out_channels"] // groups)
+    channels = channels if is_transposed else (words["out_channels"], words["in_channels"] // groups)
+    data = made(device, dtype, words["batch"], words["in_channels"], *(words[side] for side in sides))
+    weight = made(device, dtype, *channels, *taps)
+    if words.get("channels_last"):
+        data, weight = (tensor.to(memory_format=_FORMATS[operation]) for tensor in (data, weight))
+    settings = (stride, padding, dilation, is_transposed, [0] * len(sides), groups)
+
+    def forward() -> Tensor:
+        output: Tensor = torch.ops.aten.convolution(data, weight, None, *settings)
+        return output
+
+    gradient = torch.randn_like(forward())  # in the memory format of the output
+
+    def backward(mask: list[bool]) -> Callable[[], object]:
+        return lambda: torch.ops.aten.convolution_backward(gradient, data, weight, None, *settings, mask)
+
+    return {
+        operation: forward,
+        f"{operation}_backward_input": backward([True, False, False]),
+        f"{operation}_backward_weight": backward([False, True, False]),
+    }
+
+
+def _draw_pooling(draw: random.Random) -> Words:
+    kernel = draw.choice([2, 2, 3, 7])
+    image = size(draw, 14, 224)
+    return {
+        "batch": size(draw, 1, 256),
+        "channels": size(draw, 8, 512),
+        "height": image,
+        "width": image,
+        "kernel_size": kernel,
+        "stride": draw.choice([2, kernel]),
+    }
+
+
+def _pooling(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    pools: dict[str, Callable[..., Tensor]] = {"avg_pool2d": functional.avg_pool2d, "max_pool2d": functional.max_pool2d}
+    data = made(device, dtype, words["batch"], words["channels"], words["height"], words["width"]).requires_grad_()
+    return forward_and_backward(name, lambda: pools[name](data, words["kernel_size"], words["stride"]), [data])
+
+
+IMAGES: Final[Mapping[str, Benchmark]] = {
+    **{name: Benchmark(partial(_draw_convolution, name), partial(_convolution, name)) for name in SIDES},
+    **{name: Benchmark(_draw_pooling, partial(_pooling, name)) for name in ("avg_pool2d", "max_pool2d")},
+}
+
+
+# --- Matrices of rows and columns: element-wise operations, norms, reductions, lookups, sorting
+
+LARGEST_K: Final = 8
+"""Number of elements per row that `topk` returns."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """Operands of the benchmarks, of shape (rows, cols) unless stated otherwise.
+
+    Attributes:
+        data: Random numbers; requires a gradient.
+        other: Numbers above 1; requires a gradient.
+        scale: One number per column, shape (cols,); requires a gradient.
+        places: Random row index for each row, shape (rows,).
+        space: Output buffer.
+    """
+
+    data: Tensor
+    other: Tensor
+    scale: Tensor
+    places: Tensor
+    space: Tensor
+
+    @property
+    def images(self) -> Tensor:
+        """`data` as one image, with the rows as channels."""
+        return self.data[None]
+
+    @property
+    def images_last(self) -> Tensor:
+        """`data` as one channels-last image, with the columns as channels."""
+        return self.data.view(1, -1, 1, self.data.shape[1]).permute(0, 3, 1, 2)
+
+    @property
+    def groups(self) -> int:
+        """Number of channel groups."""
+        return 8 if self.data.shape[0] % 8 == 0 else 1
+
+
+Forward = Callable[[Matrices], Tensor]
+
+BY_DATA: Final[Mapping[str, Forward]] = {
+    "add": lambda x: x.data + x.other,
+    "add_scalar": lambda x: x.data + 1.5,
+    "sub": lambda x: x.data - x.other,
+    "mul": lambda x: x.data * x.other,
+    "mul_scalar": lambda x: x.data * 1.5,
+    "div": lambda x: x.data / x.other,
+    "div_scalar": lambda x: x.data / 1.5,
+    "pow_scalar": lambda x: torch.pow(x.data, 2.0),
+    "neg": lambda x: -x.data,
+    "exp": lambda x: torch.exp(x.data),
+    "relu": lambda x: torch.relu(x.data),
+    "leaky_relu": lambda x: functional.leaky_relu(x.data),
+    "gelu": lambda x: functional.gelu(x.data),
+    "silu": lambda x: functional.silu(x.data),
+    "sigmoid": lambda x: torch.sigmoid(x.data),
+    "tanh": lambda x: torch.tanh(x.data),
+    "where": lambda x: torch.where(x.data.detach() > 0, x.data, x.other),
+    "softmax": lambda x: torch.softmax(x.data, -1),
+    "log_softmax": lambda x: torch.log_softmax(x.data, -1),
+    "batch_norm": lambda x: functional.batch_norm(x.images, None, None, training=True),
+    "batch_norm_last": lambda x: functional.batch_norm(x.images_last, None, None, training=True),
+    "group_norm": lambda x: functional.group_norm(x.images, x.groups),
+    "dropout": lambda x: functional.dropout(x.data, 0.1),
+    "embedding": lambda x: functional.embedding(x.places, x.data),
+    "cross_entropy": lambda x: functional.cross_entropy(x.data, x.places % x.data.shape[1]),
+    "sum": lambda x: x.data.sum(-1),
+    "mean": lambda x: x.data.mean(-1),
+    "max": lambda x: torch.amax(x.data, -1),
+    "argmax": lambda x: torch.argmax(x.data, -1),
+    "topk": lambda x: torch.topk(x.data, min(LARGEST_K, x.data.shape[1])).values,
+    "sort": lambda x: torch.sort(x.data).values,
+    "concat": lambda x: torch.cat(x.data.tensor_split(2)),
+    "copy": lambda x: x.space.copy_(x.data),
+    "gather": lambda x: torch.index_select(x.data, 0, x.places),
+    "scatter": lambda x: x.space.index_add_(0, x.places, x.data),
+}
+"""Operations with a gradient only for `data`, or without a named backward operation."""
+
+BY_OTHER: Final[Mapping[str, Forward]] = {
+    "pow": lambda x: torch.pow(x.other, x.other),
+    "log": lambda x: torch.log(x.other),
+    "sqrt": lambda x: torch.sqrt(x.other),
+}
+"""Operations on positive numbers, with a gradient for `other`."""
+
+BY_SCALE: Final[Mapping[str, Forward]] = {
+    "layer_norm": lambda x: functional.layer_norm(x.data, (x.data.shape[1],), x.scale, x.scale),
+    "rms_norm": lambda x: functional.rms_norm(x.data, (x.data.shape[1],), x.scale),
+}
+"""Operations with a gradient for `data` and `scale`."""
+
+
+def _draw_matrix(draw: random.Random) -> Words:
+    return {"rows": size(draw, 1, 65536), "cols": size(draw, 16, 16384)}
+
+
+def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrices:
+    rows, cols = words["rows"], words["cols"]
+    return Matrices(
+        data=made(device, dtype, rows, cols).requires_grad_(),
+        other=(made(device, dtype, rows, cols).abs() + 1).requires_grad_(),
+        scale=made(device, dtype, cols).requires_grad_(),
+        places=torch.randint(rows, (rows,), device=device),
+        space=made(device, dtype, rows, cols),
+    )
+
+
+def _calls(
+    name: str, forward: Forward, wanted: tuple[str, ...], words: Words, dtype: torch.dtype, device: torch.device
+) -> Calls:
+    """Return the calls of one operation."""
+    matrices = _matrices(words, dtype, device)
+    return forward_and_backward(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
+
+
+MATRICES: Final[Mapping[str, Benchmark]] = {
+    name: Benchmark(_draw_matrix, partial(_calls, name, forward, wanted))
+    for table, wanted in ((BY_DATA, ("data",)), (BY_OTHER, ("other",)), (BY_SCALE, ("data", "scale")))
+    for name, forward in table.items()
+}
+
+
+# --- Factorisations, solvers and Fourier transforms, only in float32 and float64
+
+_Factorise = Callable[[Tensor], Any]
+
+
+def _draw_square(draw: random.Random) -> Words:
+    return {"batch": size(draw, 1, 64), "n": size(draw, 8, 2048)}
+
+
+def _draw_tall(draw: random.Random) -> Words:
+    square = _draw_square(draw)
+    return {**square, "m": square["n"] * draw.choice([1, 1, 2, 4])}
+
+
+def _draw_triangular(draw: random.Random) -> Words:
+    return {**_draw_square(draw), "columns": size(draw, 1, 512)}
+
+
+def _draw_transform(draw: random.Random) -> Words:
+    return {"batch": size(draw, 1, 4096), "length": size(draw, 16, 65536), "real": draw.choice([0, 1])}
+
+
+def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
+    """Return a maker of calls that factorise random matrices (batch, m, n); m = n if the shape has no m."""
+
+    def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+        batch = words.get("batch", 1)
+        matrix = made(device, dtype, batch, words.get("m", words["n"]), words["n"])
+        return forward_and_backward(operation, lambda: factorise(matrix), [])
+
+    return calls
+
+
+def _of_symmetric(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
+    """Return a maker of calls that factorise symmetric positive definite matrices (batch, n, n)."""
+
+    def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+        root = made(device, dtype, words.get("batch", 1), words["n"], words["n"])
+        matrix = root @ root.mT + words["n"] * torch.eye(words["n"], dtype=dtype, device=device)
+        return forward_and_backward(operation, lambda: factorise(matrix), [])
+
+    return calls
+
+
+def _triangular(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    batch, n = words.get("batch", 1), words["n"]
+    matrix = made(device, dtype, batch, n, n).triu() + n * torch.eye(n, dtype=dtype, device=device)
+    sides = made(device, dtype, batch, n, words.get("columns", 1))
+    return forward_and_backward(
+        "triangular_solve", lambda: torch.linalg.solve_triangular(matrix, sides, upper=True), []
+    )
+
+
+def _transform(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    data = made(device, dtype, words.get("batch", 1), words["length"])
+    if words.get("real", 0):
+        return forward_and_backward("fft", lambda: torch.fft.rfft(data), [])
+    numbers = torch.complex(data, data)
+    return forward_and_backward("fft", lambda: torch.fft.fft(numbers), [])
+
+
+LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
+    "cholesky": Benchmark(_draw_square, _of_symmetric("cholesky", torch.linalg.cholesky)),
+    "lu": Benchmark(_draw_tall, _of("lu", torch.linalg.lu_factor)),
+    "qr": Benchmark(_draw_tall, _of("qr", torch.linalg.qr)),
+    "svd": Benchmark(_draw_tall, _of("svd", lambda matrix: torch.linalg.svd(matrix, full_matrices=False))),
+    "eigh": Benchmark(_draw_square, _of_symmetric("eigh", torch.linalg.eigh)),
+    "eig": Benchmark(_draw_square, _of("eig", torch.linalg.eig)),
+    "matrix_exponential": Benchmark(_draw_square, _of("matrix_exponential", torch.linalg.matrix_exp)),
+    "triangular_solve": Benchmark(_draw_triangular, _triangular),
+    "fft": Benchmark(_draw_transform, _transform),
+}
+
+
+# --- Operations around a model: optimizer updates, casts, copies from host memory
+
+TENSORS: Final = 24
+"""Maximum number of parameter tensors of an optimizer step."""
+
+BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}
+"""Floating-point dtype by bytes per number."""
+
+
+def _draw_update(draw: random.Random) -> Words:
+    return {"parameters": size(draw, 1024, 2**28), "fused": draw.choice([0, 1])}
+
+
+def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:
+    """Return the optimizer, in its fused or foreach implementation."""
+    options: dict[str, Any] = {"lr": 1e-4, "fused": True} if fused else {"lr": 1e-4, "foreach": True}
+    match name:
+        case "adam" | "adamw":
+            kind: Any = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+            options["capturable"] = device.type == "cuda"  # in a CUDA graph, the host must not read the step count
+        case "sgd":
+            kind = torch.optim.SGD
+            options["momentum"] = 0.9
+        case _:
+            kind = torch.optim.Adagrad
+    optimizer: torch.optim.Optimizer = kind(parameters, **options)
+    return optimizer
+
+
+def _update(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    each, rest = divmod(words["parameters"], TENSORS)
+    counts = [each + (index < rest) for index in range(TENSORS)]
+    parameters = [made(device, dtype, count).requires_grad_() for count in counts if count]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = _optimizer(name, parameters, fused=bool(words["fused"]), device=device)
+
+    def step() -> object:
+        optimizer.step()
+        return optimizer
+
+    return {name: step}
+
+
+def _draw_cast(draw: random.Random) -> Words:
+    source, target = draw.choice([(4, 2), (2, 4), (8, 4), (4, 8)])
+    return {"rows": size(draw, 1, 65536), "cols": size(draw, 16, 16384), "source_bytes": source, "target_bytes": target}
+
+
+def _cast(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
+    data = made(device, BY_BYTES[words["source_bytes"]], words["rows"], words["cols"])
+    return {"cast": lambda: data.to(BY_BYTES[words["target_bytes"]])}
+
+
+def _draw_host_copy(draw: random.Random) -> Words:
+    return {"size_bytes": size(draw, 1024, 2**30)}
+
+
+def _host_copy(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
+    """Return the call of an asynchronous copy from pinned host memory, as in a data loader."""
+    source = torch.empty(words["size_bytes"], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    target = torch.empty(words["size_bytes"], dtype=torch.uint8, device=device)
+    return {"host_copy": lambda: target.copy_(source, non_blocking=True)}
+
+
+UPDATES: Final[Mapping[str, Benchmark]] = {
+    **{name: Benchmark(_draw_update, partial(_update, name)) for name in ("adam", "adamw", "sgd", "adagrad")},
+    "cast": Benchmark(_draw_cast, _cast),
+    "host_copy": Benchmark(_draw_host_copy, _host_copy),
+}
+
+
+# --- All benchmarks
+
+BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **LINEAR_ALGEBRA, **UPDATES}
+"""Micro-benchmarks by operation, each including the backward pass of the operation."""
+
+
+def benchmark_of(operation: str) -> Benchmark:
+    """Return the benchmark of an operation.
+
+    Raises:
+        UnknownOperationError: The operation has no benchmark. The message lists all operations with a benchmark.
+    """
+    benchmark = BENCHMARKS.get(operation)
+    if benchmark is None:
+        raise UnknownOperationError(f"No benchmark for {operation!r}; there are: {', '.join(sorted(BENCHMARKS))}.")
+    return benchmark
+
+
+def draw_problems(operation: str, count: int, *, seed: int) -> list[Words]:
+    """Return `count` random shapes of an operation; they depend only on the seed."""
+    benchmark = benchmark_of(operation)
+    draw = random.Random(f"{operation} {seed}")
+    return [benchmark.draw(draw) for _ in range(count)]

@@ -1,0 +1,241 @@
+"""Times a call on a device (GPU): by CUDA graph replay, with the L2 cache flushed or warm, and as an ordinary call.
+
+A graph replay has no launch overhead, so it measures the device time. To flush L2, a buffer larger than L2 is
+overwritten before each replay. A call that synchronises cannot be captured in a graph; it is timed only as an ordinary
+call, and its row states this. A CPU has only this time, which is for tests, not for training.
+
+All calls run on a separate stream, on which the tensors are also created. Autograd runs a backward node on the stream
+of its forward pass, so a node on the default stream would invalidate every capture of its backward pass. Example::
+
+    with own_stream(device):
+        left, right = make_them()
+        timing = time_call(lambda: left @ right, device)
+    timing.flushed_seconds, timing.warm_seconds, timing.eager_seconds
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Final, final
+
+import torch
+
+from lightning_predict.base.errors import CaptureError
+from lightning_predict.base.units import milliseconds_to_seconds
+from lightning_predict.own_weights.measuring.management import UNKNOWN_STATE, GpuState, read_state
+
+REPLAYS: Final = 20
+"""Maximum number of repetitions of each kind. The result is the median."""
+
+MIN_REPLAYS: Final = 3
+"""Minimum number of repetitions of each kind."""
+
+NOT_CUDA: Final = "not a CUDA device"
+"""Reason for a missing graph on a device without CUDA."""
+
+WARM_UPS: Final = 3
+REPETITION_KINDS: Final = 3
+"""Number of kinds of repetition: eager, warm and flushed."""
+
+FLUSH_TIMES_L2: Final = 2
+HOST_SECONDS: Final = 0.02
+"""Maximum duration of all repetitions on a CPU, in seconds."""
+
+PROBLEM_SECONDS: Final = 2.0
+"""Default maximum duration of all repetitions of one call, in seconds."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Medians of repeated calls; None for a kind of timing that is not possible.
+
+    Attributes:
+        flushed_seconds: Time of a graph replay after L2 was overwritten.
+        warm_seconds: Time of a graph replay directly after another replay.
+        eager_seconds: Time of an ordinary call in a sequence of calls, including launches.
+        sustained_seconds: As `warm_seconds`, at the end of a load of this call; None without a load.
+        sustained_clock_hz: SM clock at the end of the load; None if unknown.
+        state: Clock, power and throttling reasons directly after the replays.
+        reason: Reason why the call has no graph; None for a call with a graph.
+    """
+
+    flushed_seconds: float | None
+    warm_seconds: float | None
+    eager_seconds: float
+    sustained_seconds: float | None = None
+    sustained_clock_hz: float | None = None
+    state: GpuState = UNKNOWN_STATE
+    reason: str | None = None
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Run the body of the `with` statement on a separate stream; without CUDA, this has no effect."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def time_call(
+    call: Callable[[], object],
+    device: torch.device,
+    *,
+    replays: int = REPLAYS,
+    problem_seconds: float = PROBLEM_SECONDS,
+    load_seconds: float | None = None,
+) -> Timing:
+    """Time a call. On CUDA, use `time_call` inside `own_stream`.
+
+    Args:
+        call: Function without arguments that can be repeated.
+        device: Device of the call.
+        replays: Maximum number of repetitions of each kind.
+        problem_seconds: Maximum duration of all repetitions, in seconds. Long calls have fewer repetitions.
+        load_seconds: Duration of a load of this call, above 0, at whose end the sustained time is measured; None for
+            no load. A power limit lowers the clock under load.
+
+    Raises:
+        RuntimeError: A single call takes longer than `problem_seconds`.
+    """
+    if device.type != "cuda":
+        own = _host_time(call, replays)
+        return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason=NOT_CUDA)
+    call()  # loads libraries and selects algorithms
+    torch.cuda.synchronize(device)
+    one = _event_times(call, 1, before=None)
+    if one > problem_seconds:
+        raise RuntimeError(f"one call takes {one:.3g} s, over the limit of {problem_seconds:g} s a problem")
+    replays = repetitions_that_fit(one, replays=replays, problem_seconds=problem_seconds)
+    for _ in range(min(WARM_UPS, replays)):
+        call()
+    eager = _event_times(call, replays, before=None)
+    graph, reason = captured(call, device)
+    if graph is None:
+        return Timing(
+            flushed_seconds=None, warm_seconds=None, eager_seconds=eager, state=read_state(device), reason=reason
+        )
+    buffer = torch.empty(FLUSH_TIMES_L2 * _l2_bytes(device), dtype=torch.uint8, device=device)
+    warm = _event_times(graph.replay, replays, before=None)
+    flushed = _event_times(graph.replay, replays, before=buffer.zero_)
+    timing = Timing(flushed_seconds=flushed, warm_seconds=warm, eager_seconds=eager, state=read_state(device))
+    if load_seconds is None:
+        return timing
+    until = time.perf_counter() + load_seconds
+    while time.perf_counter() < until:
+        sustained = _event_times(graph.replay, replays, before=None)
+    return replace(timing, sustained_seconds=sustained, sustained_clock_hz=read_state(device).clock_hz)
+
+
+def repetitions_that_fit(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
+    """Return the number of repetitions of each kind that fit in `problem_seconds`, at least `MIN_REPLAYS`.
+
+    Args:
+        one_seconds: Duration of one call.
+        replays: Maximum number of repetitions.
+        problem_seconds: Maximum duration of all repetitions.
+    """
+    if one_seconds <= 0:
+        return replays
+    return max(min(replays, int(problem_seconds / REPETITION_KINDS / one_seconds)), min(MIN_REPLAYS, replays))
+
+
+def _host_time(call: Callable[[], object], replays: int) -> float:
+    times: list[float] = []
+    call()
+    while len(times) < replays and sum(times) < HOST_SECONDS:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _event_times(call: Callable[[], object], replays: int, before: Callable[[], object] | None) -> float:
+    """Return the median duration of a call, measured by CUDA events."""
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
+    for start, end in pairs:
+        if before is not None:
+            before()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return median(milliseconds_to_seconds(start.elapsed_time(end)) for start, end in pairs)
+
+
+def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str | None]:
+    """Capture a call on the current stream, and clean up after a failed capture.
+
+    Args:
+        call: The call to capture. It must have run on this stream before.
+        device: A CUDA device.
+
+    Returns:
+        The graph and None, or None and the reason for the failure.
+
+    Raises:
+        CaptureError: After a failed capture, this process cannot capture any more.
+    """
+    pool = torch.cuda.graph_pool_handle()  # our own pool, since a graph does not expose its pool after a failed capture
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    failure: RuntimeError | None = None
+    graph.capture_begin(pool=pool)
+    try:
+        call()
+    except RuntimeError as error:  # the call synchronises, or allocates outside the graph's pool
+        failure = error
+    finally:
+        try:
+            graph.capture_end()
+        except RuntimeError as error:  # the capture was invalidated
+            failure = failure or error
+            _release(pool, device)
+    if failure is None:
+        return graph, None
+    graph.reset()
+    _renew_generator(device)
+    try:
+        torch.cuda.synchronize(device)
+        torch.rand(1, device=device)
+    except RuntimeError as error:
+        raise CaptureError(
+            f"A call that cannot be captured in a CUDA graph ({_line(failure)}) left CUDA unusable in this process: "
+            f"{_line(error)}. Run the command again: it goes on where it stopped."
+        ) from error
+    return None, _line(failure)
+
+
+def _release(pool: Any, device: torch.device) -> None:
+    """Release the memory pool of a failed capture; before torch 2.6, the function has another name."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    for names in (("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"), ("_cuda_releasePool",)):
+        found = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)
+        if found is not None:
+            with suppress(RuntimeError):
+                found(index, pool)
+
+
+def _renew_generator(device: torch.device) -> None:
+    """Replace the random generator's state by a copy from outside a capture, at the same position."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    with suppress(RuntimeError, AttributeError):
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _l2_bytes(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)

@@ -1,0 +1,211 @@
+"""Measures the main rates of a GPU in half a minute: throughput of large matmuls, and memory bandwidth.
+
+Predictions for this GPU then use the measured rates instead of the catalogue's rates. `gpus_file_text` writes the rates
+in the format of the option `gpus_file`. The matmuls multiply large square matrices, as for the rates in the catalogue.
+Each call is repeated for seconds, so the GPU runs at its sustained clock. Memory bandwidth is measured by an addition
+and a ReLU, and given as an equivalent data sheet bandwidth: the value for which the kernel models predict both times.
+It is comparable with other data sheets. Example::
+
+    found = measure_main_rates(gpu="RTX-6000-Ada")
+    Path("anchors.toml").write_text(gpus_file_text(found))
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import torch
+
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import bytes_to_gigabytes, flops_to_teraflops
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.own_rates import gpu_with_rates
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.models import BundledModels, kernel_models
+from lightning_predict.kernels.operations import OperationShape
+from lightning_predict.kernels.roofline import REDUCED, has_units, sustained_flops
+from lightning_predict.kernels.timing import predict_operation_times
+from lightning_predict.own_weights.measuring.benchmarks import Words, benchmark_of
+from lightning_predict.own_weights.measuring.clock import Timing, own_stream, time_call
+from lightning_predict.own_weights.measuring.management import UNKNOWN_STATE, GpuState
+from lightning_predict.own_weights.measuring.run import DTYPES, check_device, name_of, tf32_switched
+
+SIDE: Final = 8192
+"""Side of the square matrices, if memory allows: large enough to use all multiprocessors of the largest GPUs."""
+
+ELEMENTS: Final = 2**27
+"""Number of elements of the tensors in the memory measurement: ten times the largest L2 cache."""
+
+COLUMNS: Final = 4096
+MEMORY_SHARE: Final = 0.25
+"""Maximum share of the GPU's memory that the tensors use."""
+
+FLOAT32_BYTES: Final = 4
+TENSORS: Final = 3
+"""Number of tensors of a matmul or an addition: two inputs and an output."""
+
+SECONDS: Final = 5.0
+"""Duration of the repetitions of each call. A power limit lowers the clock within seconds."""
+
+TRIAL_SIDE: Final = 64
+"""Side of the square matrices in a test on a CPU."""
+
+STREAMS: Final = ("relu", "add")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainRates:
+    """Measured main rates of a GPU.
+
+    Attributes:
+        gpu: Catalogue row of the GPU.
+        flops_per_second: Sustained rates of large matmuls, by dtype.
+        dram_bytes_per_second: Equivalent data sheet bandwidth, from the times of memory-bound operations.
+        state: Clock, power and throttling reasons at the end of the measurement.
+    """
+
+    gpu: Gpu
+    flops_per_second: Mapping[str, float]
+    dram_bytes_per_second: float
+    state: GpuState = UNKNOWN_STATE
+
+    @property
+    def measured(self) -> Gpu:
+        """Catalogue row of the GPU with the measured rates."""
+        own = gpu_with_rates(self.gpu, self.flops_per_second)
+        return replace(own, dram_bytes_per_second=self.dram_bytes_per_second)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measured rate, the value that is assumed without a measurement, and the unit of both."""
+
+    name: str
+    measured: float
+    assumed: float
+    unit: str
+
+
+def measure_main_rates(
+    *,
+    device: str = "cuda",
+    gpu: str | None = None,
+    seconds: float = SECONDS,
+    is_trial: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> MainRates:
+    """Measure the main rates of this machine's GPU.
+
+    Args:
+        device: `cuda`, or `cpu` to measure the CPU instead, as a test of the command.
+        gpu: Catalogue name of the GPU; None uses the name that torch reports.
+        seconds: Duration of the repetitions of each call.
+        is_trial: Whether to use small sizes, for a test on a CPU.
+        progress: Called with the name of each measurement before the measurement starts.
+        clock: Function that returns seconds on a monotonic clock.
+
+    Raises:
+        CaptureError: There is no CUDA device.
+        InvalidArgumentError: The device is not CUDA and no GPU is named, or `seconds` is not above 0.
+        UnknownGpuError: The catalogue does not have this GPU.
+    """
+    if not seconds > 0:
+        raise InvalidArgumentError(f"Got seconds={seconds}; expected a time above 0.")
+    check_device(device)
+    if device != "cuda" and gpu is None:
+        raise InvalidArgumentError(f"device={device!r} is no GPU; name the one that the figures stand for (gpu).")
+    record = find_gpu(name_of(device, gpu))
+    where = torch.device(device)
+    side, rows = (TRIAL_SIDE, TRIAL_SIDE) if is_trial else (largest_side(record), largest_rows(record))
+    state = UNKNOWN_STATE
+
+    def lasting(operation: str, dtype: str, words: Words) -> float:
+        nonlocal state
+        progress(f"{operation} {dtype}")
+        with tf32_switched(allowed=dtype == "tf32"), own_stream(where), torch.no_grad():
+            call = benchmark_of(operation).calls(words, DTYPES[dtype], where)[operation]
+            until = clock() + seconds
+            timing = time_call(call, where)
+            while clock() < until:
+                timing = time_call(call, where)
+        state = timing.state
+        return device_seconds(timing)
+
+    products = {
+        dtype: 2.0 * side**3 / lasting("bmm", dtype, {"b": 1, "m": side, "n": side, "k": side})
+        for dtype in REDUCED
+        if dtype in record.peak_flops_per_second and has_units(record, dtype)
+    }
+    streams = [(name, {"rows": rows, "cols": COLUMNS}) for name in STREAMS]
+    timed = [(name, words, lasting(name, "float32", words)) for name, words in streams]
+    return MainRates(
+        gpu=record, flops_per_second=products, dram_bytes_per_second=equivalent_bandwidth(record, timed), state=state
+    )
+
+
+def device_seconds(timing: Timing) -> float:
+    """Return the device time of a call; without a CUDA graph, the time of long ordinary calls."""
+    return timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
+
+
+def largest_side(gpu: Gpu) -> int:
+    """Return `SIDE`, halved until three matrices fit into `MEMORY_SHARE` of the memory."""
+    most = math.isqrt(int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES)))
+    return next(side for side in (SIDE >> step for step in range(SIDE.bit_length())) if side <= most)
+
+
+def largest_rows(gpu: Gpu) -> int:
+    """Return the number of rows of `COLUMNS` elements that fit into `MEMORY_SHARE` of the memory."""
+    most = int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES))
+    return min(ELEMENTS, most) // COLUMNS
+
+
+def equivalent_bandwidth(
+    gpu: Gpu, timed: Iterable[tuple[str, Mapping[str, float], float]], models: BundledModels | None = None
+) -> float:
+    """Return the data sheet bandwidth for which the models predict the times of memory-bound float32 operations.
+
+    Args:
+        gpu: The GPU, with its data sheet values.
+        timed: Operation, shape parameters and seconds of each measurement.
+        models: Models that predict the times; None uses the shipped models.
+
+    Returns:
+        Bandwidth in bytes/s: the data sheet's bandwidth times the geometric mean of predicted over measured times.
+    """
+    known = [(OperationShape(name, "float32", tuple(words.values())), seconds) for name, words, seconds in timed]
+    own = kernel_models((gpu.name,)) if models is None else models
+    predicted = predict_operation_times([problem for problem, _ in known], [gpu], own).seconds[0]
+    ratios = [math.log(told / seconds) for told, (_, seconds) in zip(predicted, known, strict=True)]
+    return gpu.dram_bytes_per_second * math.exp(math.fsum(ratios) / len(ratios))
+
+
+def gpus_file_text(main_rates: MainRates) -> str:
+    """Return the measured rates in the format of the option `gpus_file`."""
+    rates = ", ".join(
+        f"{dtype} = {flops_to_teraflops(rate):.4g}" for dtype, rate in main_rates.flops_per_second.items()
+    )
+    return (
+        f"[measured.{main_rates.gpu.name}]\n"
+        f"dram_gb_per_s = {bytes_to_gigabytes(main_rates.dram_bytes_per_second):.4g} # the bandwidth that explains the "
+        "measured times; the data sheet says "
+        f"{bytes_to_gigabytes(main_rates.gpu.dram_bytes_per_second):.4g}\ntflops = {{ {rates} }}\n"
+    )
+
+
+def comparison(rates: MainRates) -> tuple[Figure, ...]:
+    """Return each measured rate with the value that is assumed without a measurement."""
+    products = [
+        Figure(f"{dtype} products", flops_to_teraflops(rate), flops_to_teraflops(assumed), "TFLOP/s")
+        for dtype, rate in rates.flops_per_second.items()
+        for assumed in [sustained_flops(rates.gpu, dtype)]
+    ]
+    measured, stated = (bytes_to_gigabytes(one.dram_bytes_per_second) for one in (rates, rates.gpu))
+    return (*products, Figure("memory, as a data sheet states it", measured, stated, "GB/s"))

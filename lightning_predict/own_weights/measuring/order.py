@@ -1,0 +1,275 @@
+"""Order in which operations are measured: most useful shapes first.
+
+A network is tuned only if its family of operations has at least `MIN_OWN_ROWS` rows; otherwise, the rows are not used.
+Therefore the families in `FAMILY_ORDER` are measured one after another, each until it has enough rows. Then, each other
+operation gets `FACTOR_PROBLEMS` shapes, for a correction factor. Other families and further shapes follow. Example::
+
+    order = problems_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
+    order[0].operation, order[0].passes
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import zip_longest
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.base.constants import constants_of
+from lightning_predict.kernels.operations import (
+    Array,
+    NetworkSpec,
+    network_spec,
+    network_specs,
+    operation_names,
+    operation_spec,
+    shape_batch,
+)
+from lightning_predict.own_weights.measuring.benchmarks import Words, draw_problems
+from lightning_predict.own_weights.training.factors import FACTOR_PROBLEMS
+from lightning_predict.own_weights.training.tables import split_rows
+from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS
+
+_OF: Final = constants_of(__name__)
+
+FAMILY_ORDER: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
+"""Families of operations with the largest shares of a typical training step, largest share first."""
+
+USUAL_PROBLEMS: Final = 200
+"""Default number of shapes per operation and dtype."""
+
+LOADED_SHAPES: Final = _OF.count("LOADED_SHAPES", "shapes")
+
+LOADED_FLOPS: Final = _OF.number("LOADED_FLOPS", "FLOP")
+
+MARGIN: Final = 1.05
+"""Factor on the number of planned rows, because some shapes do not fit in memory."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MeasuringProblem:
+    """A shape of an operation in one dtype, to be measured.
+
+    Attributes:
+        operation: Name of the benchmark.
+        dtype: A key of `run.DTYPES`.
+        shape: Shape parameters.
+        calls: Names of the calls to time. A row of the first call marks the shape as measured.
+        is_loaded: Whether the sustained time is measured, too.
+    """
+
+    operation: str
+    dtype: str
+    shape: Words = field(hash=False)
+    calls: tuple[str, ...]
+    is_loaded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.dtype} {self.shape}"
+
+
+@cache
+def calls_of(operation: str) -> tuple[str, ...]:
+    """Return the names of the forward and backward calls of an operation."""
+    found = [name for name in operation_names() if name.startswith(f"{operation}_backward")]
+    return (operation, *found)
+
+
+def problems_by_worth(
+    operations: Sequence[str],
+    dtypes: Sequence[str],
+    problems: int | None,
+    *,
+    seed: int,
+    is_possible: Callable[[MeasuringProblem], bool] = lambda _: True,
+) -> list[MeasuringProblem]:
+    """Return all shapes to measure, most useful shapes first.
+
+    Args:
+        operations: Names of benchmarks.
+        dtypes: Dtypes to measure.
+        problems: Maximum number of shapes per operation and dtype; None for the number that `train` needs, then
+            `USUAL_PROBLEMS`.
+        seed: Seed of the shapes.
+        is_possible: Function that returns whether a shape can be measured.
+    """
+    shapes = _Shapes(seed, problems)
+    order: list[MeasuringProblem] = []
+    known = network_specs()
+    for name in FAMILY_ORDER:
+        order += _of_family(known[name], operations, dtypes, shapes, is_possible)
+    order += _for_factors(operations, dtypes, shapes)
+    for name in known:
+        if name not in FAMILY_ORDER:
+            order += _of_family(known[name], operations, dtypes, shapes, is_possible)
+    rest = USUAL_PROBLEMS if problems is None else problems
+    order += _round_robin(
+        (operation, dtype, calls_of(operation), shapes.of(operation, rest))
+        for operation in operations
+        for dtype in dtypes_of(operation, dtypes)
+    )
+    return _with_loads(_once(order))
+
+
+def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
+    """Return the dtypes in which an operation is measured, without equivalent dtypes.
+
+    If only the number of bytes matters, all dtypes are equivalent. TF32 is equivalent to float32 in operations without
+    matmuls.
+    """
+    kind = operation_spec(operation)
+    if kind.element_bytes is not None:
+        return dtypes[:1]
+    if kind.units != "tensor" and "float32" in dtypes:
+        return [dtype for dtype in dtypes if dtype != "tf32"]
+    return dtypes
+
+
+def spread_first(problems: Sequence[Words]) -> list[Words]:
+    """Sort shapes so that each shape is the farthest from all shapes before it, in log sizes.
+
+    The first shape is the shape nearest to the mean.
+    """
+    if not problems:
+        return []
+    points = np.log2(np.array([list(words.values()) for words in problems], dtype=np.float64) + 1)  # (problems, words)
+    place = int(np.argmin(_distances(points, points.mean(axis=0))))
+    nearest = np.full(len(problems), math.inf)
+    order = []
+    for _ in problems:
+        order.append(problems[place])
+        nearest = np.where(nearest < 0, nearest, np.minimum(nearest, _distances(points, points[place])))
+        nearest[place] = -1.0  # taken
+        place = int(np.argmax(nearest))
+    return order
+
+
+def _distances(points: Array, other: Array) -> Array:
+    distances: Array = ((points - other) ** 2).sum(axis=1)
+    return distances
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Random shapes of operations, most different shapes first; at most `most` of each operation, if it is not None."""
+
+    seed: int
+    most: int | None
+    _drawn: dict[tuple[str, int], list[Words]] = field(default_factory=dict)
+
+    def of(self, operation: str, count: int) -> list[Words]:
+        """Return `count` shapes of an operation. A larger count starts with the shapes of a smaller count."""
+        count = count if self.most is None else min(count, self.most)
+        # Shapes are drawn in blocks of one size, so the first shapes do not depend on the total number.
+        size = min(USUAL_PROBLEMS, self.most or USUAL_PROBLEMS)
+        blocks = math.ceil(count / size)
+        key = operation, blocks
+        if key not in self._drawn:
+            drawn = draw_problems(operation, blocks * size, seed=self.seed)
+            self._drawn[key] = [
+                words for block in range(blocks) for words in spread_first(drawn[block * size : (block + 1) * size])
+            ]
+        return self._drawn[key][:count]
+
+
+_Part = tuple[str, str, tuple[str, ...], list[Words]]
+"""Operation, dtype, passes and shapes."""
+
+
+def _of_family(
+    family: NetworkSpec,
+    operations: Sequence[str],
+    dtypes: Sequence[str],
+    shapes: _Shapes,
+    is_possible: Callable[[MeasuringProblem], bool],
+) -> list[MeasuringProblem]:
+    """Return the shapes of a family to measure until the family has enough rows."""
+    needed = MARGIN * MIN_OWN_ROWS
+    pairs = [
+        (operation, dtype, learned)
+        for operation in operations
+        for dtype in dtypes
+        if dtype in family.dtypes and (learned := _learned(family, operation, dtype))
+    ]
+    if not pairs:
+        return []
+    count = math.ceil(2 * needed / sum(len(learned) for *_, learned in pairs))  # some are held out, some not possible
+    order = []
+    fitted = 0
+    for one in _round_robin(
+        (operation, dtype, learned, shapes.of(operation, count)) for operation, dtype, learned in pairs
+    ):
+        if fitted >= needed:
+            break
+        if is_possible(one):
+            order.append(one)
+            fitted += len(one.calls) * _is_fitted(one)
+    return order
+
+
+def _learned(family: NetworkSpec, operation: str, dtype: str) -> tuple[str, ...]:
+    return tuple(name for name in calls_of(operation) if network_spec(name, dtype) is family)
+
+
+def _is_fitted(one: MeasuringProblem) -> bool:
+    columns = shape_batch(one.operation, one.dtype, **one.shape).columns
+    return bool(split_rows(columns, seed=0).fitted[0])
+
+
+def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[MeasuringProblem]:
+    """Return shapes for every call that has no trainable network."""
+    return list(
+        _round_robin(
+            (operation, dtype, passes, shapes.of(operation, FACTOR_PROBLEMS))
+            for operation in operations
+            for dtype in dtypes_of(operation, dtypes)
+            if (passes := tuple(name for name in calls_of(operation) if network_spec(name, dtype) is None))
+        )
+    )
+
+
+def _round_robin(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[MeasuringProblem]:
+    """Yield the first shape of each part, then the second shape of each part, and so on."""
+    rows = [
+        [MeasuringProblem(operation, dtype, words, passes) for words in shapes]
+        for operation, dtype, passes, shapes in parts
+    ]
+    for turn in zip_longest(*rows):
+        yield from (one for one in turn if one is not None)
+
+
+def _with_loads(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
+    """Mark the first `LOADED_SHAPES` long shapes of each operation and dtype that are measured under load, too."""
+    marked, count = [], Counter[tuple[str, str]]()
+    for one in order:
+        is_loaded = count[one.operation, one.dtype] < LOADED_SHAPES and _is_long(one)
+        count[one.operation, one.dtype] += is_loaded
+        marked.append(replace(one, is_loaded=True) if is_loaded else one)
+    return marked
+
+
+def _is_long(one: MeasuringProblem) -> bool:
+    family = network_spec(one.calls[0], one.dtype)
+    batch = shape_batch(one.operation, one.dtype, **one.shape)
+    is_matrix = family is not None and family.name in FAMILY_ORDER and batch.spec.units == "tensor"
+    return is_matrix and float(batch.flops[0]) >= LOADED_FLOPS
+
+
+def _once(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
+    """Remove calls that an earlier entry of the order measures."""
+    seen: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
+    kept = []
+    for one in order:
+        words = tuple(sorted(one.shape.items()))
+        new = tuple(name for name in one.calls if (name, one.dtype, words) not in seen)
+        seen |= {(name, one.dtype, words) for name in new}
+        if new:
+            kept.append(MeasuringProblem(one.operation, one.dtype, one.shape, new))
+    return kept

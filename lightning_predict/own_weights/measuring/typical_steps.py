@@ -1,0 +1,134 @@
+"""Training steps of ResNet-50, GPT-2 and BERT-large, built without other packages, and how far tables measure them.
+
+Example::
+
+    step = TYPICAL_STEPS["gpt2"](torch.device("meta"))
+    trace = capture(step, warmup_steps=0, precision="bf16-mixed")
+    measured_share(trace, find_gpu("H100-SXM-80GB"), tuned={"matmul_half"}, factors=set())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import OperationShape, network_spec, surrogates_of
+from lightning_predict.record.recording import capture
+from lightning_predict.record.trace import Trace
+
+Build = Callable[[], nn.Module]
+Step = Callable[[], None]
+Shape = tuple[int, ...]
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            *_normed(channels, width, 1),
+            nn.ReLU(inplace=True),
+            *_normed(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_normed(width, 4 * width, 1),
+        )
+        self.shortcut = nn.Sequential(*(_normed(channels, 4 * width, 1, stride) if channels != 4 * width else ()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.relu_(self.branch(images) + self.shortcut(images))
+
+
+def _normed(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)
+
+
+def _resnet50() -> nn.Module:
+    parts = [*_normed(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, count in enumerate((3, 4, 6, 3)):
+        for index in range(count):
+            parts.append(_Bottleneck(channels, 64 << stage, 2 if stage and not index else 1))
+            channels = 256 << stage
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
+
+
+class _Language(nn.Module):
+    def __init__(self, layers: int, hidden: int, words: int, *, is_causal: bool) -> None:
+        super().__init__()
+        self.words, self.is_causal = nn.Embedding(words, hidden), is_causal
+        self.places = nn.Parameter(torch.zeros(1024, hidden))
+        block = nn.TransformerEncoderLayer(
+            hidden, hidden // 64, 4 * hidden, activation="gelu", batch_first=True, norm_first=is_causal
+        )
+        self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(hidden), enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, tokens.device) if self.is_causal else None
+        data = self.blocks(self.words(tokens) + self.places[:length], mask=mask, is_causal=self.is_causal)
+        return functional.linear(data, self.words.weight).flatten(0, 1)
+
+
+def _step(build: Build, inputs: Shape, classes: int, device: torch.device, *, capturable: bool = False) -> Step:
+    """Return a training step in bfloat16 with AdamW; a CUDA graph can capture the step if `capturable`."""
+    is_language = len(inputs) == 2
+    with device:
+        network = build()
+        data = torch.randint(classes, inputs) if is_language else torch.randn(inputs)
+        labels = torch.randint(classes, (inputs[0] * inputs[1] if is_language else inputs[0],))
+    if not is_language:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        data = data.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-4, capturable=capturable)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "meta"):
+            loss = functional.cross_entropy(network(data), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+TYPICAL_STEPS: Final[Mapping[str, Callable[..., Step]]] = {
+    "resnet50": partial(_step, _resnet50, (128, 3, 224, 224), 1000),
+    "gpt2": partial(_step, partial(_Language, 12, 768, 50257, is_causal=True), (8, 1024), 50257),
+    "bert_large": partial(_step, partial(_Language, 24, 1024, 30522, is_causal=False), (16, 512), 30522),
+}
+"""Makers of training steps by name. Each takes the device of the step, and `capturable`."""
+
+
+def measured_shares(gpu: Gpu, tuned: Collection[str], factors: Collection[str]) -> dict[str, float]:
+    """Return the share of the GPU time of a ResNet-50's and a GPT-2's step in measured operations.
+
+    Args:
+        gpu: The measured GPU.
+        tuned: Families of operations with enough rows.
+        factors: Operations and dtypes with enough rows, as "gelu/bfloat16".
+    """
+    steps = {name: TYPICAL_STEPS[name](torch.device("meta")) for name in ("resnet50", "gpt2")}
+    traces = {name: capture(step, warmup_steps=0, precision="bf16-mixed") for name, step in steps.items()}
+    return {name: measured_share(trace, gpu, tuned, factors) for name, trace in traces.items()}
+
+
+def measured_share(trace: Trace, gpu: Gpu, tuned: Collection[str], factors: Collection[str]) -> float:
+    """Return the share of a step's GPU time in operations that are measured, directly or as their surrogates."""
+
+    def is_measured(problem: OperationShape) -> bool:
+        family = network_spec(problem.operation, problem.dtype)
+        if (family is not None and family.name in tuned) or f"{problem.operation}/{problem.dtype}" in factors:
+            return True
+        parts = surrogates_of(problem)
+        return bool(parts) and all(is_measured(part.problem) for part in parts)
+
+    timed = predict_work_times(trace, [gpu], origin=None, models=kernel_models((gpu.name,)))
+    found = [bool(item.problems) and all(map(is_measured, item.problems)) for item in timed.items]
+    return float((timed.seconds[0] * found).sum() / timed.seconds[0].sum())

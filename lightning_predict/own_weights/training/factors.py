@@ -1,0 +1,111 @@
+"""Correction factors for operations without a tuned network: measured over predicted time, per operation and dtype.
+
+About a dozen shapes show whether predictions (a formula, a related operation, a roofline) are too high or too low on a
+GPU, but are too few to train a network. The factor is the weighted median ratio, shrunk towards 1 if there are few
+rows. A factor is used only if it lowers the errors of rows that it was not computed from. Example::
+
+    found = measured_factors(groups, find_gpu("H200-SXM-141GB"), models, seed=0)
+    found["gelu_backward/bfloat16"].factor
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.units import MICROSECOND
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.operations import Array, OperationShape
+from lightning_predict.kernels.timing import KernelModels, predict_operation_times
+from lightning_predict.own_weights.training.tables import Group, split_rows
+from lightning_predict.weights.records import MeasuredFactor
+
+_OF: Final = constants_of(__name__)
+
+FACTOR_PROBLEMS: Final = _OF.count("FACTOR_PROBLEMS", "rows")
+
+MIN_FACTOR_ROWS: Final = _OF.count("MIN_FACTOR_ROWS", "rows")
+
+SHRINK_ROWS: Final = _OF.number("SHRINK_ROWS", "rows")
+
+LONG_SECONDS: Final = 50 * MICROSECOND
+"""Rows shorter than this time have a smaller weight, in proportion. Short kernels mainly show latency, and matter
+little."""
+
+MIN_GAIN: Final = _OF.number("MIN_GAIN", "factor")
+
+INTERVAL_SHARE: Final = 0.9
+"""Share of measurements inside the interval."""
+
+MIN_HALF_WIDTH: Final = _OF.number("MIN_HALF_WIDTH", "log")
+
+
+def measured_factors(
+    groups: Iterable[Group], gpu: Gpu, models: KernelModels | None, *, seed: int
+) -> dict[str, MeasuredFactor]:
+    """Return the factors of groups with enough rows, by "operation/dtype".
+
+    Args:
+        groups: Measurements on this GPU, one group per operation and dtype.
+        gpu: The GPU.
+        models: Models whose predictions the factors correct.
+        seed: Seed of the split; held-out rows are not used.
+    """
+    found = {}
+    for group in groups:
+        if is_enough_for_a_factor(group, seed=seed):
+            used = group.take(~split_rows(group.batch.columns, seed=seed).held_out)
+            residuals = log_residuals(used, gpu, models)
+            if _holds_in_cross_validation(residuals, used):
+                found[f"{group.batch.operation}/{group.batch.dtype}"] = factor_of(residuals, used)
+    return found
+
+
+def _holds_in_cross_validation(residuals: Array, group: Group) -> bool:
+    """Return whether a factor from all other rows lowers the mean error of a row by `MIN_GAIN` (cross-validation)."""
+    rows = np.arange(len(residuals))
+    errors = [
+        math.log(factor_of(residuals[rows != row], group.take(rows != row)).factor) - residuals[row] for row in rows
+    ]
+    weights = _weights(group)
+    return bool((weights * np.abs(errors)).sum() < (1 - MIN_GAIN) * (weights * np.abs(residuals)).sum())
+
+
+def _weights(group: Group) -> Array:
+    weights: Array = np.minimum(group.seconds / LONG_SECONDS, 1.0)
+    return weights
+
+
+def is_enough_for_a_factor(group: Group, *, seed: int) -> bool:
+    """Return whether a group has enough rows for a factor, without held-out rows."""
+    return int((~split_rows(group.batch.columns, seed=seed).held_out).sum()) >= MIN_FACTOR_ROWS
+
+
+def log_residuals(group: Group, gpu: Gpu, models: KernelModels | None) -> Array:
+    """Return log(measured / predicted) of every row, shape (rows,)."""
+    columns = np.stack(list(group.batch.columns.values()), axis=1)  # (rows, words)
+    problems = [OperationShape(group.batch.operation, group.batch.dtype, tuple(row)) for row in columns.tolist()]
+    residuals: Array = np.log(group.seconds) - np.log(predict_operation_times(problems, [gpu], models).seconds[0])
+    return residuals
+
+
+def factor_of(residuals: Array, group: Group) -> MeasuredFactor:
+    """Return the factor for the residuals of a group's rows."""
+    weights = _weights(group)
+    count = len(residuals)
+    median = (_weighted_quantile(residuals, weights, 0.5) - _weighted_quantile(-residuals, weights, 0.5)) / 2
+    middle = median * count / (count + SHRINK_ROWS)
+    level = min(INTERVAL_SHARE * (1 + 1 / count), 1.0)  # split-conformal correction: one more row counts as error
+    half_width = _weighted_quantile(np.abs(residuals - middle), weights, level)
+    return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, MIN_HALF_WIDTH), rows=count)
+
+
+def _weighted_quantile(values: Array, weights: Array, level: float) -> float:
+    order = np.argsort(values)
+    total = np.cumsum(weights[order])
+    reached = int(np.searchsorted(total, level * total[-1] * (1 - 1e-9)))
+    return float(values[order][min(reached, len(values) - 1)])

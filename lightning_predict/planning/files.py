@@ -1,0 +1,491 @@
+"""Reads planning problems from files: a YAML file of machines, limits and jobs. The jobs may be in a separate CSV file.
+
+Example of `jobs.yaml`. Times in the file are in hours and are converted to seconds::
+
+    nodes: 2
+    budget_usd: 60
+    restart_seconds: 60                   # time that a job loses when it moves (default: 60)
+    machines:
+      - g4dn.xlarge                       # a machine of the package's price list; or your own:
+      - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
+      - {spot: g4dn.xlarge, interruptions_per_hour: 0.05}   # its spot price, and your estimate of the interruption rate
+    checkpoint_seconds: 600               # an interruption loses the work since the last checkpoint
+    jobs:
+      - name: resnet
+        hours: {g4dn.xlarge: {1: 9.5}, g4dn.xlarge spot: {1: 9.5}, box: {1: 4.0, 2: 2.2, 4: 1.3}}
+        deadline_hours: 8
+        tardiness_usd_per_hour: 2
+      - {name: bert, trace: bert.json, iterations: 200000, deadline_hours: 24}
+
+`jobs: jobs.csv` reads the jobs from a table instead, with one line per job and configuration. Its columns are name,
+machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command and
+checkpoint. If `remaining_epochs` is given, `hours` is the time of one epoch.
+
+For a job with a trace or past runs, `times.py` predicts times with intervals, on 1, 2, 4, ... GPUs of each machine
+type. A job can also span several machines, if the file lists them as one type (`together`)::
+
+    weights: my-weights                   # gpus_file, release, host, strategy and history also work as for `predict`
+    machines:
+      - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
+      - {machine: box, together: 2}       # two of these machines for one job, named "2 of box"
+    jobs:
+      - {name: gpt, trace: gpt.json.gz, iterations: 50000, strategy: fsdp, keep_batch: true, deadline_hours: 24}
+      - {name: unet, runs: runs.csv, model: unet, batch_size: 16, iterations: 9000, deadline_hours: 24}
+
+On one GPU, a step has as many samples as the trace, or `batch_size`. With `keep_batch`, several GPUs share these
+samples. Otherwise each GPU processes this number of samples, and the run needs proportionally fewer steps.
+`runs: history` uses the runs that RuntimePredictor stored.
+
+To export a plan, each job needs a `command` that starts the training. A job that may move also needs `checkpoint`, a
+shared folder or a bucket. For Slurm, name your own machines: `hosts: [dgx1, dgx2]`. Kueue needs a container `image`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.checked import Checked, File, read_csv, read_yaml, shown
+from lightning_predict.base.errors import PlanningFormatError
+from lightning_predict.base.interval import Interval
+from lightning_predict.base.units import hours_to_seconds
+from lightning_predict.cost.offers import load_offers
+from lightning_predict.cost.price_files import at_spot_prices
+from lightning_predict.hardware.user_gpus import add_gpus
+from lightning_predict.layouts.strategy import parse_strategy
+from lightning_predict.planning.problem import (
+    RESTART_SECONDS,
+    Configuration,
+    Formulation,
+    Job,
+    Limits,
+    MachineType,
+    Placement,
+    PlanningProblem,
+    PlanState,
+    rental_usd,
+)
+from lightning_predict.planning.times import Times, times_of_runs, times_of_trace
+from lightning_predict.planning.validation import check_problem, check_situation
+from lightning_predict.run.history import read_history
+from lightning_predict.run.progress import PROGRESS_PREFIX, PlanSlot, Progress, read_progress
+
+DEADLINE_PROBABILITY: Final = 0.9
+"""Default probability of meeting each deadline."""
+
+
+_TOP_KEYS: Final = frozenset({"nodes", "machines", "jobs"})
+_TOP_OPTIONAL: Final = frozenset(
+    "budget_usd quotas formulation period_seconds restart_seconds checkpoint_seconds tardiness_factor "
+    "postponement_factor probability weights gpus_file strategy release host history".split()
+)
+_PREDICTION_KEYS: Final = frozenset({"iterations", "keep_batch"})
+_TRACE_KEYS: Final = _PREDICTION_KEYS | {"strategy"}
+_RUN_KEYS: Final = _PREDICTION_KEYS | {"model", "batch_size"}
+_JOB_OPTIONAL: Final = _TRACE_KEYS.union(
+    _RUN_KEYS,
+    "hours trace runs remaining_epochs release_hours tardiness_usd_per_hour".split(),
+    "low_factor high_factor command image checkpoint".split(),
+)
+_CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
+_CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint", "image"})
+
+
+def read_problem(path: Path) -> PlanningProblem:
+    """Read and check a problem.
+
+    Args:
+        path: The YAML file.
+
+    Raises:
+        PlanningFormatError: A file is missing or malformed.
+        InvalidArgumentError: A number is out of its range.
+        TraceError: The trace of a job is missing or is not a trace.
+        InfeasiblePlanError: No plan can satisfy a job or a limit.
+    """
+    document = read_yaml(path, PlanningFormatError)
+    document.check_keys(_TOP_KEYS, _TOP_OPTIONAL)
+    if document.has("gpus_file"):
+        add_gpus(path.parent / document.member("gpus_file").words())
+    machines: tuple[MachineType, ...] = ()
+    for item in document.member("machines").items(named=["name"]):
+        machines = (*machines, _machine(item, machines))
+    assumptions = _assumptions(document, path.parent)
+    jobs = document.member("jobs")
+    rows = _csv_jobs(path.parent / jobs.value) if isinstance(jobs.value, str) else jobs.items(named=["name"])
+    problem = PlanningProblem(
+        jobs=tuple(_job(row, machines, path.parent, assumptions) for row in rows),
+        machines=machines,
+        limits=_limits(document),
+        formulation=document.optional("formulation", _formulation, Formulation()),
+        period_seconds=_number(document, "period_seconds", 300.0),
+        tardiness_factor=_number(document, "tardiness_factor", 1.0),
+        postponement_factor=_number(document, "postponement_factor", 1.0),
+        restart_seconds=_number(document, "restart_seconds", RESTART_SECONDS),
+        checkpoint_seconds=document.optional("checkpoint_seconds", _float, None),
+        probability=_number(document, "probability", DEADLINE_PROBABILITY),
+    )
+    check_problem(problem)
+    return problem
+
+
+def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
+    """Read the progress of a running plan's jobs from a state file.
+
+    Jobs that are not listed have not started. Example of `state.yaml`::
+
+        now_hours: 3.5
+        spent_usd: 12.4                                          # spent on machines so far
+        jobs:
+          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2, measured_hours: 2.5, beside_hours: 0.2} # running
+          bert: {done: 0.1, machine: box, num_gpus: 1}            # waiting; this is where it ran last
+          unet: {done: 1}                                         # finished
+
+    `measured_hours` is the total time of the job on the machine where it ran last, estimated from its progress. The
+    job's times on other machines are then corrected with `measured_hours`. `beside_hours` is the time outside the
+    training steps, equal on all machines: waits for data, validation and checkpoints.
+
+    Args:
+        path: The YAML file.
+        problem: The planned problem.
+
+    Raises:
+        PlanningFormatError: The file is missing or malformed.
+        InvalidArgumentError: The state contradicts the problem, for example by a job that the problem does not have.
+    """
+    document = read_yaml(path, PlanningFormatError)
+    document.check_keys({"now_hours", "jobs"}, {"spent_usd"})
+    now_seconds = hours_to_seconds(document.member("now_hours").any_number())
+    remaining = {job.name: 1.0 for job in problem.jobs if job.release_seconds <= now_seconds}
+    running: dict[str, Placement] = {}
+    started: dict[str, Configuration] = {}
+    measured: dict[str, dict[Configuration, float]] = {}
+    beside: dict[str, float] = {}
+    for key, row in document.member("jobs").members().items():
+        name = str(key)
+        row.check_keys({"done"}, {"node", "machine", "num_gpus", "measured_hours", "beside_hours"})
+        remaining[name] = 1.0 - float(row.member("done").any_number())
+        if remaining[name] == 0.0:
+            del remaining[name]
+            continue
+        if any(row.has(key) for key in ("machine", "num_gpus", "node", "measured_hours")):
+            started[name] = Configuration(
+                machine=row.member("machine").words(), num_gpus=row.member("num_gpus").integer(minimum=1)
+            )
+        if row.has("node"):
+            running[name] = Placement(node=row.member("node").integer(), configuration=started[name])
+        if row.has("measured_hours"):
+            measured[name] = {started[name]: hours_to_seconds(row.member("measured_hours").any_number())}
+            beside[name] = hours_to_seconds(_number(row, "beside_hours", 0.0))
+    situation = PlanState(
+        now_seconds=now_seconds,
+        remaining=dict(sorted(remaining.items())),
+        running=running,
+        started=started,
+        measured=measured,
+        overhead_seconds=beside,
+        spent_usd=_number(document, "spent_usd", 0.0),
+    )
+    check_situation(situation, problem)
+    return situation
+
+
+PROGRESS_IS_OLD_SECONDS: Final = 900.0
+"""A run counts as stopped if its progress file is older than this."""
+
+
+def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> PlanState:
+    """Read the progress of a running plan's jobs from their progress files (`run/progress.py`) in a folder.
+
+    The plan began when its first job began. A job without a file has not started. Jobs of other plans are ignored. If a
+    job has two files, the newer file is used. The spent money is estimated from the times in these files, and excludes
+    machines that a job has left.
+
+    Args:
+        folder: The folder with the jobs' checkpoints, including subfolders.
+        problem: The planned problem.
+        now: Seconds since 1970.
+
+    Raises:
+        PlanningFormatError: The folder has no file of a job of this problem.
+        InvalidArgumentError: A file is damaged, or the state contradicts the problem.
+    """
+    jobs = {job.name: job for job in problem.jobs}
+    found: dict[str, tuple[Progress, PlanSlot]] = {}
+    began = math.inf
+    for path in sorted(folder.rglob(f"{PROGRESS_PREFIX}*.json")):
+        one = read_progress(path)
+        if one.place is not None and one.place.job in jobs:
+            name = one.place.job
+            began = min(began, one.began - jobs[name].release_seconds)
+            if name not in found or found[name][0].written < one.written:
+                found[name] = (one, one.place)
+    if not found:
+        raise PlanningFormatError(
+            f"{folder} holds no {PROGRESS_PREFIX}*.json of a job of this file; expected the folder that the jobs' "
+            "checkpoints share, where RuntimePredictor keeps them."
+        )
+    now_seconds = now - began
+    situation = PlanState(
+        now_seconds=now_seconds,
+        remaining={
+            job.name: 1.0 - found[job.name][0].done if job.name in found else 1.0
+            for job in sorted(problem.jobs, key=lambda job: job.name)
+            if job.release_seconds <= now_seconds and not (job.name in found and found[job.name][0].done == 1.0)
+        },
+    )
+    going = {name: pair for name, pair in sorted(found.items()) if name in situation.remaining}
+    places = {
+        name: Placement(node=place.node, configuration=Configuration(place.machine, place.num_gpus))
+        for name, (_, place) in going.items()
+    }
+    rents: dict[Placement, tuple[float, float]] = {}
+    for one, place in found.values():
+        node = Placement(node=place.node, configuration=Configuration(place.machine, 0))
+        since, until = rents.get(node, (math.inf, 0.0))
+        rents[node] = min(since, one.began), max(until, one.written)
+    prices = {machine.name: machine.usd_per_hour for machine in problem.machines}
+    situation = replace(
+        situation,
+        spent_usd=sum(
+            rental_usd(seconds=until - since, usd_per_hour=prices.get(node.configuration.machine, 0.0))
+            for node, (since, until) in rents.items()
+        ),
+        running={name: places[name] for name, (one, _) in going.items() if now - one.written < PROGRESS_IS_OLD_SECONDS},
+        started={name: place.configuration for name, place in places.items()},
+        measured={
+            name: {places[name].configuration: one.whole_seconds}
+            for name, (one, _) in going.items()
+            if one.whole_seconds is not None
+        },
+        overhead_seconds={
+            name: one.beside_seconds for name, (one, _) in going.items() if one.beside_seconds is not None
+        },
+    )
+    check_situation(situation, problem)
+    return situation
+
+
+def _float(value: Checked) -> float:
+    return float(value.any_number())
+
+
+def _number(row: Checked, key: str, default: float) -> float:
+    return row.optional(key, _float, default)
+
+
+def _assumptions(document: Checked, folder: Path) -> Assumptions:
+    """Return the assumptions for predicted times. Paths are relative to the file of the problem."""
+    known = document.value.get("history", True)
+    if not isinstance(known, bool):
+        known = folder / document.member("history").words()
+    weights = document.optional("weights", Checked.words, None)
+    if weights is not None and (folder / weights).exists():
+        weights = str(folder / weights)
+    return Assumptions(
+        strategy=parse_strategy(document.optional("strategy", Checked.words, "ddp")),
+        weights=weights,
+        history=() if known is False else read_history(None if known is True else known),
+        release=None if not document.has("release") else str(document.member("release").value),
+        host=document.optional("host", _word_or_number, None),
+    )
+
+
+def _word_or_number(value: Checked) -> str | float:
+    return value.words() if isinstance(value.value, str) else _float(value)
+
+
+def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
+    if isinstance(row.value, str):
+        return _newest_offer(row, row.value)
+    if not isinstance(row.value, dict):
+        raise row.unexpected("the name of an offer, or keys and values")
+    if row.has("machine"):
+        row.check_keys({"machine", "together"})
+        return _multi_machine_type(row, known)
+    if row.has("spot"):
+        row.check_keys({"spot", "interruptions_per_hour"})
+        return _spot_machine(row)
+    row.check_keys(
+        {"name", "gpu", "num_gpus", "usd_per_hour"}, {"provider", "instance", "interruptions_per_hour", "hosts"}
+    )
+    return MachineType(
+        name=row.member("name").words(),
+        gpu=row.member("gpu").words(),
+        num_gpus=row.member("num_gpus").integer(minimum=1),
+        usd_per_hour=float(row.member("usd_per_hour").any_number()),
+        provider=row.optional("provider", Checked.words, None),
+        instance=row.optional("instance", Checked.words, None),
+        interruptions_per_hour=row.optional("interruptions_per_hour", _float, None),
+        hosts=row.optional("hosts", Checked.texts, ()),
+    )
+
+
+def _newest_offer(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
+    """Return the newest offer for this instance type in the package's price list."""
+    known = at_spot_prices(load_offers()) if spot else load_offers()
+    offers = [offer for offer in known if offer.instance == instance]
+    if not offers:
+        raise row.unexpected(
+            f"one of the offers that ship with the package{' and have a spot price' if spot else ''}, or a machine in "
+            "full, as {name: ..., gpu: ..., num_gpus: ..., usd_per_hour: ...}"
+        )
+    newest = max(offers, key=lambda offer: (offer.date, -offer.usd_per_hour))
+    return MachineType(
+        name=instance,
+        gpu=newest.gpu,
+        num_gpus=newest.num_gpus,
+        usd_per_hour=newest.usd_per_hour,
+        provider=newest.provider,
+    )
+
+
+def _spot_machine(row: Checked) -> MachineType:
+    """Return an instance type at the newest spot price in the package's price list."""
+    machine = _newest_offer(row.member("spot"), row.member("spot").words(), spot=True)
+    return replace(
+        machine,
+        name=f"{machine.name} spot",
+        instance=machine.name,
+        interruptions_per_hour=_float(row.member("interruptions_per_hour")),
+    )
+
+
+def _multi_machine_type(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
+    """Combine several machines of one type into a new type, for a single job.
+
+    The base type is defined in the file or in the price list.
+    """
+    name, count = row.member("machine").words(), row.member("together").integer(minimum=2)
+    one = next((machine for machine in known if machine.name == name and machine.base_type is None), None)
+    one = one or _newest_offer(row.member("machine"), name)
+    return replace(
+        one,
+        name=f"{count} of {name}",
+        num_gpus=count * one.num_gpus,
+        usd_per_hour=count * one.usd_per_hour,
+        interruptions_per_hour=None if one.interruptions_per_hour is None else count * one.interruptions_per_hour,
+        hosts=(),
+        nodes=count,
+        base_type=name,
+    )
+
+
+def _limits(document: Checked) -> Limits:
+    quotas = document.member("quotas").members() if "quotas" in document.mapping() else {}
+    return Limits(
+        nodes=document.member("nodes").integer(minimum=1),
+        quotas={str(name): quota.integer() for name, quota in quotas.items()},
+        budget_usd=float(document.member("budget_usd").any_number()) if document.has("budget_usd") else None,
+    )
+
+
+def _formulation(value: Checked) -> Formulation:
+    value.check_keys(optional={"shares_gpus", "preempts", "migrates"})
+    return Formulation(**{name: item.flag() for name, item in value.members().items()})
+
+
+def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Job:
+    row.check_keys({"name", "deadline_hours"}, _JOB_OPTIONAL)
+    found = _times(row, machines, folder, assumptions)
+    times = found.seconds
+    is_said = row.has("low_factor") or row.has("high_factor")
+    return Job(
+        name=row.member("name").words(),
+        seconds={configuration: time.middle for configuration, time in times.items()},
+        deadline_seconds=hours_to_seconds(row.member("deadline_hours").any_number()),
+        release_seconds=hours_to_seconds(_number(row, "release_hours", 0.0)),
+        tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
+        low_factor=_number(row, "low_factor", 1.0),
+        high_factor=_number(row, "high_factor", 1.0),
+        spreads={} if is_said else {place: _relative_to_middle(time) for place, time in times.items()},
+        command=row.optional("command", Checked.words, None),
+        checkpoint=row.optional("checkpoint", Checked.words, None),
+        image=row.optional("image", Checked.words, None),
+        notes=tuple(f"{row.member('name').words()}: {note}" for note in found.notes),
+    )
+
+
+def _relative_to_middle(time: Interval[float]) -> Interval[float]:
+    """Divide a time and its ends by its middle.
+
+    Division gives exactly 1 for equal numbers; multiplication by 1 / middle may not.
+    """
+    return time.map(lambda value: value / time.middle)
+
+
+def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Times:
+    """Return the time of the whole run by configuration, stated or predicted.
+
+    A stated time has an interval without width.
+    """
+    sources = [name for name in ("hours", "trace", "runs") if row.has(name)]
+    if len(sources) != 1:
+        raise row.error(
+            "must state either hours (by machine and number of GPUs), or a trace with iterations, or past runs with "
+            "iterations and batch_size."
+        )
+    (source,) = sources
+    allowed = {"hours": frozenset(), "trace": _TRACE_KEYS, "runs": _RUN_KEYS}[source]
+    if strangers := sorted(key for key in (_TRACE_KEYS | _RUN_KEYS) - allowed if row.has(key)):
+        raise row.error(f"has {strangers[0]}, which says nothing of times from {source}; leave it out.")
+    keep_batch = row.optional("keep_batch", Checked.flag, False)
+    if source == "trace":
+        own = parse_strategy(row.member("strategy").words()) if row.has("strategy") else assumptions.strategy
+        return times_of_trace(
+            folder / row.member("trace").words(),
+            row.member("iterations").integer(minimum=1),
+            machines,
+            assumptions=replace(assumptions, strategy=own),
+            keep_batch=keep_batch,
+        )
+    if source == "runs":
+        return times_of_runs(
+            folder / row.member("runs").words(),
+            row.member("iterations").integer(minimum=1),
+            machines,
+            batch_size=row.member("batch_size").integer(minimum=1),
+            model=row.optional("model", Checked.words, None),
+            keep_batch=keep_batch,
+        )
+    epochs = _number(row, "remaining_epochs", 1.0)
+    seconds = {}
+    for machine, by_gpus in row.member("hours").members().items():
+        for num_gpus, hours in by_gpus.members().items():
+            if isinstance(num_gpus, bool) or not isinstance(num_gpus, int):
+                raise by_gpus.error(
+                    f"has the key {shown(num_gpus)}; expected a number of GPUs, for example {{1: 5.2, 2: 2.8}}."
+                )
+            configuration = Configuration(machine=str(machine), num_gpus=num_gpus)
+            stated = hours_to_seconds(hours.any_number()) * epochs
+            seconds[configuration] = Interval(stated, stated, stated)
+    return Times(seconds)
+
+
+def _csv_jobs(path: Path) -> list[Checked]:
+    """Return the jobs of a CSV file. All lines of a job must agree on its properties."""
+    try:
+        lines = list(read_csv(path, PlanningFormatError, name=path.name))
+    except OSError as error:
+        raise PlanningFormatError(f"{path} cannot be read: {error}") from error
+    jobs: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        row = replace(line, value={key: cell for key, cell in line.value.items() if cell != ""})
+        row.check_keys(_CSV_KEYS, _CSV_OPTIONAL_KEYS)
+        own: dict[str, Any] = {"name": row.member("name").words()}
+        for key in ("deadline_hours", "release_hours", "tardiness_usd_per_hour"):
+            if row.has(key):
+                own[key] = row.member(key).parsed().any_number()
+        for key in ("command", "checkpoint", "image"):
+            if row.has(key):
+                own[key] = row.member(key).words()
+        job = jobs.setdefault(own["name"], own | {"hours": {}})
+        if {key: value for key, value in job.items() if key != "hours"} != own:
+            raise row.error(f"gives job {own['name']!r} another deadline, release, weight or command than above.")
+        num_gpus = row.member("num_gpus").parsed().integer(minimum=1)
+        job["hours"].setdefault(row.member("machine").words(), {})[num_gpus] = row.member("hours").parsed().any_number()
+    file = File(path.name, PlanningFormatError)
+    return [Checked(job, file, f"jobs[{name!r}]") for name, job in jobs.items()]

@@ -1,0 +1,266 @@
+"""Makes torch decide for the meta device as it does for CUDA, on machines without CUDA.
+
+Without CUDA, torch turns `torch.autocast("cuda")` and `GradScaler` off. For meta tensors, torch refuses fused and
+capturable optimizers. Optimizers and clipping process meta tensors separately, but CUDA tensors together (foreach; see
+`torch_releases.py`). `as_on_absent_cuda` makes torch treat meta tensors like CUDA tensors while a step is recorded.
+Example::
+
+    with as_on_absent_cuda() as found:
+        step()
+    trace = found.added_to(trace)
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from importlib import import_module
+from typing import Any, Final
+from weakref import WeakSet
+
+import torch
+from torch.utils import checkpoint
+
+from lightning_predict.base.units import bytes_to_gibibytes
+from lightning_predict.record.meta_device import autocast_dtype
+from lightning_predict.record.tensors import tensors_in
+from lightning_predict.record.trace import Trace
+
+_REPLACING: Final = threading.Lock()
+_REPLACED: Final[dict[tuple[int, str], tuple[Any, int]]] = {}
+"""Original attributes and the number of users of each replacement, by place."""
+
+
+@contextmanager
+def patched_attribute(owner: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace an attribute of torch while any thread needs it; the last thread restores the original.
+
+    Args:
+        owner: A module or a class.
+        name: Name of the attribute.
+        replacement_of: Returns the replacement of the original value, which all threads use.
+    """
+    place = id(owner), name
+    with _REPLACING:
+        plain, needed = _REPLACED.get(place, (getattr(owner, name), 0))
+        if not needed:
+            setattr(owner, name, replacement_of(plain))
+        _REPLACED[place] = plain, needed + 1
+    try:
+        yield
+    finally:
+        with _REPLACING:
+            plain, needed = _REPLACED.pop(place)
+            if needed > 1:
+                _REPLACED[place] = plain, needed - 1
+            else:
+                setattr(owner, name, plain)
+
+
+@dataclass
+class StepSettings:
+    """Settings of a step that its operations do not show, or that are off on a machine without CUDA.
+
+    Attributes:
+        has_enabled: Whether the step entered an enabled autocast for CUDA.
+        has_disabled_by_torch: Whether the step entered a disabled autocast that was created before the step. Torch may
+            have disabled this autocast.
+        is_float16: Whether the step entered an autocast in float16.
+        scalers: GradScalers that torch disabled, and that are enabled while the step is recorded.
+        lost_scaler: Whether a GradScaler stayed disabled on the CPU.
+        set_to_none: Value of `set_to_none` that the step passed to `zero_grad`; None if not passed.
+        paged: Bytes of an optimizer's states in paged memory, by parameter.
+    """
+
+    has_enabled: bool = False
+    has_disabled_by_torch: bool = False
+    is_float16: bool = False
+    scalers: list[Any] = field(default_factory=list)
+    lost_scaler: bool = False
+    set_to_none: bool | None = None
+    paged: dict[int, int] = field(default_factory=dict)
+
+    def added_to(self, trace: Trace) -> Trace:
+        """Return the trace with these settings, and with notes for the user about them."""
+        notes = list(trace.notes)
+        flags = replace(trace.flags, set_to_none=self.set_to_none)
+        if self.has_enabled and trace.device == "cpu":
+            flags = replace(flags, autocast_dtype=None)
+            notes.append(
+                "The step entered an autocast for CUDA, which casts nothing on the CPU: predicted as it ran. Record it "
+                "on the meta device for its casts to be counted."
+            )
+        if self.has_disabled_by_torch:
+            notes.append(
+                "An autocast for CUDA that the step entered is off: without CUDA, torch turns it off as it is made. "
+                "Make it within the step, or say capture(precision=...), for its casts to be counted."
+            )
+        if self.scalers:
+            notes.append("torch turns a GradScaler off without CUDA; it is counted as on, since the step uses float16.")
+        if self.lost_scaler:
+            notes.append(
+                "The step's GradScaler is off without CUDA, so its passes and its wait are missing. Record the step on "
+                "the meta device for them to be counted."
+            )
+        if size := sum(self.paged.values()):
+            notes.append(
+                f"{bytes_to_gibibytes(size):.2f} GiB of the optimizer's states are paged: CUDA moves them to the host "
+                "if memory is short. They are not counted in memory."
+            )
+        return replace(trace, flags=flags, notes=tuple(notes))
+
+
+_SETTINGS: Final[ContextVar[StepSettings | None]] = ContextVar("_SETTINGS", default=None)
+"""Settings of the step being recorded in this thread."""
+
+_MADE: Final[WeakSet[torch.autocast]] = WeakSet()
+"""CUDA autocasts created by recorded steps."""
+
+
+@contextmanager
+def as_on_absent_cuda() -> Iterator[StepSettings]:
+    """Let torch treat meta tensors like CUDA tensors, in steps of this thread.
+
+    For meta tensors, optimizers and gradient clipping use CUDA's defaults, and fused and capturable optimizers work.
+    Without CUDA, an autocast for CUDA that the step creates stays on. A GradScaler stays on under float16. An autocast
+    that was created before the step stays off, because the user may have disabled it; a note says so.
+
+    Yields:
+        The settings found so far.
+    """
+    found = StepSettings()
+    token = _SETTINGS.set(found)
+    try:
+        with ExitStack() as patches:
+            for owner, name, replacement_of in _patches():
+                if hasattr(owner, name):
+                    patches.enter_context(patched_attribute(owner, name, replacement_of))
+            yield found
+    finally:
+        _SETTINGS.reset(token)
+        for scaler in found.scalers:
+            scaler._enabled = False
+
+
+def note_paged_states(parameter: torch.Tensor, size_bytes: int) -> None:
+    """Note the bytes of a parameter's states in paged memory, if a step is being recorded."""
+    found = _SETTINGS.get()
+    if found is not None and size_bytes:
+        found.paged[id(parameter)] = size_bytes
+
+
+def forget_step() -> None:
+    """Reset the GradScalers of a step that failed halfway, so that it can run again."""
+    found = _SETTINGS.get()
+    for scaler in () if found is None else found.scalers:
+        scaler._per_optimizer_states.clear()
+
+
+def _patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+    """Yield the attributes of torch to replace. Some torch releases lack some attributes."""
+    foreach = "_get_foreach_kernels_supported_devices"
+    yield import_module("torch.utils._foreach_utils"), foreach, _with_meta
+    optimizer = import_module("torch.optim.optimizer")
+    yield optimizer, foreach, _with_meta
+    yield optimizer, "_get_fused_kernels_supported_devices", _with_meta
+    for module in {import_module(kind.__module__) for kind in vars(torch.optim).values() if isinstance(kind, type)}:
+        yield module, "_get_capturable_supported_devices", _with_meta
+    yield torch.optim.Optimizer, "zero_grad", _noting_zero_grad
+    yield torch.nn.Module, "zero_grad", _noting_zero_grad
+    if "bitsandbytes" in sys.modules:
+        from lightning_predict.record.quantization.installed import patches_of_bitsandbytes
+
+        yield from patches_of_bitsandbytes()
+    if torch.cuda.is_available():
+        return
+    yield torch.autocast, "__init__", _made_for_cuda
+    yield torch.autocast, "__enter__", _entered_for_cuda
+    yield checkpoint, "_infer_device_type", _checkpointed_for_cuda
+    yield getattr(torch.amp, "GradScaler", None), "scale", _scaled_for_cuda
+
+
+def _with_meta(devices: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    return lambda *args, **kwargs: [*devices(*args, **kwargs), "meta"]
+
+
+def _noting_zero_grad(plain: Callable[..., None]) -> Callable[..., None]:
+    """Store an explicit `set_to_none`, whose default depends on the torch release."""
+
+    @wraps(plain)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        found = _SETTINGS.get()
+        if found is not None and (args or "set_to_none" in kwargs):
+            found.set_to_none = bool(args[0] if args else kwargs["set_to_none"])
+        plain(self, *args, **kwargs)
+
+    return zero_grad
+
+
+def _scaled_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn on a CUDA GradScaler that torch turned off, for meta tensors under float16."""
+
+    @wraps(plain)
+    def scale(self: Any, outputs: Any) -> Any:
+        found = _SETTINGS.get()
+        if found is not None and found.is_float16 and not self._enabled and self._device == "cuda":
+            first = next(tensors_in(outputs), None)
+            if first is not None and first.device.type == "meta":
+                if not hasattr(self, "_growth_factor"):  # a scaler that is off has no state
+                    self.__dict__.update({**vars(torch.amp.GradScaler("cpu")), "_device": "cuda"})
+                self._enabled = True
+                found.scalers.append(self)
+            else:
+                found.lost_scaler = True
+        return plain(self, outputs)
+
+    return scale
+
+
+def _made_for_cuda(plain: Callable[..., None]) -> Callable[..., None]:
+    @wraps(plain)
+    def init(
+        self: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        is_cuda = device_type in ("cuda", "meta") and _SETTINGS.get() is not None  # a tensor's device may be given
+        plain(self, "cuda" if is_cuda else device_type, dtype, enabled and not is_cuda, cache_enabled)
+        if is_cuda:
+            self._enabled = enabled
+            _MADE.add(self)
+
+    return init
+
+
+def _entered_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def enter(self: torch.autocast) -> Any:
+        found = _SETTINGS.get()
+        if found is not None:
+            found.is_float16 |= self._enabled and self.fast_dtype is torch.float16
+        if found is not None and self.device == "cuda":
+            if self._enabled:
+                found.has_enabled = True
+            elif self not in _MADE and autocast_dtype() is None:
+                found.has_disabled_by_torch = True
+        return plain(self)
+
+    return enter
+
+
+def _checkpointed_for_cuda(plain: Callable[..., str]) -> Callable[..., str]:
+    """Treat the meta device as CUDA, so that checkpointing re-enters CUDA autocast for a recomputation."""
+
+    @wraps(plain)
+    def infer(*args: Any) -> str:
+        device = plain(*args)
+        return "cuda" if device == "meta" and _SETTINGS.get() is not None else device
+
+    return infer

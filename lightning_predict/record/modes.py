@@ -1,0 +1,473 @@
+"""The two torch modes through which a recorder sees a step (dispatch and function mode), and the operators' schemas.
+
+`OperationMode` reports each operation below autograd. `WholeCallMode` reports calls that are recorded as one operation,
+before torch decomposes them. Both run every call unchanged, except for autocast and the memory format of convolutions
+on the meta device (`meta_device.py`). Tensor subclasses that run Python code (jagged tensors, DTensor, quantized
+weights) first decompose their operations; the modes report the inner operations. Example::
+
+    with OperationMode(recorder), WholeCallMode(recorder):
+        model(batch)         # recorder.record_operation(...) and recorder.record_whole_call(...) are called
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, Protocol, final
+
+import torch
+import torch.nn.functional as functional
+from torch import overrides
+from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_predict.base.guard import CAUGHT, own_error
+from lightning_predict.record.environment import own_tensor_kinds
+from lightning_predict.record.meta_device import CONVOLUTIONS, with_cuda_strides
+from lightning_predict.record.pauses import PauseTimer
+from lightning_predict.record.signatures import ATTENTION, RECURRENT, RMS_NORM
+from lightning_predict.record.tensors import is_dense, json_argument, runs_python, tensors_in
+from lightning_predict.record.trace import Operation
+
+TorchFunction = Callable[..., Any]
+
+_WHOLE_CALLS: Final[Mapping[TorchFunction, str]] = {
+    functional.scaled_dot_product_attention: ATTENTION,
+    functional.rms_norm: RMS_NORM,
+    torch.rms_norm: RMS_NORM,
+    **{getattr(torch, name.removeprefix("aten::")): name for name in RECURRENT},
+}
+
+# Torch runs the body of its Python functions with the function mode disabled, so whole calls in the body would be
+# missed. These functions contain whole calls: attention, and recomputations by checkpointing in the backward pass.
+_HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
+_LINEAR: Final = functional.linear
+_RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
+
+_SHOWN_INSIDE: Final = _RUN_AUTOGRAD | {_HOLDS_ATTENTION}
+
+
+class Recorder(Protocol):
+    """Recorder to which the modes report.
+
+    Attributes:
+        operations: Recorded operations.
+        pauses: Timer that is called when an operation begins, and when it has run and is recorded.
+    """
+
+    operations: list[Operation]
+    pauses: PauseTimer
+
+    def record_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Record an operation that has run. This must not raise."""
+
+    def cast(
+        self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments for running an operation. Only autocast on the meta device changes them."""
+
+    def note_autocast(self) -> bool:
+        """Store whether autocast is active, which operations below autograd cannot see."""
+
+    def cast_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Return the arguments for running a function. Only autocast on the meta device changes them."""
+
+    def run_without_values(
+        self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+    ) -> Any:
+        """Return an assumed result for an operation that failed because meta tensors lack values, or raise `error`."""
+
+    def record_skipped(self, schema: Schema) -> None:
+        """Store that an operation ran that cannot be described. This must not raise."""
+
+    def record_whole_call(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that is recorded as one operation, and return its result."""
+
+    def fail(self, error: Exception) -> None:
+        """Stop recording after an internal failure. This must not raise."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The parts of an operator's schema that the recorder needs.
+
+    Attributes:
+        name: Qualified name without the overload.
+        words: Argument names.
+        defaults: Default values; None for arguments without a default.
+        decomposes: Whether the operator is a composite, which torch decomposes for tensors with autograd.
+        asks: Whether the operator only queries a device or layout, and computes nothing.
+        marks: Whether the operator only marks a range for profilers.
+        is_convolution: Whether the memory format of the result must be corrected on the meta device (`meta_device.py`).
+        left_out: Defaults of omitted arguments as JSON values, by the number of positional arguments that are passed.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    decomposes: bool
+    asks: bool = False
+    marks: bool = False
+    is_convolution: bool = False
+    left_out: tuple[Mapping[str, Any], ...] = ()
+
+
+_MARKERS: Final = "profiler::"
+"""Namespace of operators that only mark a range for profilers."""
+
+_SCHEMAS: dict[int, tuple[Any, Schema]] = {}
+"""Schemas by the address of the operator, because hashing an operator would run Python code.
+
+The operator is kept, so that its address stays valid."""
+
+
+def schema_of(operator: Any) -> Schema:
+    """Return the schema of an `OpOverload`, or of a higher-order operator, which has no argument names."""
+    known = _SCHEMAS.get(id(operator))
+    if known is None:
+        known = _SCHEMAS[id(operator)] = (operator, _read_schema(operator))
+    return known[1]
+
+
+def _read_schema(operator: Any) -> Schema:
+    if not isinstance(operator, torch._ops.OpOverload):
+        return Schema(f"higher_order::{operator.__name__}", (), (), decomposes=False)
+    if operator.namespace == "prim":
+        return Schema(operator._schema.name, (), (), decomposes=False, asks=True)
+    schema = operator._schema
+    name = operator.name()
+    words = tuple(argument.name for argument in schema.arguments)
+    defaults = tuple(argument.default_value if argument.has_default_value() else None for argument in schema.arguments)
+    named = {word: json_argument(value) for word, value in zip(words, defaults, strict=True) if value is not None}
+    return Schema(
+        name=schema.name,
+        words=words,
+        defaults=defaults,
+        decomposes=_has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU"),
+        marks=schema.name.startswith(_MARKERS),
+        is_convolution=schema.name in CONVOLUTIONS,
+        left_out=tuple(
+            {word: named[word] for word in words[given:] if word in named} for given in range(len(words) + 1)
+        ),
+    )
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    except RuntimeError:  # an operator that is implemented in Python, such as a query of a symbolic size
+        return False
+
+
+class _Way(Enum):
+    """Ways to handle an operation."""
+
+    RECORDED = auto()
+    RUN = auto()
+    DECOMPOSED = auto()
+    LEFT = auto()
+    """The tensor subclass runs it, and this mode sees the operations inside."""
+    PASSED_OVER = auto()
+
+
+# Module constants, because accessing a member of an enum is slow, and happens for every operation.
+_RECORDED: Final = _Way.RECORDED
+_RUN: Final = _Way.RUN
+
+
+def _way(schema: Schema, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Way:
+    if schema.asks:
+        return _RUN
+    for kind in types:
+        if runs_python(kind):
+            # Another dispatch mode expects the operation unchanged.
+            return _Way.LEFT if torch._C._len_torch_dispatch_stack() == 0 else _Way.PASSED_OVER
+    if schema.decomposes and _all_dense(args, kwargs):
+        # Inference mode skips autograd, which would decompose composites.
+        return _Way.DECOMPOSED
+    return _RECORDED
+
+
+@final
+class OperationMode(TorchDispatchMode):
+    """Dispatch mode that runs every operation, and reports it to the recorder."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap each call of this mode and import the compiler. Compiled steps never use this mode.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell torch that this mode does not need to see the operations inside compiled code."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        recorder = self._recorder
+        try:
+            try:
+                recorder.pauses.ends(before=len(recorder.operations))  # times the code since the last operation
+                schema = schema_of(func)
+                way = _way(schema, types, args, kwargs)
+                if way is _RECORDED:
+                    args, kwargs = recorder.cast(schema, args, kwargs)
+            except CAUGHT as error:  # the recorder's error must not reach the step
+                recorder.fail(own_error(error))
+                return func(*args, **kwargs)
+            if way is _RECORDED:
+                try:
+                    output = func(*args, **kwargs)
+                except RuntimeError as error:
+                    output = recorder.run_without_values(schema, func, args, kwargs, error)
+                try:
+                    if schema.is_convolution:
+                        output = with_cuda_strides(schema.name, args, output)
+                    recorder.record_operation(schema, args, kwargs, output)
+                except CAUGHT as error:
+                    recorder.fail(own_error(error))
+                return output
+            if way is _Way.LEFT:
+                return NotImplemented
+            if way is _Way.DECOMPOSED:
+                own = OwnCall(func._op_dk)
+                try:
+                    with self:
+                        return own(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+                except CAUGHT as error:
+                    if own.has_raised:
+                        raise
+                    recorder.fail(own_error(error))
+                    return own.output if own.has_run else func(*args, **kwargs)
+            output = func(*args, **kwargs)
+            if way is _Way.PASSED_OVER:
+                try:
+                    recorder.record_skipped(schema)
+                except CAUGHT as error:
+                    recorder.fail(own_error(error))
+            return output
+        finally:
+            try:
+                recorder.pauses.begins()
+            except CAUGHT as error:
+                recorder.fail(own_error(error))
+
+
+def _all_dense(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether every tensor of a call is ordinary, without calling the modes of the script."""
+    with torch._C.DisableTorchFunction():
+        return all(map(is_dense, tensors_in((*args, *kwargs.values()))))
+
+
+@final
+class OwnCall:
+    """Call of the step, which runs exactly once, even if the recorder fails before or after the call.
+
+    Attributes:
+        has_run: Whether the call was made.
+        has_raised: Whether the call raised an error, so that the error belongs to the step.
+        output: Result of the call; None before the call.
+    """
+
+    def __init__(self, call: TorchFunction) -> None:
+        self._call = call
+        self.has_run = self.has_raised = False
+        self.output: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the call."""
+        self.has_run = True
+        try:
+            self.output = self._call(*args, **kwargs)
+        except BaseException:
+            self.has_raised = True
+            raise
+        return self.output
+
+
+@final
+class WholeCallMode(TorchFunctionMode):
+    """Function mode that passes whole calls to the recorder, and runs all other calls."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        recorder = self._recorder
+        try:
+            has_autocast = recorder.note_autocast()
+            name = _WHOLE_CALLS.get(func)
+            is_plain = name is None and not has_autocast and func not in _SHOWN_INSIDE
+        except CAUGHT as error:  # the recorder's error must not reach the step
+            recorder.fail(own_error(error))
+            return func(*args, **kwargs)
+        if is_plain:
+            return func(*args, **kwargs)
+        own = OwnCall(func)
+        try:
+            if name is not None and _all_dense(args, kwargs):
+                return recorder.record_whole_call(name, own, args, kwargs)
+            with recorder.cast_call(func, args, kwargs) as (cast_args, cast_kwargs), self._inside(func):
+                return own(*cast_args, **cast_kwargs)
+        except CAUGHT as error:
+            if own.has_raised:
+                raise
+            recorder.fail(own_error(error))
+            return own.output if own.has_run else func(*args, **kwargs)
+
+    def _inside(self, func: Any) -> AbstractContextManager[object]:
+        """Report calls inside a torch function, because torch runs its body with this mode disabled."""
+        if func is _HOLDS_ATTENTION:
+            shown = ExitStack()
+            for name, instead in (("scaled_dot_product_attention", self._attend), ("linear", self._project)):
+                shown.enter_context(_shown(functional, name, instead, self._recorder))
+            return shown
+        if func in _RUN_AUTOGRAD:
+            return _shown(torch.autograd, "_engine_run_backward", self._run_autograd, self._recorder)
+        return nullcontext()
+
+    def _attend(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
+        if not _all_dense(args, kwargs):
+            return own(*args, **kwargs)
+        return self._recorder.record_whole_call(ATTENTION, own, args, kwargs)
+
+    def _project(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
+        with self._recorder.cast_call(_LINEAR, args, kwargs) as (cast_args, cast_kwargs):
+            return own(*cast_args, **cast_kwargs)
+
+    def _run_autograd(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
+        with self:
+            return own(*args, **kwargs)
+
+
+@final
+class _Dispatcher:
+    """Replacement of a torch function, which calls a substitute on some threads, and the original on others."""
+
+    def __init__(self, original: TorchFunction) -> None:
+        self.original = original
+        self.by_thread: dict[int, list[tuple[TorchFunction, Recorder]]] = {}  # the recorder gets the errors
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call this thread's substitute, or the original."""
+        stack = self.by_thread.get(threading.get_ident())
+        if not stack:
+            return self.original(*args, **kwargs)
+        instead, recorder = stack[-1]
+        own = OwnCall(self.original)
+        try:
+            return instead(own, *args, **kwargs)
+        except CAUGHT as error:
+            if own.has_raised:
+                raise
+            recorder.fail(own_error(error))
+            return own.output if own.has_run else self.original(*args, **kwargs)
+
+
+_DISPATCHERS: Final[dict[tuple[Any, str], _Dispatcher]] = {}
+_DISPATCHERS_LOCK: Final = threading.Lock()
+
+
+@contextmanager
+def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -> Iterator[None]:
+    """Call `instead(original, ...)` instead of a torch function on this thread; the last to leave restores it."""
+    if getattr(holder, name, None) is None:  # this torch release does not have it
+        yield
+        return
+    thread, key = threading.get_ident(), (holder, name)
+    with _DISPATCHERS_LOCK:
+        dispatcher = _DISPATCHERS.get(key)
+        if dispatcher is None:
+            dispatcher = _DISPATCHERS[key] = _Dispatcher(getattr(holder, name))
+            setattr(holder, name, dispatcher)
+        dispatcher.by_thread.setdefault(thread, []).append((instead, recorder))
+    try:
+        yield
+    finally:
+        with _DISPATCHERS_LOCK:
+            stack = dispatcher.by_thread[thread]
+            stack.pop()
+            if not stack:
+                del dispatcher.by_thread[thread]
+            if not dispatcher.by_thread:
+                del _DISPATCHERS[key]
+                if getattr(holder, name) is dispatcher:
+                    setattr(holder, name, dispatcher.original)
+
+
+_CONSTRUCTORS: Final[dict[type, Any]] = {}
+"""Tensor subclasses with a replaced constructor, and their own one; None if they inherit it."""
+_CONSTRUCTORS_USED: Final[list[object]] = []
+"""Recorders that are open, in any thread; the first replaces the constructors and the last restores them."""
+
+
+def open_constructors(user: object) -> None:
+    """Let torch's constructor create tensor subclasses while a dispatch mode is active."""
+    with _DISPATCHERS_LOCK:
+        _CONSTRUCTORS_USED.append(user)
+        for kind in own_tensor_kinds() if len(_CONSTRUCTORS_USED) == 1 else ():
+            own = kind.__dict__.get("__new__")
+            with suppress(TypeError, AttributeError):
+                kind.__new__ = staticmethod(_outside_modes(kind.__new__))  # type: ignore[method-assign]
+                _CONSTRUCTORS[kind] = own
+
+
+def close_constructors(user: object) -> None:
+    """Restore the constructors when no recorder needs them; calling it again has no effect."""
+    with _DISPATCHERS_LOCK:
+        if user in _CONSTRUCTORS_USED:
+            _CONSTRUCTORS_USED.remove(user)
+        while _CONSTRUCTORS and not _CONSTRUCTORS_USED:
+            kind, own = _CONSTRUCTORS.popitem()
+            if own is None:
+                del kind.__new__
+            else:
+                kind.__new__ = own  # type: ignore[method-assign]
+
+
+def _outside_modes(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        with _python_dispatch._disable_current_modes():
+            return plain(cls, *args, **kwargs)
+
+    return new
+
+
+def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
+    """Exit both modes, even if another mode was entered later and is still active above them."""
+    try:
+        _leave(operations, _python_dispatch._get_current_dispatch_mode, _python_dispatch)
+    finally:
+        _leave(whole_calls, overrides._get_current_function_mode, overrides)
+
+
+def _leave(mode: Any, current: Callable[[], Any], stack: Any) -> None:
+    """Remove a mode from its stack, and keep the modes above it. A mode outside the stack is ignored."""
+    above = []
+    try:
+        while current() not in (None, mode):
+            above.append(stack._pop_mode())
+        if current() is mode:
+            mode.__exit__(None, None, None)
+    finally:
+        for other in reversed(above):
+            stack._push_mode(other)

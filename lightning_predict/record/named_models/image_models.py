@@ -1,0 +1,113 @@
+"""Builds image classifiers of timm and torchvision on the meta device, with a batch and a cross-entropy loss."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.named_models.names import ModelName
+from lightning_predict.record.named_models.options import NamedStep, StepOptions, counted, library, on_meta
+
+
+def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
+    """Return a model of timm with a batch of images.
+
+    Raises:
+        InvalidArgumentError: timm does not have the model, or the model does not support checkpointing.
+        MissingDependencyError: timm is not installed.
+    """
+    timm = library("timm", needed_for=name.text)
+    _without_lora(name, options)
+    own = {} if name.configuration is None else dict(name.configuration.get("model_args") or {})
+    if name.configuration is not None and "num_classes" in name.configuration:
+        own["num_classes"] = name.configuration["num_classes"]
+    base = name.name.partition(".")[0]  # the part after the point names the weights
+    if not timm.is_model(base):
+        raise InvalidArgumentError(_unknown(name, timm.list_models(), "timm", timm.__version__))
+    own |= {} if options.image_size is None or not _has_size(timm, base) else {"img_size": options.image_size}
+    with on_meta(options.dtype):
+        model = timm.create_model(base, pretrained=False, **own)
+    channels, height, width = model.default_cfg["input_size"]
+    height, width = (options.image_size or height, options.image_size or width)
+    details = []
+    if options.checkpointing:
+        model.set_grad_checkpointing(True)
+        details.append("gradient checkpointing")
+    return _classifier(model, (channels, height, width), options, details)
+
+
+def _has_size(timm: Any, name: str) -> bool:
+    """Return whether a model requires one image size, as most transformers do."""
+    return bool(timm.get_pretrained_cfg(name).to_dict().get("fixed_input_size", False))
+
+
+def torchvision_step(name: ModelName, options: StepOptions) -> NamedStep:
+    """Return a classifier of torchvision with a batch of images.
+
+    Raises:
+        InvalidArgumentError: torchvision does not have the model, the model is not a classifier, or an option does not
+            apply.
+        MissingDependencyError: torchvision is not installed.
+    """
+    torchvision = library("torchvision", needed_for=name.text)
+    _without_lora(name, options)
+    models = torchvision.models
+    if name.name not in models.list_models():
+        raise InvalidArgumentError(_unknown(name, models.list_models(), "torchvision", torchvision.__version__))
+    if name.name not in models.list_models(module=models):
+        raise InvalidArgumentError(
+            f"{name.text} is no image classifier; only these can be named, so far. Record your own step with "
+            "lp.capture."
+        )
+    if options.checkpointing:
+        raise InvalidArgumentError("checkpointing: models of torchvision have none; leave it out.")
+    weights = models.get_model_weights(name.name).DEFAULT
+    has_size = name.name.startswith("vit_")
+    own = {"image_size": options.image_size} if has_size and options.image_size else {}
+    with on_meta(options.dtype):
+        model = models.get_model(name.name, weights=None, **own)
+    size = options.image_size or (model.image_size if has_size else weights.transforms().crop_size[0])
+    return _classifier(model, (3, size, size), options, [])
+
+
+def _unknown(name: ModelName, known: Sequence[str], library_name: str, version: str) -> str:
+    near = difflib.get_close_matches(name.name, known, n=3)
+    meant = f"Did you mean {' or '.join(near)}?" if near else "Check the name."
+    return f"{name.text} is not a model of {library_name} {version}. {meant}"
+
+
+def _without_lora(name: ModelName, options: StepOptions) -> None:
+    if options.lora is not None:
+        raise InvalidArgumentError(f"lora={options.lora} is for models of transformers; leave it out for {name.text}.")
+    if options.length is not None:
+        raise InvalidArgumentError(f"length={options.length} is for models that read text; {name.text} reads images.")
+
+
+def _classifier(
+    model: nn.Module, shape: tuple[int, int, int], options: StepOptions, details: Sequence[str]
+) -> NamedStep:
+    """Return a classifier with a batch and a cross-entropy loss, which includes the losses of auxiliary outputs."""
+    with on_meta(options.dtype):
+        images = torch.zeros((options.batch_size, *shape))
+        labels = torch.zeros((options.batch_size,), dtype=torch.long)
+    model.train()
+    words = f"{counted(options.batch_size, 'image')} of {shape[1]} x {shape[2]}"
+    return NamedStep(model=model, loss=_cross_entropy(model, images, labels), batch=words, details=tuple(details))
+
+
+def _cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+    def loss() -> Tensor:
+        found = model(images)
+        outputs = (found,) if isinstance(found, Tensor) else tuple(one for one in found if one is not None)
+        total = functional.cross_entropy(outputs[0], labels)
+        for auxiliary in outputs[1:]:
+            total = total + functional.cross_entropy(auxiliary, labels)
+        return total
+
+    return loss

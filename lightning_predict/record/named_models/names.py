@@ -1,0 +1,88 @@
+"""Parses the name of a model: `library:name`, or the path of a configuration.
+
+Example::
+
+    >>> parse_model_name("timm:vit_base_patch16_224").library
+    'timm'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, final, get_args
+
+from lightning_predict.base.checked import Checked, read_json, shown
+from lightning_predict.base.errors import InvalidArgumentError
+
+Library = Literal["hf", "timm", "torchvision", "diffusers"]
+
+EXAMPLES: Final = (
+    "hf:Qwen/Qwen2.5-7B, timm:vit_base_patch16_224, torchvision:resnet50, diffusers:facebook/DiT-XL-2-256, or the "
+    "path of a folder with config.json"
+)
+
+_KEYS: Final[dict[str, Library]] = {"_class_name": "diffusers", "model_type": "hf", "architecture": "timm"}
+"""Libraries by the key that identifies their config.json."""
+
+_DENOISERS: Final = ("unet", "transformer")
+"""Folders of a diffusers pipeline that may contain the trained model."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelName:
+    """A model to build.
+
+    Attributes:
+        text: The name as given by the user.
+        library: Library that builds the model.
+        name: Name of the model in the library.
+        configuration: Content of a config.json; None if only the name is given.
+    """
+
+    text: str
+    library: Library
+    name: str
+    configuration: dict[str, Any] | None = None
+
+
+def parse_model_name(text: str) -> ModelName:
+    """Parse `library:name`, or read the configuration at a path.
+
+    Raises:
+        InvalidArgumentError: The library is unknown, or the path has no configuration.
+    """
+    prefix, colon, name = text.partition(":")
+    library = next((one for one in get_args(Library) if colon and one == prefix), None)
+    place = text if library is None else name
+    file = _configuration_at(Path(place)) if place else None
+    if file is not None:
+        return _configured(text, file)
+    if library is None or not name:
+        if place and Path(place).is_dir():
+            raise InvalidArgumentError(f"model={shown(text)} has no config.json; give that file of the model.")
+        raise InvalidArgumentError(f"model={shown(text)} is not known; expected for example {EXAMPLES}.")
+    return ModelName(text=text, library=library, name=name)
+
+
+def _configuration_at(path: Path) -> Path | None:
+    """Return the configuration file at a path, in this folder, or of a pipeline's denoiser; None without one."""
+    if path.is_file():
+        return path
+    places = [path / "config.json", *(path / part / "config.json" for part in _DENOISERS)]
+    return next((one for one in places if one.is_file()), None)
+
+
+def _configured(text: str, file: Path) -> ModelName:
+    """Read a configuration file and determine its library."""
+    found: Checked = read_json(file, InvalidArgumentError)
+    content = found.mapping()
+    library = next((library for key, library in _KEYS.items() if key in content), None)
+    if library is None:
+        raise InvalidArgumentError(
+            f"{file} has none of the keys {', '.join(_KEYS)}; expected the config.json of a model of transformers, "
+            "timm or diffusers."
+        )
+    name = str(content["architecture"]) if library == "timm" else file.resolve().parent.name
+    return ModelName(text=text, library=library, name=name, configuration=content)

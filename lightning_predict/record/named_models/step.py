@@ -1,0 +1,169 @@
+"""`step_of`: the recorded training step of a model by name.
+
+Example::
+
+    trace = lp.step_of("hf:Qwen/Qwen2.5-7B", length=2048, lora=16, checkpointing=True)
+    print(lp.predict(trace, ["A100-SXM-80GB", "H100"], iterations=1000))
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import torch
+from torch import nn
+
+from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
+from lightning_predict.record.named_models.diffusion_models import diffusers_step
+from lightning_predict.record.named_models.image_models import timm_step, torchvision_step
+from lightning_predict.record.named_models.names import Library, ModelName, parse_model_name
+from lightning_predict.record.named_models.options import NamedStep, StepOptions
+from lightning_predict.record.named_models.transformers_models import transformers_step
+from lightning_predict.record.quantization.layers import parameter_counts
+from lightning_predict.record.quantization.optimizers import OPTIMIZERS, BlockwiseAdamW
+from lightning_predict.record.recording import capture
+from lightning_predict.record.trace import Trace
+
+_BUILDERS: Final[dict[Library, Callable[[ModelName, StepOptions], NamedStep]]] = {
+    "hf": transformers_step,
+    "timm": timm_step,
+    "torchvision": torchvision_step,
+    "diffusers": diffusers_step,
+}
+
+_OPTIMIZERS: Final[dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),  # the values do not affect the time
+    **{name: partial(BlockwiseAdamW, **options) for name, (_, options) in OPTIMIZERS.items()},
+}
+
+
+def step_of(
+    model: str,
+    *,
+    batch_size: int = 1,
+    length: int | None = None,
+    image_size: int | None = None,
+    precision: str | None = None,
+    lora: int | None = None,
+    lora_targets: str | None = None,
+    quantization: str | None = None,
+    checkpointing: bool = False,
+    optimizer: str = "adamw",
+) -> Trace:
+    """Record a training step of a model by name, on the meta device: without weights, data or a GPU.
+
+    The step computes the model's usual loss and updates all trained parameters. The trace's first note describes the
+    step.
+
+    Args:
+        model: `hf:`, `timm:`, `torchvision:` or `diffusers:` with a name, or the path of a config.json or its folder.
+            The library must be installed. Configurations of common models ship with this package.
+        batch_size: Number of samples per step.
+        length: Number of tokens per sequence, for models that read text.
+        image_size: Height and width of images in pixels (default: the model's).
+        precision: Lightning's name of a precision (default: `bf16-mixed`, or `bf16-true` with LoRA).
+        lora: Rank of LoRA's adapters (default: train all parameters). With a 16-bit precision, adapters are in float32
+            under autocast, as in PEFT and Hugging Face's Trainer.
+        lora_targets: Names of the adapted layers, separated by commas, or `all-linear` (default: PEFT's).
+        quantization: `nf4`, `nf4-double`, `fp4` or `fp4-double`: linear layers in 4 bits under LoRA, as
+            bitsandbytes and PEFT prepare them for QLoRA. Their compute dtype is that of `precision`.
+        checkpointing: Whether to recompute activations in the backward pass.
+        optimizer: `adamw`, `adam` or `sgd` (with momentum), or bitsandbytes' `adamw_8bit`, `paged_adamw_8bit` or
+            `paged_adamw_32bit`.
+
+    Raises:
+        InvalidArgumentError: The model or an option is unknown.
+        MissingDependencyError: The library is not installed.
+        CaptureError: The step cannot run on the meta device.
+    """
+    options = StepOptions(
+        batch_size=batch_size,
+        length=length,
+        image_size=image_size,
+        precision=precision,
+        lora=lora,
+        lora_targets=lora_targets,
+        quantization=quantization,
+        checkpointing=checkpointing,
+        optimizer=optimizer,
+    )
+    name = parse_model_name(model)
+    with _quiet_transformers():
+        built = _built(name, options)
+        trained = [one for one in built.model.parameters() if one.requires_grad]
+        step = _step(built, _OPTIMIZERS[optimizer](trained), options)
+        trace = capture(step, samples_per_step=batch_size, precision=None if lora else options.numbers().word)
+    return replace(trace, notes=(_described(name, built, options), *trace.notes))
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence warnings of transformers and PEFT, which concern the values of weights and tokens."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # transformers sets its own level when imported
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _built(name: ModelName, options: StepOptions) -> NamedStep:
+    """Build the model, and convert errors of the library to ours."""
+    try:
+        return _BUILDERS[name.library](name, options)
+    except LightningPredictError:
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{name.text} could not be built ({type(error).__name__}: {error}). Record your own step with lp.capture."
+        ) from error
+
+
+def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptions) -> Callable[[], None]:
+    """Return a function that runs the step: forward, backward, optimizer."""
+    dtype = options.lora_autocast
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=getattr(torch, dtype or "bfloat16"), enabled=dtype is not None):
+            loss = built.loss()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _described(name: ModelName, built: NamedStep, options: StepOptions) -> str:
+    total, trained = parameter_counts(built.model)
+    share = "" if trained == total else f", {_short(trained)} trained"
+    facts = [
+        f"{_short(total)} parameters{share}",
+        built.batch,
+        options.precision_words(),
+        _WORDS[options.optimizer],
+        *built.details,
+    ]
+    return f"{name.text}: {'; '.join(facts)}."
+
+
+_WORDS: Final = {
+    "adamw": "AdamW",
+    "adam": "Adam",
+    "sgd": "SGD with momentum",
+    **{name: words for name, (words, _) in OPTIMIZERS.items()},
+}
+
+
+def _short(count: int) -> str:
+    """Format a count in billions or millions."""
+    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"

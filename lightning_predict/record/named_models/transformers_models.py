@@ -1,0 +1,170 @@
+"""Builds Hugging Face `transformers` models on the meta device, with a batch. The model computes its own loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_predict.base.checked import shown
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.named_models.configurations import shipped
+from lightning_predict.record.named_models.names import ModelName
+from lightning_predict.record.named_models.options import NamedStep, StepOptions, counted, library, on_meta
+from lightning_predict.record.quantization.layers import as_4bit, others_in_float32
+
+_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
+"""Suffixes of architecture names whose labels are one vocabulary index per token."""
+
+_CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification")
+"""Suffixes of architecture names whose labels are one class per sample."""
+
+
+def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
+    """Return a model of transformers with a batch.
+
+    Raises:
+        InvalidArgumentError: The configuration is unknown, the model cannot be built, or its input type is unsupported.
+        MissingDependencyError: transformers, or PEFT for LoRA, is not installed.
+    """
+    transformers = library("transformers", needed_for=name.text)
+    config, source = _config(name, transformers)
+    architecture = _architecture(config, transformers, name)
+    config.use_cache = False
+    with on_meta(options.dtype):
+        model = architecture(config)
+        inputs, words = _batch(model, config, options, name)
+    details = [source]
+    if options.checkpointing:
+        _enable_checkpointing(model, name)
+        details.append("gradient checkpointing")
+    if options.quantization is not None:
+        kind, _, double = options.quantization.partition("-")
+        as_4bit(model, compute_dtype=options.product_dtype, double=bool(double), clones=True)
+        others_in_float32(model)
+        details.append(f"layers in 4 bits ({kind}{', double quantization' if double else ''})")
+    if options.lora is not None:
+        model, adapted = _with_adapters(model, options)
+        details.append(adapted)
+    model.train()
+    return NamedStep(model=model, loss=_loss(model, inputs), batch=words, details=tuple(details))
+
+
+def _loss(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[], Tensor]:
+    def loss() -> Tensor:
+        found: Tensor = model(**inputs).loss
+        return found
+
+    return loss
+
+
+def _config(name: ModelName, transformers: Any) -> tuple[Any, str]:
+    """Return the configuration and its origin: given, shipped, or downloaded earlier."""
+    if name.configuration is not None:
+        return _config_of(name.configuration, transformers, name), "configuration as given"
+    try:
+        known = shipped("hf", name.name)
+    except InvalidArgumentError:
+        try:
+            return transformers.AutoConfig.from_pretrained(name.name, local_files_only=True), "configuration as cached"
+        except (OSError, ValueError):
+            pass
+        raise
+    return _config_of(known.config, transformers, name), "shipped configuration"
+
+
+def _config_of(content: Mapping[str, Any], transformers: Any, name: ModelName) -> Any:
+    values = {key: value for key, value in content.items() if key not in ("transformers_version", "_name_or_path")}
+    kind = values.pop("model_type", None)
+    try:
+        return transformers.AutoConfig.for_model(kind, **values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidArgumentError(
+            f"{name.text}: transformers {transformers.__version__} does not read the configuration ({error}). A newer "
+            "release may know this kind of model."
+        ) from error
+
+
+def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
+    named = (getattr(config, "architectures", None) or [""])[0]
+    found = getattr(transformers, named, None) if named else None
+    if found is None:
+        raise InvalidArgumentError(
+            f"{name.text}: architectures is {shown(named)}; expected a class of transformers {transformers.__version__}"
+            ", for example LlamaForCausalLM. Models with code of their own can be recorded with lp.capture."
+        )
+    if not named.endswith((*_HEADS, *_CLASSIFIERS)):
+        raise InvalidArgumentError(
+            f"{name.text}: {named} has no loss that is known here; name a class in architectures that ends in "
+            f"{', '.join((*_HEADS, *_CLASSIFIERS))}, or record your own step with lp.capture."
+        )
+    return found
+
+
+def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tuple[dict[str, Tensor], str]:
+    """Return a batch on the meta device, and a text that describes it."""
+    batch, reads = options.batch_size, model.main_input_name
+    is_classifier = type(model).__name__.endswith(_CLASSIFIERS)
+    one_class = torch.zeros((batch,), dtype=torch.long)
+    if reads == "pixel_values" and is_classifier:
+        size = options.image_size or config.image_size
+        images = torch.zeros((batch, config.num_channels, size, size))
+        return {reads: images, "labels": one_class}, f"{counted(batch, 'image')} of {size} x {size}"
+    if reads == "input_features" and hasattr(config, "max_target_positions"):
+        frames = 2 * config.max_source_positions  # the encoder's second convolution has a stride of 2
+        length = options.length or config.max_target_positions
+        _check_length(length, config.max_target_positions, name)
+        sound = torch.zeros((batch, config.num_mel_bins, frames))
+        words = f"{counted(batch, 'recording')} of {frames:,} frames with {counted(length, 'token')}"
+        return {reads: sound, "labels": torch.zeros((batch, length), dtype=torch.long)}, words
+    if reads != "input_ids":
+        raise InvalidArgumentError(
+            f"{name.text}: {type(model).__name__} reads {reads}, of which no batch is known here. Record your own step "
+            "with lp.capture."
+        )
+    length = options.required_length()
+    _check_length(length, getattr(config, "max_position_embeddings", None), name)
+    tokens = torch.zeros((batch, length), dtype=torch.long)
+    words = f"{counted(batch, 'sequence')} of {counted(length, 'token')}"
+    if getattr(config, "is_encoder_decoder", False):
+        words += ", as many in the target"
+    return {reads: tokens, "labels": one_class if is_classifier else tokens}, words
+
+
+def _check_length(length: int, positions: int | None, name: ModelName) -> None:
+    """Raise an error if the model has fewer positions than the sequence has tokens."""
+    if isinstance(positions, int) and length > positions:
+        raise InvalidArgumentError(
+            f"length={length} is beyond the {positions:,} positions of {name.text}; give at most these, or a "
+            "config.json with more."
+        )
+
+
+def _enable_checkpointing(model: Any, name: ModelName) -> None:
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise InvalidArgumentError(f"checkpointing: {name.text} has none in transformers; leave it out.")
+    settings = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # name since transformers 5.23
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+
+
+def _with_adapters(model: Any, options: StepOptions) -> tuple[Any, str]:
+    """Freeze a model and add LoRA's adapters, as PEFT does."""
+    peft = library("peft", needed_for="lora=")
+    targets: Any = options.lora_targets
+    if targets is not None and targets != "all-linear":
+        targets = [one.strip() for one in targets.split(",") if one.strip()]
+    try:
+        with torch.device("meta"):
+            adapted = peft.get_peft_model(model, peft.LoraConfig(r=options.lora, target_modules=targets))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"PEFT adds no adapters: {error} Name layers: lora_targets=q_proj,v_proj."
+        ) from error
+    chosen = adapted.peft_config["default"].target_modules
+    layers = chosen if isinstance(chosen, str) else ", ".join(sorted(chosen))
+    return adapted, f"LoRA of rank {options.lora} in {layers}"

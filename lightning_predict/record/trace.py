@@ -1,0 +1,766 @@
+"""`Trace`: the operations of one recorded training step as plain values, readable without torch, and its file format.
+
+A Trace contains only observations; costs are computed in `kernels/`. The operations are dispatcher-level calls
+(`aten::addmm`, `aten::convolution_backward`), and composite calls that are recorded as one operation, such as
+`aten::lstm` and `aten::scaled_dot_product_attention`. All recorders use the same names.
+
+The file is versioned JSON, compressed with gzip if its name ends in `.gz`. The file lists each distinct tensor once,
+and operations refer to the list by index. Fields with default values are omitted. Every field is checked on reading.
+Errors name the field and the expected value. Example::
+
+    >>> weight = TensorInfo(shape=(4, 8), dtype="float32", id=1)
+    >>> data = TensorInfo(shape=(2, 8), dtype="float32", id=0)
+    >>> Operation(name="aten::mm", phase="forward", inputs=(data, weight)).inputs[1].size_bytes
+    128
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Final, Literal, final
+
+from lightning_predict.base import checked
+from lightning_predict.base.checked import Checked
+from lightning_predict.base.errors import TraceFormatError, TraceVersionError
+from lightning_predict.base.files import write_atomically
+
+Phase = Literal["forward", "backward", "optimizer", "other"]
+"""Phase of the step. `other` contains operations outside the three phases (zero_grad, metrics, copies of the batch)."""
+
+WaitCause = Literal["device", "loader"]
+"""Cause of a host wait: the GPU, or the next batch."""
+
+WAIT_CAUSES: Final[tuple[WaitCause, ...]] = ("device", "loader")
+
+PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "other")
+
+DTYPE_BYTES: Final[Mapping[str, int]] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+}
+"""Bytes per element, by dtype in torch's spelling without `torch.`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Shape and identity of a tensor that an operation read or wrote.
+
+    Attributes:
+        shape: Sizes of the tensor.
+        dtype: dtype in torch's spelling without `torch.`; a key of `DTYPE_BYTES`.
+        id: Id of the tensor's storage within the Trace, which views share; None if not recorded.
+        device: Device type: `cpu`, `cuda` or `meta`; None if not recorded.
+        stored_elements: Number of elements that a sparse tensor stores; None if dense or not recorded.
+        stored_bytes: Size of the stored elements and their indices; None if dense or not recorded.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    id: int | None = None
+    device: str | None = None
+    stored_elements: int | None = None
+    stored_bytes: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a scalar tensor. For a sparse tensor, the number of stored elements."""
+        return math.prod(self.shape) if self.stored_elements is None else self.stored_elements
+
+    @property
+    def size_bytes(self) -> int:
+        """Size in bytes, with sparse indices. Unknown dtypes count 4 bytes per element."""
+        if self.stored_bytes is not None:
+            return self.stored_bytes
+        return self.elements * DTYPE_BYTES.get(self.dtype, 4)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel, copy or fill that ran on the device.
+
+    Attributes:
+        name: Name that the driver reports.
+        seconds: Duration in seconds.
+        grid: Thread blocks in x, y, z; (0, 0, 0) for copies and fills.
+        block: Threads per block in x, y, z; (0, 0, 0) for copies and fills.
+        registers_per_thread: Registers per thread; 0 if not reported.
+        shared_memory_bytes: Static and dynamic shared memory per block.
+        stream: CUDA stream number.
+        start_seconds: Start, relative to the start of the profiled step.
+        launch_start_seconds: Start of the runtime call that launched the kernel; None if not recorded.
+        launch_seconds: Duration of the launching runtime call; None if not recorded.
+        device: Index of the GPU in the driver. Stream numbers are unique only within a GPU.
+    """
+
+    name: str
+    seconds: float
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers_per_thread: int
+    shared_memory_bytes: int
+    stream: int
+    start_seconds: float
+    launch_start_seconds: float | None = None
+    launch_seconds: float | None = None
+    device: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A dispatcher-level call.
+
+    Attributes:
+        name: Name, `aten::...` without the overload, or the qualified name of another operator.
+        phase: Phase of the step.
+        inputs: Tensors that the operation reads, in schema order, with lists flattened.
+        outputs: Tensors that the operation writes; empty if the recorder (such as the profiler) cannot see them.
+        arguments: Non-tensor arguments by their schema names, as JSON values.
+        module: Qualified name of the module that called the operation; None if unknown.
+        kernels: Device work; empty without a CUDA profile.
+        host_start_seconds: Start on the host, relative to the start of the profiled step; None without a profile.
+        host_seconds: Time on the host, including inner calls; None without a profile.
+        freed: Storages that are freed after this operation although an earlier operation used them last, because a
+            variable of the step held them. All other storages are freed after their last use, or are in the Trace's
+            `held`.
+        python_seconds: Time before the operation in which no operation ran, if timed without a profile: Python code of
+            the step, outside backward passes and optimizers. Times below 5 ms count as 0.
+    """
+
+    name: str
+    phase: Phase
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    module: str | None = None
+    kernels: tuple[Kernel, ...] = ()
+    host_start_seconds: float | None = None
+    host_seconds: float | None = None
+    freed: tuple[int, ...] = ()
+    python_seconds: float = 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """Time span in which the host waited.
+
+    Attributes:
+        start_seconds: Start, relative to the start of the profiled step.
+        seconds: Duration in seconds.
+        cause: `device` for a call that synchronises with the GPU; `loader` if the next batch was not ready.
+    """
+
+    start_seconds: float
+    seconds: float
+    cause: WaitCause
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of the model, in the order of `Module.named_parameters()`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = True
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory that persists through the step, and the measured peak.
+
+    Attributes:
+        parameter_bytes: Size of parameters and buffers; None if no module was known.
+        gradient_bytes: Size of gradients after the backward pass; None if unknown.
+        optimizer_state_bytes: Size of the optimizer state kept between steps; None if unknown.
+        forward_gradient_bytes: Size of the previous step's gradients that exist during the forward pass; None if not
+            recorded. Lightning frees these gradients after the forward pass, and most other loops before the forward
+            pass.
+        peak_bytes: `torch.cuda.max_memory_allocated` over the step; None without CUDA.
+        reserved_bytes: `torch.cuda.memory_reserved` after the step; None without CUDA, or if earlier work of the
+            process needed more than the step.
+        resident_bytes: Size of other models on the GPU, which the step does not use; None without other models.
+    """
+
+    parameter_bytes: int | None = None
+    gradient_bytes: int | None = None
+    optimizer_state_bytes: int | None = None
+    forward_gradient_bytes: int | None = None
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    resident_bytes: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Global flags that affect which kernels run.
+
+    Attributes:
+        matmul_tf32: Whether float32 matmuls may use TF32.
+        cudnn_tf32: Whether float32 convolutions and recurrent layers may use TF32.
+        autocast_dtype: dtype of the active autocast; None if autocast is off.
+        cudnn_benchmark: Whether cuDNN benchmarks algorithms and keeps the fastest.
+        cudnn_deterministic: Whether cuDNN uses only deterministic algorithms.
+        foreach: Whether the optimizers update all tensors together by the step's choice; None for torch's default.
+        set_to_none: Whether `zero_grad` frees gradients by the step's choice; None for torch's default.
+    """
+
+    matmul_tf32: bool = False
+    cudnn_tf32: bool = True
+    autocast_dtype: str | None = None
+    cudnn_benchmark: bool = False
+    cudnn_deterministic: bool = False
+    foreach: bool | None = None
+    set_to_none: bool | None = None
+
+
+def _elements(parameter: Parameter) -> int:
+    return math.prod(parameter.shape)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One recorded step: all batches up to an optimizer update (several with gradient accumulation).
+
+    Attributes:
+        operations: Operations in host order.
+        device: Device type: `cuda`, `cpu` or `meta`.
+        recorder: `profiler`, `dispatch`, `kineto` (an imported file) or `execution_trace`.
+        gpu_reported_name: torch's name of the GPU; None without CUDA.
+        gpu_memory_bytes: Memory of the GPU; None without CUDA.
+        step_seconds: Times of isolated steps without a recorder, each until the device was done, without loader waits.
+            These times calibrate predictions on the same GPU.
+        host_seconds_unprofiled: Time of each isolated step until the host was done, before the wait for the device:
+            host work without a profiler, and waits inside the step. Empty if not measured.
+        running_step_seconds: Mean step time in a running loop, which does not wait for the device between steps, over a
+            block of steps; None if no block was timed.
+        running_steps: Number of steps in the block of `running_step_seconds`.
+        profiled_seconds: Time of the recorded step, with the recorder; None if not timed.
+        loader_seconds: Waits for the data loader, one value per batch.
+        waits: Host waits in the profiled step; empty without a profile.
+        has_python_stacks: Whether the profiler recorded Python stacks, which makes the host several times slower.
+        batches: Number of batches of the step (more than 1 with gradient accumulation).
+        samples: Number of samples of the step on this rank; None if unknown.
+        optimizer_steps: Number of optimizer updates inside the step (2 for a GAN with two optimizers).
+        parameters: Parameters of the model in order; empty if no module was known.
+        memory: Memory that persists through the step.
+        held: Storages that the step wrote and that existed at the step's end; None if not recorded.
+        buffers: Storages of the model's buffers, which are not part of the batch; None if unknown.
+        flags: Global flags.
+        compiled: Whether any part ran through `torch.compile`.
+        compile_seconds: Compilation time of this fit (without a Trainer: process) until the step; None if unknown.
+        world_size: Number of processes in the training, each with its own GPU and samples. One process is recorded.
+        num_nodes: Number of machines.
+        software: Versions of software, for example `{"torch": "2.13.0"}`.
+        notes: Notes for the user about missing information.
+        other_steps: Less frequent kinds of steps that alternate with this kind. Predictions are the mean of all kinds.
+    """
+
+    operations: tuple[Operation, ...]
+    device: str
+    recorder: str
+    gpu_reported_name: str | None = None
+    gpu_memory_bytes: int | None = None
+    step_seconds: tuple[float, ...] = ()
+    host_seconds_unprofiled: tuple[float, ...] = ()
+    running_step_seconds: float | None = None
+    running_steps: int = 0
+    profiled_seconds: float | None = None
+    loader_seconds: tuple[float, ...] = ()
+    waits: tuple[HostWait, ...] = ()
+    has_python_stacks: bool = False
+    batches: int = 1
+    samples: int | None = None
+    optimizer_steps: int = 1
+    parameters: tuple[Parameter, ...] = ()
+    memory: Memory = Memory()
+    held: tuple[int, ...] | None = None
+    buffers: tuple[int, ...] | None = None
+    flags: Flags = Flags()
+    compiled: bool = False
+    compile_seconds: float | None = None
+    world_size: int = 1
+    num_nodes: int = 1
+    software: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    other_steps: tuple[OtherStep, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[OtherStep, ...]:
+        """All kinds of steps with their shares. This kind comes first."""
+        own = 1.0 - sum(other.share for other in self.other_steps)
+        return (OtherStep(share=own, trace=replace(self, other_steps=())), *self.other_steps)
+
+    def __repr__(self) -> str:
+        """Summarise the step in one line; its fields would fill pages."""
+        parts = [
+            f"{len(self.operations):,} operations",
+            *([] if self.samples is None else [f"{self.samples:,} samples"]),
+            *([] if not self.parameters else [f"{sum(map(_elements, self.parameters)):,} parameters"]),
+            f"recorded on {self.gpu_reported_name or self.device}",
+            *([] if self.other_steps == () else [f"{len(self.other_steps) + 1} kinds of step"]),
+        ]
+        return f"Trace({', '.join(parts)})"
+
+    def changed(self, change: Callable[[Trace], Trace]) -> Trace:
+        """Return the Trace with a change applied to every kind of step."""
+        (_, *others), first = self.kinds, change(replace(self, other_steps=()))
+        return replace(first, other_steps=tuple(replace(other, trace=change(other.trace)) for other in others))
+
+    @property
+    def measured_steps(self) -> tuple[float, ...]:
+        """Step times as in training, whose median is the typical time; empty if no step was measured.
+
+        With a timed block, the times are those of a running loop, with the scatter of the isolated steps. Without a
+        block, the times are those of isolated steps, which wait for the device.
+        """
+        running = self.running_step_seconds
+        if running is None:
+            return self.step_seconds
+        if not self.step_seconds:
+            return (running,)
+        middle = statistics.median(self.step_seconds)
+        return tuple(running * one / middle for one in self.step_seconds) if middle > 0 else (running,)
+
+    def untimed(self) -> Trace:
+        """Return the Trace without measured times of whole steps."""
+        return replace(
+            self,
+            step_seconds=(),
+            host_seconds_unprofiled=(),
+            running_step_seconds=None,
+            running_steps=0,
+            profiled_seconds=None,
+        )
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All kernels, in the order of the operations that launched them."""
+        return tuple(kernel for operation in self.operations for kernel in operation.kernels)
+
+    @property
+    def has_measured_kernels(self) -> bool:
+        """Whether the Trace has measured kernel times."""
+        for operation in self.operations:  # noqa: SIM110 -- asked often, of thousands of operations
+            if operation.kernels:
+                return True
+        return False
+
+    def save(self, path: str) -> None:
+        """Write the Trace as JSON (with gzip if the name ends in `.gz`).
+
+        Raises:
+            TraceFormatError: A value is not a JSON value.
+            OSError: The file cannot be written.
+        """
+        save_trace(self, path)
+
+    @staticmethod
+    def load(path: str) -> Trace:
+        """Read a Trace written by `save`.
+
+        Raises:
+            TraceVersionError: The file has a version that this release cannot read.
+            TraceFormatError: The file is not a valid trace. The message names the field.
+            OSError: The file cannot be read.
+        """
+        return load_trace(path)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherStep:
+    """Another kind of step, in a training that alternates between several kinds.
+
+    Attributes:
+        share: Share of all steps, above 0 and below 1.
+        trace: Trace of this kind of step, without other steps.
+    """
+
+    share: float
+    trace: Trace
+
+
+FORMAT: Final = "lightning-predict trace"
+VERSION: Final = 1
+
+
+def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
+    """Return the kinds of steps of a trace, and their weights in the mean step.
+
+    The weights are the shares, unless kinds have different numbers of batches (if gradient accumulation differs between
+    optimizers). In this case, the weights preserve the time per batch, with `batches = trace.batches`:
+
+        weight = share * batches / sum(share * batches of the kind, over all kinds)
+    """
+    traces = tuple(kind.trace for kind in trace.kinds)
+    batches = sum(kind.share * kind.trace.batches for kind in trace.kinds)
+    return traces, tuple(kind.share * trace.batches / batches for kind in trace.kinds)
+
+
+def measured_seconds(trace: Trace) -> float | None:
+    """Return the measured time of the mean step, without a recorder; None if a kind of step was not timed."""
+    kinds, weights = weighted_kinds(trace)
+    if not all(kind.measured_steps for kind in kinds):
+        return None
+    return sum(weight * statistics.median(kind.measured_steps) for kind, weight in zip(kinds, weights, strict=True))
+
+
+def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a Trace atomically.
+
+    Raises:
+        TraceFormatError: A value is not a JSON value.
+        OSError: The file cannot be written.
+    """
+    target = os.fspath(path)
+    try:
+        text = json.dumps(_trace_to_json(trace), allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise TraceFormatError(
+            f"The trace cannot be written to {target!r}: {error}. Arguments of operations must be JSON values: text, "
+            "finite numbers, booleans, None, lists and mappings of them."
+        ) from error
+    content = text.encode()
+    if target.endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
+    if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device cannot be replaced
+        with open(target, "wb") as stream:
+            stream.write(content)
+        return
+    write_atomically(target, content)
+
+
+_RECORD_ONE: Final = (
+    "Record a trace by `lightning_predict.capture(step).save(...)`, or convert a profile of torch.profiler by "
+    "`lightning-predict trace import`."
+)
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a Trace written by `save_trace`.
+
+    Args:
+        path: A JSON file, gzip or plain (detected by its first bytes).
+
+    Raises:
+        TraceVersionError: The file has a version that this release cannot read.
+        TraceFormatError: The file is not a valid trace. The message names the field.
+        OSError: The file cannot be read.
+    """
+    source = os.fspath(path)
+    try:
+        document = checked.read_json(source, TraceFormatError)
+    except TraceFormatError as error:
+        raise TraceFormatError(f"{error} {_RECORD_ONE}") from error
+    top = document.mapping()
+    if is_profile(top):
+        raise TraceFormatError(
+            f"{source} is a profile of torch.profiler or an execution trace. Convert it with `lightning-predict trace "
+            f"import {source}`, or in Python with import_trace({source!r})."
+        )
+    if top.get("format") != FORMAT:
+        raise TraceFormatError(
+            f"{source} is not a trace of lightning-predict: its field 'format' is {top.get('format')!r}, expected "
+            f"{FORMAT!r}. {_RECORD_ONE}"
+        )
+    version = document.member("version").integer(minimum=1)
+    if version != VERSION:
+        raise TraceVersionError(
+            f"{source} is a trace of version {version}; this release reads version {VERSION}. Record it again, or use "
+            "the release that wrote it."
+        )
+    return _trace_from_json(document)
+
+
+def is_profile(document: Any) -> bool:
+    """Return whether a JSON document is a profile of torch.profiler, or an execution trace."""
+    return isinstance(document, list) or (
+        isinstance(document, dict) and not {"traceEvents", "nodes"}.isdisjoint(document)
+    )
+
+
+def read_trace_json(path: str, *, strict: bool = True) -> Any:
+    """Parse a JSON file, with or without gzip, within the limits of `checked.read_json`."""
+    return checked.read_json(path, TraceFormatError, strict=strict).value
+
+
+# --- Writing
+
+
+class _TensorTable:
+    """Table of distinct tensors, in the order of their first use."""
+
+    def __init__(self) -> None:
+        self._rows: dict[TensorInfo, int] = {}
+
+    def index(self, tensor: TensorInfo) -> int:
+        return self._rows.setdefault(tensor, len(self._rows))
+
+    def to_json(self) -> list[list[Any]]:
+        return [_tensor_row(tensor) for tensor in self._rows]
+
+
+def _tensor_row(tensor: TensorInfo) -> list[Any]:
+    """Return a table row: four values, or six for a sparse tensor."""
+    stored = [] if tensor.stored_bytes is None else [tensor.stored_elements, tensor.stored_bytes]
+    return [list(tensor.shape), tensor.dtype, tensor.id, tensor.device, *stored]
+
+
+def _trace_to_json(trace: Trace) -> dict[str, Any]:
+    table = _TensorTable()
+    operations = [_operation_to_json(operation, table) for operation in trace.operations]
+    rest = _changed_fields(trace, leave_out=("operations",))
+    for name in ("memory", "flags"):
+        if name in rest:
+            rest[name] = _changed_fields(rest[name])
+    if "waits" in rest:
+        rest["waits"] = [[wait.start_seconds, wait.seconds, wait.cause] for wait in trace.waits]
+    if "parameters" in rest:
+        rest["parameters"] = [_changed_fields(parameter) for parameter in trace.parameters]
+    if "other_steps" in rest:
+        rest["other_steps"] = [{"share": one.share, "trace": _trace_to_json(one.trace)} for one in trace.other_steps]
+    return {"format": FORMAT, "version": VERSION, **rest, "tensors": table.to_json(), "operations": operations}
+
+
+def _operation_to_json(operation: Operation, table: _TensorTable) -> dict[str, Any]:
+    row = _changed_fields(operation, leave_out=("inputs", "outputs", "kernels"))
+    for name, tensors in (("inputs", operation.inputs), ("outputs", operation.outputs)):
+        if tensors:
+            row[name] = [table.index(tensor) for tensor in tensors]
+    if operation.kernels:
+        row["kernels"] = [_changed_fields(kernel) for kernel in operation.kernels]
+    return row
+
+
+def _changed_fields(record: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the fields of a record that differ from their defaults. Mappings become plain dictionaries."""
+    row: dict[str, Any] = {}
+    for own in fields(record):
+        value = getattr(record, own.name)
+        if own.name not in leave_out and value != _default(own):
+            row[own.name] = dict(value) if isinstance(value, Mapping) else value
+    return row
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+# --- Reading
+
+
+@cache
+def _names(record: type[Any]) -> frozenset[str]:
+    return frozenset(field.name for field in fields(record))
+
+
+_TRACE_FIELDS: Final = _names(Trace) | {"format", "version", "tensors"}
+
+
+def _trace_from_json(document: Checked) -> Trace:
+    document.check_keys(optional=_TRACE_FIELDS)
+    tensors = [_tensor(row) for row in document.member("tensors").items()]
+    get = document.optional
+    return Trace(
+        operations=tuple(_operation(row, tensors) for row in document.member("operations").items()),
+        device=document.member("device").text(),
+        recorder=document.member("recorder").text(),
+        gpu_reported_name=get("gpu_reported_name", Checked.text, None),
+        gpu_memory_bytes=get("gpu_memory_bytes", Checked.integer, None),
+        step_seconds=get("step_seconds", _seconds_list, ()),
+        host_seconds_unprofiled=get("host_seconds_unprofiled", _seconds_list, ()),
+        running_step_seconds=get("running_step_seconds", Checked.number, None),
+        running_steps=get("running_steps", Checked.integer, 0),
+        profiled_seconds=get("profiled_seconds", Checked.number, None),
+        loader_seconds=get("loader_seconds", _seconds_list, ()),
+        waits=get("waits", lambda value: tuple(_wait(row) for row in value.items()), ()),
+        has_python_stacks=get("has_python_stacks", Checked.flag, False),
+        batches=get("batches", lambda value: value.integer(minimum=1), 1),
+        samples=get("samples", lambda value: value.integer(minimum=1), None),
+        optimizer_steps=get("optimizer_steps", Checked.integer, 1),
+        parameters=get("parameters", lambda value: tuple(_parameter(row) for row in value.items()), ()),
+        memory=get("memory", _memory, Memory()),
+        held=get("held", _numbers, None),
+        buffers=get("buffers", _numbers, None),
+        flags=get("flags", _flags, Flags()),
+        compiled=get("compiled", Checked.flag, False),
+        compile_seconds=get("compile_seconds", Checked.number, None),
+        world_size=get("world_size", lambda value: value.integer(minimum=1), 1),
+        num_nodes=get("num_nodes", lambda value: value.integer(minimum=1), 1),
+        software=get("software", _texts_by_name, {}),
+        notes=get("notes", lambda value: tuple(note.text() for note in value.items()), ()),
+        other_steps=get("other_steps", _other_steps, ()),
+    )
+
+
+def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
+    for row in value.items():
+        row.check_keys(optional=_names(OtherStep))
+    others = tuple(
+        OtherStep(share=row.member("share").number(), trace=_trace_from_json(row.member("trace")))
+        for row in value.items()
+    )
+    if not (all(other.share > 0 for other in others) and sum(other.share for other in others) < 1):
+        raise value.unexpected("shares above 0 that leave a part of 1 to the commonest step")
+    return others
+
+
+def _seconds_list(value: Checked) -> tuple[float, ...]:
+    return tuple(item.number() for item in value.items())
+
+
+def _numbers(value: Checked) -> tuple[int, ...]:
+    return tuple(item.integer() for item in value.items())
+
+
+def _texts_by_name(value: Checked) -> dict[str, str]:
+    return {name: item.text() for name, item in value.members().items()}
+
+
+def _tensor(row: Checked) -> TensorInfo:
+    shape, dtype, number, device, *stored = row.items() if len(row.items()) == 6 else row.items(length=4)
+    elements, stored_bytes = (value.integer() for value in stored) if stored else (None, None)
+    return TensorInfo(
+        shape=tuple(size.integer() for size in shape.items()),
+        dtype=dtype.text(),
+        id=None if number.value is None else number.integer(),
+        device=None if device.value is None else device.text(),
+        stored_elements=elements,
+        stored_bytes=stored_bytes,
+    )
+
+
+def _operation(row: Checked, tensors: list[TensorInfo]) -> Operation:
+    row.check_keys(optional=_names(Operation))
+
+    def pick(value: Checked) -> tuple[TensorInfo, ...]:
+        return tuple(tensors[item.integer(maximum=len(tensors) - 1)] for item in value.items())
+
+    return Operation(
+        name=row.member("name").text(),
+        phase=row.member("phase").choice(PHASES),
+        inputs=row.optional("inputs", pick, ()),
+        outputs=row.optional("outputs", pick, ()),
+        arguments=row.optional("arguments", Checked.mapping, {}),
+        module=row.optional("module", Checked.text, None),
+        kernels=row.optional("kernels", lambda value: tuple(_kernel(item) for item in value.items()), ()),
+        host_start_seconds=row.optional("host_start_seconds", Checked.any_number, None),
+        host_seconds=row.optional("host_seconds", Checked.number, None),
+        freed=row.optional("freed", _numbers, ()),
+        python_seconds=row.optional("python_seconds", Checked.number, 0.0),
+    )
+
+
+def _wait(row: Checked) -> HostWait:
+    start, seconds, cause = row.items(length=3)
+    return HostWait(start.any_number(), seconds.number(), cause.choice(WAIT_CAUSES))
+
+
+def _kernel(row: Checked) -> Kernel:
+    row.check_keys(optional=_names(Kernel))
+
+    def three(value: Checked) -> tuple[int, int, int]:
+        x, y, z = (size.integer() for size in value.items(length=3))
+        return x, y, z
+
+    return Kernel(
+        name=row.member("name").text(),
+        seconds=row.member("seconds").number(),
+        grid=three(row.member("grid")),
+        block=three(row.member("block")),
+        registers_per_thread=row.member("registers_per_thread").integer(),
+        shared_memory_bytes=row.member("shared_memory_bytes").integer(),
+        stream=row.member("stream").integer(),
+        start_seconds=row.member("start_seconds").any_number(),
+        launch_start_seconds=row.optional("launch_start_seconds", Checked.any_number, None),
+        launch_seconds=row.optional("launch_seconds", Checked.number, None),
+        device=row.optional("device", Checked.integer, 0),
+    )
+
+
+def _parameter(row: Checked) -> Parameter:
+    row.check_keys(optional=_names(Parameter))
+    return Parameter(
+        name=row.member("name").text(),
+        shape=tuple(size.integer() for size in row.member("shape").items()),
+        dtype=row.member("dtype").text(),
+        requires_grad=row.optional("requires_grad", Checked.flag, True),
+    )
+
+
+def _memory(value: Checked) -> Memory:
+    value.check_keys(optional=_names(Memory))
+    return Memory(**{name: item.integer() for name, item in value.members().items()})
+
+
+def _flags(value: Checked) -> Flags:
+    value.check_keys(optional=_names(Flags))
+    given = value.members()
+    dtype = given.pop("autocast_dtype", None)
+    switches = {name: item.flag() for name, item in given.items()}
+    return Flags(**switches, autocast_dtype=None if dtype is None else dtype.text())
+
+
+def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
+    """Return the trace without notes and parameter names, and without module names unless kept.
+
+    Modules are numbered in the order of their first call, so equal modules stay equal. Custom operators keep their
+    qualified names, because these names identify their kernels.
+
+    Args:
+        trace: Trace to anonymise.
+        keep_modules: Whether to keep module names.
+    """
+    numbers: dict[str, str] = {}
+
+    def hidden(module: str | None) -> str | None:
+        if module is None or keep_modules:
+            return module
+        return numbers.setdefault(module, f"module_{len(numbers)}")
+
+    def without_names(step: Trace) -> Trace:
+        return replace(
+            step,
+            operations=tuple(replace(operation, module=hidden(operation.module)) for operation in step.operations),
+            parameters=tuple(
+                replace(parameter, name=f"parameter_{index}") for index, parameter in enumerate(step.parameters)
+            ),
+            notes=(),
+        )
+
+    return trace.changed(without_names)

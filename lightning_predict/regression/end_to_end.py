@@ -1,0 +1,510 @@
+"""End-to-end regression: predicts the time of a run from the times of runs with other settings.
+
+Seconds per iteration are a linear function of terms. A `Term` is a product of variables or their inverses. Candidates
+are all products of the varying variables up to a degree; a stepwise selection keeps the significant terms. (Gianniti,
+Zhang and Ardagna, CLOSER 2019, model the time of the whole run: iterations times seconds per iteration.) Relative
+errors are minimised, because the times of runs differ by orders of magnitude. Terms that cannot hold beyond the past
+runs are excluded; `RegressionOptions` can include them, as in the published method. Example::
+
+    >>> from lightning_predict.regression.runs import PastRun, RunSetting
+    >>> settings = [RunSetting(iterations=100, batch_size=size, gpu="T4") for size in (8, 16, 32, 64, 128)]
+    >>> runs = [PastRun(model="net", setting=one, seconds=2.0 + 0.5 * one.batch_size) for one in settings]
+    >>> regression = fit_regression(runs)
+    >>> print(regression.formula)
+    seconds per iteration = 0.02 + 0.005 * batch_size
+    >>> estimate = regression.predict(RunSetting(iterations=100, batch_size=256, gpu="T4"))
+    >>> round(estimate.seconds, 6), estimate.extrapolations[0].note
+    (130.0, 'batch size 256 is 2 times the largest of the past runs (128)')
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
+
+from lightning_predict.base.constants import constants_of
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import Interval
+from lightning_predict.kernels.operations import Array
+from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
+
+if TYPE_CHECKING:
+    from lightning_predict.regression.stepwise import StepwiseRegression
+
+_OF: Final = constants_of(__name__)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Product of variables: a term of the regression. Each factor has the exponent 1 or -1."""
+
+    variables: tuple[Variable, ...]
+    exponents: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Formula of the product, as text."""
+        above = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent > 0]
+        below = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent < 0]
+        parts = [" * ".join(above) or "1", *below]
+        return " / ".join(parts)
+
+    def values(self, columns: Mapping[Variable, Array]) -> Array:
+        """Return the value of the product for each run, shape (runs,)."""
+        powers = (columns[name] ** float(power) for name, power in zip(self.variables, self.exponents, strict=True))
+        values: Array = np.prod(np.stack(list(powers)), axis=0)
+        return values
+
+
+_RATES: Final[tuple[Variable, ...]] = ("flops_per_second", "bytes_per_second")
+
+
+def terms_of(
+    variables: Sequence[Variable],
+    *,
+    degree: int = 2,
+    inverses: bool = True,
+    not_inverted: Collection[Variable] = (),
+    only_inverted: Collection[Variable] = (),
+) -> tuple[Term, ...]:
+    """Return all products of up to `degree` different variables, short products first.
+
+    Variables in `not_inverted` can be 0. `only_inverted` is ignored without `inverses`.
+    """
+    terms: list[Term] = []
+    for length in range(1, min(degree, len(variables)) + 1):
+        for chosen in combinations(variables, length):
+            if set(_RATES) <= set(chosen):  # times of computing and of moving data add up
+                continue
+            powers = [_powers(name, inverses, not_inverted, only_inverted) for name in chosen]
+            terms += [Term(chosen, exponents) for exponents in product(*powers)]
+    return tuple(terms)
+
+
+def _powers(
+    name: Variable, inverses: bool, not_inverted: Collection[Variable], only_inverted: Collection[Variable]
+) -> tuple[int, ...]:
+    """Return the possible exponents of a variable in a product."""
+    if not inverses or name in not_inverted:
+        return (1,)
+    return (-1,) if name in only_inverted else (1, -1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extrapolation:
+    """A variable whose value in the setting to predict is outside the range of the past runs."""
+
+    variable: Variable
+    requested_value: float
+    lowest: float
+    highest: float
+
+    @property
+    def factor(self) -> float | None:
+        """Value divided by the nearest end of the range: above 1 beyond the maximum; None if this end is 0."""
+        nearest = self.highest if self.requested_value > self.highest else self.lowest
+        return self.requested_value / nearest if nearest else None
+
+    @property
+    def note(self) -> str:
+        """Text that states how far the value is outside the past runs."""
+        is_above = self.requested_value > self.highest
+        nearest = self.highest if is_above else self.lowest
+        kind = "largest" if is_above else "smallest"
+        kind = "only one" if self.lowest == self.highest else kind
+        times = "beyond" if self.factor is None else f"{self.factor:.3g} times"
+        return f"{WORDS[self.variable]} {self.requested_value:g} is {times} the {kind} of the past runs ({nearest:g})"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEstimate:
+    """Time of a run, predicted from past runs.
+
+    Attributes:
+        setting: Setting of the run.
+        time: Seconds of the run; None if the regression predicts 0 or less, far outside the past runs.
+        extrapolations: Variables outside the range of the past runs.
+    """
+
+    setting: RunSetting
+    time: Interval[float] | None
+    extrapolations: tuple[Extrapolation, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted seconds; None if `time` is None."""
+        return None if self.time is None else self.time.middle
+
+    @property
+    def low_seconds(self) -> float | None:
+        """Lower end of the 90 % interval; None if `time` is None."""
+        return None if self.time is None else self.time.low
+
+    @property
+    def high_seconds(self) -> float | None:
+        """Upper end of the 90 % interval; None if `time` is None."""
+        return None if self.time is None else self.time.high
+
+
+CONFIDENCE: Final = 0.9
+"""Probability that the time of a new run is inside the interval."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EndToEndRegression:
+    """Fitted regression of one model's past runs.
+
+    Attributes:
+        intercept: Constant of the regression, in seconds per iteration.
+        coefficients: Coefficients of the terms, in seconds per iteration per unit of the term, shape (terms,).
+        ranges: Minimum and maximum of every variable over the runs.
+        mean_error: Mean of |fitted / actual - 1| over the runs.
+        cross_validation_error: Mean of |predicted / actual - 1| in cross-validation, which selects terms in each fold;
+            None with too few runs.
+        residual_variance: Mean square of the relative (or absolute) residuals of the fit or the cross-validation,
+            whichever is larger.
+        degrees_of_freedom: Number of runs minus number of coefficients and intercept, at least 1.
+        covariance: Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`.
+    """
+
+    model: str
+    runs: int
+    intercept: float
+    terms: tuple[Term, ...]
+    coefficients: Array
+    ranges: Mapping[Variable, tuple[float, float]]
+    mean_error: float
+    cross_validation_error: float | None
+    notes: tuple[str, ...]
+    residual_variance: float
+    degrees_of_freedom: int
+    covariance: Array = field(repr=False)
+    scales: Array = field(repr=False)
+    relative: bool = True
+
+    @property
+    def formula(self) -> str:
+        """The regression as an equation, in seconds, SI units and counts."""
+        parts = [f"{self.intercept:.4g}"]
+        for value, term in zip(self.coefficients, self.terms, strict=True):
+            sign = "-" if value < 0 else "+"
+            parts.append(f"{sign} {abs(value):.4g}{_after_number(term.name)}")
+        return f"seconds per iteration = {' '.join(parts)}"
+
+    def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
+        """Return the variables of a setting whose values are outside the range of the past runs.
+
+        Raises:
+            InvalidArgumentError: The setting lacks a variable that the past runs have.
+        """
+        found = []
+        for variable, (low, high) in self.ranges.items():
+            value = setting.value(variable)
+            if value is None and variable == "flops_per_byte":
+                continue
+            if value is None and variable == "bytes_per_second":
+                if low == high:
+                    continue
+                raise InvalidArgumentError(
+                    f"The past runs of {self.model} are of GPUs that differ in their memory bandwidth; name the GPU of "
+                    "the run to predict instead of its computing power, or give bytes_per_second."
+                )
+            if value is None:
+                raise InvalidArgumentError(
+                    f"The past runs of {self.model} differ in their {WORDS[variable]}; give {variable} for the run to "
+                    "predict, too."
+                    if low < high
+                    else f"The past runs of {self.model} have {variable}={low:g}; give it for the run to predict, too."
+                )
+            if not low <= value <= high:
+                found.append(Extrapolation(variable=variable, requested_value=value, lowest=low, highest=high))
+        return tuple(found)
+
+    def predict(self, setting: RunSetting) -> RunEstimate:
+        """Predict the time of a run with another setting.
+
+        The interval is the prediction interval of a new observation with Student's t. Outside the range of the past
+        runs, the interval widens with the distance, because the selected terms may be wrong there
+        (`EXTRAPOLATION_SPREAD`).
+
+        Raises:
+            InvalidArgumentError: The setting lacks a variable that the past runs have.
+        """
+        outside = self.extrapolations(setting)
+        columns = values_of([setting], tuple({name for term in self.terms for name in term.variables}))
+        values = np.array([term.values(columns)[0] for term in self.terms])  # (terms,)
+        middle = self.intercept + float(values @ self.coefficients)
+        if middle <= 0:
+            return RunEstimate(setting=setting, time=None, extrapolations=outside)
+        half = self._half_width(np.array([1.0, *(values / self.scales)]), middle, outside)
+        one = Interval(middle - half, middle, middle + half).clamp_min(0.0)
+        return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
+
+    def _half_width(self, row: Array, middle: float, outside: Sequence[Extrapolation]) -> float:
+        """Return the half width of the interval, in seconds per iteration."""
+        from scipy import stats  # installed, because the fit needs SciPy
+
+        own = middle**2 if self.relative else 1.0
+        variance = self.residual_variance * (own + float(row @ self.covariance @ row))
+        quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, self.degrees_of_freedom))
+        beyond = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * middle * math.hypot(*map(_spread_beyond, outside))
+        return math.hypot(quantile * float(np.sqrt(variance)), beyond)
+
+
+EXTRAPOLATION_SPREAD: Final[Mapping[Variable, float]] = {
+    "num_gpus": 0.4,
+    "flops_per_second": 0.3,
+    "bytes_per_second": 0.3,
+    "flops_per_byte": 0.5,
+}
+"""Standard deviation of the relative error per log unit of distance beyond the past runs.
+
+`num_gpus` was chosen on 218 published sweeps over one to eight GPUs, fitted to up to four GPUs and evaluated on
+eight: coverage rises from 66 to 90 %. The rates of a GPU were chosen on 96 simulated runs on faster GPUs: coverage
+rises from 52 to 93 %. On data that was not used for the choice, coverage is 88 % (sweeps), and 93 and 95 % (44
+published runs)."""
+
+OTHER_SPREAD: Final = _OF.number("OTHER_SPREAD", "log/log")
+
+
+def _spread_beyond(outside: Extrapolation) -> float:
+    """Return the relative standard deviation that a variable outside the past runs adds to the interval."""
+    factor = outside.factor
+    distance = 1.0 if not factor else abs(math.log(factor))
+    return EXTRAPOLATION_SPREAD.get(outside.variable, OTHER_SPREAD) * distance
+
+
+def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, Array]:
+    """Return the value of each variable in each setting, as arrays of shape (settings,)."""
+    return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
+
+
+def _after_number(name: str) -> str:
+    """Return the name of a term as it follows the coefficient in a formula."""
+    return name[1:] if name.startswith("1 / ") else f" * {name}"
+
+
+MIN_RUNS: Final = 3
+"""Minimum number of runs for a regression."""
+
+FOLDS: Final = 10
+"""Number of folds in cross-validation."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionOptions:
+    """Options for creating and selecting terms.
+
+    Attributes:
+        variables: Variables that may be used.
+        max_terms: Maximum number of terms; None for all significant terms.
+        degree: Maximum number of variables in a product.
+        inverses: Whether to include inverses of the variables.
+        p_enter: p-value below which a term enters.
+        p_remove: p-value above which a term leaves.
+        runs_per_term: Minimum number of runs per term, because some of many candidates fit a few runs by chance.
+        relative: Whether to minimise relative errors; otherwise absolute errors, as in the published regressions.
+        only_inverted: Variables that are always inverted. A term that grows with the computing power cannot hold for a
+            faster GPU, and the communication per GPU grows as (n - 1) / n.
+        costs_add_up: Whether the coefficients of terms without the number of GPUs must be positive.
+        work_has_rates: Whether terms that grow with the batch size are divided by a rate of the GPU, if GPUs differ.
+            Otherwise, an equal time per sample on all GPUs would dominate on the fastest GPU.
+    """
+
+    variables: tuple[Variable, ...] = VARIABLES
+    max_terms: int | None = None
+    degree: int = 2
+    inverses: bool = True
+    p_enter: float = 0.05
+    p_remove: float = 0.1
+    runs_per_term: int = 3
+    relative: bool = True
+    only_inverted: tuple[Variable, ...] = ("flops_per_second", "bytes_per_second", "num_gpus")
+    costs_add_up: bool = True
+    work_has_rates: bool = True
+
+
+DEFAULT_OPTIONS: Final = RegressionOptions()
+
+
+def fit_regression(
+    runs: Sequence[PastRun], *, model: str | None = None, options: RegressionOptions = DEFAULT_OPTIONS
+) -> EndToEndRegression:
+    """Fit a regression to the runs of one model.
+
+    Args:
+        runs: Past runs.
+        model: Name of the model; None if all runs are of one model.
+        options: How to create and select terms.
+
+    Raises:
+        InvalidArgumentError: There are too few runs, the runs are of several models and `model` is None, or only some
+            runs have a variable.
+        MissingDependencyError: scikit-learn or SciPy is not installed.
+    """
+    chosen = of_one_model(runs, model)
+    regression = _fit(chosen, options)
+    if len(chosen) <= MIN_RUNS:
+        return regression
+    errors = np.array(left_out_errors(chosen, options=options))
+    residuals = errors if options.relative else errors * [run.seconds_per_iteration for run in chosen]
+    return replace(
+        regression,
+        cross_validation_error=float(np.abs(errors).mean()),
+        # The residuals of the fit underestimate the error, because terms were selected to make residuals small.
+        residual_variance=max(regression.residual_variance, float((residuals**2).mean())),
+    )
+
+
+def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS) -> tuple[float, ...]:
+    """Return the cross-validation error (predicted / actual - 1) of each run, in order.
+
+    Raises:
+        InvalidArgumentError: There are too few runs.
+        MissingDependencyError: scikit-learn or SciPy is not installed.
+    """
+    if len(runs) <= MIN_RUNS:
+        raise InvalidArgumentError(f"{len(runs)} runs; leaving one out needs at least {MIN_RUNS + 1}.")
+    count = min(FOLDS, len(runs))
+    errors = [0.0] * len(runs)
+    for fold in range(count):
+        regression = _fit([run for i, run in enumerate(runs) if i % count != fold], options)
+        for index in range(fold, len(runs), count):
+            run = runs[index]
+            errors[index] = (regression.predict(run.setting).seconds or 0.0) / run.seconds - 1
+    return tuple(errors)
+
+
+def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
+    """Select terms and fit their coefficients, without cross-validation."""
+    known, notes = _known_variables(chosen, options.variables)
+    columns = values_of([run.setting for run in chosen], known)
+    varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
+    zero = tuple(name for name in varying if (columns[name] == 0).any())
+    terms = terms_of(
+        varying,
+        degree=options.degree,
+        inverses=options.inverses,
+        not_inverted=zero,
+        only_inverted=options.only_inverted,
+    )
+    if options.work_has_rates and options.degree > 1 and set(_RATES) & set(varying):
+        terms = tuple(term for term in terms if not _is_work_of_any_gpu(term))
+    target = np.array([run.seconds_per_iteration for run in chosen])  # (runs,)
+    # scikit-learn rejects a table without columns. A column of ones is never selected, because there is an intercept.
+    matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])  # (runs, terms)
+    # Scaling makes rounding errors equal for 1e14 FLOP/s and 4 GPUs.
+    scales = np.sqrt((matrix**2).mean(axis=0))  # (terms,)
+    estimator = _estimator(terms, len(chosen), options)
+    estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
+    kept = estimator.selected_
+    return EndToEndRegression(
+        model=chosen[0].model,
+        runs=len(chosen),
+        intercept=estimator.intercept_,
+        terms=tuple(terms[index] for index in kept),
+        coefficients=estimator.coef_[kept] / scales[kept],
+        ranges={
+            name: (float(values.min()), float(values.max()))
+            for name, values in values_of(
+                [run.setting for run in chosen], (*known, *_rate_ratio_variable(known))
+            ).items()
+        },
+        mean_error=float(np.abs(estimator.predict(matrix / scales) / target - 1).mean()),
+        cross_validation_error=None,
+        notes=(*notes, *_left_out(known, varying, zero, columns), *_unused(varying, [terms[i] for i in kept])),
+        residual_variance=estimator.residual_variance_,
+        degrees_of_freedom=estimator.degrees_of_freedom_,
+        covariance=estimator.unscaled_covariance_,
+        scales=scales[kept],
+        relative=options.relative,
+    )
+
+
+def _rate_ratio_variable(known: Sequence[Variable]) -> tuple[Variable, ...]:
+    """Return the variable `flops_per_byte` if both rates of the GPUs are known."""
+    return ("flops_per_byte",) if set(_RATES) <= set(known) else ()
+
+
+def _is_work_of_any_gpu(term: Term) -> bool:
+    """Return whether a term grows with the batch size, but contains neither a rate of the GPU nor loading."""
+    grows = any(name == "batch_size" and power > 0 for name, power in zip(term.variables, term.exponents, strict=True))
+    return grows and not {*_RATES, "threads", "disk_seconds"} & set(term.variables)
+
+
+def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
+    from lightning_predict.regression.stepwise import StepwiseRegression
+
+    return StepwiseRegression(
+        p_enter=options.p_enter,
+        p_remove=options.p_remove,
+        max_features=min(max(1, runs // options.runs_per_term), options.max_terms or runs),
+        non_negative=_costs(terms) if options.costs_add_up else (),
+        non_negative_intercept=options.costs_add_up,
+    )
+
+
+def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, ...]:
+    """Return the runs of a model.
+
+    Raises:
+        InvalidArgumentError: There are too few runs, or the runs are of several models and `model` is None.
+    """
+    models = sorted({run.model for run in runs})
+    if model is None and len(models) > 1:
+        raise InvalidArgumentError(f"The runs are of {len(models)} models; choose one of {', '.join(models)}.")
+    chosen = tuple(run for run in runs if model in (None, run.model))
+    if len(chosen) < MIN_RUNS:
+        whose = "" if model is None else f" of {model!r} (there are runs of {', '.join(models) or 'no model'})"
+        raise InvalidArgumentError(f"{len(chosen)} past runs{whose}; a regression needs at least {MIN_RUNS}.")
+    return chosen
+
+
+def _known_variables(
+    runs: Sequence[PastRun], variables: Sequence[Variable]
+) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
+    """Return the variables that all runs have, and notes about variables that no run has."""
+    known: list[Variable] = []
+    unknown: list[str] = []
+    for name in variables:
+        count = sum(run.setting.value(name) is not None for run in runs)
+        if name == "bytes_per_second" and count < len(runs):  # known only for GPUs with a name
+            count = 0
+        if 0 < count < len(runs):
+            raise InvalidArgumentError(
+                f"{count} of {len(runs)} past runs say their {WORDS[name]} ({name}); expected all of them or none."
+            )
+        (known if count else unknown).append(name if count else WORDS[name])  # type: ignore[arg-type]
+    return tuple(known), ((f"Not known of the runs, and left out: {', '.join(unknown)}.",) if unknown else ())
+
+
+def _costs(terms: Sequence[Term]) -> tuple[int, ...]:
+    """Return the indices of terms without the number of GPUs; their coefficients are costs and must be positive."""
+    return tuple(index for index, term in enumerate(terms) if "num_gpus" not in term.variables)
+
+
+def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str, ...]:
+    """Return a note about variables that vary, but are in no selected term."""
+    used = {name for term in selected for name in term.variables}
+    unused = [WORDS[name] for name in varying if name not in used]
+    return (f"The runs differ in these, and their times not significantly: {', '.join(unused)}.",) if unused else ()
+
+
+def _left_out(
+    known: Sequence[Variable], varying: Sequence[Variable], zero: Sequence[Variable], columns: Mapping[Variable, Array]
+) -> tuple[str, ...]:
+    """Return notes about constant variables, and about variables that are not inverted."""
+    constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
+    notes = [f"The same in all runs, and left out: {', '.join(constant)}."] if constant else []
+    notes += [f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."] if zero else []
+    return tuple(notes)

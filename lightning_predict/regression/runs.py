@@ -1,0 +1,450 @@
+"""`PastRun`: a finished run as input of the regression, with readers of CSV files, MLflow and Weights & Biases.
+
+Variables follow Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of GPUs,
+threads and disk delay. "Inner modules" is the number of repeated modules, which differs between the networks of a
+family. We add memory bandwidth, because without it a GPU like the L4 looks three times as fast as it is.
+
+A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names in
+`FIELDS`, with or without a tracker's prefix (`params.batch_size`, `metrics.seconds`, `Runtime`), or by names that the
+user gives. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric. MLflow's
+database stores the same values as table rows. Folder and database are read without MLflow. Example::
+
+    >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
+    >>> round(setting.value("flops_per_second") / 1e12, 2)  # sustained in float32, of a peak of 8.1
+    4.35
+    >>> PastRun(model="ResNet-50", setting=setting, seconds=210.0).seconds_per_iteration
+    0.21
+
+    read_runs("runs.csv", columns={"batch_size": "config.loader.bs"}, values={"gpu": "T4"}).runs[0].setting.batch_size
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Literal, final, get_args
+
+from lightning_predict.base.checked import Checked, File, read_csv, read_yaml
+from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
+from lightning_predict.base.units import gigaflops_to_flops, milliseconds_to_seconds
+from lightning_predict.hardware.layouts import layout_of
+from lightning_predict.kernels.roofline import sustained_flops
+from lightning_predict.regression.trainer_files import is_trainer_file, trainer_rows
+from lightning_predict.run.history import HistoryRecord, read_history
+
+Variable = Literal[
+    "iterations",
+    "batch_size",
+    "flops_per_second",
+    "bytes_per_second",
+    "num_gpus",
+    "threads",
+    "disk_seconds",
+    "inner_modules",
+    "flops_per_byte",
+]
+
+VARIABLES: Final[tuple[Variable, ...]] = tuple(name for name in get_args(Variable) if name != "flops_per_byte")
+"""Variables of the regression, in display order. `flops_per_byte` is not a regression variable: it only detects GPUs
+whose ratio exceeds the ratio of all past runs (extrapolation)."""
+
+WORDS: Final[dict[Variable, str]] = {
+    "iterations": "iterations",
+    "batch_size": "batch size",
+    "flops_per_second": "FLOP/s",
+    "bytes_per_second": "memory bandwidth",
+    "num_gpus": "number of GPUs",
+    "threads": "threads",
+    "disk_seconds": "disk delay",
+    "inner_modules": "inner modules",
+    "flops_per_byte": "FLOP/s for each byte/s of memory",
+}
+"""Display names of the variables."""
+
+POWER_DTYPE: Final = "float32"
+"""A GPU's computing power is its sustained rate for large matmuls in this dtype. On the L4, the sustained rate is
+less than half of the peak (`kernels/roofline.py`)."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSetting:
+    """Settings of a run.
+
+    Attributes:
+        iterations: Number of training iterations.
+        batch_size: Number of samples per iteration on one GPU.
+        gpu: Name of the GPU, optionally with a count (`8xL4`); stored as catalogue name without the count. None if only
+            the computing power is known.
+        flops_per_second: Computing power of one GPU; None uses the sustained float32 rate of `gpu`.
+        bytes_per_second: Memory bandwidth of one GPU; None uses the catalogue's bandwidth of `gpu`.
+        num_gpus: Total number of GPUs. A count in `gpu` sets this number.
+        threads: Number of CPU threads of the loaders; None if unknown.
+        disk_seconds: Delay of the disk; None if unknown.
+        inner_modules: Number of repeated modules, for networks of a family that differ in depth; None for a single
+            network.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, `gpu` and `flops_per_second` are both missing, or `num_gpus`
+            contradicts the count in `gpu`.
+        UnknownGpuError: The catalogue does not have the GPU, and no computing power is given.
+    """
+
+    iterations: int
+    batch_size: int
+    gpu: str | None = None
+    flops_per_second: float | None = None
+    bytes_per_second: float | None = None
+    num_gpus: int = 1
+    threads: int | None = None
+    disk_seconds: float | None = None
+    inner_modules: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "batch_size", "num_gpus", "threads", "inner_modules"):
+            count = getattr(self, name)
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise InvalidArgumentError(f"{name}={count!r}; expected a whole number of at least 1.")
+        _check("flops_per_second", self.flops_per_second, above=True)
+        _check("bytes_per_second", self.bytes_per_second, above=True)
+        _check("disk_seconds", self.disk_seconds, above=False)
+        if self.flops_per_second is None:
+            if self.gpu is None:
+                raise InvalidArgumentError("A run needs its GPU's name or its computing power (flops_per_second).")
+            layout = layout_of(self.gpu)
+            if layout.count > 1 and self.num_gpus not in (1, layout.count):
+                raise InvalidArgumentError(
+                    f"gpu={self.gpu!r} is {layout.count} GPUs and num_gpus={self.num_gpus}; leave one of them out."
+                )
+            object.__setattr__(self, "gpu", layout.gpu.name)
+            object.__setattr__(self, "num_gpus", max(self.num_gpus, layout.count))
+            object.__setattr__(self, "flops_per_second", sustained_flops(layout.gpu, POWER_DTYPE))
+            object.__setattr__(self, "bytes_per_second", self.bytes_per_second or layout.gpu.dram_bytes_per_second)
+
+    @property
+    def flops_per_byte(self) -> float | None:
+        """Computing power divided by memory bandwidth; None if either is unknown."""
+        if self.flops_per_second is None or self.bytes_per_second is None:
+            return None
+        return self.flops_per_second / self.bytes_per_second
+
+    def value(self, variable: Variable) -> float | None:
+        """Return a variable as a number; None if unknown."""
+        value = getattr(self, variable)
+        return None if value is None else float(value)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """A finished run. `model` names a model, or a family of models that differ in `inner_modules`.
+
+    Raises:
+        InvalidArgumentError: The time is not above 0.
+    """
+
+    model: str
+    setting: RunSetting
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _check("seconds", self.seconds, above=True)
+
+    @property
+    def seconds_per_iteration(self) -> float:
+        """Mean time of an iteration."""
+        return self.seconds / self.setting.iterations
+
+
+def _check(name: str, value: float | None, *, above: bool) -> None:
+    if value is None:
+        return
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (above and value == 0):
+        expected = "a number above 0" if above else "a number of at least 0"
+        raise InvalidArgumentError(f"{name}={value!r}; expected {expected}.")
+
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "seconds": ("Runtime", "_runtime", "duration_seconds"),
+    "iterations": ("global_step", "trainer/global_step", "train/global_step", "max_steps"),
+    "batch_size": ("per_device_train_batch_size",),
+    "model": ("model_name",),
+    "gpu": ("gpu_name",),
+    "gflops": (),
+    "num_gpus": ("gpus", "devices"),
+    "threads": ("num_workers",),
+    "disk_delay_seconds": (),
+    "inner_modules": (),
+}
+"""Fields of a run, with the column names that trackers use for them."""
+
+REQUIRED: Final = ("seconds", "iterations", "batch_size")
+
+PREFIXES: Final = ("", "params.", "metrics.", "tags.", "config.", "config/", "summary.", "summary/")
+
+STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
+"""Columns in which MLflow and W&B store the final state of a run, and the value that means finished."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """Past runs in the order of a table, with notes on excluded runs."""
+
+    runs: tuple[PastRun, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_table(
+    path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
+) -> RunTable:
+    """Read past runs from a CSV file (gzip if the name ends in `.gz`).
+
+    Args:
+        path: The file.
+        columns: Column of each field whose column name is not a default name.
+        values: Values of fields without a column, equal for all runs.
+
+    Raises:
+        MeasurementTableError: A column is missing, or a cell is invalid. The message names line and column.
+        InvalidArgumentError: A field is unknown.
+        OSError: The file cannot be read.
+    """
+    return runs_of_rows(read_csv(path, MeasurementTableError), str(path), columns=columns, values=values)
+
+
+def runs_of_rows(
+    rows: Iterable[Checked],
+    source: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
+) -> RunTable:
+    """Convert rows of texts to past runs; arguments as in `read_table`.
+
+    Raises:
+        MeasurementTableError: See `read_table`.
+        InvalidArgumentError: See `read_table`.
+    """
+    kept, notes = _ended(tuple(rows))
+    if not kept:
+        raise MeasurementTableError(f"{source} holds no run that has ended.")
+    present = list(dict.fromkeys(column for row in kept for column in row.value))
+    found = _columns(source, present, columns or {}, values or {})
+    default_model = Path(source).name.removesuffix(".gz").removesuffix(".csv")
+    runs = tuple(_run(row, found, values or {}, default_model) for row in kept)
+    return RunTable(runs, notes)
+
+
+def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, ...]]:
+    """Return the finished runs, and a note about other runs."""
+    kept = tuple(
+        row
+        for row in rows
+        if all(row.value[column] == word for column, word in STATES.items() if row.value.get(column))
+    )
+    gone = len(rows) - len(kept)
+    return kept, ((f"{gone} of {len(rows)} runs did not run to their end, and are left out.",) if gone else ())
+
+
+def _columns(source: str, present: list[str], columns: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Return the column of each field that has a column."""
+    strangers = [name for name in (*columns, *values) if name not in FIELDS]
+    if strangers:
+        raise InvalidArgumentError(f"{strangers[0]!r} is not a field of a run. There are: {', '.join(FIELDS)}.")
+    missing = [f"{column!r} (for {field})" for field, column in columns.items() if column not in present]
+    usual = {
+        field: next((p + name for name in (field, *others) for p in PREFIXES if p + name in present), None)
+        for field, others in FIELDS.items()
+    }
+    found = {field: columns.get(field) or usual[field] for field in FIELDS if field not in values}
+    timed = "start_time" in present and "end_time" in present
+    missing += [
+        f"{field!r}"
+        for field in REQUIRED
+        if field not in values and not found[field] and (field != "seconds" or not timed)
+    ]
+    if not (found.get("gpu") or found.get("gflops") or "gpu" in values or "gflops" in values):
+        missing.append("'gpu' or 'gflops'")
+    if missing:
+        raise MeasurementTableError(
+            f"{source} has no column {', '.join(missing)}. Name it (columns), or give one value for all runs (values). "
+            f"Columns found: {', '.join(present) or 'none'}."
+        )
+    return {field: column for field, column in found.items() if column}
+
+
+def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[str, str]) -> Checked:
+    """Return a field of a run: the value that is given for all runs, or the cell of the row."""
+    if field in values:
+        cell = Checked(values[field], row.file, f"the value of {field}", row.line)
+    elif field in columns:
+        column = columns[field]
+        cell = row.member(column) if column in row.value else replace(row, value="", place=column)
+    else:
+        cell = replace(row, value="", place=field)
+    return replace(cell, value=cell.value.strip())
+
+
+def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
+    def text(field: str) -> str | None:
+        return _cell(row, field, columns, values).value or None
+
+    def number(field: str) -> float:
+        return _cell(row, field, columns, values).parsed().any_number()
+
+    def optional(field: str) -> float | None:
+        return None if text(field) is None else number(field)
+
+    def count(field: str) -> int | None:
+        # RunSetting rejects fractions with an error message.
+        return optional(field)  # type: ignore[return-value]
+
+    is_timed = "seconds" in columns or "seconds" in values
+    gflops, num_gpus = optional("gflops"), count("num_gpus")
+    try:
+        setting = RunSetting(
+            iterations=number("iterations"),  # type: ignore[arg-type]
+            batch_size=number("batch_size"),  # type: ignore[arg-type]
+            gpu=text("gpu"),
+            flops_per_second=None if gflops is None else gigaflops_to_flops(gflops),
+            num_gpus=1 if num_gpus is None else num_gpus,
+            threads=count("threads"),
+            disk_seconds=optional("disk_delay_seconds"),
+            inner_modules=count("inner_modules"),
+        )
+        return PastRun(
+            model=text("model") or model, setting=setting, seconds=number("seconds") if is_timed else _elapsed(row)
+        )
+    except (InvalidArgumentError, UnknownGpuError) as error:
+        raise row.error(f"is not a past run: {error}") from error
+
+
+def _elapsed(row: Checked) -> float:
+    """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds."""
+    moments = []
+    for column in ("start_time", "end_time"):
+        cell = replace(row, value=row.value.get(column, "").strip(), place=column)
+        moment = cell.parsed()
+        if moment.value != cell.value:
+            moments.append(milliseconds_to_seconds(moment.any_number()))
+            continue
+        try:
+            moments.append(datetime.fromisoformat(cell.value).timestamp())
+        except (ValueError, OverflowError):
+            raise cell.unexpected("a date and time") from None
+    return moments[1] - moments[0]
+
+
+DATABASES: Final = (".db", ".sqlite", ".sqlite3")
+
+STATUS_NAMES: Final = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
+"""Run states by the number that MLflow writes in its folders."""
+
+
+def read_runs(
+    path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
+) -> RunTable:
+    """Read past runs from any supported source.
+
+    Args:
+        path: A CSV file, an MLflow folder or database, a history file (`.jsonl`), `trainer_state.json`, a TensorBoard
+            event file, W&B's `wandb-summary.json`, or a folder that contains such a file.
+        columns: Column of each field whose column name is not a default name.
+        values: Values of fields without a column, equal for all runs.
+
+    Raises:
+        MeasurementTableError: A column is missing, a cell is invalid, or there is no run.
+        InvalidArgumentError: A field is unknown, or columns are given for a history.
+        OSError: The file cannot be read.
+    """
+    if is_trainer_file(path):
+        return runs_of_rows(trainer_rows(path), str(path), columns=columns, values=values)
+    if path.is_dir():
+        return runs_of_rows(_folder_rows(path), str(path), columns=columns, values=values)
+    if path.suffix in DATABASES:
+        return runs_of_rows(_database_rows(path), str(path), columns=columns, values=values)
+    if path.suffix == ".jsonl":
+        if columns or values:
+            raise InvalidArgumentError(f"{path} is a history, whose columns are known; leave columns and values out.")
+        return runs_of_history(read_history(path), str(path))
+    return read_table(path, columns=columns, values=values)
+
+
+def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable:
+    """Convert the history to past runs of one iteration each; the model's name is its fingerprint.
+
+    Records without a number of samples or a model fingerprint are excluded, with a note.
+
+    Raises:
+        MeasurementTableError: No record remains.
+    """
+    known = [one for one in records if one.samples is not None and one.model is not None]
+    if not known:
+        raise MeasurementTableError(f"{source} holds no run with its model and batch size.")
+    gone = len(records) - len(known)
+    return RunTable(
+        tuple(
+            PastRun(
+                model=str(one.model),
+                setting=RunSetting(iterations=1, batch_size=one.samples or 1, gpu=one.gpu, num_gpus=one.num_gpus),
+                seconds=one.step_seconds,
+            )
+            for one in known
+        ),
+        (f"{gone} of {len(records)} runs do not say their model or batch size, and are left out.",) if gone else (),
+    )
+
+
+def _folder_rows(folder: Path) -> Iterator[Checked]:
+    """Yield the runs of an MLflow folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
+    for meta in sorted(folder.glob("*/*/meta.yaml")):
+        run = meta.parent
+        about = read_yaml(meta, MeasurementTableError, name=str(meta)).value
+        if not isinstance(about, dict) or about.get("lifecycle_stage") == "deleted":
+            continue
+        status = about.get("status")
+        cells = {"status": STATUS_NAMES.get(status, str(status)) if isinstance(status, int) else str(status)}
+        cells |= {key: str(about[key]) for key in ("start_time", "end_time") if about.get(key) is not None}
+        for kind in ("params", "tags"):
+            files = (path for path in (run / kind).rglob("*") if path.is_file())
+            cells |= {
+                f"{kind}.{path.relative_to(run / kind).as_posix()}": path.read_text(encoding="utf-8").strip()
+                for path in files
+            }
+        for path in (path for path in (run / "metrics").rglob("*") if path.is_file()):
+            lines = path.read_text(encoding="utf-8").split("\n")
+            last = next((line.split() for line in reversed(lines) if line.strip()), [])
+            cells[f"metrics.{path.relative_to(run / 'metrics').as_posix()}"] = last[1] if len(last) > 1 else ""
+        yield _run_row(f"{folder}, run {about.get('run_name') or run.name}", cells)
+
+
+def _run_row(name: str, cells: dict[str, str]) -> Checked:
+    return Checked(cells, File(name, MeasurementTableError))
+
+
+def _database_rows(path: Path) -> Iterator[Checked]:
+    """Yield the runs of an MLflow database, from its tables `runs`, `params`, `latest_metrics` and `tags`."""
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        try:
+            runs = database.execute(
+                "SELECT run_uuid, name, status, start_time, end_time FROM runs WHERE lifecycle_stage = 'active'"
+            ).fetchall()
+            cells: dict[str, dict[str, str]] = {run[0]: {} for run in runs}
+            for kind, table in (("params", "params"), ("metrics", "latest_metrics"), ("tags", "tags")):
+                for run, key, value in database.execute(f"SELECT run_uuid, key, value FROM {table}"):
+                    if run in cells:
+                        cells[run][f"{kind}.{key}"] = str(value)
+        except sqlite3.DatabaseError as error:
+            raise MeasurementTableError(f"{path} is not a database of MLflow: {error}.") from error
+    for run, name, status, start, end in runs:
+        times = {key: str(value) for key, value in (("start_time", start), ("end_time", end)) if value is not None}
+        yield _run_row(f"{path}, run {name or run}", {"status": str(status)} | times | cells[run])

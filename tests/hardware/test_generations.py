@@ -1,0 +1,74 @@
+"""What generations have, the vendor of a GPU, and the notes about an unmeasured GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.hardware import gpu
+from lightning_predict.hardware.records import GENERATIONS, NVIDIA, generation_of
+from lightning_predict.hardware.user_gpus import read_gpus
+from lightning_predict.testing import example_trace
+
+
+def test_rows_ascend_so_that_each_holds_up_to_the_next() -> None:
+    for rows in GENERATIONS.values():
+        assert list(rows) == sorted(rows)
+        assert min(rows) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "lacks"),
+    [
+        ("P100-PCIe-16GB", ["has_winograd"], ["has_tensor_cores", "has_fast_stacked_memory"]),
+        ("V100-SXM2-16GB", ["has_tensor_cores"], ["streams_norms", "has_asynchronous_copies"]),
+        ("T4", ["streams_norms"], ["streams_softmax", "is_geforce_chip"]),
+        (
+            "A100-SXM-80GB",
+            ["has_asynchronous_copies", "streams_softmax"],
+            ["is_geforce_chip", "has_large_workspaces"],
+        ),
+        ("L4", ["is_geforce_chip"], ["has_warp_group_matmul"]),
+        ("H100-SXM-80GB", ["has_warp_group_matmul", "has_slow_reduced_matmuls"], ["is_geforce_chip"]),
+        ("B200-SXM-180GB", ["has_warp_group_matmul"], ["has_slow_reduced_matmuls"]),
+        ("RTX-5090", ["has_large_workspaces", "is_geforce_chip"], ["has_warp_group_matmul"]),
+    ],
+)
+def test_a_gpu_has_what_its_generation_brought(name: str, has: list[str], lacks: list[str]) -> None:
+    found = gpu(name).generation
+    assert all(getattr(found, one) for one in has)
+    assert not any(getattr(found, one) for one in lacks)
+
+
+def test_a_vendor_without_rows_has_the_properties_of_what_it_is_like() -> None:
+    assert generation_of("Intel", (9, 0)) == generation_of(NVIDIA, (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "vendor"),
+    [
+        ("MI300P", "", "AMD"),
+        ("Max-1550", 'vendor = "Intel"', "Intel"),
+        ("H100-96GB", "", "NVIDIA"),
+    ],
+)
+def test_a_file_of_ones_own_says_the_vendor_or_its_name_does(name: str, row: str, vendor: str, tmp_path: Path) -> None:
+    path = tmp_path / "gpus.toml"
+    path.write_text(f'[gpu.{name}]\nlike = "H100-SXM-80GB"\n{row}\n', encoding="utf-8")
+    (found,) = read_gpus(path)
+    assert found.vendor == vendor
+    assert found.architecture == "hopper"
+    assert found.generation == generation_of(NVIDIA, (9, 0))
+
+
+def test_a_card_of_another_maker_is_marked_and_named_in_the_plain_table(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.toml"
+    path.write_text('[gpu.MI300P]\nlike = "H100-SXM-80GB"\nmemory_gib = 192\n', encoding="utf-8")
+    (card,) = read_gpus(path)
+    text = str(lp.predict(example_trace(), [card, "T4"], history=False))
+    assert "MI300P †" in text
+    text = " ".join(text.split())
+    assert "MI300P: not validated, may be several times too fast" in " ".join(text.split())
+    assert "data sheet" not in str(lp.predict(example_trace(), ["T4"], history=False))

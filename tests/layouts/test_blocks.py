@@ -1,0 +1,160 @@
+"""Which modules are transformer blocks, and the properties derived from their operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lightning_predict as lp
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.layouts.tensor_parallel import (
+    TransformerBlock,
+    block_of,
+    find_blocks,
+    numbered_modules,
+    positions_of,
+)
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
+from tests.layouts.example_blocks import HEADS, HIDDEN, STREAM_BYTES, TOKENS, block, trace_of
+from tests.workloads.catalogue import WORKLOADS
+from tests.workloads.test_workloads import step_of
+
+
+def renamed(trace: Trace, names: dict[str, str]) -> Trace:
+    def module(operation: Operation) -> str | None:
+        for old, new in names.items():
+            if operation.module is not None and operation.module.startswith(old):
+                return new + operation.module.removeprefix(old)
+        return operation.module
+
+    return replace(trace, operations=tuple(replace(each, module=module(each)) for each in trace.operations))
+
+
+def test_a_block_by_hand() -> None:
+    trace, _ = trace_of(3)
+    found = find_blocks(trace)
+    assert [each.name for each in found] == ["blocks.0", "blocks.1", "blocks.2"]
+    first = found[0]
+    assert (first.hidden, first.tokens, first.heads, first.kv_heads) == (HIDDEN, TOKENS, HEADS, HEADS)
+    assert first.weights == frozenset({(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)})
+    assert first.parameters == frozenset({(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)})
+    # The projection behind attention leads back to the stream; the one before it does not.
+    assert list(first.reduced_bytes) == [STREAM_BYTES]
+    assert first.stream_bytes == STREAM_BYTES
+
+
+def captured(name: str) -> tuple[TransformerBlock, ...]:
+    workload = WORKLOADS[name]
+    with torch.device("meta"):
+        module, batch = workload.module("tiny"), workload.batch("tiny")
+    return find_blocks(lp.capture(step_of(module, batch), warmup_steps=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "kv_heads"),
+    [
+        ("gpt2", ["blocks.0", "blocks.1"], 4),  # attention written out, weights of 3 x 32 and 4 x 32
+        ("bert_large", ["layers.0", "layers.1"], 4),  # three projections, an additive mask
+        ("llama", ["layers.0", "layers.1"], 2),  # grouped heads, RMS norms, three layers in the perceptron
+        ("vit", ["layers.0", "layers.1"], 4),
+    ],
+)
+def test_recorded_models(name: str, names: list[str], kv_heads: int) -> None:
+    found = captured(name)
+    assert [each.name for each in found] == names
+    for each in found:
+        assert (each.hidden, each.heads, each.kv_heads) == (32, 4, kv_heads)
+        # Attention and the perceptron each lead back once, with the whole stream in float32.
+        stream = each.tokens * 32 * 4
+        assert list(each.reduced_bytes) == [stream, stream]
+        assert each.stream_bytes == stream
+
+
+def test_a_decoder_with_two_attentions_leads_back_three_times() -> None:
+    encoder, decoder = captured("transformer")
+    assert (encoder.name, decoder.name) == ("encoder.0", "decoder.0")
+    assert (len(encoder.reduced_bytes), len(decoder.reduced_bytes)) == (2, 3)
+    assert (encoder.heads, decoder.heads) == (4, 4)
+
+
+def test_what_holds_blocks_is_none() -> None:
+    trace, _ = trace_of(2)
+    assert [each.name for each in find_blocks(renamed(trace, {"blocks": "1.layers"}))] == ["1.layers.0", "1.layers.1"]
+
+
+def test_a_model_of_one_block() -> None:
+    trace, _ = trace_of(1)
+    assert [each.name for each in find_blocks(renamed(trace, {"blocks": "0.layers"}))] == ["0.layers.0"]
+
+
+def test_a_block_without_like_beside_others() -> None:
+    encoder = renamed(trace_of(2)[0], {"blocks": "encoder"})
+    decoder = renamed(trace_of(1)[0], {"blocks": "1.decoder"})
+    both = replace(encoder, operations=(*encoder.operations, *decoder.operations))
+    assert [each.name for each in find_blocks(both)] == ["encoder.0", "encoder.1", "1.decoder.0"]
+
+
+def test_a_block_unlike_its_siblings_is_one_nevertheless() -> None:
+    trace, _ = trace_of(3)
+    wider = Operation(
+        name="aten::mm",
+        phase="forward",
+        inputs=(TensorInfo((TOKENS, HIDDEN), "float32"), TensorInfo((HIDDEN, 4 * HIDDEN), "float32")),
+        module="blocks.0.perceptron",
+    )
+    assert len(find_blocks(replace(trace, operations=(wider, *trace.operations)))) == 3
+
+
+def test_heads_of_a_softmax_written_out() -> None:
+    # Rows of scores are samples x heads x queries: 4 x 8 x 256, over 4 x 256 tokens.
+    scores, values = TensorInfo((32, 256, 256), "float32"), TensorInfo((32, 256, 128), "float32")
+    names = {
+        "aten::bmm": (values, TensorInfo((32, 128, 256), "float32")),
+        "aten::_softmax": (scores,),
+    }
+    written_out = [
+        Operation(name=name, phase="forward", inputs=inputs, module="blocks.0.attention")
+        for name, inputs in (*names.items(), ("aten::bmm", (scores, values)))
+    ]
+    fused = [operation for operation, _ in block("blocks.0")]
+    operations = (*fused[:2], *written_out, fused[3])
+    trace = Trace(operations=operations, device="cpu", recorder="dispatch")
+    (found,) = find_blocks(trace)
+    assert (found.heads, found.kv_heads, len(found.reduced_bytes)) == (8, 8, 1)
+
+
+def test_a_softmax_that_is_no_attention_makes_no_block() -> None:
+    trace, _ = trace_of(2)
+    routed = tuple(
+        replace(each, name="aten::_softmax", inputs=each.inputs[:1]) if "attention" in each.name else each
+        for each in trace.operations
+    )
+    with pytest.raises(InvalidArgumentError, match="no numbered module"):
+        find_blocks(replace(trace, operations=routed))
+
+
+def test_no_blocks_are_said_with_what_to_do() -> None:
+    product = Operation(
+        name="aten::mm",
+        phase="forward",
+        inputs=(TensorInfo((4, 4), "float32"), TensorInfo((4, 4), "float32")),
+        module="layers.0",
+    )
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"holds none: no numbered module \(such as 'layers.0'\) of the 1 that it names has attention.*"
+        "leave out tensor and pipeline",
+    ):
+        find_blocks(Trace(operations=(product,), device="cpu", recorder="dispatch"))
+
+
+def test_modules_by_number() -> None:
+    assert list(numbered_modules("1.layers.3.norm")) == ["1", "1.layers.3"]
+    assert list(numbered_modules("head")) == []
+    positions = positions_of(find_blocks(trace_of(2)[0]))
+    assert block_of("blocks.1.attention.output", positions) == 1
+    assert block_of("blocks.1", positions) == 1
+    assert block_of("blocks.10.norm", positions) is None
+    assert block_of(None, positions) is None

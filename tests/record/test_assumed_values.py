@@ -1,0 +1,299 @@
+"""Steps on the meta device that depend on values: recorded with stated assumptions, as on the CPU with such values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+import lightning_predict as lp
+from lightning_predict.base.errors import CaptureError
+from lightning_predict.record.trace import Trace
+
+_CHECKS = "checks of values pass"
+_MASKS = "masks are all true"
+_SIZES = "upper bounds"
+_NUMBERS = "numbers read from them are 1"
+
+
+def _selected(device: str) -> Callable[[], object]:
+    data, mask = _data(device), torch.ones(6, dtype=torch.bool, device=device)
+    return lambda: data[mask].sum().backward()
+
+
+def _masked_select(device: str) -> Callable[[], object]:
+    data, mask = _data(device), torch.ones(6, 1, dtype=torch.bool, device=device)
+    return lambda: data.masked_select(mask).sum().backward()
+
+
+def _where(device: str) -> Callable[[], object]:
+    data, mask = _data(device), torch.ones(6, dtype=torch.bool, device=device)
+    return lambda: data[torch.where(mask)[0]].sum().backward()
+
+
+def _unique(device: str) -> Callable[[], object]:
+    data, index = _data(device), torch.arange(6, device=device)
+    return lambda: data[torch.unique(index)].sum().backward()
+
+
+def _unpadded(device: str) -> Callable[[], object]:
+    """Select the tokens of a padded batch, with the lengths that the mask gives."""
+    data, mask = (
+        torch.ones(2, 3, 4, device=device, requires_grad=True),
+        torch.ones(2, 3, dtype=torch.long, device=device),
+    )
+
+    def step() -> None:
+        longest = int(mask.sum(-1).max().item())
+        tokens = data.flatten(0, 1)[mask.flatten().nonzero().flatten()]
+        tokens.view(2, longest, 4).sum().backward()
+
+    return step
+
+
+def _mask_skipped(device: str) -> Callable[[], object]:
+    """Skip a padding mask of ones, as transformers does before attention."""
+    data, mask = _data(device), torch.ones(6, dtype=torch.long, device=device)
+
+    def step() -> None:
+        result = data.exp()
+        if not mask.to(torch.bool).all():
+            result = result * mask[:, None]
+        result.sum().backward()
+
+    return step
+
+
+def _nan_guard(device: str) -> Callable[[], object]:
+    data = _data(device)
+
+    def step() -> None:
+        loss = data.exp().sum()
+        if torch.isnan(loss) or not torch.isfinite(loss):
+            raise ValueError("not a number")
+        loss.backward()
+
+    return step
+
+
+def _degenerate(device: str) -> Callable[[], object]:
+    """Refuse boxes without an area, as torchvision's detectors do."""
+    boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0]] * 6, device=device).requires_grad_()
+
+    def step() -> None:
+        if (boxes[:, 2:] <= boxes[:, :2]).any():
+            raise ValueError("a box without area")
+        boxes.exp().sum().backward()
+
+    return step
+
+
+def _logged(device: str) -> Callable[[], object]:
+    data = _data(device)
+    total = [0.0]
+
+    def step() -> None:
+        loss = data.exp().sum()
+        loss.backward()
+        total[0] += loss.item()
+
+    return step
+
+
+def _copied_to_cpu(device: str) -> Callable[[], object]:
+    data = _data(device)
+
+    def step() -> None:
+        loss = data.exp().sum()
+        loss.backward()
+        assert loss.detach().cpu().numpy().shape == ()
+
+    return step
+
+
+def _data(device: str) -> Tensor:
+    return torch.ones(6, 4, device=device, requires_grad=True)
+
+
+def _lines(trace: Trace) -> list[object]:
+    """Names, shapes and dtypes; copies between devices have the same name on both devices."""
+    return [
+        (one.name, one.phase, [(t.shape, t.dtype) for t in one.inputs], [(t.shape, t.dtype) for t in one.outputs])
+        for one in trace.operations
+        if one.name not in ("aten::_to_copy", "aten::_local_scalar_dense")  # a check of NaN may read once or twice
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "assumed"),
+    [
+        (_selected, _SIZES),
+        (_masked_select, _SIZES),
+        (_where, _SIZES),
+        (_unique, _SIZES),
+        (_unpadded, _SIZES),
+        (_mask_skipped, _MASKS),
+        (_nan_guard, _CHECKS),
+        (_degenerate, _CHECKS),
+        (_logged, _NUMBERS),
+        (_copied_to_cpu, _NUMBERS),
+    ],
+)
+@pytest.mark.parametrize("warmup_steps", [0, 1])
+def test_a_step_that_reads_values_is_recorded_as_on_the_cpu_with_such_values(
+    make: Callable[[str], Callable[[], object]], assumed: str, warmup_steps: int
+) -> None:
+    on_meta = lp.capture(make("meta"), warmup_steps=warmup_steps)
+    on_cpu = lp.capture(make("cpu"), warmup_steps=warmup_steps)
+    assert on_meta.device == "meta"
+    assert _lines(on_meta) == _lines(on_cpu)
+    notes = [note for note in on_meta.notes if assumed in note]
+    assert len(notes) == 1
+    assert "test_assumed_values.py:" in notes[0]
+    assert not on_cpu.notes
+
+
+def _ctc(device: str) -> Callable[[], object]:
+    scores = torch.ones(9, 2, 5, device=device, requires_grad=True)
+    targets = torch.ones(2, 3, dtype=torch.long, device=device)
+    return lambda: functional.ctc_loss(scores, targets, torch.full((2,), 9), torch.tensor([3, 2])).backward()
+
+
+def test_a_ctc_loss_has_the_shapes_of_the_cpu() -> None:
+    shapes = []
+    for device in ("meta", "cpu"):
+        trace = lp.capture(_ctc(device))
+        ctc = [one for one in trace.operations if "ctc" in one.name]
+        shapes.append([(one.name, one.phase, [tensor.shape for tensor in one.outputs]) for one in ctc])
+    assert shapes[0] == shapes[1]
+    assert shapes[0][0][2] == [(2,), (2, 9, 7)]  # 2 x 3 labels + 1 states
+
+
+def _rows_selected(make_mask: Callable[[Tensor], Tensor]) -> int:
+    with torch.device("meta"):
+        data = torch.empty(100, 4, requires_grad=True)
+    trace = lp.capture(lambda: data[make_mask(data)].sum().backward())
+    return next(one for one in trace.operations if one.name == "aten::index").outputs[0].shape[0]
+
+
+def _few(data: Tensor, count: int) -> Tensor:
+    mask = torch.zeros(100, dtype=torch.uint8, device=data.device)
+    mask[torch.randperm(100, device=data.device)[:count]] = 1
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("make_mask", "rows"),
+    [
+        (lambda data: data[:, 0] > 0, 100),
+        (lambda data: torch.where(_few(data, 7))[0], 7),
+        (lambda data: torch.where(_few(data, 7) | _few(data, 5))[0], 12),
+        (lambda data: torch.where(_few(data, 7) & _few(data, 5))[0], 5),
+        (lambda data: torch.where(torch.zeros(100, device=data.device))[0], 0),
+        # 60 rows of one kind and 40 of another: two kinds, so half of the rows each.
+        (lambda data: _kinds(data) == torch.unique(_kinds(data))[0], 50),
+    ],
+)
+def test_the_bound_of_a_size_follows_from_the_operations_before(
+    make_mask: Callable[[Tensor], Tensor], rows: int
+) -> None:
+    assert _rows_selected(make_mask) == rows
+
+
+def _kinds(data: Tensor) -> Tensor:
+    return torch.cat([torch.full((60,), 1, device=data.device), torch.full((40,), 2, device=data.device)])
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda index: index.max().item(), r"`.*` \(test_assumed_values\.py, line \d+, in .*\) reads values"),
+        (lambda index: index.tolist(), "reads values of a tensor"),
+        (lambda index: functional.one_hot(index), "reads values of a tensor"),
+        (lambda index: torch.bincount(index), "does not have on the meta device"),
+    ],
+)
+def test_an_integer_that_may_become_a_size_is_refused(read: Callable[[Tensor], object], said: str) -> None:
+    with torch.device("meta"):
+        layer, data, index = nn.Linear(4, 4), torch.empty(2, 4), torch.zeros(2, dtype=torch.long)
+
+    def step() -> None:
+        layer(data).sum().backward()
+        read(index)
+
+    with pytest.raises(CaptureError, match=said) as caught:
+        lp.capture(step)
+    assert "CPU" in str(caught.value)
+
+
+def test_a_sparse_product_on_meta_is_refused_by_our_error() -> None:
+    # The transpose of a sparse meta tensor has no stored elements, so that its product would be free.
+    with torch.device("meta"):
+        places, values = torch.zeros(2, 5, dtype=torch.long), torch.empty(5)
+        weight = torch.empty(10, 4, requires_grad=True)
+
+    def step() -> None:
+        matrix = torch.sparse_coo_tensor(places, values, (10, 10), check_invariants=False)
+        torch.sparse.mm(matrix, weight).sum().backward()
+
+    with pytest.raises(CaptureError, match="does not have on the meta device"):
+        lp.capture(step)
+
+
+def test_an_error_that_follows_from_an_assumption_names_it() -> None:
+    with torch.device("meta"):
+        data, mask = torch.empty(6, 4, requires_grad=True), torch.zeros(6, dtype=torch.bool)
+
+    def step() -> None:
+        if data[mask].shape[0] != 2:
+            raise ValueError("expected two rows")
+        data.sum().backward()
+
+    with pytest.raises(CaptureError, match=r"raised ValueError: expected two rows .* upper bounds") as caught:
+        lp.capture(step)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("text", ["a meta tensor", "the Meta device"])
+def test_an_error_that_the_step_raises_itself_stays_its_own(text: str) -> None:
+    def step() -> None:
+        raise ValueError(text)
+
+    with pytest.raises(ValueError, match=text):
+        lp.capture(step)
+
+
+def test_autocast_applies_to_a_step_that_reads_values() -> None:
+    with torch.device("meta"):
+        layer, data, mask = nn.Linear(4, 4), torch.empty(6, 4), torch.zeros(6, dtype=torch.bool)
+    trace = lp.capture(lambda: layer(data)[mask].float().sum().backward(), precision="bf16-mixed")
+    product = next(one for one in trace.operations if one.name == "aten::addmm")
+    assert {tensor.dtype for tensor in product.inputs} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_masks_are_true_in_the_share_that_is_given(share: float) -> None:
+    """A masked language model multiplies a quarter of its tokens with the vocabulary."""
+    with torch.device("meta"):
+        head, hidden = nn.Linear(8, 50), torch.empty(4, 16, 8)
+        labels, mask = torch.zeros((4, 16), dtype=torch.long), torch.ones((4, 16), dtype=torch.bool)
+
+    def step() -> None:
+        chosen = labels != -100
+        functional.cross_entropy(head(hidden[chosen]), labels[mask]).backward()
+        assert int(mask.sum()) == 64 * share
+        assert bool(mask.all()) is (share == 1)
+
+    trace = lp.capture(step, mask_share=share)
+    rows = {one.inputs[1].shape[0] for one in trace.operations if one.name == "aten::addmm"}
+    assert rows == {64 * share}
+    assert any(f"masks are true in {share:.3g} of their elements" in note for note in trace.notes) is (share < 1)
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5])
+def test_another_share_is_refused(share: float) -> None:
+    with pytest.raises(lp.LightningPredictError, match="expected a share above 0 and at most 1"):
+        lp.capture(lambda: None, mask_share=share)

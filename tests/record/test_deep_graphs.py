@@ -1,0 +1,126 @@
+"""A step of very many operations: recording it must not make the release of its graph recursive."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lightning_predict as lp
+from lightning_predict.record import graph_release
+from lightning_predict.record.dispatch import DispatchRecorder
+from tests.processes import run
+
+# 60,000 nodes that Python was shown die on a stack of 8 MiB (about 165 bytes a node), 10,000 on one of 1 MiB.
+STEP = """
+import gc
+import threading
+import torch
+from lightning_predict.record.dispatch import DispatchRecorder
+
+def record(freed):
+    value = weight = torch.ones(1, requires_grad=True)
+    recorder = DispatchRecorder()
+    recorder.start()
+    for _ in range(10_000):
+        value = value * 0.5
+    loss = value.sum()
+    loss.backward()
+    if freed == "while it is recorded":
+        del value, loss
+    recorder.stop()
+    if freed == "afterwards":
+        del value, loss
+        gc.collect()
+    print(len(recorder.operations), recorder.failure)
+
+threading.stack_size(1 << 20)
+for freed in ("while it is recorded", "afterwards", "as the thread ends"):
+    thread = threading.Thread(target=record, args=[freed])
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_long_chain_is_recorded_on_a_small_stack_whenever_it_is_freed() -> None:
+    ran = run(STEP)
+    assert ran.returncode == 0, ran.stderr
+    # 10,000 products forward and back, the sum, and for its gradient ones and their expansion; a detach for `.grad`.
+    assert ran.stdout == 3 * "20004 None\n"
+
+
+def test_what_a_graph_holds_of_itself_is_freed_with_it() -> None:
+    gc.collect()
+    others = set(graph_release._keepers)  # of graphs that earlier tests' models still hold
+    weight = torch.ones(1, requires_grad=True)
+    recorder = DispatchRecorder()
+    recorder.start()
+    value = weight
+    for _ in range(3 * graph_release.INTERVAL):
+        value = value * 0.5
+    value.backward()
+    recorder.stop()
+    own = graph_release._keepers - others
+    assert len(own) == 4  # of the first node, and behind each of three rows
+    del value
+    gc.collect()
+    assert not own & graph_release._keepers
+    assert (graph_release._after_collection in gc.callbacks) == bool(graph_release._keepers)
+
+
+class Block(nn.Module):
+    """Attention in one call, and two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.output = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, data: Tensor) -> Tensor:
+        """Data of shape (batch, length, 16)."""
+        query, key, value = self.project(data).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind()
+        joined = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return data + torch.tanh(self.output(joined.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("layers", [2, 400])
+def test_every_block_is_recorded_alike_however_many_there_are(layers: int) -> None:
+    """Autograd's nodes of 400 blocks are more than 10,000."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(Block() for _ in range(layers)))
+        data = torch.zeros(2, 4, 16)
+    recorder = DispatchRecorder(model)
+    recorder.start()
+    model(data).sum().backward()
+    recorder.stop()
+    assert recorder.failure is None
+    by_block = [
+        Counter((one.name, one.phase) for one in recorder.operations if one.module and one.module.split(".")[0] == name)
+        for name in map(str, range(layers))
+    ]
+    assert by_block[0]["aten::scaled_dot_product_attention_backward", "backward"] == 1
+    assert by_block[1:] == by_block[:1] * (layers - 1) or by_block[1:-1] == by_block[1:2] * (layers - 2)
+
+
+def test_the_time_of_a_layer_does_not_grow_with_their_number() -> None:
+    """By how much a step grows with each layer, from 32 to 64 and from 64 to 256 of them; in a pipeline, too."""
+    steps = {layers: recorded_step(layers) for layers in (32, 64, 256)}
+    for gpu, strategy in (("H100-SXM-80GB", "ddp"), ("8xH100-SXM-80GB", "ddp,pipeline=8,micro_batches=8")):
+        seconds = {
+            layers: lp.predict(step, [gpu], strategy=strategy, history=False)[gpu].iteration_seconds
+            for layers, step in steps.items()
+        }
+        few, many = (seconds[64] - seconds[32]) / 32, (seconds[256] - seconds[64]) / 192
+        assert many == pytest.approx(few, rel=0.03), gpu
+
+
+def recorded_step(layers: int) -> lp.Trace:
+    """A step of the given number of blocks on the meta device, without the pauses that a busy machine put into it."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(Block() for _ in range(layers)))
+        data = torch.zeros(8, 4, 16)
+    trace = lp.capture(lambda: model(data).sum().backward(), warmup_steps=0, samples_per_step=8)
+    return replace(trace, operations=tuple(replace(one, python_seconds=0.0) for one in trace.operations))

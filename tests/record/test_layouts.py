@@ -1,0 +1,166 @@
+"""Channels last is recorded alike by the dispatch modes and by the profiler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import lightning_predict as lp
+from lightning_predict.kernels.corrections import transposed_matmuls
+from lightning_predict.record.meta_device import with_cuda_strides
+from lightning_predict.record.operand_strides import (
+    CHANNELS_LAST,
+    FIRST_TRANSPOSED,
+    IMAGES_AT,
+    SECOND_FACTOR_POSITION,
+    SECOND_TRANSPOSED,
+    is_channels_last,
+    is_transposed,
+)
+from lightning_predict.record.profiler import ProfilerRecorder
+from lightning_predict.record.trace import Operation
+from tests.record.test_dispatch import operations_of
+
+
+def step(device: str, layout: torch.memory_format) -> None:
+    model: nn.Module = nn.Conv2d(3, 8, 3, device=device).to(memory_format=layout)  # type: ignore[call-overload]
+    images = torch.zeros(2, 3, 8, 8, device=device).to(memory_format=layout).requires_grad_()
+    model(images).sum().backward()
+
+
+def convolutions(operations: list[Operation] | tuple[Operation, ...]) -> dict[str, bool]:
+    return {o.name: bool(o.arguments.get(CHANNELS_LAST)) for o in operations if o.name in IMAGES_AT}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("layout", "is_last"), [(torch.contiguous_format, False), (torch.channels_last, True)])
+def test_the_layout_of_a_convolution_is_recorded(device: str, layout: torch.memory_format, is_last: bool) -> None:
+    found = convolutions(operations_of(lambda: step(device, layout)))
+    assert found == {"aten::convolution": is_last, "aten::convolution_backward": is_last}
+
+
+@pytest.mark.parametrize(("layout", "is_last"), [(torch.contiguous_format, False), (torch.channels_last, True)])
+def test_the_profiler_records_it_as_well(layout: torch.memory_format, is_last: bool) -> None:
+    recorder = ProfilerRecorder(cuda=False)
+    recorder.start()
+    step("cpu", layout)
+    recorder.stop()
+    found = convolutions(recorder.trace().operations)
+    assert found == {"aten::convolution": is_last, "aten::convolution_backward": is_last}
+
+
+class Block(nn.Module):
+    """What lies between two convolutions of a residual network, and a transposed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.pointwise = nn.Conv2d(8, 8, 1)
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        data = functional.relu(self.norm(self.first(images)))
+        data = data + self.pointwise(self.depthwise(data))
+        result: torch.Tensor = self.up(functional.max_pool2d(data, 2))
+        return result
+
+
+@pytest.mark.parametrize("precision", [None, "16-mixed"])
+@pytest.mark.parametrize(("layout", "is_last"), [(torch.contiguous_format, False), (torch.channels_last, True)])
+def test_the_layout_reaches_every_convolution_on_meta(
+    layout: torch.memory_format, is_last: bool, precision: str | None
+) -> None:
+    with torch.device("meta"):
+        model: nn.Module = Block().to(memory_format=layout)  # type: ignore[call-overload]
+        images = torch.empty(2, 4, 8, 8).to(memory_format=layout)
+    trace = lp.capture(lambda: model(images).sum().backward(), precision=precision)
+    found = [bool(o.arguments.get(CHANNELS_LAST)) for o in trace.operations if o.name in IMAGES_AT]
+    assert found == [is_last] * 8  # four, forward and backward
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 6, 6), (2, 4, 5, 6, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_meta_lays_a_convolution_out_as_a_gpu_does(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+    images = torch.empty(sizes, device="meta", dtype=dtype)
+    weight = torch.empty(8, 4, *(3 for _ in sizes[2:]), device="meta", dtype=dtype).to(memory_format=layout)
+    output = torch.empty(2, 8, *(size - 2 for size in sizes[2:]), device="meta", dtype=dtype)
+    gradients = (torch.empty_like(images), torch.empty_like(weight), None)
+    # Channels last where either lies so, and never in float64: `cudnn_conv_suggest_memory_format`.
+    forward = with_cuda_strides("aten::convolution", (images, weight), output)
+    backward = with_cuda_strides("aten::convolution_backward", (output, images, weight), gradients)
+    for result in (forward, backward[0]):
+        assert is_channels_last(result.shape, result.stride()) == (dtype is torch.float32)
+    assert with_cuda_strides("aten::relu", (images,), output) is output
+
+
+@given(st.lists(st.integers(2, 5), min_size=4, max_size=5))
+def test_torch_has_the_same_idea_of_it(sizes: list[int]) -> None:
+    layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+    images = torch.zeros(sizes)
+    assert not is_channels_last(images.shape, images.stride())
+    last = images.to(memory_format=layout)
+    assert is_channels_last(last.shape, last.stride())
+
+
+def test_what_is_no_image_has_no_layout() -> None:
+    assert not is_channels_last((4, 4), (1, 4))
+    assert not is_channels_last((2, 3, 8, 8), ())  # not recorded
+    assert not is_channels_last((2, 1, 8, 8), (64, 1, 8, 1))  # one channel: both layouts are one
+    assert not is_channels_last((2, 8, 1, 1), (8, 1, 1, 1))  # one pixel: the same
+
+
+def products(operations: list[Operation] | tuple[Operation, ...], word: str = SECOND_TRANSPOSED) -> list[bool]:
+    return [bool(o.arguments.get(word)) for o in operations if o.name in SECOND_FACTOR_POSITION]
+
+
+def products_step(device: str) -> None:
+    layer, data = nn.Linear(8, 4, device=device), torch.ones(2, 8, device=device)
+    layer(data).square().sum().backward()
+    keys = torch.ones(2, 5, 8, device=device)
+    torch.bmm(keys, keys.transpose(1, 2))
+    torch.mm(data, torch.ones(8, 4, device=device))
+
+
+# The layer reads its weight transposed, its gradient reads (outputs)T x data, attention transposes its keys.
+PRODUCTS_TRANSPOSED = [True, False, True, False]
+FIRST_FACTORS_TRANSPOSED = [False, True, False, False]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_transposed_factor_is_recorded(device: str) -> None:
+    operations = operations_of(lambda: products_step(device))
+    assert products(operations) == PRODUCTS_TRANSPOSED
+    assert products(operations, FIRST_TRANSPOSED) == FIRST_FACTORS_TRANSPOSED
+    # Followed through the views alone, as in traces that were recorded before, it is the same.
+    before = [
+        replace(o, arguments={k: v for k, v in o.arguments.items() if k != SECOND_TRANSPOSED}) for o in operations
+    ]
+    places = [index for index, o in enumerate(operations) if o.name in SECOND_FACTOR_POSITION]
+    assert [index in transposed_matmuls(before) for index in places] == PRODUCTS_TRANSPOSED
+    assert transposed_matmuls(operations) == transposed_matmuls(before)
+
+
+def test_the_profiler_records_transposed_factors_as_well() -> None:
+    recorder = ProfilerRecorder(cuda=False)
+    recorder.start()
+    products_step("cpu")
+    recorder.stop()
+    assert products(recorder.trace().operations) == PRODUCTS_TRANSPOSED
+    assert products(recorder.trace().operations, FIRST_TRANSPOSED) == FIRST_FACTORS_TRANSPOSED
+
+
+def test_a_matrix_lies_transposed_where_its_rows_are_neighbours() -> None:
+    assert is_transposed((4, 8), (1, 4))
+    assert is_transposed((2, 4, 8), (32, 1, 4))
+    assert not is_transposed((4, 8), (8, 1))
+    assert not is_transposed((4, 8), ())  # not recorded
+    assert not is_transposed((1, 8), (1, 1))  # one row: both orders are one

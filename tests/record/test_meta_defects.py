@@ -1,0 +1,100 @@
+"""Steps on the meta device that once ended in torch's own words, or ran calls that a GPU rejects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.base.errors import CaptureError
+from lightning_predict.kernels.translation import work_items
+from lightning_predict.record.dispatch import DispatchRecorder
+from lightning_predict.record.trace import Trace
+
+
+@pytest.mark.parametrize(
+    "convolve", [torch.ops.aten.conv2d, torch.ops.aten.conv2d.default], ids=["by its name", "by an overload"]
+)
+def test_a_convolution_of_an_exported_program_casts_its_bias_with_its_image(convolve: object) -> None:
+    with torch.device("meta"):
+        layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(2)]
+        images = torch.empty(2, 8, 16, 16)
+
+    def step() -> None:
+        result = images
+        for layer in layers:  # the second gets the first one's result, in 16 bits
+            result = convolve(result, layer.weight, layer.bias, [1, 1], [1, 1])  # type: ignore[operator]
+        result.float().sum().backward()
+
+    trace = lp.capture(step, warmup_steps=0, precision="16-mixed")
+    read = [one.inputs for one in trace.operations if one.name == "aten::convolution"]
+    assert [[tensor.dtype for tensor in inputs] for inputs in read] == [["float16"] * 3] * 2
+
+
+@pytest.mark.parametrize("warmup_steps", [1, 3])
+def test_images_that_are_16_bits_already_meet_cast_weights_from_the_first_step_on(warmup_steps: int) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 14 * 14, 2))
+        images = torch.empty(2, 3, 16, 16, dtype=torch.float16)
+
+    trace = lp.capture(lambda: model(images).sum().backward(), warmup_steps=warmup_steps, precision="16-mixed")
+    read = [one.inputs for one in trace.operations if one.name in ("aten::convolution", "aten::addmm")]
+    assert [[tensor.dtype for tensor in inputs] for inputs in read] == [["float16"] * 3] * 2
+
+
+def test_only_the_first_step_to_warm_up_on_the_cpu_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = DispatchRecorder.start
+
+    def counted(self: DispatchRecorder) -> None:
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(DispatchRecorder, "start", counted)
+    model, data = nn.Linear(8, 8), torch.ones(4, 8)
+    lp.capture(lambda: model(data).sum().backward(), warmup_steps=4, precision="bf16-mixed")
+    assert len(started) == 2  # one of four to warm up, and the recorded one
+
+
+def test_an_operation_that_the_meta_device_lacks_is_named_with_its_line() -> None:
+    with torch.device("meta"):
+        layer, index = nn.Linear(8, 8), torch.zeros(4, dtype=torch.long)
+
+    def step() -> None:
+        layer(torch.bincount(index)).sum().backward()
+
+    words = (
+        r"`layer\(torch\.bincount.*` \(test_meta_defects\.py, line \d+, in step\) uses an operation that torch does not"
+    )
+    with pytest.raises(CaptureError, match=words) as caught:
+        lp.capture(step)
+    assert "aten::bincount" in str(caught.value)
+    assert "record on the CPU or a GPU" in str(caught.value)
+
+
+def test_another_error_of_the_step_stays_its_own() -> None:
+    def step() -> None:
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match=r"^out of luck$"):
+        lp.capture(step)
+
+
+def _attention(*shape: int) -> Trace:
+    with torch.device("meta"):
+        query = torch.empty(*shape, dtype=torch.bfloat16, requires_grad=True)
+    return lp.capture(lambda: functional.scaled_dot_product_attention(query, query, query).sum().backward())
+
+
+def test_attention_of_windows_in_a_fifth_dimension_keeps_all_scores() -> None:
+    # 2 images of 4 windows of 196 tokens, 3 heads of 32: torch's fused kernels take four dimensions, and refuse five.
+    four, five = _attention(8, 3, 196, 32), _attention(2, 3, 4, 196, 32)
+    names = [[one.operation for item in work_items(trace) for one in item.problems] for trace in (four, five)]
+    assert "attention" in names[0]
+    assert "attention_backward" in names[0]
+    assert "eager_attention" in names[1]
+    assert "eager_attention_backward" in names[1]
+    fused, eager = (lp.predict(trace, ["A100-SXM-80GB"])["A100-SXM-80GB"].device_seconds for trace in (four, five))
+    assert eager > fused

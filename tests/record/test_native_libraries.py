@@ -1,0 +1,81 @@
+"""Nothing of ours loads a native library that the step did not load: a damaged one ends the process in C."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from shutil import copy
+
+import pytest
+import torch
+
+from lightning_predict.record import environment, profiler
+from tests.processes import ROOT, run
+
+LOADING: dict[str, str] = {
+    "torch.backends.cudnn.version": "loads cuDNN",
+    "torch.backends.cudnn.is_available": "loads cuDNN",
+    "torch.cuda.nccl.version": "loads NCCL",
+    "torch.backends.cuda.cufft_plan_cache": "loads cuFFT",
+    "torch.ops.load_library": "loads any library",
+    "torch.classes.load_library": "loads any library",
+    "ctypes.CDLL": "loads any library",
+    "ctypes.cdll": "loads any library",
+    "ctypes.util.find_library": "starts a compiler",
+    "numpy.ctypeslib.load_library": "loads any library",
+    "torch.utils.cpp_extension": "compiles and loads code",
+}
+"""Calls that load a library, or may."""
+
+ALLOWED = {
+    "lightning_predict/own_weights/first_hour.py": {"torch.backends.cudnn.version"},
+    "lightning_predict/own_weights/measuring/management.py": {"ctypes.CDLL"},
+    "lightning_predict/planning/milp.py": {"ctypes.CDLL"},
+    "lightning_predict/record/profiler.py": {"ctypes.CDLL"},
+}
+"""Commands outside of a training: two measure a GPU, which loads cuDNN and the driver's NVML; one calls the C library.
+The profiler opens torch's own library, and only if it is loaded."""
+
+
+def test_no_call_of_ours_may_load_a_library() -> None:
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "lightning_predict").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if name in LOADING:
+                found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
+    assert found == ALLOWED
+
+
+def test_the_profiler_opens_a_library_only_if_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib").mkdir()
+    copy(Path(torch.__file__).parent / "lib" / "libshm.so", tmp_path / "lib" / "libtorch_cpu.so")
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    assert profiler._kineto_level.__wrapped__() is None
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_the_version_of_cudnn_is_read_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"nvidia-cudnn-cu12": "9.10.2.21"}
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(environment, "version", versions.__getitem__)
+    assert environment.software_versions()["cudnn"] == "9.10.2.21"
+
+
+def test_a_damaged_cudnn_does_not_end_a_training(tmp_path: Path) -> None:
+    ran = run("-m", "tests.record.test_native_libraries", tmp_path)
+    assert (ran.returncode, ran.stdout.split()) == (0, ["predicted"]), ran.stderr
+
+
+if __name__ == "__main__":
+    import os
+    import sys
+
+    from lightning_predict.callbacks import RuntimePredictor
+    from tests.callbacks.small import Small
+
+    torch.version.cuda = "12.8"  # a build for CUDA, on a machine whose libraries cannot be loaded
+    torch.backends.cudnn.version = torch.backends.cudnn._init = lambda: os.abort()
+    small, predictor = Small("lightning.pytorch"), RuntimePredictor(["T4"], print_table=False)
+    small.trainer(Path(sys.argv[1]), max_epochs=1, callbacks=predictor).fit(small.model(), small.loader(40))
+    print("predicted" if predictor.predictions is not None else "not predicted")

@@ -1,0 +1,137 @@
+"""Every real recording next to the repository imports and predicts, or is rejected with a message."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from functools import cache
+from typing import Final
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.base.errors import LightningPredictError
+from lightning_predict.record.imports import import_trace
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import FORMAT, Trace, read_trace_json
+from tests.recordings import RECORDINGS, recording
+
+pytestmark = pytest.mark.recorded
+
+FILES: Final = sorted(path.name for path in RECORDINGS.glob("*.json.gz"))
+
+REFUSED: Final = {
+    "hta_cupti_a100.json.gz": "119 operations without shapes or measured kernels",
+    "hta_minitoy_mi250.json.gz": "'AMD Radeon Graphics', with AMD's runtime. Recordings of NVIDIA GPUs only are read",
+    "kineto_old_resnet50_w4_29db.json.gz": "does not name the GPU that it was recorded on. The trace has no shapes",
+    "param_linear_et.json.gz": "is an execution trace of schema 1.0.1; this release reads 1.1.x",
+}
+
+
+@cache
+def load(name: str, gpu: str | None = None) -> Trace:
+    path = recording(name)
+    document = read_trace_json(path, strict=False)
+    if isinstance(document, dict) and document.get("format") == FORMAT:
+        return Trace.load(path)
+    return import_trace(path, gpu=gpu)
+
+
+@pytest.mark.parametrize("name", FILES or ["(none)"])
+def test_it_is_predicted_or_refused_in_words(name: str) -> None:
+    recording(name)
+    target = "H100-SXM-80GB"
+    if name in REFUSED:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            with pytest.raises(LightningPredictError, match=re.escape(REFUSED[name])):
+                lp.predict(load(name), [target], history=False)
+        return
+    trace = load(name)  # a warning would be an error: the GPU of every file is known
+    origin = gpu_in_use(trace)
+    assert (origin is None) == (not trace.kernels)
+    names = [target] if origin is None else list(dict.fromkeys([target, origin.name]))
+    result = lp.predict(trace, names, iterations=10, history=False)
+    for found in result.values():
+        times = (found.iteration_seconds_low, found.iteration_seconds, found.iteration_seconds_high)
+        assert all(math.isfinite(seconds) and seconds > 0 for seconds in times)
+        assert times[0] <= times[1] <= times[2]
+        assert times[0] < times[2], f"the interval on {found.gpu} has no width"
+        assert found.total_seconds is not None
+        assert math.isfinite(found.total_seconds)
+        assert sum(found.coverage.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("hta_nccl_a100_step5.json.gz", "A100-SXM-40GB"),
+        ("hta_gpu_annot_gp100.json.gz", "Quadro-GP100"),
+        ("kineto_resnet50_w0_b_step19.json.gz", "V100-SXM2-32GB"),
+        ("tl_moe01_b300.json.gz", "B300-SXM-288GB"),
+    ],
+)
+def test_the_gpu_is_known(name: str, gpu: str) -> None:
+    found = gpu_in_use(load(name))
+    assert found is not None
+    assert found.name == gpu
+
+
+def test_kernels_of_the_step_before_are_no_part_of_the_step() -> None:
+    whole, cut = load("tl_qwen05_h100.json.gz"), load("tl_qwen05_h100_step6.json.gz")
+    # The second file is the first one's step without the 501 kernels that the step before had queued.
+    assert whole.kernels == cut.kernels
+    assert any("Left out: 501 kernels" in note for note in whole.notes)
+    # The profiler's own mark of the step on the GPU is 34.89 ms long; the host's, 47.15, begins with a wait of 14.2.
+    assert whole.profiled_seconds == pytest.approx(34.89e-3, rel=0.02)
+
+
+def test_an_unknown_gpu_can_be_named_and_its_median_step_is_no_outlier() -> None:
+    trace = load("kineto_old_resnet50_w4_29db.json.gz", "V100-SXM2-16GB")
+    # Its steps take 151.7, 118.1, 108.4, 124.1, 115.0 and 152.1 ms; the last was taken before.
+    assert "Step 8 was taken" in trace.notes[0]
+    assert trace.profiled_seconds == pytest.approx(124.1e-3, rel=0.02)
+    found = lp.predict(trace, ["V100-SXM2-16GB"], history=False)["V100-SXM2-16GB"]
+    assert found.coverage == {"measured": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [("kineto_old_resnet50_w4_29db.json.gz", "V100-SXM2-16GB"), ("kineto_resnet50_w0_b_step19.json.gz", None)],
+)
+def test_files_of_torch_1_8_and_1_9_have_a_backward_pass(name: str, gpu: str | None) -> None:
+    trace = load(name, gpu)
+    backward = [operation for operation in trace.operations if operation.phase == "backward"]
+    by_name = [operation.name for operation in backward]
+    assert by_name.count("aten::convolution_backward") == 53  # ResNet-50's convolutions
+    assert by_name.count("aten::cudnn_batch_norm_backward") == 53
+    forward = sum(kernel.seconds for o in trace.operations if o.phase == "forward" for kernel in o.kernels)
+    assert 1.5 < sum(kernel.seconds for o in backward for kernel in o.kernels) / forward < 3
+
+
+def test_convolutions_of_torch_1_9_get_resnets_strides() -> None:
+    trace = load("kineto_resnet50_w0_b_step19.json.gz")
+    strides = [o.arguments["stride"] for o in trace.operations if o.name == "aten::convolution"]
+    # The stem, and the 3 x 3 convolution and the shortcut of the first block of three stages.
+    assert (len(strides), strides.count([2, 2]), strides.count([1, 1])) == (53, 7, 46)
+
+
+def test_the_loader_of_a_single_process_is_no_time_of_the_step() -> None:
+    trace = load("kineto_resnet50_w0_b_step19.json.gz")
+    assert list(trace.loader_seconds) == pytest.approx([45.033e-3])
+    assert trace.profiled_seconds == pytest.approx((151.733 - 45.033) * 1e-3)
+    assert not any(operation.name == "aten::stack" for operation in trace.operations)  # it collates
+
+
+def test_an_empty_last_step_is_not_taken() -> None:
+    trace = load("param_hf_GPT2_et.json.gz")
+    assert "Step 0 was taken" in trace.notes[0]
+    assert len(trace.operations) > 8000
+
+
+def test_what_exchanged_data_is_said() -> None:
+    trace = load("hta_diff_control_a100_step1012.json.gz")
+    assert not any("nccl" in kernel.name.lower() for kernel in trace.kernels)
+    assert any("10 kernels, 34.2% of the device time. The file does not contain their number" in n for n in trace.notes)
+    assert any("(multi_tensor_apply_kernel)" in note for note in trace.notes)

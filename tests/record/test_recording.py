@@ -1,0 +1,298 @@
+"""`capture`: recording a user's own step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from lightning_predict.base.errors import CaptureError, InvalidArgumentError
+from lightning_predict.record.recording import capture
+from tests.record.test_session import nothing_is_left
+from tests.record.workloads import counted, mixed_step, names, perceptron_step
+
+
+def test_a_step_runs_as_often_as_promised_and_the_last_is_recorded() -> None:
+    runs: list[int] = []
+
+    def step() -> None:
+        torch.zeros(len(runs) + 1).exp()
+        runs.append(1)
+
+    trace = capture(step, warmup_steps=3, samples_per_step=8)
+    assert len(runs) == 4
+    assert [o.inputs[0].shape for o in trace.operations if o.name == "aten::exp"] == [(4,)]
+    assert trace.samples == 8
+    assert len(trace.step_seconds) == 2  # the first is cold
+    assert nothing_is_left()
+
+
+def test_a_single_cold_step_is_no_anchor() -> None:
+    assert capture(lambda: torch.zeros(2).exp()).step_seconds == ()
+    assert capture(lambda: torch.zeros(2).exp(), warmup_steps=0).step_seconds == ()
+
+
+def test_warm_steps_are_timed() -> None:
+    def step() -> None:
+        time.sleep(0.01)
+        torch.zeros(2).exp()
+
+    trace = capture(step, warmup_steps=3)
+    assert all(seconds >= 0.01 for seconds in trace.step_seconds)
+    assert trace.profiled_seconds is not None
+    assert trace.profiled_seconds >= 0.01
+
+
+def test_model_optimizer_and_memory_are_found() -> None:
+    step = perceptron_step()
+    trace = capture(step)
+    assert trace.optimizer_steps == 1
+    assert [parameter.shape for parameter in trace.parameters] == [(16, 8), (16,), (4, 16), (4,)]
+    assert trace.memory.parameter_bytes == 212 * 4
+    assert trace.memory.optimizer_state_bytes == 2 * 212 * 4 + 4 * 4
+
+
+def test_two_optimizers_in_one_step() -> None:
+    first, second = perceptron_step(seed=1), perceptron_step(seed=2)
+    trace = capture(lambda: (first(), second()))
+    assert trace.optimizer_steps == 2
+    assert trace.memory.parameter_bytes == 2 * 212 * 4
+    assert [parameter.name for parameter in trace.parameters][::4] == ["Sequential.0.0.weight", "Sequential.1.0.weight"]
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, data: Tensor) -> Tensor:
+        return data.add(self.down(self.up(data).relu()))
+
+
+def blocks_step(*, in_a_model: bool) -> Callable[[], None]:
+    """Three blocks and a head, called one after another, in one module or by the step itself."""
+    blocks, head = [FeedForward(), FeedForward(), FeedForward()], nn.Linear(8, 2)
+    model = nn.Sequential(nn.Sequential(*blocks), head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        output = torch.ones(4, 8)
+        for module in [model] if in_a_model else [*blocks, head]:
+            output = module(output)
+        output.sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_operations_and_parameters_of_several_models_have_the_same_names() -> None:
+    apart, together = (capture(blocks_step(in_a_model=one)) for one in (False, True))
+    assert {parameter.name.rpartition(".")[0] for parameter in apart.parameters} == {
+        *(f"FeedForward.{index}.{part}" for index in range(3) for part in ("up", "down")),
+        "Linear",
+    }
+    # As in a model, where blocks are `0.0`, `0.1` and `0.2` and the head `1`; the loss is of no module.
+    renamed = [
+        (one.name, one.phase, one.module and one.module.replace("FeedForward.", "0.").replace("Linear", "1"))
+        for one in apart.operations
+    ]
+    assert renamed == [(one.name, one.phase, one.module) for one in together.operations]
+
+
+def test_a_part_that_is_called_before_its_model_has_its_name_in_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def step() -> None:
+        model(model[0](torch.ones(2, 4))).sum().backward()
+
+    modules = {one.module for one in capture(step).operations if one.name == "aten::addmm"}
+    assert modules == {"0", "1"}
+
+
+def test_inference_is_a_step_too() -> None:
+    model, data = nn.Linear(8, 4), torch.zeros(2, 8)
+    for guard in (torch.no_grad, torch.inference_mode):
+
+        def step(guard: Any = guard) -> None:
+            with guard():
+                model(data)
+
+        trace = capture(step)
+        assert {operation.phase for operation in trace.operations} == {"forward"}
+        assert trace.optimizer_steps == 0
+        assert trace.memory.gradient_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step": 3}, r"step is 3; expected a function without arguments.*capture\(lambda: training_step\(batch\)\)"),
+        ({"step": print, "warmup_steps": -1}, "warmup_steps is -1; expected 0 or more"),
+        ({"step": print, "samples_per_step": 0}, "samples_per_step is 0; expected 1 or more, or None"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        capture(**arguments)
+
+
+def test_a_step_without_torch_is_no_step() -> None:
+    with pytest.raises(CaptureError, match="Nothing was recorded"):
+        capture(lambda: 1 + 1)
+
+
+@pytest.mark.parametrize("method", ["named_modules", "named_parameters", "named_buffers"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_module_that_does_not_list_what_it_holds_is_named(method: str, device: str) -> None:
+    def fails(self: nn.Module, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("made at the first call")
+
+    lazy = type("Lazy", (nn.Linear,), {method: fails})(4, 4, device=device)
+    words = (
+        r"The step ran, but Lazy does not list its parameters: its named_modules, .* raised RuntimeError: made at the "
+        r"first call\. They are called after the step: .* the modules inside Lazy\."
+    )
+    with pytest.raises(CaptureError, match=words):
+        capture(lambda: lazy(torch.ones(2, 4, device=device)).sum().backward(), warmup_steps=0)
+    assert nothing_is_left()
+
+
+def test_an_error_of_the_step_comes_through() -> None:
+    runs: list[int] = []
+
+    def step() -> None:
+        runs.append(1)
+        torch.zeros(1).exp()
+        if len(runs) == 2:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        capture(step)
+    assert nothing_is_left()
+
+
+def test_the_cpu_and_the_meta_device_give_the_same_operations() -> None:
+    traces = {device: capture(mixed_step(device, clip=False, foreach=False)) for device in ("cpu", "meta")}
+    assert {device: trace.device for device, trace in traces.items()} == {"cpu": "cpu", "meta": "meta"}
+    assert counted(traces["cpu"].operations) == counted(traces["meta"].operations)
+    assert traces["cpu"].memory == traces["meta"].memory
+    assert traces["cpu"].parameters == traces["meta"].parameters
+
+
+class Block(nn.Module):
+    """A transformer block that attends by hand: two batched products and a softmax."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.projections = nn.ModuleList([nn.Linear(width, 3 * width), nn.Linear(width, width)])
+        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, data: Tensor) -> Tensor:
+        """(batch, length, width) to the same."""
+        batch, length, width = data.shape
+        parts = self.projections[0](self.norms[0](data)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        scores = (query @ key.transpose(-1, -2)) * (width // self.heads) ** -0.5
+        hidden = torch.ones(length, length, dtype=torch.bool, device=data.device).triu(1)
+        mixed = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value
+        data = data + self.projections[1](mixed.transpose(1, 2).reshape(batch, length, width))
+        result: Tensor = data + self.perceptron(self.norms[1](data))
+        return result
+
+
+def gpt_step(device: str, *, layers: int, width: int, heads: int, length: int, words: int) -> Any:
+    """A training step of a GPT-2-like model on one sequence."""
+    with torch.device(device):
+        embedding, positions = nn.Embedding(words, width), nn.Embedding(length, width)
+        blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, words, bias=False))
+        tokens = torch.zeros(1, length, dtype=torch.long)
+        order = torch.arange(length)
+    model = nn.ModuleList([embedding, positions, blocks, head])
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = head(blocks(embedding(tokens) + positions(order)))
+        functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def test_a_small_gpt_is_the_same_on_the_cpu_and_on_the_meta_device() -> None:
+    small = {"layers": 2, "width": 32, "heads": 4, "length": 16, "words": 100}
+    recorded = {device: capture(gpt_step(device, **small)) for device in ("cpu", "meta")}
+    # The update differs: by default, CUDA and thus the meta device take all tensors together.
+    computed = [[one for one in trace.operations if one.phase != "optimizer"] for trace in recorded.values()]
+    assert counted(computed[0]) == counted(computed[1])
+    # Each block multiplies scores and values: two batched products forward, twice two backward.
+    assert names(recorded["meta"].operations).count("aten::bmm") == 2 * (2 + 4)
+
+
+def test_gpt2_large_is_captured_on_the_meta_device() -> None:
+    trace = capture(gpt_step("meta", layers=36, width=1280, heads=20, length=1024, words=50257))
+    # 774,030,080 shared, and the untied head's 50257 x 1280 once more: 838,359,040 parameters.
+    assert sum(math.prod(parameter.shape) for parameter in trace.parameters) == 838_359_040
+    assert trace.memory.parameter_bytes == 4 * 838_359_040
+    flops = sum(
+        2 * operation.inputs[-2].elements * operation.inputs[-1].shape[-1]
+        for operation in trace.operations
+        if operation.name in ("aten::mm", "aten::addmm", "aten::bmm") and operation.phase == "forward"
+    )
+    # By hand: 24 x width^2 a token and layer, attention 4 x length x width, and the head 2 x width x words.
+    assert flops == 1024 * (36 * (24 * 1280**2 + 4 * 1024 * 1280) + 2 * 1280 * 50257)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+def test_a_fused_optimizer_steps_on_the_meta_device(kind: type[torch.optim.Optimizer]) -> None:
+    with torch.device("meta"):
+        model, data = torch.nn.Linear(8, 8), torch.zeros(4, 8)
+    optimizer = kind(model.parameters(), fused=True)  # type: ignore[call-arg]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    trace = capture(step)
+    (fused,) = (one for one in trace.operations if one.name.startswith("aten::_fused_adam"))
+    # Parameters, gradients and two moments of weight and bias, and a count of steps for each.
+    assert sorted(tensor.shape for tensor in fused.inputs).count((8, 8)) == 4
+    optimizer = kind(model.parameters(), fused=True)  # type: ignore[call-arg]
+    with pytest.raises(RuntimeError, match="fused=True"):  # torch's own refusal, once nothing is recorded
+        step()
+
+
+def test_code_compiled_earlier_counts_only_where_the_step_may_call_it() -> None:
+    compiled, plain, data = torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4), torch.rand(2, 4)
+    compiled(data).sum().backward()  # compiled before any capture
+
+    class Loop:
+        def __init__(self, network: Callable[[Tensor], Tensor]) -> None:
+            self.network = network
+
+        def step(self) -> None:
+            self.network(data).sum().backward()
+
+    held, owner = [compiled], Loop(compiled)
+    steps: list[Callable[[], object]] = [
+        owner.step,
+        lambda: owner.network(data).sum().backward(),
+        lambda: held[0](data).sum().backward(),
+        partial(Loop.step, owner),
+    ]
+    assert [capture(step).compiled for step in steps] == [True] * 4
+    trace = capture(Loop(plain).step)
+    assert not trace.compiled
+    assert trace.recorder == "dispatch"
+    assert trace.memory.parameter_bytes == (4 * 4 + 4) * 4

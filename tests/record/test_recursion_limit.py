@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_predict.record.recursion_limit import FRAMES, RecursionHeadroom
+from lightning_predict.record.session import CaptureSession
+
+
+def called_at(depth: int, step: Callable[[], object]) -> object:
+    """Call a step from the given number of frames below the limit."""
+    frame, frames = sys._getframe(), 1
+    while frame.f_back is not None:
+        frame, frames = frame.f_back, frames + 1
+
+    def nested(more: int) -> object:
+        return step() if more == 0 else nested(more - 1)
+
+    return nested(LIMIT - frames - depth)
+
+
+LIMIT = sys.getrecursionlimit()
+
+
+@pytest.mark.parametrize("depth", [20, 22, 25])
+def test_a_step_may_call_itself_as_deep_as_without_a_recorder(depth: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+    def step() -> None:
+        model(torch.ones(3, 4)).sum().backward()
+
+    called_at(depth, step)
+    session = CaptureSession(device=torch.device("cpu"), model=model)
+    session.start()
+    called_at(depth, step)
+    session.stop()
+    assert [one.name for one in session.trace().operations].count("aten::addmm") == 2
+    assert sys.getrecursionlimit() == LIMIT
+
+
+def test_the_limit_is_that_of_before_whichever_of_two_ends_first() -> None:
+    first, second = RecursionHeadroom(), RecursionHeadroom()
+    for one in (first, second, first):
+        one.open()
+    assert sys.getrecursionlimit() == LIMIT + FRAMES
+    first.close()
+    first.close()
+    assert sys.getrecursionlimit() == LIMIT + FRAMES
+    second.close()
+    assert sys.getrecursionlimit() == LIMIT
+
+
+def test_a_limit_that_was_set_meanwhile_stays() -> None:
+    room = RecursionHeadroom()
+    room.open()
+    try:
+        sys.setrecursionlimit(LIMIT + 1)
+        room.close()
+        assert sys.getrecursionlimit() == LIMIT + 1
+    finally:
+        sys.setrecursionlimit(LIMIT)
+
+
+def test_a_recorder_that_ends_deeper_than_the_limit_leaves_it_higher() -> None:
+    room = RecursionHeadroom()
+    room.open()
+    try:
+        called_at(-20, room.close)
+        assert sys.getrecursionlimit() == LIMIT + FRAMES
+    finally:
+        sys.setrecursionlimit(LIMIT)

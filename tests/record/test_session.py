@@ -1,0 +1,391 @@
+"""A session around somebody else's step: which recorder, what surrounds the step, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from lightning_predict.base.errors import CaptureError
+from lightning_predict.record.dispatch import DispatchRecorder
+from lightning_predict.record.profiler import ProfilerRecorder, _peak_of
+from lightning_predict.record.session import CaptureSession
+from tests.processes import run
+from tests.record.test_hooks import hooks_left
+from tests.record.workloads import Training, counted, mixed_step, names, perceptron_step
+
+CPU = torch.device("cpu")
+
+
+def session_of(step: Training, **options: Any) -> CaptureSession:
+    """A finished session of one step."""
+    session = CaptureSession(
+        device=CPU, model=step.model, optimizers=[step.optimizer], **{"compiled": False, **options}
+    )
+    session.start()
+    step()
+    session.stop()
+    return session
+
+
+def nothing_is_left() -> bool:
+    """True where no mode, hook or profiler of a session is on."""
+    return (
+        _get_current_dispatch_mode() is None
+        and _get_current_function_mode() is None
+        and hooks_left() == 0
+        and not torch._C._autograd._profiler_enabled()
+    )
+
+
+def test_a_trace_says_what_surrounds_the_step() -> None:
+    step = perceptron_step()
+    step()
+    trace = session_of(step).trace(step_seconds=[0.1, 0.2], loader_seconds=[0.01], samples=4, batches=2)
+    assert (trace.device, trace.recorder, trace.compiled) == ("cpu", "dispatch", False)
+    assert [parameter.name for parameter in trace.parameters] == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    # Linear(8, 16) and Linear(16, 4): 144 + 68 = 212 floats; AdamW keeps twice that, and four step counts.
+    assert trace.memory.parameter_bytes == trace.memory.gradient_bytes == 212 * 4
+    assert trace.memory.optimizer_state_bytes == 2 * 212 * 4 + 4 * 4
+    assert trace.memory.peak_bytes is None
+    assert (trace.step_seconds, trace.loader_seconds) == ((0.1, 0.2), (0.01,))
+    assert (trace.samples, trace.batches, trace.optimizer_steps) == (4, 2, 1)
+    assert trace.profiled_seconds is not None
+    assert trace.profiled_seconds > 0
+    assert trace.software["torch"] == torch.__version__
+    assert trace.gpu_reported_name is None
+    assert nothing_is_left()
+
+
+def test_the_number_of_updates_may_be_given() -> None:
+    assert session_of(perceptron_step()).trace(optimizer_steps=3).optimizer_steps == 3
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_both_recorders_find_model_and_optimizers_themselves(compiled: bool) -> None:
+    step = perceptron_step()
+    step()
+    session = CaptureSession(device=CPU, compiled=False)
+    if compiled:  # the same, through the profiler
+        session._recorder = ProfilerRecorder(cuda=False)
+        session._prepare = lambda: None  # type: ignore[method-assign]
+    session.start()
+    step()
+    trace = session.trace()
+    assert trace.recorder == ("profiler" if compiled else "dispatch")
+    assert trace.optimizer_steps == 1
+    if not compiled:
+        assert len(trace.parameters) == 4
+        assert trace.memory.optimizer_state_bytes == 2 * 212 * 4 + 4 * 4
+
+
+def test_parameters_without_a_module_are_the_leaves_that_were_read() -> None:
+    weight = torch.ones(3, 2, requires_grad=True)
+    session = CaptureSession(device=CPU, compiled=False)
+    session.start()
+    (torch.ones(4, 3) @ weight).sum().backward()
+    trace = session.trace()
+    assert [(parameter.name, parameter.shape) for parameter in trace.parameters] == [("parameter_0", (3, 2))]
+    assert trace.memory.parameter_bytes == trace.memory.gradient_bytes == 24
+
+
+def test_compiled_code_and_fast_evaluation_choose_the_profiler() -> None:
+    step = perceptron_step()
+    assert session_of(step, compiled=True).trace().recorder == "profiler"
+    assert session_of(step, compiled=True).trace().compiled is True
+    teacher = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+    step.model.add_module("teacher", teacher)
+    expected = teacher(torch.ones(1, 3, 8))
+    results = []
+    session = CaptureSession(device=CPU, model=step.model, compiled=False)
+    session.start()
+    with torch.no_grad():
+        results.append(teacher(torch.ones(1, 3, 8)))
+    assert session.trace().recorder == "profiler"
+    assert torch.allclose(results[0], expected, atol=1e-6)
+
+
+def test_the_meta_device_is_recorded_and_named() -> None:
+    step = mixed_step("meta")
+    session = CaptureSession(device=torch.device("meta"), model=step.model)
+    session.start()
+    step()
+    trace = session.trace()
+    assert (trace.device, trace.recorder) == ("meta", "dispatch")
+    assert trace.memory.optimizer_state_bytes is not None
+
+
+def test_a_session_may_pause_and_go_on() -> None:
+    step = perceptron_step()
+    for compiled in (False, True):
+        session = CaptureSession(device=CPU, model=step.model, compiled=compiled)
+        for _ in range(2):
+            session.start()
+            step()
+            session.stop()
+            step.data.exp()
+        trace = session.trace()
+        assert names(trace.operations).count("aten::addmm") == 4
+        assert "aten::exp" not in names(trace.operations)
+        assert trace.optimizer_steps == 2
+
+
+def test_a_second_profiler_is_refused_by_either_recorder() -> None:
+    for compiled in (False, True):
+        session = CaptureSession(device=CPU, compiled=compiled)
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as users:
+            with pytest.raises(CaptureError, match="Another profiler is running"):
+                session.start()
+            torch.zeros(2).exp()
+        assert "aten::exp" in {event.name for event in users.events() or ()}
+        with pytest.raises(CaptureError, match="Nothing was recorded"):
+            session.trace()
+    assert nothing_is_left()
+
+
+def test_starting_twice_is_refused_and_recording_goes_on() -> None:
+    session = CaptureSession(device=CPU, compiled=False)
+    session.start()
+    with pytest.raises(CaptureError, match=r"recording already; call stop\(\)"):
+        session.start()
+    torch.zeros(2).exp()
+    assert "aten::exp" in names(session.trace().operations)
+    assert nothing_is_left()
+
+
+def test_nothing_recorded_is_an_error() -> None:
+    with pytest.raises(CaptureError, match=r"Nothing was recorded: call start\(\), run the step, then stop\(\)"):
+        CaptureSession(device=CPU).trace()
+    session = CaptureSession(device=CPU, compiled=False)
+    session.start()
+    with pytest.raises(CaptureError, match="no torch operation ran on this thread"):
+        session.trace()
+
+
+@pytest.mark.parametrize(("recorder", "compiled"), [(DispatchRecorder, False), (ProfilerRecorder, True)])
+@pytest.mark.parametrize("broken", ["start", "stop"])
+def test_whatever_fails_inside_is_restored_and_told(
+    recorder: type, compiled: bool, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(recorder, broken)
+
+    def fail(self: Any) -> None:
+        original(self)
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(recorder, broken, fail)
+    session = CaptureSession(device=CPU, compiled=compiled)
+    if broken == "start":
+        with pytest.raises(CaptureError, match="The step cannot be recorded: a bug of ours"):
+            session.start()
+    else:
+        session.start()
+        torch.zeros(2).exp()
+        session.stop()
+        with pytest.raises(CaptureError, match=r"recording it failed: ZeroDivisionError: a bug of ours"):
+            session.trace()
+    assert nothing_is_left()
+
+
+def test_a_failure_while_recording_is_told_and_not_taken_for_a_short_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(DispatchRecorder, "_record", fail)
+    session = session_of(perceptron_step())
+    with pytest.raises(CaptureError, match="The step ran, but recording it failed"):
+        session.trace()
+
+
+def test_the_operations_of_a_session_are_those_of_its_recorder() -> None:
+    step = mixed_step("cpu")
+    step()
+    by_modes, by_profiler = (session_of(step, compiled=compiled).trace() for compiled in (False, True))
+    assert counted(by_modes.operations) == counted(by_profiler.operations)
+
+
+COMPILED = """
+import torch
+from lightning_predict.record.session import CaptureSession
+from torch._dynamo.utils import counters
+from tests.record.workloads import perceptron_step
+
+def kernels(step):
+    "Names of the compiled graphs that one step calls."
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as run:
+        step()
+    return sorted(event.name for event in run.events() if "CompiledFxGraph" in event.name)
+
+step = perceptron_step(dropout=0.0)
+step.model = torch.compile(step.model)
+for _ in range(3):
+    step()
+before, frames, output = kernels(step), dict(counters["frames"]), None
+step.optimizer.param_groups[0]["lr"] = 0.0   # so that one output can be compared with the next
+step.optimizer.param_groups[0]["weight_decay"] = 0.0
+expected = step.model(step.data)
+
+session = CaptureSession(device=torch.device("cpu"), model=step.model, optimizers=[step.optimizer])
+session.start()
+step()
+session.stop()
+trace = session.trace()
+
+assert trace.compiled and trace.recorder == "profiler", trace.recorder
+assert len(before) == 2 and kernels(step) == before, (before, kernels(step))
+assert dict(counters["frames"]) == frames, counters["frames"]
+assert torch.equal(step.model(step.data), expected)
+products = [operation.phase for operation in trace.operations if operation.name in ("aten::addmm", "aten::mm")]
+assert products.count("forward") == 2 and products.count("backward") == 3, products
+assert trace.compiled and trace.compile_seconds > 0, trace.compile_seconds
+print("as before")
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_code_stays_compiled_and_gives_the_same_bits() -> None:
+    ran = run(COMPILED)
+    assert ran.stdout == "as before\n", ran.stderr
+
+
+def test_tensors_of_the_steps_own_class_are_made_as_without_a_recorder() -> None:
+    # In a process of its own: the class lives as long as anything does that was made of it.
+    ran = run(
+        """
+import torch
+from torch import nn
+from lightning_predict.record.environment import own_tensor_kinds
+from lightning_predict.record.session import CaptureSession
+
+class Cast(torch.Tensor):
+    def __new__(cls, data):
+        return torch.as_tensor(data).as_subclass(cls)
+
+print(bool(own_tensor_kinds()))
+
+class Labelled(torch.Tensor):
+    def __new__(cls, data):
+        return super().__new__(cls, data)
+
+model = nn.Linear(3, 2)
+session = CaptureSession(device=torch.device("cpu"), model=model)
+session.start()
+model(Labelled(torch.ones(4, 3)).as_subclass(torch.Tensor)).sum().backward()
+session.stop()
+trace = session.trace()
+print(bool(own_tensor_kinds()), trace.recorder, "aten::addmm" in {one.name for one in trace.operations})
+print(trace.memory.parameter_bytes == 32, Labelled(torch.ones(2)).sum().item() == 2)
+"""
+    )
+    assert ran.stdout.splitlines() == ["False", "True dispatch True", "True True"], ran.stderr
+
+
+def test_the_highest_memory_is_read_off_the_recorded_allocations() -> None:
+    def event(total: int, size: int, kind: int) -> dict[str, Any]:
+        return {"name": "[memory]", "args": {"Total Allocated": total, "Bytes": size, "Device Type": kind}}
+
+    # 300 bytes are allocated when 200 of them are released; the host's allocations do not count.
+    events = [event(250, 50, 1), event(100, -200, 1), event(900, 900, 0), {"name": "aten::add"}]
+    assert _peak_of({"traceEvents": events}) == 300
+    assert _peak_of({"traceEvents": events[2:]}) is None
+
+
+IMPORTED = """
+import gc
+
+import torch
+
+import lightning_predict as lp
+from lightning_predict.record.environment import own_tensor_kinds
+
+
+def recorded():
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.ReLU())
+        images = torch.empty(8, 3, 32, 32)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model(images).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trace = lp.capture(step, precision="16-mixed")
+    return trace.recorder, trace.flags.autocast_dtype, lp.predict(trace, ["T4"], history=False)["T4"]
+
+
+before = recorded()
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+class Base(torch.Tensor):  # as torchvision's TVTensor: only its kinds are created
+    pass
+
+
+class Picture(Base):
+    def __new__(cls, data):
+        return torch.as_tensor(data).as_subclass(cls)
+
+
+kinds = Base, Tagged
+assert bool(own_tensor_kinds())
+after = recorded()
+assert before[:2] == ("dispatch", "float16"), before[:2]
+assert after == before
+del Tagged, kinds
+gc.collect()
+print(bool(own_tensor_kinds()))
+"""
+
+
+def test_a_class_of_tensors_that_somebody_imported_changes_no_recording_on_the_meta_device() -> None:
+    ran = run(IMPORTED)
+    assert ran.stdout.split() == ["False"], ran.stderr
+
+
+CREATED = """
+import torch
+
+import lightning_predict as lp
+
+
+class Labelled(torch.Tensor):
+    pass
+
+
+model = torch.nn.Linear(3, 2)
+steps = []
+
+
+def step():
+    steps.append(1)
+    model(Labelled(torch.ones(4, 3)).as_subclass(torch.Tensor)).sum().backward()
+
+
+trace = lp.capture(step)
+print(trace.recorder, len(steps), "aten::addmm" in {one.name for one in trace.operations})
+"""
+
+
+def test_a_step_that_creates_such_tensors_is_recorded_at_the_first_attempt() -> None:
+    ran = run(CREATED)
+    assert ran.stdout.split() == ["dispatch", "2", "True"], ran.stderr
+
+
+def test_a_step_that_defines_their_class_is_recorded_by_the_profiler_at_a_second_attempt() -> None:
+    lines = "\n\nclass Labelled(torch.Tensor):\n    pass\n"
+    assert lines in CREATED
+    inside = CREATED.replace(lines, "").replace(
+        "    model(", "    class Labelled(torch.Tensor):\n        pass\n\n    model("
+    )
+    ran = run(inside)
+    assert ran.stdout.split() == ["profiler", "3", "True"], ran.stderr

@@ -1,0 +1,98 @@
+"""Each part of a recording stops by itself, even if another part raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import profile
+
+from lightning_predict.callbacks.fit_recording import FitRecording
+from lightning_predict.record.dispatch import DispatchRecorder
+from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
+from lightning_predict.record.modes import OperationMode, WholeCallMode
+from lightning_predict.record.profiler import ProfilerRecorder
+from lightning_predict.record.session import CaptureSession
+from tests.record.test_session import nothing_is_left
+from tests.record.workloads import perceptron_step
+
+PARTS = [
+    (ModuleWatch, "close"),
+    (OptimizerWatch, "close"),
+    (DispatchRecorder, "stop"),
+    (OperationMode, "__exit__"),
+    (WholeCallMode, "__exit__"),
+    (ProfilerRecorder, "stop"),
+    (profile, "stop"),
+    (CaptureSession, "_note_end"),
+]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("owner", "name"), PARTS, ids=[f"{owner.__name__}.{name}" for owner, name in PARTS])
+@pytest.mark.parametrize("recorder", ["dispatch", "profiler"])
+def test_an_error_in_one_part_leaves_no_other_open(
+    owner: type, name: str, recorder: str, late: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(owner, name)
+    raised: list[int] = []
+
+    def fail(*arguments: Any) -> Any:
+        if late:
+            original(*arguments)
+        if not raised:
+            raised.append(1)
+            raise error("in the middle of stopping")
+        return None if late else original(*arguments)
+
+    step = perceptron_step()
+    session = CaptureSession(device=torch.device("cpu"), model=step.model, compiled=recorder == "profiler")
+    if recorder == "profiler":
+        session._recorder = ProfilerRecorder(cuda=False)
+        session._module_watch, session._optimizer_watch = ModuleWatch(marks=True), OptimizerWatch()
+    session.start()
+    step()
+    monkeypatch.setattr(owner, name, fail)
+    try:
+        session.stop()
+    except KeyboardInterrupt:
+        assert error is KeyboardInterrupt
+    session.stop()  # as the callback's on_exception and teardown do
+    monkeypatch.undo()
+    session.stop()
+    assert nothing_is_left()
+
+
+def test_an_interrupt_while_a_session_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for owner in (DispatchRecorder, ProfilerRecorder):
+        session = CaptureSession(device=torch.device("cpu"), compiled=owner is ProfilerRecorder)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "start", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                session.start()
+        assert nothing_is_left()
+
+
+def test_both_recorders_of_a_fit_stop_though_the_first_fails() -> None:
+    class Part:
+        def __init__(self, error: BaseException | None = None) -> None:
+            self.stopped = False
+            self.error = error
+
+        def stop(self) -> None:
+            self.stopped = True
+            if self.error is not None:
+                raise self.error
+
+    steps, validation = Part(KeyboardInterrupt()), Part(ZeroDivisionError())
+    recording = object.__new__(FitRecording)
+    recording._steps, recording._validation = steps, validation  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        recording.stop()
+    assert steps.stopped
+    assert validation.stopped

@@ -1,0 +1,192 @@
+"""When the recorder finds that a storage is freed, and the living storages at the end of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.memory.storages import written_storages
+from lightning_predict.record.trace import Operation, Trace
+
+
+def recorded(step: Callable[[], object]) -> Trace:
+    return lp.capture(step, warmup_steps=0)
+
+
+def freed_at(trace: Trace, number: int | None) -> list[int]:
+    return [index for index, operation in enumerate(trace.operations) if number in operation.freed]
+
+
+def written_by(trace: Trace, name: str) -> Operation:
+    return next(operation for operation in trace.operations if operation.name == name)
+
+
+def test_what_dies_after_its_last_use_is_not_listed() -> None:
+    data = torch.zeros(4)
+
+    def step() -> None:
+        for _ in range(100):
+            torch.relu(data + 1)
+
+    trace = recorded(step)
+    assert [operation.freed for operation in trace.operations] == [()] * 200
+    assert trace.held == ()
+
+
+def test_what_a_variable_holds_beyond_its_last_use_is_listed_where_it_is_freed() -> None:
+    data = torch.zeros(4)
+
+    def step() -> None:
+        kept = torch.exp(data)
+        for _ in range(40):
+            torch.relu(data)
+        del kept
+        for _ in range(80):
+            torch.relu(data)
+
+    trace = recorded(step)
+    (number,) = (tensor.id for tensor in written_by(trace, "aten::exp").outputs)
+    (index,) = freed_at(trace, number)
+    assert 40 <= index < 40 + 64  # operations 1 to 40 ran while it was held; all are asked every 64
+
+
+def test_what_the_loop_still_holds_is_there_at_the_end() -> None:
+    variables: dict[str, torch.Tensor] = {}
+    data = torch.zeros(4)
+
+    def step() -> None:
+        variables["logits"] = torch.exp(data)
+        torch.relu(data)
+
+    trace = recorded(step)
+    assert trace.held == tuple(tensor.id for tensor in written_by(trace, "aten::exp").outputs)
+
+
+def test_gradients_are_there_at_the_end_and_those_of_the_step_before_may_live_through_the_forward_pass() -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    data = torch.zeros(4, 3)
+
+    def dropped_first() -> None:
+        optimizer.zero_grad()
+        layer(data).sum().backward()
+        optimizer.step()
+
+    def dropped_last() -> None:
+        loss = layer(data).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    dropped_first()
+    first, last = recorded(dropped_first), recorded(dropped_last)
+    assert first.memory.forward_gradient_bytes == 0
+    assert last.memory.forward_gradient_bytes == last.memory.gradient_bytes == (3 * 2 + 2) * 4
+    updates = [operation.inputs[1].id for operation in first.operations if operation.phase == "optimizer"]
+    assert len(updates) == 2
+    assert set(updates) <= set(first.held or ())
+
+
+def test_the_backward_pass_of_attention_writes_the_gradients_of_its_inputs() -> None:
+    query, key, value = (torch.zeros(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+
+    def step() -> None:
+        data = (query * 2, key * 2, value * 2)
+        nn.functional.scaled_dot_product_attention(*data).sum().backward()
+
+    trace = recorded(step)
+    backward = written_by(trace, "aten::scaled_dot_product_attention_backward")
+    assert [tensor.shape for tensor in backward.outputs] == [(2, 4, 16, 8)] * 3
+    written = {tensor.id for tensor in backward.outputs}
+    read = {operation.inputs[0].id for operation in trace.operations if operation.phase == "backward"}
+    assert len(written) == 3
+    assert written <= read
+
+
+def test_what_a_function_of_the_forward_pass_held_is_gone_when_the_backward_pass_begins() -> None:
+    data = torch.zeros(4, requires_grad=True)
+
+    def loss(kept: torch.Tensor) -> torch.Tensor:
+        total = (kept + 1).sum()
+        for _ in range(3):
+            total = total + 1
+        return total
+
+    def step() -> None:
+        loss(data * 2).backward()
+
+    trace = recorded(step)
+    number = written_by(trace, "aten::mul").outputs[0].id
+    backward = next(index for index, one in enumerate(trace.operations) if one.phase == "backward")
+    assert all(index < backward for index in freed_at(trace, number))
+
+
+class ComputedAgain(torch.autograd.Function):
+    """A layer whose forward pass runs again for its backward pass, as reversible layers do: its graph is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        """Compute without a graph; the view is a leaf there that wants a gradient."""
+        ctx.save_for_backward(data)
+        ctx.layer = layer
+        result: torch.Tensor = layer(data.chunk(1, dim=-1)[0])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        """Compute again with a graph that the first backward pass does not release."""
+        (data,) = ctx.saved_tensors
+        with torch.enable_grad():
+            data = data.detach().requires_grad_()
+            ctx.layer(data).backward(gradient, retain_graph=True)
+        return data.grad, None
+
+
+@pytest.mark.parametrize("layers", [3, 6])
+def test_a_layer_that_is_computed_again_holds_what_it_wrote_until_the_next_one_is(layers: int) -> None:
+    width, samples = 16, 4
+    model = nn.ModuleList(
+        nn.Sequential(nn.Linear(width, 4 * width), nn.Sigmoid(), nn.Linear(4 * width, width)) for _ in range(layers)
+    )
+
+    def step() -> None:
+        result = torch.zeros(samples, width, requires_grad=True) + 1
+        for layer in model:
+            result = ComputedAgain.apply(result, layer)  # type: ignore[no-untyped-call]
+        result.sum().backward()
+
+    trace = recorded(step)
+    wide = 4 * width * samples * 4  # what lies between the two linear layers, in bytes
+    own = [one for one in written_storages(trace) if one.cause == "backward" and one.size_bytes == wide]
+    # Of each layer: the result before and after the sigmoid, and the gradients of both.
+    assert len(own) == 4 * layers
+    assert all(one.freed_at is not None for one in own)
+    # Storages that are freed long after their last use are found 64 operations later at most: in the layer after.
+    levels = [
+        sum(one.allocated_at <= index <= (one.freed_at or 0) for one in own) for index in range(len(trace.operations))
+    ]
+    assert max(levels) < 4 * 2
+
+
+def test_lives_are_kept_in_the_file(tmp_path: object) -> None:
+    variables: dict[str, torch.Tensor] = {}
+
+    def step() -> None:
+        variables["kept"] = torch.exp(torch.zeros(3))
+        held = torch.zeros(4) + 1
+        for _ in range(40):
+            torch.relu(variables["kept"])
+        del held
+        for _ in range(80):
+            torch.relu(variables["kept"])
+
+    trace = recorded(step)
+    assert trace.held
+    assert any(operation.freed for operation in trace.operations)
+    trace.save(f"{tmp_path}/step.json")
+    assert lp.Trace.load(f"{tmp_path}/step.json") == trace

@@ -1,0 +1,94 @@
+"""Tensors and arguments as plain values."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lightning_predict.record.tensors import StorageIds, json_argument, tensors_in
+from lightning_predict.record.trace import TensorInfo
+
+
+def described(numbers: StorageIds, tensor: torch.Tensor) -> TensorInfo:
+    info = numbers.describe(tensor)
+    assert info is not None
+    return info
+
+
+def test_a_tensor_without_plain_sizes_has_no_description() -> None:
+    nested = [torch.ones(2, 4), torch.ones(5, 4)]
+    for tensor in (
+        torch.nested.nested_tensor(nested, layout=torch.jagged),
+        torch.nn.parameter.UninitializedParameter(),
+    ):
+        assert StorageIds().describe(tensor) is None
+
+
+def test_views_share_a_number_and_copies_do_not() -> None:
+    numbers = StorageIds()
+    base = torch.zeros(2, 3)
+    assert described(numbers, base) == TensorInfo((2, 3), "float32", 0, "cpu")
+    assert described(numbers, base.t()[1:]) == TensorInfo((2, 2), "float32", 0, "cpu")
+    assert described(numbers, base.clone()).id == 1
+    assert described(numbers, base.view(torch.int32)).id == 0
+
+
+def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
+    numbers = StorageIds()
+    met = set()
+    for _ in range(20):  # the allocator gives the same place again and again
+        tensor = torch.zeros(1000)
+        reference = tensor.untyped_storage()._weak_ref()
+        met.add(described(numbers, tensor).id)
+        del tensor
+        assert torch.UntypedStorage._expired(reference)
+        torch.UntypedStorage._free_weak_ref(reference)
+    assert met == set(range(20))
+
+
+def test_meta_tensors_have_numbers_and_sparse_ones_have_none() -> None:
+    numbers = StorageIds()
+    assert described(numbers, torch.zeros(2, device="meta", dtype=torch.bfloat16)) == TensorInfo(
+        (2,), "bfloat16", 0, "meta"
+    )
+    assert described(numbers, torch.eye(2).to_sparse()).id is None
+
+
+def test_lists_are_flattened_in_order() -> None:
+    first, second, third = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert [t.shape[0] for t in tensors_in([first, None, (second, [third]), 5])] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (True, True),
+        (3, 3),
+        (0.5, 0.5),
+        (float("-inf"), "-inf"),
+        (float("nan"), "nan"),
+        ("mean", "mean"),
+        ((1, [2.0, None]), [1, [2.0, None]]),
+        (torch.bfloat16, "bfloat16"),
+        (torch.device("cpu"), "cpu"),
+        (torch.strided, "strided"),
+        (torch.channels_last, "channels_last"),
+        (slice(1), "slice"),
+    ],
+)
+def test_arguments_become_json(value: object, expected: object) -> None:
+    assert json_argument(value) == expected
+    json.dumps(json_argument(value), allow_nan=False)
+
+
+def test_a_sparse_gradient_on_the_meta_device_holds_the_rows_that_were_asked_for() -> None:
+    table = torch.nn.EmbeddingBag(1000, 8, mode="sum", sparse=True, device="meta")
+    table(torch.zeros(16, 3, dtype=torch.int64, device="meta")).sum().backward()
+    assert table.weight.grad is not None
+    found = described(StorageIds(), table.weight.grad)
+    # 48 rows of 8 numbers of 4 bytes, and 48 indices of 8: not the 32,000 bytes of the table.
+    assert found.shape == (1000, 8)
+    assert (found.elements, found.size_bytes) == (48 * 8, 48 * (8 * 4 + 8))
