@@ -25,6 +25,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from lightning_predict.base import __version__ as __version__
+
 if TYPE_CHECKING:
     from lightning_predict.advice.advice import advise
     from lightning_predict.advice.advice_text import Advice
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from lightning_predict.record.recording import capture
     from lightning_predict.record.trace import Trace
     from lightning_predict.reports.predictions import Predictions
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Advice",

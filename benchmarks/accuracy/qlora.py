@@ -27,7 +27,7 @@ from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
 from lightning_predict.base.units import bytes_to_mebibytes, mebibytes_to_bytes
 from lightning_predict.record.named_models.configurations import shipped
-from lightning_predict.record.quantization.layers import as_4bit, others_in_float32
+from lightning_predict.record.quantization import as_4bit, others_in_float32
 
 TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 

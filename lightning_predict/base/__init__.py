@@ -1,1 +1,3 @@
 """What every part needs: errors, checked reading of foreign values, units, intervals, notes, files, constants."""
+
+__version__ = "0.1.0"

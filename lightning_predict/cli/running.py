@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
-from lightning_predict import __version__
+from lightning_predict.base import __version__
 from lightning_predict.base.answers import CommandAnswer
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.base.escaping import escaped_streams, terminal_text

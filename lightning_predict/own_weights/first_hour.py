@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_predict import __version__
+from lightning_predict.base import __version__
 from lightning_predict.base.checked import read_csv
 from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
 from lightning_predict.base.units import minutes_to_seconds

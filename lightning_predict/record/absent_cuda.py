@@ -12,9 +12,8 @@ Example::
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,10 @@ from lightning_predict.record.trace import Trace
 _REPLACING: Final = threading.Lock()
 _REPLACED: Final[dict[tuple[int, str], tuple[Any, int]]] = {}
 """Original attributes and the number of users of each replacement, by place."""
+
+
+Patch = tuple[Any, str, Callable[[Any], Any]]
+"""Owner and name of an attribute to replace, and the function that returns the replacement of its value."""
 
 
 @contextmanager
@@ -123,12 +126,15 @@ _MADE: Final[WeakSet[torch.autocast]] = WeakSet()
 
 
 @contextmanager
-def as_on_absent_cuda() -> Iterator[StepSettings]:
+def as_on_absent_cuda(more_patches: Iterable[Patch] = ()) -> Iterator[StepSettings]:
     """Let torch treat meta tensors like CUDA tensors, in steps of this thread.
 
     For meta tensors, optimizers and gradient clipping use CUDA's defaults, and fused and capturable optimizers work.
     Without CUDA, an autocast for CUDA that the step creates stays on. A GradScaler stays on under float16. An autocast
     that was created before the step stays off, because the user may have disabled it; a note says so.
+
+    Args:
+        more_patches: Patches of libraries besides torch.
 
     Yields:
         The settings found so far.
@@ -137,7 +143,7 @@ def as_on_absent_cuda() -> Iterator[StepSettings]:
     token = _SETTINGS.set(found)
     try:
         with ExitStack() as patches:
-            for owner, name, replacement_of in _patches():
+            for owner, name, replacement_of in (*_patches(), *more_patches):
                 if hasattr(owner, name):
                     patches.enter_context(patched_attribute(owner, name, replacement_of))
             yield found
@@ -161,7 +167,7 @@ def forget_step() -> None:
         scaler._per_optimizer_states.clear()
 
 
-def _patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+def _patches() -> Iterator[Patch]:
     """Yield the attributes of torch to replace. Some torch releases lack some attributes."""
     foreach = "_get_foreach_kernels_supported_devices"
     yield import_module("torch.utils._foreach_utils"), foreach, _with_meta
@@ -172,10 +178,6 @@ def _patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         yield module, "_get_capturable_supported_devices", _with_meta
     yield torch.optim.Optimizer, "zero_grad", _noting_zero_grad
     yield torch.nn.Module, "zero_grad", _noting_zero_grad
-    if "bitsandbytes" in sys.modules:
-        from lightning_predict.record.quantization.installed import patches_of_bitsandbytes
-
-        yield from patches_of_bitsandbytes()
     if torch.cuda.is_available():
         return
     yield torch.autocast, "__init__", _made_for_cuda

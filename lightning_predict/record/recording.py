@@ -14,8 +14,9 @@ Example::
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -24,7 +25,7 @@ from typing import Any, Final
 import torch
 
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, LightningPredictError
-from lightning_predict.record.absent_cuda import StepSettings, as_on_absent_cuda, forget_step, patched_attribute
+from lightning_predict.record.absent_cuda import Patch, StepSettings, as_on_absent_cuda, forget_step, patched_attribute
 from lightning_predict.record.data_flow import with_data_flow
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.environment import compilations
@@ -103,7 +104,7 @@ def capture(
         step = _under_autocast(step, getattr(torch, wanted.autocast))
     warm_up = _as_on_meta(step, may_cast=casts and not torch.cuda.is_available())
     before = _cuda_allocations()
-    with as_on_absent_cuda():
+    with as_on_absent_cuda(_other_libraries()):
         seconds, hosts, block = _warmed_up(warm_up, warmup_steps)
     device = _device_in_use(before if warmup_steps else [])
 
@@ -117,7 +118,7 @@ def capture(
         )
         session.start()
         try:
-            with as_on_absent_cuda() as settings, _naming_assumptions(lambda: session.assumptions):
+            with as_on_absent_cuda(_other_libraries()) as settings, _naming_assumptions(lambda: session.assumptions):
                 step()
         finally:
             session.stop()
@@ -137,6 +138,15 @@ def capture(
     if wanted is not None:
         _check_dtype(trace, wanted)
     return trace
+
+
+def _other_libraries() -> Iterable[Patch]:
+    """Return the patches that a loaded bitsandbytes needs on the meta device."""
+    if "bitsandbytes" not in sys.modules:
+        return ()
+    from lightning_predict.record.quantization import patches_of_bitsandbytes
+
+    return patches_of_bitsandbytes()
 
 
 def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], object]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, final
 
+from lightning_predict.base import __version__
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
 from lightning_predict.base.files import user_folder
@@ -217,8 +218,6 @@ def load_weights(
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
     """Return the folder of this release's downloads."""
-    from lightning_predict import __version__  # works without an installed distribution
-
     root = cache_dir or os.environ.get(CACHE_VARIABLE) or user_folder("cache")
     return Path(root).expanduser() / __version__
 

@@ -14,8 +14,7 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.named_models.options import StepOptions
-from lightning_predict.record.quantization.layers import Linear4bit, as_4bit, parameter_counts
-from lightning_predict.record.quantization.optimizers import BlockwiseAdamW
+from lightning_predict.record.quantization import BlockwiseAdamW, Linear4bit, as_4bit, parameter_counts
 from lightning_predict.record.trace import Trace
 from tests.named_models.test_step_of import GPT2, gpt2
 

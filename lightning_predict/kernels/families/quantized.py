@@ -1,4 +1,4 @@
-"""Layers in 4 bits and optimizers in 8 bits, of bitsandbytes and of `record/quantization`.
+"""Layers in 4 bits and optimizers in 8 bits, of bitsandbytes and of `record/quantization.py`.
 
 A matmul with a 4-bit weight is a dequantization followed by a matmul, as bitsandbytes computes training batches.
 bitsandbytes uses its fused kernel only for few rows. A dequantization is counted by the bytes that it moves. Example::

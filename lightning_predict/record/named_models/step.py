@@ -25,8 +25,7 @@ from lightning_predict.record.named_models.image_models import timm_step, torchv
 from lightning_predict.record.named_models.names import Library, ModelName, parse_model_name
 from lightning_predict.record.named_models.options import NamedStep, StepOptions
 from lightning_predict.record.named_models.transformers_models import transformers_step
-from lightning_predict.record.quantization.layers import parameter_counts
-from lightning_predict.record.quantization.optimizers import OPTIMIZERS, BlockwiseAdamW
+from lightning_predict.record.quantization import OPTIMIZERS, BlockwiseAdamW, parameter_counts
 from lightning_predict.record.recording import capture
 from lightning_predict.record.trace import Trace
 

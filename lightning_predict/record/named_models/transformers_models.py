@@ -13,7 +13,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.named_models.configurations import shipped
 from lightning_predict.record.named_models.names import ModelName
 from lightning_predict.record.named_models.options import NamedStep, StepOptions, counted, library, on_meta
-from lightning_predict.record.quantization.layers import as_4bit, others_in_float32
+from lightning_predict.record.quantization import as_4bit, others_in_float32
 
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
 """Suffixes of architecture names whose labels are one vocabulary index per token."""

@@ -1,28 +1,38 @@
-"""`Linear4bit`: a linear layer with the storage and the operations of bitsandbytes' layer, on the meta device.
+"""4-bit layers and 8-bit optimizers of bitsandbytes, recorded on the meta device with their storage.
 
-Example::
+`Linear4bit` and `BlockwiseAdamW` replace bitsandbytes if it is not installed. `patches_of_bitsandbytes` makes an
+installed bitsandbytes work on the meta device: its layers quantize their weights when they move to a GPU, which never
+happens on the meta device, and its paged states need CUDA. `kernels/families/quantized.py` predicts the times of the
+operations. Example::
 
     with torch.device("meta"):
         model = MyModel()
     as_4bit(model, compute_dtype=torch.bfloat16)  # as load_in_4bit=True
+    optimizer = BlockwiseAdamW(model.parameters(), bits=8, paged=True)   # bnb.optim.PagedAdamW8bit
     lp.capture(step)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from importlib import import_module
 from math import ceil
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.absent_cuda import Patch, note_paged_states
 
 LIBRARY: Final = torch.library.Library("lightning_predict", "DEF")
 """Operators that exist only for the meta device."""
 
 LIBRARY.define("dequantize_4bit(Tensor packed, Tensor scales, int[] shape, ScalarType dtype) -> Tensor")
 LIBRARY.define("dequantize_blockwise(Tensor codes, Tensor scales) -> Tensor")
+LIBRARY.define("optimizer_update_blockwise(Tensor gradient, Tensor(a!) parameter, Tensor(b!)[] states) -> ()")
 
 
 def _dequantized(packed: Tensor, _scales: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -35,6 +45,7 @@ def _dequantized_scales(codes: Tensor, _scales: Tensor) -> Tensor:
 
 LIBRARY.impl("dequantize_4bit", _dequantized, "Meta")
 LIBRARY.impl("dequantize_blockwise", _dequantized_scales, "Meta")
+LIBRARY.impl("optimizer_update_blockwise", lambda *_tensors: None, "Meta")
 
 
 @final
@@ -141,3 +152,121 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
         packed + sum(one.numel() for one in parameters),
         sum(one.numel() for one in parameters if one.requires_grad),
     )
+
+
+# --- Optimizers
+
+
+def paged_state(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an optimizer state in paged memory, which torch's allocator does not contain.
+
+    The state has the shape of its parameter and a storage of one element: updates move the whole state, but it takes no
+    memory.
+    """
+    return torch.zeros((), dtype=dtype, device=parameter.device).expand(parameter.shape)
+
+
+@final
+class BlockwiseAdamW(torch.optim.Optimizer):
+    """AdamW with states of 8 bits per value and a float32 scale per block of 256 values, or with 32-bit states.
+
+    Args:
+        params: Trained parameters, on the meta device.
+        bits: Bits per value of the states. States of fewer than 4,096 values keep 32 bits.
+        paged: Whether to keep states of at least 100,000 values in paged memory.
+    """
+
+    block, least_values, least_paged_values, levels = 256, 4096, 100_000, 256
+
+    def __init__(self, params: Iterable[nn.Parameter], *, bits: Literal[8, 32] = 8, paged: bool = False) -> None:
+        super().__init__(params, {})
+        self.bits, self.paged = bits, paged
+        self.maps: tuple[Tensor, ...] = ()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update each parameter in one kernel. A closure that computes the loss again is not supported."""
+        if closure is not None:
+            raise InvalidArgumentError("BlockwiseAdamW.step takes no closure; compute the loss before.")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                states = self.state[parameter]
+                if not states:
+                    states.update({f"state{number}": one for number, one in enumerate(self._states(parameter), 1)})
+                listed = list(states.values())
+                if listed[0].stride() != parameter.stride():
+                    note_paged_states(parameter, sum(one.numel() * one.element_size() for one in listed[:2]))
+                torch.ops.lightning_predict.optimizer_update_blockwise(parameter.grad, parameter, listed)
+
+    def _states(self, parameter: nn.Parameter) -> tuple[Tensor, ...]:
+        """Return two moments; with 8 bits, also their scales and the table of 256 levels, which all tensors share."""
+        values = parameter.numel()
+        is_small = self.bits == 8 and values < self.least_values
+        dtype = torch.float32 if self.bits == 32 or is_small else torch.uint8
+        is_paged = self.paged and values >= self.least_paged_values
+        moments = tuple(
+            paged_state(parameter, dtype) if is_paged else torch.zeros_like(parameter, dtype=dtype) for _ in range(2)
+        )
+        if dtype is torch.float32:
+            return moments
+        with parameter.device:
+            self.maps = self.maps or (torch.empty(self.levels), torch.empty(self.levels))
+            return *moments, torch.zeros(ceil(values / self.block)), torch.zeros(ceil(values / self.block)), *self.maps
+
+
+OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "adamw_8bit": ("AdamW with states in 8 bits", {"bits": 8}),
+    "paged_adamw_8bit": ("paged AdamW with states in 8 bits", {"bits": 8, "paged": True}),
+    "paged_adamw_32bit": ("paged AdamW", {"bits": 32, "paged": True}),
+}
+"""Names in Hugging Face's `TrainingArguments`, with a description and options."""
+
+
+# --- An installed bitsandbytes
+
+
+def patches_of_bitsandbytes() -> Iterator[Patch]:
+    """Yield the attributes of bitsandbytes to replace."""
+    yield import_module("bitsandbytes.nn").Linear4bit, "forward", _quantizing
+    if not torch.cuda.is_available():
+        optimizer = import_module("bitsandbytes.optim.optimizer").Optimizer8bit
+        yield optimizer, "get_state_buffer", _paged
+        yield optimizer, "prefetch_state", _noting
+
+
+def _quantizing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def forward(self: Any, *args: Any) -> Any:
+        weight = self.weight
+        if weight.device.type == "meta" and getattr(weight, "quant_state", self) is None and weight.shape[-1] != 1:
+            with torch.no_grad():
+                weight._quantize("meta")
+        return plain(self, *args)
+
+    return forward
+
+
+def _paged(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def buffer(self: Any, parameter: Any, dtype: torch.dtype = torch.float32) -> Any:
+        least = 1e5  # as in bitsandbytes
+        if not self.is_paged or parameter.device.type != "meta" or parameter.numel() < least:
+            return plain(self, parameter, dtype=dtype)
+        return paged_state(parameter, dtype)
+
+    return buffer
+
+
+def _noting(plain: Callable[..., None]) -> Callable[..., None]:
+    @wraps(plain)
+    def prefetch(self: Any, parameter: Any) -> None:
+        if parameter.device.type != "meta":
+            plain(self, parameter)
+            return
+        states = [one for one in self.state[parameter].values() if isinstance(one, torch.Tensor)]
+        paged = [one for one in states if one.shape == parameter.shape and one.stride() != parameter.stride()]
+        note_paged_states(parameter, sum(one.numel() * one.element_size() for one in paged))
+
+    return prefetch
