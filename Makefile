@@ -31,10 +31,11 @@ demo: $(VENV)/runs
 	$(BIN)/python examples/quickstart.py
 
 # Files keep their order, in which the short ones come last, so that no processor waits for another's. Bytecode is kept,
-# as tests start processes that would compile the package again. `test` leaves out what tests/slow_tests.txt lists.
+# as tests start processes that would compile the package again. `test` leaves out what tests/slow_tests.txt lists, and the checks
+# of structure and sentences in tests/house, which belong to `check`.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE COVERAGE_CORE=sysmon $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 test: $(VENV)/installed
-	$(PYTEST) -n logical -m "not gpu and not slow"
+	$(PYTEST) -n logical -m "not gpu and not slow" --ignore=tests/house
 
 # Coverage is measured where that costs next to nothing: by sys.monitoring, from Python 3.12 on.
 COVERAGE = $(shell $(BIN)/python -c "import sys; print('--cov --cov-report=term:skip-covered --cov-fail-under=90' * \
@@ -104,8 +105,10 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(PYTEST) -n logical -q tests/house
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
 	.ci/commits
+	.ci/lines
 
 # Known vulnerabilities of the pinned versions; says so where nobody can be asked.
 audit:

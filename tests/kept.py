@@ -2,7 +2,7 @@
 
 No test says that such a number is right. It says which ones a change of the code moves by more than `TOLERANCE`, from
 what to what: those that you did not mean to move are a mistake. Keep whole steps, ends of intervals and totals; write a
-relation or derive the value where you can. `tests/test_kept_numbers.py` limits their count. Example::
+relation or derive the value where you can. `tests/house/test_kept_numbers.py` limits their count. Example::
 
     def test_steps(kept: SavedLedger) -> None:
         kept("steps", {"gpt2 on T4": ends(prediction.iteration.interval)})

@@ -2,7 +2,7 @@
 
 The report and TensorBoard's page are photographed by Chromium (`chromium`, or what CHROMIUM names), the terminal is
 drawn by rich. What each shows is known as text without a browser: `docs/pictures.json` keeps a hash of the text that
-each picture was made of, and `tests/test_pictures.py` compares.
+each picture was made of, and `tests/house/test_pictures.py` compares.
 """
 
 from __future__ import annotations

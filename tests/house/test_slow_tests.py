@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.conftest import SLOW_TESTS, exists
@@ -18,7 +16,7 @@ def test_every_line_names_a_test_that_is_there() -> None:
 
 
 def test_a_listed_test_is_marked_and_the_list_is_renewed(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
+    pytester.makeconftest((SLOW_TESTS.parent / "conftest.py").read_text(encoding="utf-8"))
     pytester.path.joinpath("slow_tests.txt").write_text("test_two.py::test_listed\n", encoding="utf-8")
     pytester.makepyfile(test_two="def test_listed():\n    pass\n\ndef test_other():\n    pass\n")
     pytester.makeini("[pytest]\nmarkers = slow")

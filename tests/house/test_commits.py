@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / ".ci" / "commits"
+SCRIPT = Path(__file__).parents[2] / ".ci" / "commits"
 
 
 def git(folder: Path, *arguments: str) -> None:

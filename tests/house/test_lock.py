@@ -14,7 +14,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WITHOUT_HASH = {"torch"}
 """Its CPU builds come from another index, which serves other files under the same version."""
 

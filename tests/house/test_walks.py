@@ -19,7 +19,7 @@ from lightning_predict.testing import example_trace
 from tests.callbacks.small import Small
 
 PACKAGE = "lightning_predict."
-CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 EXAMPLES = CONTRIBUTING.parent / "examples"
 
 MODULES_OF_A_TRACE = 60

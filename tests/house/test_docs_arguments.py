@@ -11,7 +11,7 @@ import pytest
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.cli.parsing import COMMANDS, GROUPS, option_names
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 HOWTOS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "howto").glob("*.md")))
 PAGES = "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md")))
 

@@ -57,7 +57,7 @@ OF_OTHERS = {"token_dispatcher.py"}
 
 
 def test_docstrings_name_files_that_exist() -> None:
-    ours = {path.name for folder in (PACKAGE, Path(__file__).parent.parent) for path in folder.rglob("*.py")}
+    ours = {path.name for folder in (PACKAGE, Path(__file__).parents[2]) for path in folder.rglob("*.py")}
     named = {
         (str(path.relative_to(PACKAGE)), name)
         for path in PACKAGE.rglob("*.py")

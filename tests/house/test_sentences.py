@@ -28,7 +28,7 @@ from lightning_predict.reports.format import usd
 from lightning_predict.reports.ranking import lines_of_run
 from lightning_predict.reports.table_notes import MAX_NOTES
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "lightning_predict"
 OTHER_CODE: Final = tuple(ROOT / name for name in ("benchmarks", "examples", "tests"))
 EXAMPLES: Final = sorted(one.name.removesuffix(".json.gz") for one in (ROOT / "examples").glob("*.json.gz"))

@@ -27,7 +27,7 @@ from benchmarks.result_files import FOLDER, Result, ResultTable, read_result
 from benchmarks.runs import SOURCES
 from lightning_predict.reports.published_cases import FILE, PublishedCase, read_published_cases
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TEMPLATE_FILES = sorted(TEMPLATES.rglob("*.md"))
 RESULTS = sorted(path.stem for path in FOLDER.glob("*.json"))
 
