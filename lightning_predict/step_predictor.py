@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.note import decisive
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
     from lightning_predict.layouts.layout_steps import MultiGpuStep
     from lightning_predict.memory.rank_memory import RankMemory
     from lightning_predict.run.history import Correction, HistoryRecord
-
-_OF: Final = constants_of(__name__)
 
 
 @final
@@ -442,7 +439,8 @@ def memory_need_of(
     )
 
 
-SHARDED_FRAGMENTATION: Final = _OF.number("SHARDED_FRAGMENTATION", "factor")
+SHARDED_FRAGMENTATION: Final = 1.25
+"""Factor on the upper end of reserved memory if parameters are sharded."""
 
 
 def _on_layout(

@@ -45,7 +45,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.base import checked
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import WeightsFormatError
 from lightning_predict.base.interval import NORMAL_95, OUTSIDE, Interval
 
@@ -53,34 +52,52 @@ _Array = npt.NDArray[np.float64]
 _BoolArray = npt.NDArray[np.bool_]
 _IndexArray = npt.NDArray[np.intp]
 
-_OF: Final = constants_of(__name__)
-
 # --- 1. One operation
 
-MIN_SPREAD: Final = _OF.number("MIN_SPREAD", "factor")
+MIN_SPREAD: Final = 1.02
+"""Minimum factor between the middle and either end of an interval."""
 
-POWER_RATE_UNCERTAINTY: Final = _OF.number("POWER_RATE_UNCERTAINTY", "log")
-UNMEASURED_RATE_UNCERTAINTY: Final = _OF.number("UNMEASURED_RATE_UNCERTAINTY", "log")
+POWER_RATE_UNCERTAINTY: Final = 0.5
+"""Maximum half width, in log(rate), of the interval due to power."""
+UNMEASURED_RATE_UNCERTAINTY: Final = 0.12
+"""Half width in log(rate) without a measured rate."""
 
-MISALIGNED_SPREAD: Final = _OF.number("MISALIGNED_SPREAD", "factor")
-NARROW_SPREAD: Final = _OF.number("NARROW_SPREAD", "factor")
+MISALIGNED_SPREAD: Final = 2.0
+"""Additional upper interval factor of 16-bit matmuls with sizes that are not multiples of 4."""
+NARROW_SPREAD: Final = 1.5
+"""The same for sizes that are multiples of 4, but not of 8."""
 
-CONVOLUTION_SPREAD: Final = _OF.numbers("CONVOLUTION_SPREAD", "factor")
-GROUPED_SPREAD: Final = _OF.numbers("GROUPED_SPREAD", "factor")
-FLOAT64_CONVOLUTION_SPREAD: Final = _OF.numbers("FLOAT64_CONVOLUTION_SPREAD", "factor")
-VOLUME_SPREAD: Final = _OF.numbers("VOLUME_SPREAD", "factor")
-FLOAT32_ATTENTION_SPREAD: Final = _OF.number("FLOAT32_ATTENTION_SPREAD", "factor")
-LATENCY_SPREAD: Final = _OF.number("LATENCY_SPREAD", "factor")
-EMBEDDING_SPREAD: Final = _OF.number("EMBEDDING_SPREAD", "factor")
-FOURIER_SPREAD: Final = _OF.number("FOURIER_SPREAD", "factor")
-SPARSE_SPREAD: Final = _OF.number("SPARSE_SPREAD", "factor")
-LINALG_SPREAD: Final = _OF.number("LINALG_SPREAD", "factor")
-ROOFLINE_SPREAD: Final = _OF.number("ROOFLINE_SPREAD", "factor")
+CONVOLUTION_SPREAD: Final = (1.45, 2.6)
+"""Lower and upper interval factors that cover most ungrouped convolutions in 16 bits or TF32."""
+GROUPED_SPREAD: Final = (2.0, 2.0)
+"""Minimum lower and upper interval factors of grouped convolutions."""
+FLOAT64_CONVOLUTION_SPREAD: Final = (2.0, 3.5)
+"""Lower and upper interval factors of convolutions in float64."""
+VOLUME_SPREAD: Final = (1.6, 2.2)
+"""Lower and upper interval factors of convolutions of volumes."""
+FLOAT32_ATTENTION_SPREAD: Final = 1.5
+"""Interval factor of fused attention in float32."""
+LATENCY_SPREAD: Final = 1.3
+"""Factor to either end of the interval of a time that one of these limits determines."""
+EMBEDDING_SPREAD: Final = 1.35
+"""Interval factor of look-ups in embedding tables."""
+FOURIER_SPREAD: Final = 2.0
+"""Interval factor of Fourier transforms."""
+SPARSE_SPREAD: Final = 2.5
+"""Interval factor of matmuls with sparse matrices."""
+LINALG_SPREAD: Final = 4.0
+"""Interval factor of factorisations and eigenvalues."""
+ROOFLINE_SPREAD: Final = 1.6
+"""Factor to either end of the interval of a prediction from the roofline alone."""
 
-SURROGATE_SPREAD: Final = _OF.number("SURROGATE_SPREAD", "factor")
-FLOAT32_FALLBACK_SPREAD: Final = _OF.number("FLOAT32_FALLBACK_SPREAD", "factor")
-UNKNOWN_OPERATION_SPREAD: Final = _OF.number("UNKNOWN_OPERATION_SPREAD", "factor")
-UNTRANSLATED_SPREAD: Final = _OF.number("UNTRANSLATED_SPREAD", "factor")
+SURROGATE_SPREAD: Final = 1.3
+"""Factor by which the interval is widened further if a sibling dtype or a surrogate is used."""
+FLOAT32_FALLBACK_SPREAD: Final = 2.0
+"""Factor by which the interval is widened further if float32 replaces a dtype that the GPU computes no faster."""
+UNKNOWN_OPERATION_SPREAD: Final = 10.0
+"""Additional factor to the upper interval end for an operation with only its bytes known."""
+UNTRANSLATED_SPREAD: Final = 100.0
+"""Interval factor of an unknown operation without a known shape."""
 
 
 def rate_half_width(share_of_power: float, *, is_measured: bool) -> float:
@@ -143,13 +160,19 @@ def above_minimum_work(times: Interval[_Array], bound: _Array, falls_back: _Bool
 
 # --- 2. Measured operations
 
-MEASURED_SPREAD: Final = _OF.number("MEASURED_SPREAD", "factor")
-WAVE_SPREAD: Final = _OF.number("WAVE_SPREAD", "factor")
-PAIR_HALF_WIDTHS: Final = _OF.numbers("PAIR_HALF_WIDTHS", "log")
+MEASURED_SPREAD: Final = 1.05
+"""Factor to either end of the interval of a time measured on the same GPU. Repeated runs differ by a few per cent."""
+WAVE_SPREAD: Final = 1.42
+"""Factor to either end of the interval of a wave-scaled time."""
+PAIR_HALF_WIDTHS: Final = (0.065, 0.194, 0.0)
+"""Minimum half width of a ratio of two GPUs' times: with the same kernels, with other kernels of the same units, and
+with other units."""
 
-SHARED_SCATTER: Final = _OF.number("SHARED_SCATTER", "log")
-OWN_SCATTER: Final = _OF.number("OWN_SCATTER", "log")
-CARRIED_SCATTER: Final = _OF.number("CARRIED_SCATTER", "log")
+SHARED_SCATTER: Final = 0.3
+OWN_SCATTER: Final = 0.4
+"""Sizes (in log) of the residual of a family and of an operation, at which half of the residual counts."""
+CARRIED_SCATTER: Final = 0.15
+"""A deviation of this size (in log) is transferred by half from one 16-bit dtype of a GPU to the other dtype."""
 
 
 def transferred_part(residual: Any, scatter: float) -> Any:
@@ -187,8 +210,11 @@ def ends_of_measured(step_seconds: Sequence[float]) -> tuple[float, float]:
 
 # --- 3. The sum of a step's operations
 
-PROBLEM_CORRELATION: Final = _OF.number("PROBLEM_CORRELATION", "correlation")
-FAMILY_CORRELATION: Final = _OF.number("FAMILY_CORRELATION", "correlation")
+PROBLEM_CORRELATION: Final = 0.5
+"""Correlation between the errors of two problems of one family."""
+FAMILY_CORRELATION: Final = 0.25
+"""Correlation between the errors of two operation families on one GPU. The cause is that all operations were timed
+alone and in short bursts."""
 
 
 def interval_of_sum(
@@ -253,8 +279,11 @@ def summed_by_owner(values: _Array, owners: _IndexArray, count: int) -> _Array:
 
 # --- 4. The whole step
 
-UNMEASURED_GPU_HALF_WIDTH: Final = _OF.number("UNMEASURED_GPU_HALF_WIDTH", "log")
-OTHER_MAKERS_SPREAD: Final = _OF.number("OTHER_MAKERS_SPREAD", "factor")
+UNMEASURED_GPU_HALF_WIDTH: Final = 0.09
+"""Half width in log(seconds) by which the interval is widened for a chip without published steps, whether or not its
+operations were measured."""
+OTHER_MAKERS_SPREAD: Final = 2.0
+"""Factor to either end of the interval of the device time for vendors other than NVIDIA. This is an assumption."""
 
 SPREAD_FILE: Final = Path(__file__).parent / "weights" / "files" / "whole_steps.json"
 
@@ -358,12 +387,18 @@ def device_ends(
 
 # --- 5. The host
 
-FASTEST_HOST: Final = _OF.number("FASTEST_HOST", "factor")
-SLOWEST_HOST: Final = _OF.number("SLOWEST_HOST", "factor")
-HOST_CLASS_SPREADS: Final = _OF.numbers("HOST_CLASS_SPREADS", "factor")
-MEASURED_HOST_SPREAD: Final = _OF.number("MEASURED_HOST_SPREAD", "factor")
-PROFILED_SPREAD: Final = _OF.number("PROFILED_SPREAD", "factor")
-STACKS_SPREAD: Final = _OF.number("STACKS_SPREAD", "factor")
+FASTEST_HOST: Final = 0.5
+"""Lower end of the 90 % interval of the time of an unmeasured host, relative to the table of overheads."""
+SLOWEST_HOST: Final = 1.5
+"""Upper end of that interval."""
+HOST_CLASS_SPREADS: Final = (1.3, 1.35, 1.5)
+"""Interval factors of the host's time for the classes fast, median and slow."""
+MEASURED_HOST_SPREAD: Final = 1.25
+"""Factor to either end of the interval of a measured host time."""
+PROFILED_SPREAD: Final = 4.0
+"""Maximum speedup of the host without the profiler."""
+STACKS_SPREAD: Final = 5.0
+"""Maximum speedup of the host without the profiler, if the profiler recorded Python stacks."""
 
 
 def host_ends(
@@ -451,14 +486,21 @@ def _probability_before(part: Interval[_Array], time: _Array) -> _Array:
 
 # --- 7. Many GPUs
 
-UNFITTED_SPREAD: Final = _OF.number("UNFITTED_SPREAD", "factor")
-PCIE_SPREADS: Final = _OF.numbers("PCIE_SPREADS", "factor")
-UNKNOWN_PCIE_SPREAD: Final = _OF.number("UNKNOWN_PCIE_SPREAD", "factor")
-UNMEASURED_LINKS_SPREAD: Final = _OF.number("UNMEASURED_LINKS_SPREAD", "factor")
-OFFLOAD_SPREAD: Final = _OF.number("OFFLOAD_SPREAD", "factor")
-LAYOUT_WIDTH: Final = _OF.number("LAYOUT_WIDTH", "log/log")
+UNFITTED_SPREAD: Final = 1.5
+"""Factor by which the interval is widened for collectives on an unmeasured GPU. An assumption."""
+PCIE_SPREADS: Final = (1.35, 1.35, 1.4, 2.0)
+"""Interval factors that cover 90 % of machines of each kind of `PCIE_MACHINES`: switch, root, host, virtual."""
+UNKNOWN_PCIE_SPREAD: Final = 2.0
+"""Factor to either end of the interval if the kind of PCIe machine is unknown."""
+UNMEASURED_LINKS_SPREAD: Final = 2.5
+"""Factor up and down for the interval of a collective's time on machines without measurements."""
+OFFLOAD_SPREAD: Final = 2.0
+"""Factor up and down for the interval, because machines differ in memory channels and CPUs."""
+LAYOUT_WIDTH: Final = 0.7
+"""Width of the interval of computing and launches in a step on many GPUs, relative to a single step, on a log scale."""
 
-STRAGGLER_WAIT: Final = np.array(_OF.numbers("STRAGGLER_WAIT", "factor"))  # (low, middle, high)
+STRAGGLER_WAIT: Final = np.array((0.0, 1.0, 2.5))  # (low, middle, high)
+"""Low end, middle and high end of the wait for the slowest GPU, relative to its mean."""
 
 
 def narrow_interval(ends: _Array) -> _Array:

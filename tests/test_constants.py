@@ -1,23 +1,21 @@
-"""`constants.toml`: the fast reader, the rows themselves, and the one file of uncertainty."""
+"""`constants.toml`: evidence for each empirical constant, and the one file of uncertainty."""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from time import perf_counter
+from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
-from lightning_predict.base import constants
-from lightning_predict.base.constants import FILE, constants_of
+import lightning_predict
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-PACKAGE: Final = FILE.parents[1]
+PACKAGE: Final = Path(lightning_predict.__file__).parent
 KINDS: Final = {"measured", "fitted", "assumed", "documented"}
 UNITS_OF_A_SUFFIX: Final = {
     "_SECONDS": {"seconds"},
@@ -32,40 +30,43 @@ UNITS_OF_A_SUFFIX: Final = {
 
 
 def rows() -> dict[str, dict[str, Any]]:
-    """Rows by their full name, as a parser of all of TOML reads them."""
+    """Rows by the full name of their constant."""
     found: dict[str, dict[str, Any]] = {}
 
     def collect(name: str, table: dict[str, Any]) -> None:
-        if "value" in table:
+        if "kind" in table:
             found[name] = table
             return
         for key, inner in table.items():
             collect(f"{name}.{key}".lstrip("."), inner)
 
-    collect("", tomllib.loads(FILE.read_text(encoding="utf-8")))
+    collect("", tomllib.loads((PACKAGE / "base" / "constants.toml").read_text(encoding="utf-8")))
     return found
 
 
 ROWS: Final = rows()
 
 
-def test_the_fast_reader_reads_what_the_file_says() -> None:
-    for name, row in ROWS.items():
-        module, _, own = name.rpartition(".")
-        found, value = constants_of(module), row["value"]
-        if isinstance(value, list):
-            assert found.numbers(own, row["unit"]) == tuple(value), name
-        else:
-            assert found.number(own, row["unit"]) == value, name
+def constants(module: str) -> set[str]:
+    """Names of a module's constants with a number, a list of numbers or an array of them as value."""
+    tree = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    return {
+        node.target.id
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and not any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in ast.walk(node.value))
+        and any(isinstance(part, ast.Constant) for part in ast.walk(node.value))
+    }
 
 
 def test_each_row_has_its_evidence() -> None:
     for name, row in ROWS.items():
         assert row["kind"] in KINDS, name
-        assert row["about"].strip().endswith("."), name
         assert str(row["date"]) >= "2026-11-21", name
         assert row["kind"] == "assumed" or row["source"].strip(), f"{name} is {row['kind']}: say on what"
         assert ("neutral" in row) == ("group" in row), name
+        assert not {"value", "about"} & set(row), f"{name}: value and meaning stand in the module"
 
 
 def test_units_agree_with_names() -> None:
@@ -75,20 +76,10 @@ def test_units_agree_with_names() -> None:
                 assert row["unit"] in units, name
 
 
-def test_each_row_is_taken_by_its_module_alone() -> None:
-    """A row that no module takes has no effect, and a second place for its value could differ."""
-    for name, row in ROWS.items():
-        module, _, own = name.rpartition(".")
-        text = (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-        assert re.search(rf'^{own}\b.*"{own}",\s+"{re.escape(row["unit"])}"', text, re.MULTILINE | re.DOTALL), name
-
-
-def test_a_wrong_name_or_unit_fails() -> None:
-    own = constants_of("lightning_predict.uncertainty")
-    with pytest.raises(LookupError, match=r"constants.toml has no uncertainty.MIN_SPRED; correct the name"):
-        own.number("MIN_SPRED", "factor")
-    with pytest.raises(LookupError, match=r"uncertainty.MIN_SPREAD of constants.toml is in 'factor', not in 'share'"):
-        own.number("MIN_SPREAD", "share")
+def test_each_row_belongs_to_a_constant() -> None:
+    modules = {name.rpartition(".")[0] for name in ROWS}
+    defined = {f"{module}.{name}" for module in modules for name in constants(module)}
+    assert set(ROWS) <= defined
 
 
 STEP_FOLDERS: Final = ("kernels", "timeline", "layouts", "run")
@@ -110,14 +101,3 @@ def test_only_one_file_forms_the_interval_of_a_step() -> None:
             if hits := OWN_UNCERTAINTY.findall(path.read_text(encoding="utf-8")):
                 found[path.relative_to(PACKAGE).as_posix()] = len(hits)
     assert found == NO_UNCERTAINTY, "spreads, correlations and their combination belong into uncertainty.py"
-
-
-def test_the_file_is_read_in_a_moment() -> None:
-    """A parser of all of TOML takes many times as long, which each start of the command line would pay."""
-    seconds = []
-    for _ in range(5):
-        constants._rows.cache_clear()
-        start = perf_counter()
-        constants._rows()
-        seconds.append(perf_counter() - start)
-    assert min(seconds) < 0.01

@@ -31,11 +31,11 @@ from typing import Any, Final, final
 from rich.console import Console
 from rich.table import Table
 
+import lightning_predict
 from benchmarks.accuracy.published_steps import PublishedStep
 from benchmarks.accuracy.whole_steps import predicted_steps, published_steps
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.base.constants import FILE
 from lightning_predict.kernels.models import kernel_models
 
 if sys.version_info >= (3, 11):
@@ -44,6 +44,9 @@ else:
     import tomli as tomllib
 
 PACKAGE: Final = "lightning_predict"
+
+FILE: Final = Path(lightning_predict.__file__).parent / "base" / "constants.toml"
+"""Evidence for each constant, by module and name."""
 
 POINTS_TO_KEEP: Final = 0.1
 """Minimum loss of accuracy, in points of the mean error of any table, that keeps a constant."""
@@ -102,7 +105,7 @@ def read_constants() -> tuple[Constant, ...]:
 
 def _constants(module: str, table: Mapping[str, Any]) -> Iterator[Constant]:
     for name, row in table.items():
-        if "value" not in row:
+        if "kind" not in row:
             yield from _constants(f"{module}.{name}".lstrip("."), row)
         elif "neutral" in row:
             yield Constant(module, name, float(row["neutral"]), row["group"])

@@ -27,12 +27,9 @@ from typing import Final, final
 
 from lightning_predict.advice.change import Change, has_backward
 from lightning_predict.base.checked import read_toml
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import CatalogueError
 from lightning_predict.base.interval import Interval
 from lightning_predict.record.trace import Trace
-
-_OF: Final = constants_of(__name__)
 
 MIN_PAIRS: Final = 10
 """Minimum number of pairs for which a gain is reported."""
@@ -110,7 +107,8 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
 }
 """Evidence by kind of change and mode. Some keys also contain `mixed` (autocast) or the torch version."""
 
-RUN_REPEATABILITY: Final = _OF.number("RUN_REPEATABILITY", "log")
+RUN_REPEATABILITY: Final = 0.05
+"""Half width in log units of gains measured by the user's own runs, for their repeatability."""
 
 
 def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:

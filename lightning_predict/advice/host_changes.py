@@ -12,14 +12,12 @@ from typing import Final
 
 from lightning_predict.advice.change import Change, of_steps
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import WAITING_OPERATIONS
 
-_OF: Final = constants_of(__name__)
-
-GRAPH_HOST_SHARE: Final = _OF.number("GRAPH_HOST_SHARE", "share")
+GRAPH_HOST_SHARE: Final = 0.05
+"""Host time of a step that is replayed as a CUDA graph, relative to launching each kernel."""
 
 
 def _graphed(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:

@@ -21,7 +21,6 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
 from lightning_predict.hardware import Gpu
@@ -29,9 +28,8 @@ from lightning_predict.hardware import Gpu
 if TYPE_CHECKING:
     from lightning_predict.cost.prediction import PredictionFields
 
-_OF: Final = constants_of(__name__)
-
-IDLE_SHARE: Final = _OF.number("IDLE_SHARE", "share")
+IDLE_SHARE: Final = 0.2
+"""Power of a waiting GPU, as a share of its power limit; a rounded figure."""
 
 
 @final

@@ -23,13 +23,10 @@ from pathlib import Path
 from typing import Final, final
 
 from lightning_predict.base.checked import Checked, read_json, read_toml
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
 from lightning_predict.base.files import user_folder
 from lightning_predict.hardware import gpu_names
 from lightning_predict.hardware.layouts import is_same_machine
-
-_OF: Final = constants_of(__name__)
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
 RELEASE_FILE: Final = Path(__file__).with_name("current.json")
@@ -44,13 +41,17 @@ USER: Final = "user"
 OWN_PRICE_MACHINE: Final = "own price"
 """Machine name of a user's price that names no machine. The date of this price is today."""
 
-CURRENT_YEARS: Final = _OF.count("CURRENT_YEARS", "years")
+CURRENT_YEARS: Final = 2
+"""An offer is current if it is at most this number of years older than the newest offer."""
 
-FRESH_DAYS: Final = _OF.count("FRESH_DAYS", "days")
+FRESH_DAYS: Final = 60
+"""Maximum age of a fresh on-demand price, in days; a rounded figure."""
 
-FRESH_SPOT_DAYS: Final = _OF.count("FRESH_SPOT_DAYS", "days")
+FRESH_SPOT_DAYS: Final = 14
+"""Maximum age of a fresh spot price, in days; a rounded figure."""
 
-OLD_DAYS: Final = _OF.count("OLD_DAYS", "days")
+OLD_DAYS: Final = 180
+"""Age in days above which a price counts as old; a rounded figure."""
 
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "marketplace": ("Akash", "OpenRelay", "RunPod Community", "Vast.ai", "TensorDock", "Shadeform", "Salad"),

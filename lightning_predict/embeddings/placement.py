@@ -22,7 +22,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.embeddings.loads import KINDS, Load, empty_load, loads_of
 from lightning_predict.embeddings.step import (
@@ -46,8 +45,6 @@ from lightning_predict.kernels.operations import COLLECTIVES, Array
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.weights.source import AnyWeights
-
-_OF: Final = constants_of(__name__)
 
 MAX_PASSES: Final = 4
 """Maximum number of passes over all tables to improve the mixture. Changes after the second pass are rare."""
@@ -213,7 +210,8 @@ def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Seq
             yield Assignment(table, WHOLE, gpu)
 
 
-TABLE_SHARE: Final = _OF.number("TABLE_SHARE", "share")
+TABLE_SHARE: Final = 0.85
+"""Default share of a GPU's memory for tables."""
 
 
 @final

@@ -41,7 +41,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
@@ -54,11 +53,10 @@ from lightning_predict.record.operand_strides import SECOND_FACTOR_POSITION, SEC
 from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Operation, TensorInfo
 
-_OF: Final = constants_of(__name__)
-
 # --- torch version: matmuls and norms
 
-YEARLY_GAIN: Final = _OF.number("YEARLY_GAIN", "factor")
+YEARLY_GAIN: Final = 0.05
+"""Reduction of log time per year of torch releases."""
 
 REWRITTEN: Final = ("norm", "softmax")
 """Parts of the names of operations other than matmuls whose kernels also improved. Device-bound steps of training
@@ -137,8 +135,9 @@ SECOND_GENERATION: Final = (2, 2)
 CUDNN_BY_DEFAULT: Final = (2, 11)
 """First torch version whose wheels use cuDNN's attention on Hopper and Blackwell by default."""
 
-FIRST_GENERATION_LOSS: Final = _OF.number("FIRST_GENERATION_LOSS", "factor")
-FIRST_GENERATION_TOKENS: Final = _OF.number("FIRST_GENERATION_TOKENS", "tokens")
+FIRST_GENERATION_LOSS: Final = 0.9
+FIRST_GENERATION_TOKENS: Final = 6000.0
+"""Parameters of the time of FlashAttention 1 relative to 2, which is 1 + loss · s / (s + tokens) for s keys."""
 
 ON_HOPPER: Final = (1.75, 1.6)
 """Time of FlashAttention 2 relative to 3, forward and backward, not fitted: the middles of 1.5 to 2.0 and 1.5 to 1.75

@@ -17,15 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.units import GIGA
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array, ShapeBatch
 from lightning_predict.kernels.roofline import compute_peak, per_gpu, roofline_seconds
 
-_OF: Final = constants_of(__name__)
-
-LAUNCH_SECONDS: Final = _OF.number("LAUNCH_SECONDS", "seconds")
+LAUNCH_SECONDS: Final = 1.5e-06
+"""Minimum kernel time."""
 
 SMALLEST: Final = 1e-12
 """Lower bound in logarithms of quantities that can be zero (a copy without FLOPs)."""
@@ -37,7 +35,8 @@ MACHINE_FEATURES: Final = (
 )
 """Names of `machine_features`. Their values are equal for all problems of a dtype, so they identify the GPU."""
 
-ENOUGH_BASE_CLOCK: Final = _OF.number("ENOUGH_BASE_CLOCK", "share")
+ENOUGH_BASE_CLOCK: Final = 0.6
+"""Minimum base clock, as a share of the boost clock, of a GPU that sustains its boost clock."""
 
 
 def log2(values: Array) -> Array:

@@ -32,7 +32,6 @@ from dataclasses import replace
 from itertools import count, pairwise
 from typing import Final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
@@ -40,8 +39,6 @@ from lightning_predict.kernels.translation import translate
 from lightning_predict.record.operand_strides import CHANNELS_LAST, IMAGES_AT
 from lightning_predict.record.signatures import DRAWS_MASKS, FUSED
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
-
-_OF: Final = constants_of(__name__)
 
 STATISTICS: Final = "triton::statistics"
 """Name of the reduction part of a norm, whose results are known only at its end."""
@@ -64,11 +61,13 @@ _NORMS: Final = {
 }
 """Norms, with the number of leading tensors that are as large as the result."""
 
-LONGEST_ROW_IN_A_KERNEL: Final = _OF.count("LONGEST_ROW_IN_A_KERNEL", "elements")
+LONGEST_ROW_IN_A_KERNEL: Final = 4096
+"""Longest row, in elements, that a fused kernel keeps while it reduces the row."""
 
 _SCANS: Final = frozenset({"aten::cumsum", "aten::cumprod"})
 
-LARGEST_WINDOW: Final = _OF.count("LARGEST_WINDOW", "elements")
+LARGEST_WINDOW: Final = 25
+"""Largest pooling window, in elements, for which Inductor writes a kernel."""
 
 _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "upsample")
 """Parts of the names of operations that read or write by position, or read their input more than once."""
@@ -169,7 +168,8 @@ _LOSS_GRADIENT: Final = "aten::_log_softmax_backward_data"
 
 _MATMULS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
-PADDED_TO: Final = _OF.count("PADDED_TO", "elements")
+PADDED_TO: Final = 8
+"""Multiple to which Inductor pads the sides of 16-bit matmuls."""
 
 
 def _padded(operation: Operation) -> Operation:
@@ -197,7 +197,8 @@ def _with_compiled_calls(operations: Iterable[Operation]) -> Iterator[Operation]
         yield operation
 
 
-MAX_JOINED: Final = _OF.count("MAX_JOINED", "tensors")
+MAX_JOINED: Final = 8
+"""Maximum number of tensors that a kernel concatenates."""
 
 
 def _is_joined_apart(operation: Operation) -> bool:
@@ -276,7 +277,8 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
     return tuple(changed)
 
 
-OPERATIONS_PER_CONVOLUTION: Final = _OF.count("OPERATIONS_PER_CONVOLUTION", "operations")
+OPERATIONS_PER_CONVOLUTION: Final = 300
+"""Number of operations per convolution above which Inductor does not change the layout of images."""
 
 LAYOUT_SHARES: Final = {"grouped": 1.358, "small": 0.783, "in_out": 0.725, "default": 0.823}
 """Inductor's assumed time of a convolution without gradients in channels-last layout, relative to channels first.
@@ -307,7 +309,8 @@ def _layout_kind(convolution: Operation) -> str:
     return "in_out" if 2 * most <= least and sides[0] > 1 else "default"
 
 
-SMALL_CHANNELS: Final = _OF.count("SMALL_CHANNELS", "channels")
+SMALL_CHANNELS: Final = 64
+"""Number of channels up to which Inductor counts a convolution as small."""
 
 
 def _convolution_flops(convolution: Operation) -> float:

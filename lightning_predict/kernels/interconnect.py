@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
@@ -44,8 +43,6 @@ from lightning_predict.uncertainty import PCIE_SPREADS, UNFITTED_SPREAD, UNKNOWN
 
 if TYPE_CHECKING:
     from lightning_predict.kernels.families.collective import CollectiveCurves
-
-_OF: Final = constants_of(__name__)
 
 NETWORK_BYTES_PER_SECOND: Final = {
     "pascal": gigabytes_to_bytes(50),
@@ -59,13 +56,17 @@ NETWORK_BYTES_PER_SECOND: Final = {
 NVIDIA's data sheets list four adapters of 100 Gbit/s for the DGX-1, eight of 200 Gbit/s for the DGX A100, and eight
 of 400 Gbit/s for the DGX H100 and B200."""
 
-RAIL_GPUS: Final = _OF.count("RAIL_GPUS", "GPUs")
+RAIL_GPUS: Final = 8
+"""Number of GPUs of those reference systems."""
 
-ETHERNET_BYTES_PER_SECOND: Final = _OF.number("ETHERNET_BYTES_PER_SECOND", "bytes/second")
+ETHERNET_BYTES_PER_SECOND: Final = 12_500_000_000.0
+"""Network bandwidth of one machine without NVLink."""
 
-NETWORK_SHARE: Final = _OF.number("NETWORK_SHARE", "share")
+NETWORK_SHARE: Final = 0.9
+"""Share of the network's line rate that collectives reach."""
 
-SOCKET_SHARE: Final = _OF.number("SOCKET_SHARE", "share")
+SOCKET_SHARE: Final = 0.5
+"""Share of the line rate that collectives reach with TCP sockets, where the CPU copies each byte (no RDMA)."""
 
 
 @final
@@ -106,7 +107,8 @@ The shares come from published nccl-tests of large messages (these are training 
 * 0.08 implied by Sia's steps of eight 2080 Ti."""
 
 
-PCIE_4_BYTES_PER_SECOND: Final = _OF.number("PCIE_4_BYTES_PER_SECOND", "bytes/second")
+PCIE_4_BYTES_PER_SECOND: Final = 32_000_000_000.0
+"""Line rate of PCIe 4 with 16 lanes in one direction."""
 
 
 def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
@@ -126,10 +128,11 @@ def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
     return PcieMachine(words, 0.5, UNKNOWN_PCIE_SPREAD)
 
 
-RING_HOP_SECONDS: Final = _OF.number("RING_HOP_SECONDS", "seconds")
-TREE_HOP_SECONDS: Final = _OF.number("TREE_HOP_SECONDS", "seconds")
-NVLINK_STEP_SECONDS: Final = _OF.number("NVLINK_STEP_SECONDS", "seconds")
-PCIE_STEP_SECONDS: Final = _OF.number("PCIE_STEP_SECONDS", "seconds")
+RING_HOP_SECONDS: Final = 4e-06
+TREE_HOP_SECONDS: Final = 8.5e-06
+NVLINK_STEP_SECONDS: Final = 1.9e-06
+PCIE_STEP_SECONDS: Final = 2.5e-06
+"""Latency of a ring or tree step over RDMA, and of a step inside a machine."""
 
 CHUNK_SECONDS: Final = TREE_HOP_SECONDS
 """Latency of a chunk between a machine and the network.
@@ -139,7 +142,8 @@ latencies. At the best n, this sum is 2 sqrt(time x latency). On two published c
 (1 MiB to 2 GiB; eight H200 with RoCE, eight A100 of OCI), the median errors are 8 and 11 %. Without this time, they
 are 25 and 14 %, always too fast. The value was not fitted."""
 
-TREE_SHARE: Final = _OF.number("TREE_SHARE", "share")
+TREE_SHARE: Final = 0.92
+"""Bandwidth of a tree relative to a ring."""
 
 
 @final

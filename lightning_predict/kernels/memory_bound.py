@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.operations import OperationShape, translator_of
 from lightning_predict.kernels.roofline import (
     JOINED_LOAD_CYCLES,
@@ -39,8 +38,6 @@ from lightning_predict.kernels.roofline import (
 )
 from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS, POINTWISE, TO_ROWS
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, TensorInfo
-
-_OF: Final = constants_of(__name__)
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -96,7 +93,9 @@ LOOK_UP_CALLS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_on
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
 """Calls that read only the requested rows of their table."""
 
-FOUND_AGAIN: Final = _OF.number("FOUND_AGAIN", "factor")
+FOUND_AGAIN: Final = 0.45
+"""Cost of reading a looked-up byte again, which is a hit in the L2 cache, relative to the first read from DRAM. It is
+the ratio of the two bandwidths on GPUs since Volta."""
 
 CASTS: Final = _aten("_to_copy copy_")
 """Copies that may change the dtype."""

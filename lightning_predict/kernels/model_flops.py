@@ -16,18 +16,16 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.kernels.operations import OperationShape, operation_spec
 from lightning_predict.record.trace import Trace
 
-_OF: Final = constants_of(__name__)
-
 MATMULS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")
 """Parts of the names of operations whose FLOPs count."""
 
-BACKWARD_RATIO: Final = _OF.number("BACKWARD_RATIO", "factor")
+BACKWARD_RATIO: Final = 3.0
+"""Ratio of the FLOPs of a training step and of its forward pass."""
 
 INDEX_DIMENSIONS: Final = 2
 """Dimensions of a batch of token sequences."""

@@ -47,7 +47,6 @@ from typing import TYPE_CHECKING, Final, Literal, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import UnknownOperationError, WeightsFormatError
 from lightning_predict.base.ties import clearly_less
 from lightning_predict.hardware import gpu as find_gpu
@@ -74,8 +73,6 @@ from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights
 
 if TYPE_CHECKING:
     from lightning_predict.kernels.families.collective import CollectiveCurves
-
-_OF: Final = constants_of(__name__)
 
 # --- All models of the package
 
@@ -587,9 +584,11 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
 
 # --- Bounds from larger problems
 
-MIN_SHARE: Final = _OF.number("MIN_SHARE", "share")
+MIN_SHARE: Final = 0.72
+"""Minimum time of a matmul with one side doubled, relative to the time of the matmul itself."""
 
-MAX_UTILISATION: Final = _OF.number("MAX_UTILISATION", "share")
+MAX_UTILISATION: Final = 0.6
+"""Assumed maximum utilisation of larger matmuls."""
 
 MAX_DOUBLINGS: Final = 2
 """Maximum number of doublings over all sides. A single doubling is not enough: the larger matmul may be too slow,

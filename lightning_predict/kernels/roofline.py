@@ -44,7 +44,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
@@ -58,8 +57,6 @@ from lightning_predict.kernels.operations import (
     register,
 )
 from lightning_predict.uncertainty import rate_half_width
-
-_OF: Final = constants_of(__name__)
 
 # --- Peaks, and the lower bound on a kernel's time
 
@@ -140,15 +137,20 @@ def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequ
 
 # --- Rates that large products sustain
 
-TENSOR_SHARE: Final = _OF.number("TENSOR_SHARE", "share")
+TENSOR_SHARE: Final = 0.98
+"""Share of the peak that tensor cores reach."""
 
-OVERCLOCKED_SHARE: Final = _OF.number("OVERCLOCKED_SHARE", "share")
+OVERCLOCKED_SHARE: Final = 0.9
+"""Sustained clock over highest clock."""
 
-LANES_SHARE: Final = _OF.number("LANES_SHARE", "share")
+LANES_SHARE: Final = 0.93
+"""Share of the float32 peak that CUDA cores reach if there are 64 per multiprocessor, or on chips before Volta."""
 
-WIDE_LANES_SHARE: Final = _OF.number("WIDE_LANES_SHARE", "share")
+WIDE_LANES_SHARE: Final = 0.805
+"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach on Hopper and data-centre Blackwell."""
 
-SHARED_LANES_SHARE: Final = _OF.number("SHARED_LANES_SHARE", "share")
+SHARED_LANES_SHARE: Final = 0.77
+"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach on GeForce chips since Ampere."""
 
 TENSOR_WATTS: Final[Mapping[str, float]] = {
     "volta": 1.7,
@@ -166,16 +168,20 @@ registers (Ada, GeForce Blackwell), shared memory, or tensor memory."""
 RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
 """Watts per FLOP, relative to a 16-bit FLOP, for CUDA cores and for tensor cores at half the rate."""
 
-HEADROOM: Final = _OF.number("HEADROOM", "factor")
+HEADROOM: Final = 1.25
+"""Maximum rate of a matmul relative to the sustained rate, which is exceeded in bursts and at the best shapes."""
 
-HOPPER_FLOAT8: Final = _OF.number("HOPPER_FLOAT8", "factor")
+HOPPER_FLOAT8: Final = 1.05
+"""Time of a float8 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks."""
 
 
-HOPPER_TF32: Final = _OF.number("HOPPER_TF32", "factor")
+HOPPER_TF32: Final = 1.08
+"""Time of a TF32 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks."""
 
 
-TRANSPOSED_WATTS: Final = _OF.number("TRANSPOSED_WATTS", "factor")
-TRANSPOSED_WATTS_ON_TURING: Final = _OF.number("TRANSPOSED_WATTS_ON_TURING", "factor")
+TRANSPOSED_WATTS: Final = 1.6
+TRANSPOSED_WATTS_ON_TURING: Final = 1.3
+"""Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B. The second constant is for Volta and Turing."""
 
 REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
 """Dtypes whose sustained rates are modelled."""
@@ -276,21 +282,31 @@ LIMITED: Final = "limited_transfer"
 The shape parameters are those of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and
 the cycles of a block."""
 
-SINGLE_LOAD_CYCLES: Final = _OF.number("SINGLE_LOAD_CYCLES", "cycles")
+SINGLE_LOAD_CYCLES: Final = 0.769230769231
+"""Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands."""
 
-JOINED_LOAD_CYCLES: Final = _OF.number("JOINED_LOAD_CYCLES", "cycles")
+JOINED_LOAD_CYCLES: Final = 1.25
+"""The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element."""
 
-SECTOR_BYTES: Final = _OF.count("SECTOR_BYTES", "bytes")
-SECTOR_CYCLES: Final = _OF.number("SECTOR_CYCLES", "cycles")
+SECTOR_BYTES: Final = 32
+"""Minimum bytes of a memory access, if each access is for one element (a transposing copy)."""
+SECTOR_CYCLES: Final = 2.1
+"""Cycles of a multiprocessor to load `SECTOR_BYTES` from the L2 cache, if each access is for one element (a transposing
+copy)."""
 
-CACHED_SHARE: Final = _OF.number("CACHED_SHARE", "share")
+CACHED_SHARE: Final = 0.35
+"""Share of the L2 cache that can hold rows until they are read again."""
 
-FOUND_COST: Final = _OF.number("FOUND_COST", "factor")
+FOUND_COST: Final = 0.56
+"""Time of a softmax whose rows hit the L2 cache, relative to one whose rows miss."""
 
 
-HOST_COPY_BYTES_PER_SECOND: Final = _OF.number("HOST_COPY_BYTES_PER_SECOND", "bytes/second")
+HOST_COPY_BYTES_PER_SECOND: Final = 11_000_000_000.0
+"""Maximum bytes per second of a copy between host and GPU, even over a faster link: the host's memory is read first,
+and links are shared."""
 
-LINK_SHARE: Final = _OF.number("LINK_SHARE", "share")
+LINK_SHARE: Final = 0.8
+"""Share of a link's bandwidth that a copy reaches if the host is not the limit."""
 
 
 def host_copy_rate(gpu: Gpu) -> float:

@@ -33,7 +33,6 @@ from typing import Final, Literal, Protocol, final, get_args
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import clearly_less
@@ -71,8 +70,6 @@ from lightning_predict.uncertainty import (
     summed_by_owner,
 )
 from lightning_predict.weights.records import MeasuredFactor
-
-_OF: Final = constants_of(__name__)
 
 # --- Estimates and the interface of models
 
@@ -194,7 +191,8 @@ TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric
 
 Large matmuls reach about half of the peak; memory-bound kernels and copies reach about 80 % of the bandwidth."""
 
-SHORTEST_KERNEL_SECONDS: Final = _OF.number("SHORTEST_KERNEL_SECONDS", "seconds")
+SHORTEST_KERNEL_SECONDS: Final = 2e-06
+"""Minimum kernel time, which is the time of a kernel without work."""
 
 
 SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
@@ -668,7 +666,8 @@ def _clamp_to_matmuls_without_winograd(times: OperationTimes, question: TimingRe
     return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
 
 
-FEW_CHANNELS: Final = _OF.count("FEW_CHANNELS", "channels")
+FEW_CHANNELS: Final = 8
+"""Number of channels to which tensor cores pad if there are fewer."""
 
 
 def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:

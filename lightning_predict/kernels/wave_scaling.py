@@ -28,21 +28,23 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.roofline import host_copy_rate
 from lightning_predict.record.trace import Kernel
 
-_OF: Final = constants_of(__name__)
+WARP_THREADS: Final = 32
+"""Threads of a warp."""
+REGISTER_UNIT_PER_WARP: Final = 256
+"""Unit in which registers are allocated to warps."""
+SHARED_MEMORY_UNIT_BYTES: Final = 256
+"""Unit in which shared memory is allocated to blocks."""
 
-WARP_THREADS: Final = _OF.count("WARP_THREADS", "threads")
-REGISTER_UNIT_PER_WARP: Final = _OF.count("REGISTER_UNIT_PER_WARP", "registers")
-SHARED_MEMORY_UNIT_BYTES: Final = _OF.count("SHARED_MEMORY_UNIT_BYTES", "bytes")
+FULL_TRAFFIC_SHARE: Final = 0.25
+"""Share of the blocks of a full wave that saturates the bandwidth."""
 
-FULL_TRAFFIC_SHARE: Final = _OF.number("FULL_TRAFFIC_SHARE", "share")
-
-START_SECONDS: Final = _OF.number("START_SECONDS", "seconds")
+START_SECONDS: Final = 2e-06
+"""Part of the time of a kernel or copy that is the same on every GPU."""
 
 HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
 """Prefixes of the CUDA driver's names of copies over the host link."""

@@ -16,14 +16,12 @@ import math
 from dataclasses import dataclass
 from typing import Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import gigabytes_to_bytes, hours_to_seconds
 from lightning_predict.record.trace import Trace
 
-_OF: Final = constants_of(__name__)
-
-PUBLISHED_MTBF_HOURS: Final = _OF.number("PUBLISHED_MTBF_HOURS", "hours")
+PUBLISHED_MTBF_HOURS: Final = 50677.0023866
+"""Mean time between failures of one GPU, including its share of the machine."""
 
 
 @final

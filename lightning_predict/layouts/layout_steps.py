@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import mebibytes_to_bytes
@@ -69,13 +68,13 @@ from lightning_predict.uncertainty import OFFLOAD_SPREAD, STRAGGLER_WAIT, narrow
 if TYPE_CHECKING:
     from lightning_predict.layouts.divided_step import DividedStep
 
-_OF: Final = constants_of(__name__)
-
 # --- Optimizer state in host memory (ZeRO-Offload)
 
-HOST_BYTES_PER_SECOND: Final = _OF.number("HOST_BYTES_PER_SECOND", "bytes/second")
+HOST_BYTES_PER_SECOND: Final = 200_000_000_000.0
+"""Memory bandwidth that the optimizer step reaches on the CPUs of a machine."""
 
-PCIE_SHARE: Final = _OF.number("PCIE_SHARE", "share")
+PCIE_SHARE: Final = 0.8
+"""Share of the PCIe bandwidth that copies from pinned memory reach."""
 
 OPTIMIZER_STATES, STATE_BYTES = 3, 4
 """Number of states per parameter (Adam's two moments and the master copy), and bytes per state (float32)."""

@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.gradients import is_of_expert, parameter_bytes, unit_bytes, unit_elements
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.record.trace import DTYPE_BYTES, Trace
 
-_OF: Final = constants_of(__name__)
-
-GATHERED_UNITS: Final = _OF.count("GATHERED_UNITS", "units")
+GATHERED_UNITS: Final = 3
+"""Number of FSDP units whose parameters are gathered at the same time."""
 
 
 def even_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:

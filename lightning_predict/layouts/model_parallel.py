@@ -17,7 +17,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import clearly_less, greatest
 from lightning_predict.hardware.layouts import Layout
@@ -67,8 +66,6 @@ from lightning_predict.timeline.simulation import (
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.uncertainty import narrow_interval
-
-_OF: Final = constants_of(__name__)
 
 
 @final
@@ -445,7 +442,8 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
     return found
 
 
-TENSOR_HIDDEN: Final = _OF.number("TENSOR_HIDDEN", "share")
+TENSOR_HIDDEN: Final = 0.45
+"""Share of tensor-parallel communication that overlaps, relative to perfect overlap with matmuls."""
 
 
 RING_OVERHEAD: Final = np.array([0.0, 0.0, 0.5])

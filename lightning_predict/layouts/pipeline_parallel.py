@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import Interconnect
@@ -31,9 +30,8 @@ from lightning_predict.layouts.tensor_parallel import block_of
 from lightning_predict.record.trace import Operation
 from lightning_predict.timeline.simulation import HostOperation
 
-_OF: Final = constants_of(__name__)
-
-MICRO_BATCHES_PER_STAGE: Final = _OF.count("MICRO_BATCHES_PER_STAGE", "micro-batches")
+MICRO_BATCHES_PER_STAGE: Final = 4
+"""Default number of micro-batches per stage."""
 
 
 def pass_micro_batches(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:

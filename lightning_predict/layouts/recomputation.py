@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.translation import translate
 from lightning_predict.layouts.gradients import experts_module
@@ -31,12 +30,11 @@ from lightning_predict.layouts.tensor_parallel import SplitModel, TransformerBlo
 from lightning_predict.record.trace import Operation, Trace
 from lightning_predict.timeline.simulation import HostOperation
 
-_OF: Final = constants_of(__name__)
-
 CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
 """Name prefixes of operations that compute attention, fused or unfused."""
 
-BACKWARD_MATMULS: Final = _OF.count("BACKWARD_MATMULS", "matmuls")
+BACKWARD_MATMULS: Final = 2
+"""Number of matmuls in the backward pass of a linear layer."""
 
 
 def recomputed_matmuls(trace: Trace, model: SplitModel) -> dict[str, int]:

@@ -29,7 +29,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
@@ -40,8 +39,6 @@ from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.layouts.gradients import experts_module
 from lightning_predict.layouts.strategy import Float8
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
-
-_OF: Final = constants_of(__name__)
 
 Weight = tuple[int, int]
 """Shape of a linear layer's weight: (outputs, inputs)."""
@@ -286,7 +283,8 @@ def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
     return next(widths, 4)
 
 
-LOSS_REDUCTIONS: Final = _OF.count("LOSS_REDUCTIONS", "values")
+LOSS_REDUCTIONS: Final = 3
+"""Number of values per token that a loss over a split vocabulary all-reduces."""
 
 
 @final
@@ -614,9 +612,11 @@ def _added(gradient: OperationShape, spec: ShardSpec) -> OperationShape:
 CAST_READS: Final[Mapping[Float8, int]] = {"tensorwise": 2, "rowwise": 4, "blockwise": 1, "mx": 1}
 """Number of times that scaling and casting to float8 (by rows and by columns) reads a tensor."""
 
-ROWWISE_TIME: Final = _OF.number("ROWWISE_TIME", "factor")
+ROWWISE_TIME: Final = 1.15
+"""Time of float8 matmuls and casts with row-wise scales, relative to other scales."""
 
-FACTOR_OF: Final = _OF.count("FACTOR_OF", "matmuls")
+FACTOR_OF: Final = 2
+"""Number of matmuls that use the same input, weight or gradient, if the recording does not show it."""
 
 
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:

@@ -27,15 +27,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.units import MEBIBYTE
-
-_OF: Final = constants_of(__name__)
 
 # torch's constants: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and kRoundLarge. A segment
 # serves several requests, because cudaMalloc synchronises with the device. Small requests have their own pool,
 # because a small long-lived tensor would otherwise keep a segment of 20 MiB.
-BLOCK_BYTES: Final = _OF.count("BLOCK_BYTES", "bytes")
+BLOCK_BYTES: Final = 512
+"""Multiple to which the allocator rounds requests."""
 SMALL_BYTES: Final = MEBIBYTE
 SMALL_SEGMENT_BYTES: Final = 2 * MEBIBYTE  # a device page
 LARGE_SEGMENT_BYTES: Final = 20 * MEBIBYTE

@@ -15,14 +15,11 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import KIBIBYTE, MEBIBYTE
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
-
-_OF: Final = constants_of(__name__)
 
 CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
 """Default workspace per cuBLAS handle, in bytes: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` (PyTorch, "CUDA
@@ -78,7 +75,8 @@ NCCL_BUFFERS: Final = {True: (16 * 1, 24 * 2, 32 * 4), False: (2 * 1, 4 * 2, 8 *
 connections per channel. The low estimate assumes rings, the high estimate rings and trees. Memory grows with the
 number of channels, but not beyond two machines (github.com/NVIDIA/nccl/issues/986)."""
 
-ALL_TO_ALL_BYTES: Final = _OF.number("ALL_TO_ALL_BYTES", "bytes")
+ALL_TO_ALL_BYTES: Final = 468571428.571
+"""Memory per peer of an all-to-all inside a machine, in bytes."""
 
 
 def nccl_bytes(gpu: Gpu, *, communicators: int, all_to_all_peers: int = 0) -> Interval[float]:

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.layouts.gradients import experts_module, parameter_bytes
 from lightning_predict.layouts.model_parallel import needs_blocks, stage_parameters
@@ -43,11 +42,11 @@ from lightning_predict.memory.simulation import Blocks, blocks_of, copies_of
 from lightning_predict.memory.storages import Cause, Storage
 from lightning_predict.record.trace import Operation, Parameter, Trace
 
-_OF: Final = constants_of(__name__)
+FUSED_PROBABILITY_BYTES: Final = 4
+"""Bytes per logit of the float32 probabilities that Megatron's fused cross entropy keeps."""
 
-FUSED_PROBABILITY_BYTES: Final = _OF.count("FUSED_PROBABILITY_BYTES", "bytes")
-
-FUSED_GRADIENT_BYTES: Final = _OF.count("FUSED_GRADIENT_BYTES", "bytes")
+FUSED_GRADIENT_BYTES: Final = 2
+"""Bytes per logit of the gradient."""
 
 Pass = tuple[bool, int]
 """Whether the pass is a backward pass, and the part of the blocks."""

@@ -32,7 +32,6 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final, Literal, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.fields import Deferred, defer
 from lightning_predict.base.interval import NORMAL_95, Interval
 from lightning_predict.hardware.layouts import Layout
@@ -49,17 +48,18 @@ from lightning_predict.memory.simulation import (
 )
 from lightning_predict.record.trace import Trace
 
-_OF: Final = constants_of(__name__)
-
 MemoryFit = Literal["fits", "tight", "exceeds"]
 """`fits`: the step fits with a probability of at least 97 %. `tight`: the predicted amount fits, with a lower
 probability. `exceeds`: the predicted amount does not fit."""
 
-FITS_FROM: Final = _OF.number("FITS_FROM", "share")
+FITS_FROM: Final = 0.97
+"""Minimum probability for the verdict `fits`, so that at most 3 % of these verdicts are wrong."""
 
-ECC_SHARE: Final = _OF.number("ECC_SHARE", "share")
+ECC_SHARE: Final = 0.0625
+"""Share of memory that stores the bits of inline ECC."""
 
-DRIVER_SHARE: Final = _OF.number("DRIVER_SHARE", "share")
+DRIVER_SHARE: Final = 0.03
+"""Share of the memory without ECC bits that the driver reserves."""
 
 
 def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
@@ -87,9 +87,12 @@ DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.91, 1.0, 1.14)
 """Ratio of measured to simulated reserved memory, for convolutional networks (90 % interval). The interval is
 fitted to measured runs of ten timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
 
-CONVOLVED: Final = _OF.number("CONVOLVED", "share")
+CONVOLVED: Final = 0.25
+"""Share of the forward pass's bytes that convolutions write in these runs (median)."""
 
-TRIALS_SHARE: Final = _OF.number("TRIALS_SHARE", "share")
+TRIALS_SHARE: Final = 0.14
+"""Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), as a share of simulated
+memory."""
 
 ALLOCATED: Final = Interval(0.97, 1.0, 1.06)
 """Ratio of measured to simulated peak of allocated memory, without convolutions (90 % interval). `ALLOCATED` and

@@ -21,7 +21,6 @@ from difflib import get_close_matches
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import UnknownGpuError, UnknownOfferError
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import hours_to_seconds, seconds_to_hours
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     import torch
 
     from lightning_predict.observe.run_observer import RunObserver
-
-_OF: Final = constants_of(__name__)
 
 
 @final
@@ -155,7 +152,8 @@ def batches_between_checks(observer: RunObserver) -> int:
     return max(1, min(batches, math.ceil(CHECK_SECONDS * batches / max(observer.training_seconds, 1e-9))))
 
 
-CLEAR_EXCESS: Final = _OF.number("CLEAR_EXCESS", "factor")
+CLEAR_EXCESS: Final = 2.0
+"""Factor by which the low end of a single forecast must exceed a limit to stop the run."""
 
 
 @final
@@ -377,7 +375,8 @@ def check_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
     return verdict
 
 
-VALIDATION_OVERRUN_SHARE: Final = _OF.number("VALIDATION_OVERRUN_SHARE", "share")
+VALIDATION_OVERRUN_SHARE: Final = 0.05
+"""Share of a limit by which a running validation may exceed the limit, so that its metrics cover all batches."""
 
 DueCheck = Literal["forecast", "outlook", "use"]
 """What to check: a forecast that may stop the run, a forecast that may only warn, or only the used amounts."""

@@ -20,16 +20,16 @@ import statistics
 from copy import copy
 from typing import Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.observe.steady_state import MeanEstimate, TimingSamples, estimate_mean
 
-_OF: Final = constants_of(__name__)
+LAUNCH_QUEUE: Final = 8192
+"""Upper bound on the number of launches that wait for a device."""
 
-LAUNCH_QUEUE: Final = _OF.count("LAUNCH_QUEUE", "launches")
+AHEAD_SHARE: Final = 0.05
+"""Relative tolerance within which cycles equal the measured device time."""
 
-AHEAD_SHARE: Final = _OF.number("AHEAD_SHARE", "share")
-
-STEADY_CYCLES: Final = _OF.count("STEADY_CYCLES", "cycles of work")
+STEADY_CYCLES: Final = 4
+"""Number of consecutive cycles without a new maximum of the backlog, after which the host no longer runs ahead."""
 
 
 @final

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import hours_to_seconds
 from lightning_predict.observe.remaining import (
@@ -36,24 +35,29 @@ if TYPE_CHECKING:
     from lightning_predict.observe.validation_timer import ValidationTimes
     from lightning_predict.timeline.step_prediction import StepPrediction
 
-_OF: Final = constants_of(__name__)
+FORWARD_SHARE: Final = 0.333333333333
+"""Share of the forward pass in the time of a training batch."""
 
-FORWARD_SHARE: Final = _OF.number("FORWARD_SHARE", "share")
+STALL_SHARE: Final = 0.1
+"""The loader workers count as too slow if the wait exceeds this share of the batch time."""
 
-STALL_SHARE: Final = _OF.number("STALL_SHARE", "share")
-
-MIN_WAITS: Final = _OF.count("MIN_WAITS", "waits")
+MIN_WAITS: Final = 16
+"""Minimum number of waits before the loader can be called the bottleneck."""
 
 PRINTED_STEPS: Final = 1000
 """Number of steps whose time is printed if the length of the run is unknown."""
 
-MIN_STEPS: Final = _OF.count("MIN_STEPS", "steps")
+MIN_STEPS: Final = 16
+"""Minimum number of steps for a forecast that gives a recommendation or stops the run."""
 
-MIN_SECONDS: Final = _OF.number("MIN_SECONDS", "seconds")
+MIN_SECONDS: Final = 3.0
+"""Minimum time in seconds that the steps of such a forecast must span."""
 
-SECONDS_ENOUGH: Final = _OF.number("SECONDS_ENOUGH", "seconds")
+SECONDS_ENOUGH: Final = 30.0
+"""Seconds of training that are always enough for a forecast that gives a recommendation or stops the run."""
 
-SHARE_ENOUGH: Final = _OF.number("SHARE_ENOUGH", "share")
+SHARE_ENOUGH: Final = 0.5
+"""Share of the run that is always enough for a forecast that gives a recommendation or stops the run."""
 
 
 @final

@@ -21,13 +21,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, final
 
-from lightning_predict.base.constants import constants_of
+UNSEEN_STEPS_PATIENCE: Final = 16
+"""Number of batches without a counted optimizer step after which each batch counts as one window."""
 
-_OF: Final = constants_of(__name__)
-
-UNSEEN_STEPS_PATIENCE: Final = _OF.count("UNSEEN_STEPS_PATIENCE", "batches")
-
-MAX_NODE_COUNTS: Final = _OF.count("MAX_NODE_COUNTS", "sizes")
+MAX_NODE_COUNTS: Final = 4
+"""Maximum number of different autograd graph sizes for one set of updates."""
 
 
 @final

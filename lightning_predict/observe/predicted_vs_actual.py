@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.observe.forecast import RestOfRun
@@ -24,9 +23,8 @@ from lightning_predict.reports.format import duration, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_fingerprint_of
 
-_OF: Final = constants_of(__name__)
-
-MIN_BATCHES: Final = _OF.count("MIN_BATCHES", "batches")
+MIN_BATCHES: Final = 20
+"""Minimum number of batches after the prediction for a run to be stored in the history and logged."""
 
 
 @final

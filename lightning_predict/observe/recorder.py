@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import CaptureError, NothingRecordedError
 from lightning_predict.observe.micro_batches import MicroBatches
 from lightning_predict.observe.optimizer_steps import (
@@ -34,15 +33,16 @@ from lightning_predict.observe.steady_state import warmup_end
 from lightning_predict.record.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
 from lightning_predict.record.trace import OtherStep, Trace
 
-_OF: Final = constants_of(__name__)
-
 # Each warm-up window delays the first printed prediction by one optimizer step, which may take minutes. Timed steps
 # later correct a recording that is slightly too early. A missing recording cannot be corrected.
-EXTRA_WARMUP_WINDOWS: Final = _OF.count("EXTRA_WARMUP_WINDOWS", "windows")
+EXTRA_WARMUP_WINDOWS: Final = 5
+"""Maximum number of windows by which a warm-up is extended if times do not become steady."""
 
-SETTLED_TO_RECORD: Final = _OF.number("SETTLED_TO_RECORD", "share")
+SETTLED_TO_RECORD: Final = 0.5
+"""Maximum relative difference between early and later windows at which recording starts."""
 
-WATCHED_BATCHES: Final = _OF.count("WATCHED_BATCHES", "windows")
+WATCHED_BATCHES: Final = 64
+"""Number of batches at the start of training in which the recorder looks for new kinds of windows."""
 
 WindowAction = Literal["time", "run", "record", "skip"]
 """Action for the next window: `time` it alone, `run` it in a block of untimed windows, `record` it, or `skip` it. A
@@ -86,9 +86,11 @@ def next_action(
     return "record" if is_settled or timed >= warmup_steps + EXTRA_WARMUP_WINDOWS else "time"
 
 
-TIMED_VALIDATION_BATCHES: Final = _OF.count("TIMED_VALIDATION_BATCHES", "batches")
+TIMED_VALIDATION_BATCHES: Final = 5
+"""Maximum number of timed validation batches, because timing waits for the device."""
 
-MAX_REJECTED_WINDOWS: Final = _OF.count("MAX_REJECTED_WINDOWS", "windows")
+MAX_REJECTED_WINDOWS: Final = 4
+"""Maximum number of discarded recordings."""
 
 
 class Session(Protocol):

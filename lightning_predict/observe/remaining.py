@@ -21,11 +21,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.record.trace import Memory
 from lightning_predict.run.workload import Batches, Checkpoints, Workload
-
-_OF: Final = constants_of(__name__)
 
 HookMoment = Literal["batch end", "validation end", "batch start"]
 """The hook in which the remaining numbers are requested."""
@@ -269,7 +266,8 @@ def validations_done(position: Position, validation: Validation, batch: int) -> 
     return in_full_epochs + (int(rest // interval) if is_validated else 0)
 
 
-WRITING_BYTES_PER_SECOND: Final = _OF.number("WRITING_BYTES_PER_SECOND", "bytes/second")
+WRITING_BYTES_PER_SECOND: Final = 500_000_000.0
+"""Assumed write rate for checkpoints before a checkpoint is timed: the rate of a SATA SSD."""
 
 
 @final

@@ -22,7 +22,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.observe.clock import host_clock
 from lightning_predict.observe.device_pace import DevicePace
@@ -38,13 +37,14 @@ if TYPE_CHECKING:
     import torch
 
 
-_OF: Final = constants_of(__name__)
+FIRST_EPOCH_DISCOUNT: Final = 3.2
+"""Discount on waits of the first epoch as a prediction for later epochs, divided by the number of waits."""
 
-FIRST_EPOCH_DISCOUNT: Final = _OF.number("FIRST_EPOCH_DISCOUNT", "factor")
+WARM_WAITS: Final = 32
+"""Number of waits in later epochs after which the first epoch no longer adds uncertainty."""
 
-WARM_WAITS: Final = _OF.count("WARM_WAITS", "waits")
-
-MIN_WAITS_PER_WORKER: Final = _OF.count("MIN_WAITS_PER_WORKER", "waits")
+MIN_WAITS_PER_WORKER: Final = 2
+"""Number of waits per worker up to which a later wait may still be as long as the first one."""
 
 
 @final

@@ -29,10 +29,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
-
-_OF: Final = constants_of(__name__)
 
 # The constants were chosen on the scenarios in tests/observe/scenarios.py with even seeds, and evaluated on the odd
 # seeds. The first step includes one-off costs (cuDNN autotuning, first allocations, Triton compilation). A few more
@@ -42,52 +39,76 @@ _OF: Final = constants_of(__name__)
 MAX_VALUES: Final = 1024
 """Maximum number of stored values. At this number, neighbouring values are averaged in pairs."""
 
-SLOW_RATIO: Final = _OF.number("SLOW_RATIO", "factor")
+SLOW_RATIO: Final = 1.5
+"""Ratio to the median above which a value is slow."""
 
-KEPT_SHARE: Final = _OF.number("KEPT_SHARE", "share")
+KEPT_SHARE: Final = 0.25
+"""Minimum share of the values that are used, even if the earlier values were slower."""
 
-MIN_KEPT: Final = _OF.count("MIN_KEPT", "values")
+MIN_KEPT: Final = 4
+"""Minimum number of values that are used."""
 
-AGREEMENT: Final = _OF.number("AGREEMENT", "standard errors")
+AGREEMENT: Final = 1.2
+"""Number of standard errors by which the first half may be slower than the second half without being a warm-up."""
 
-TOLERANCE: Final = _OF.number("TOLERANCE", "share")
+TOLERANCE: Final = 0.01
+"""Relative difference between the halves that is never taken for a warm-up."""
 
-FLOOR_HIGH: Final = _OF.number("FLOOR_HIGH", "share")
+FLOOR_HIGH: Final = 1.4
+"""Minimum upper half width relative to the mean, divided by sqrt(n)."""
 
-FLOOR_LOW: Final = _OF.number("FLOOR_LOW", "share")
+FLOOR_LOW: Final = 0.2
+"""Minimum lower half width relative to the mean, divided by sqrt(n)."""
 
-FLOOR_SETTLING: Final = _OF.number("FLOOR_SETTLING", "share")
+FLOOR_SETTLING: Final = 0.92
+"""Additional lower half width relative to the mean, divided by n**1.2, for a warm-up that a small sample hides."""
 
-MIN_SHARE: Final = _OF.number("MIN_SHARE", "share")
+MIN_SHARE: Final = 0.25
+"""Minimum of the interval's low end, as a share of the mean."""
 
-EVENTS_SHARE: Final = _OF.number("EVENTS_SHARE", "share")
+EVENTS_SHARE: Final = 0.25
+"""Share of slow values above which slow values are a regular kind of value, not rare events."""
 
-MAX_DECREASE_RATIO: Final = _OF.number("MAX_DECREASE_RATIO", "factor")
+MAX_DECREASE_RATIO: Final = 0.9
+"""Maximum ratio of successive decreases."""
 
-FURTHER_DECREASE: Final = _OF.number("FURTHER_DECREASE", "share")
+FURTHER_DECREASE: Final = 0.5
+"""Share of the decrease so far by which unsteady values may still decrease."""
 
-FALLS_HIDDEN: Final = _OF.number("FALLS_HIDDEN", "share")
+FALLS_HIDDEN: Final = 0.4
+"""Share of the difference between the halves of steady values by which the values may still decrease, hidden by
+noise."""
 
-SETTLED_SHARE: Final = _OF.number("SETTLED_SHARE", "share")
+SETTLED_SHARE: Final = 0.55
+"""Minimum share of agreeing values for the values to count as steady."""
 
-SETTLED_VALUES: Final = _OF.count("SETTLED_VALUES", "values")
+SETTLED_VALUES: Final = 32
+"""Number of agreeing values that is always enough to count as steady."""
 
-RISE_AGREEMENT: Final = _OF.number("RISE_AGREEMENT", "standard errors")
+RISE_AGREEMENT: Final = 3.0
+"""Number of standard errors by which the second half must be slower than the first half to count as a rise."""
 
-RISE_TOLERANCE: Final = _OF.number("RISE_TOLERANCE", "share")
+RISE_TOLERANCE: Final = 0.02
+"""Relative difference between the halves that is never taken for a rise."""
 
-RISES_ON: Final = _OF.number("RISES_ON", "factor")
+RISES_ON: Final = 3.0
+"""Maximum duration of a further rise, as a multiple of the duration of the rise so far."""
 
-CHUNKS: Final = _OF.count("CHUNKS", "chunks")
+CHUNKS: Final = 8
+"""Number of chunks of values whose means show the variation over longer times."""
 
 
-STALLS: Final = _OF.count("STALLS", "stalls")
+STALLS: Final = 3
+"""Number of stalls (a suspended process, a hanging drive) that must not end a run."""
 
-STALL_RATIO: Final = _OF.number("STALL_RATIO", "factor")
+STALL_RATIO: Final = 3.0
+"""Minimum length of a stall, relative to the fast values."""
 
-STALL_VALUES: Final = _OF.count("STALL_VALUES", "values")
+STALL_VALUES: Final = 8
+"""Maximum number of consecutive slow values in a stall, unless `STALL_SHARE` allows more."""
 
-STALL_SHARE: Final = _OF.number("STALL_SHARE", "share")
+STALL_SHARE: Final = 0.6
+"""Share of all values that may also be a stall, if this is more than `STALL_VALUES` values."""
 
 
 NOTHING: Final = Interval(0.0, 0.0, 0.0)

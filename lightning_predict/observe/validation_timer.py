@@ -9,15 +9,15 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.observe.steady_state import NOTHING, STALLS, TimingSamples
 
-_OF: Final = constants_of(__name__)
+FIRST_EPOCH_COLD: Final = 3.0
+"""Maximum factor by which the loader is faster from the second epoch on, after the first epoch has filled its
+caches."""
 
-FIRST_EPOCH_COLD: Final = _OF.number("FIRST_EPOCH_COLD", "factor")
-
-UNSEEN_LONGER: Final = _OF.number("UNSEEN_LONGER", "factor")
+UNSEEN_LONGER: Final = 1.5
+"""Factor by which a time that was measured only at the start (a sanity check, the first fetch) may increase later."""
 
 
 @final

@@ -39,7 +39,6 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import NORMAL_95, OUTSIDE
 from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.planning.problem import (
@@ -53,17 +52,18 @@ from lightning_predict.planning.problem import (
     rental_usd,
 )
 
-_OF: Final = constants_of(__name__)
-
-HORIZON_GAPS: Final = _OF.number("HORIZON_GAPS", "events")
+HORIZON_GAPS: Final = 3.0
+"""Number of events after which a machine is likely to have other jobs."""
 
 TIE: Final = 1e-3
 """Relative surcharge on waiting, so that running is preferred at equal cost."""
 
 
-MOVES_TO_COME: Final = _OF.number("MOVES_TO_COME", "moves")
+MOVES_TO_COME: Final = 1.0
+"""Number of further restarts that are counted with each move, because a job that moves is likely to move again."""
 
-HORIZON_RESTARTS: Final = _OF.number("HORIZON_RESTARTS", "restarts")
+HORIZON_RESTARTS: Final = 2.0
+"""Minimum horizon as a number of restarts."""
 
 
 def horizon_seconds(problem: PlanningProblem, situation: PlanState) -> float:
@@ -85,7 +85,9 @@ def restart_seconds(job: Job, problem: PlanningProblem, situation: PlanState) ->
     return problem.restart_seconds if job.name in situation.started else 0.0
 
 
-ELSEWHERE: Final = _OF.number("ELSEWHERE", "exponent")
+ELSEWHERE: Final = 0.24
+"""Exponent with which a job's measured slowdown on one GPU is applied to other GPUs: the share of the variance of
+measured over predicted step times that is explained by the neural network."""
 
 
 def working_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:

@@ -22,7 +22,6 @@ from functools import partial
 from statistics import median
 from typing import Final, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.base.ties import least
 from lightning_predict.base.units import seconds_to_hours
@@ -42,8 +41,6 @@ from lightning_predict.planning.problem import (
 from lightning_predict.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.validation import check_problem
-
-_OF: Final = constants_of(__name__)
 
 POLICIES: Final[dict[str, AbstractPolicy]] = {
     "milp": MilpPlanner(),
@@ -66,7 +63,8 @@ HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
 """Horizons to try in addition to the planner's own horizon, relative to the median run time of the jobs."""
 
 
-WORTH_A_MOVE: Final = _OF.number("WORTH_A_MOVE", "share")
+WORTH_A_MOVE: Final = 0.01
+"""Relative cost difference below which plans count as equal."""
 
 
 PREDICTED_TIMES: Final = 0.5

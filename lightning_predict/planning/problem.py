@@ -18,11 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import seconds_to_hours
-
-_OF: Final = constants_of(__name__)
 
 
 @final
@@ -162,7 +159,8 @@ class Formulation:
         return not self.preempts and not self.migrates
 
 
-RESTART_SECONDS: Final = _OF.number("RESTART_SECONDS", "seconds")
+RESTART_SECONDS: Final = 60.0
+"""Default time that a job loses when it moves."""
 
 
 @final

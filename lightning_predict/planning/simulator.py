@@ -21,7 +21,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InfeasiblePlanError
 from lightning_predict.base.units import hours_to_seconds
 from lightning_predict.planning.objective import expected_seconds, tardiness_usd, working_seconds
@@ -41,12 +40,11 @@ from lightning_predict.planning.problem import (
 )
 from lightning_predict.planning.validation import check_problem, check_situation
 
-_OF: Final = constants_of(__name__)
-
 ActualSeconds = Mapping[str, Mapping[Configuration, float]]
 """Actual time of the whole run, by job and configuration."""
 
-MEASURED_SECONDS: Final = _OF.number("MEASURED_SECONDS", "seconds")
+MEASURED_SECONDS: Final = 60.0
+"""Seconds of work after which a job's speed counts as measured."""
 
 _TOLERANCE_SECONDS: Final = 1e-6
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.kernels.operations import Array
@@ -35,8 +34,6 @@ from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSett
 
 if TYPE_CHECKING:
     from lightning_predict.regression.stepwise import StepwiseRegression
-
-_OF: Final = constants_of(__name__)
 
 
 @final
@@ -273,7 +270,8 @@ eight: coverage rises from 66 to 90 %. The rates of a GPU were chosen on 96 simu
 rises from 52 to 93 %. On data that was not used for the choice, coverage is 88 % (sweeps), and 93 and 95 % (44
 published runs)."""
 
-OTHER_SPREAD: Final = _OF.number("OTHER_SPREAD", "log/log")
+OTHER_SPREAD: Final = 0.1
+"""Standard deviation of the relative error per log unit of distance, for other variables."""
 
 
 def _spread_beyond(outside: Extrapolation) -> float:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.base.checked import Checked, File, parse_json
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.files import history_path, reject_irregular
 from lightning_predict.record.trace import Trace
@@ -31,15 +30,15 @@ from lightning_predict.record.trace import Trace
 if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction
 
-_OF: Final = constants_of(__name__)
 
-
-RUNS_THAT_COUNT: Final = _OF.count("RUNS_THAT_COUNT", "runs")
+RUNS_THAT_COUNT: Final = 10
+"""A correction is the median over at most this number of latest runs of a model on a GPU."""
 
 MAX_HISTORY_BYTES: Final = 16 << 20
 """Maximum number of bytes that are read, about 20,000 runs. Reading more would delay a hook."""
 
-MAX_EXTRAPOLATION: Final = _OF.number("MAX_EXTRAPOLATION", "factor")
+MAX_EXTRAPOLATION: Final = 2.0
+"""Step times are extrapolated to batch sizes up to this factor beyond the batch sizes of earlier runs."""
 
 
 @final

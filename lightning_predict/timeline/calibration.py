@@ -26,7 +26,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.ties import clearly_less
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes
@@ -46,19 +45,23 @@ from lightning_predict.timeline.simulation import (
 )
 from lightning_predict.uncertainty import MEASURED_HOST_SPREAD, PROFILED_SPREAD, STACKS_SPREAD
 
-_OF: Final = constants_of(__name__)
+GAP_SECONDS: Final = 1e-06
+"""Default gap between two kernels that are queued in the same stream, for traces that do not show it."""
 
-GAP_SECONDS: Final = _OF.number("GAP_SECONDS", "seconds")
+LARGEST_GAP_SECONDS: Final = 3e-06
+"""Upper bound on a gap."""
 
-LARGEST_GAP_SECONDS: Final = _OF.number("LARGEST_GAP_SECONDS", "seconds")
+MIN_GAPS: Final = 20
+"""Minimum number of gaps for computing a median."""
 
-MIN_GAPS: Final = _OF.count("MIN_GAPS", "gaps")
+HOST_BOUND_SHARE: Final = 0.05
+"""Minimum share of the device's span in which the device waits for late launches, for a step to count as host-bound."""
 
-HOST_BOUND_SHARE: Final = _OF.number("HOST_BOUND_SHARE", "share")
+SLOWEST_PROFILER: Final = 20.0
+"""Upper bound on the factor by which a profiler slows the host."""
 
-SLOWEST_PROFILER: Final = _OF.number("SLOWEST_PROFILER", "factor")
-
-HOST_TOLERANCE: Final = _OF.number("HOST_TOLERANCE", "share")
+HOST_TOLERANCE: Final = 0.02
+"""Relative tolerance."""
 
 
 @final

@@ -38,14 +38,11 @@ from statistics import fmean
 from typing import Final, final
 
 from lightning_predict.base.checked import shown
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import microseconds_to_seconds
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.record.trace import Kernel, Operation, Phase, Trace
 from lightning_predict.uncertainty import FASTEST_HOST, HOST_CLASS_SPREADS, SLOWEST_HOST
-
-_OF: Final = constants_of(__name__)
 
 # --- Host models and the table
 
@@ -261,12 +258,15 @@ class HostModel:
 
 # --- Host times of a recorded step
 
-PROFILER_EVENT_SECONDS: Final = _OF.number("PROFILER_EVENT_SECONDS", "seconds")
+PROFILER_EVENT_SECONDS: Final = 2e-06
+"""Time that the profiler adds per host event."""
 
-PYTHON_SECONDS: Final = _OF.number("PYTHON_SECONDS", "seconds")
+PYTHON_SECONDS: Final = 0.001
+"""Minimum pause between two operations that counts as the user's code."""
 
-BLOCKED_LAUNCH_SECONDS: Final = _OF.number("BLOCKED_LAUNCH_SECONDS", "seconds")
-BLOCKED_LAUNCH_RATIO: Final = _OF.number("BLOCKED_LAUNCH_RATIO", "factor")
+BLOCKED_LAUNCH_SECONDS: Final = 5e-05
+BLOCKED_LAUNCH_RATIO: Final = 5.0
+"""Minimum time of a launch call that counts as blocked, relative to the trace's median launch."""
 
 WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
 """Operations that wait for the device (synchronise), because the host needs their result."""

@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.note import Note
 from lightning_predict.base.ties import clearly_less, greatest, ordered
@@ -37,11 +36,11 @@ from lightning_predict.timeline.host import UNKNOWN_HOST, Host, recorded_host
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.timeline.verdict import Verdict
 
-_OF: Final = constants_of(__name__)
-
 # --- The same-GPU check
 
-CORRECTION_EXPONENT: Final = _OF.number("CORRECTION_EXPONENT", "exponent")
+CORRECTION_EXPONENT: Final = 0.75
+"""Exponent of the correction of other GPUs' device time, which is multiplied by (measured / predicted) to this
+power."""
 
 
 @final

@@ -32,7 +32,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.ties import greatest
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array, IndexArray
@@ -41,11 +40,10 @@ from lightning_predict.record.trace import Kernel, Phase, Trace
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel, Overheads, RecordedHost, recorded_host
 from lightning_predict.uncertainty import summed_by_owner
 
-_OF: Final = constants_of(__name__)
-
 COMPUTE_STREAM: Final = 0
 
-START_SECONDS: Final = _OF.number("START_SECONDS", "seconds")
+START_SECONDS: Final = 2e-06
+"""Time from the end of a launch call to the start of its kernel on an idle stream."""
 
 
 @final

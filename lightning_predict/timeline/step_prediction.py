@@ -21,7 +21,6 @@ from typing import Final, Literal, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.note import Note, decisive, details
 from lightning_predict.base.ties import clearly_less
@@ -47,8 +46,6 @@ from lightning_predict.uncertainty import (
     ends_of_step,
     host_ends,
 )
-
-_OF: Final = constants_of(__name__)
 
 
 @final
@@ -348,7 +345,8 @@ def _beyond_operations(trace: Trace, own: StepCalibration, python: float) -> Ite
     )
 
 
-FAR_SHORTER: Final = _OF.number("FAR_SHORTER", "factor")
+FAR_SHORTER: Final = 0.8
+"""Minimum ratio of the measured step to its simulation with recorded kernel times, for both to be the same step."""
 
 
 def _too_short(trace: Trace, own: StepCalibration) -> Iterator[str]:

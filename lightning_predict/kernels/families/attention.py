@@ -25,7 +25,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.norm import SOFTMAX_BACKWARD
@@ -50,8 +49,6 @@ from lightning_predict.record.signatures import has_wider_mask
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import FLOAT32_ATTENTION_SPREAD
 
-_OF: Final = constants_of(__name__)
-
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS_WITHOUT_MASK: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq"}
 _DEFAULTS: dict[str, float | str] = {**_DEFAULTS_WITHOUT_MASK, "causal": 0}
@@ -71,7 +68,8 @@ def _visible_share(c: Columns) -> Array:
     return np.where(c["causal"] > 0, visible / (seq * kv_seq), 1.0)
 
 
-DIAGONAL_KEYS: Final = _OF.number("DIAGONAL_KEYS", "tokens")
+DIAGONAL_KEYS: Final = 300.0
+"""Additional keys per row that causal attention costs beyond the visible ones."""
 
 
 def _under_a_mask(c: Columns) -> Columns:
@@ -169,16 +167,21 @@ ATTENTION: Final = NetworkSpec(
 )
 
 
-WIDEST_FLOPS_PER_CLOCK: Final = _OF.number("WIDEST_FLOPS_PER_CLOCK", "FLOP/cycle")
+WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
+"""TF32 FLOPs per clock and multiprocessor with the instructions of Ampere."""
 
-SHORTEST_SINGLE_SECONDS: Final = _OF.number("SHORTEST_SINGLE_SECONDS", "seconds")
+SHORTEST_SINGLE_SECONDS: Final = 5e-06
+"""Minimum seconds of one such kernel."""
 
-BACKWARD_RATIO: Final = _OF.number("BACKWARD_RATIO", "factor")
+BACKWARD_RATIO: Final = 3.0
+"""Backward over forward time of fused attention."""
 
 
-SINGLE_RATE: Final = _OF.number("SINGLE_RATE", "share")
+SINGLE_RATE: Final = 0.1
+"""Share of the TF32 rate that PyTorch's memory-efficient attention reaches in float32."""
 
-SINGLE_RATE_ON_LANES: Final = _OF.number("SINGLE_RATE_ON_LANES", "share")
+SINGLE_RATE_ON_LANES: Final = 0.4
+"""Share of the float32 peak on GPUs before TF32."""
 
 
 def _single_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:

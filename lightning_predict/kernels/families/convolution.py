@@ -29,7 +29,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import (
@@ -73,8 +72,6 @@ from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import convolution_interval
 
-_OF: Final = constants_of(__name__)
-
 PASSES: Final = ("", "_backward_input", "_backward_weight")
 """Suffixes of a convolution's name: empty for the forward pass, and the two halves of the backward pass."""
 
@@ -84,7 +81,8 @@ _PLANE: Final = ("height", "width")
 
 # --- Work and traffic of two dimensions
 
-WINOGRAD_GAIN: Final = _OF.number("WINOGRAD_GAIN", "factor")
+WINOGRAD_GAIN: Final = 2.25
+"""Multiplications of the textbook algorithm over F(2x2, 3x3)."""
 
 
 def output_size(c: Columns, side: str) -> Array:
@@ -250,41 +248,56 @@ ON_MATRIX_UNITS: Final = frozenset({"tf32", "float16", "bfloat16"})
 MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32))
 """Output tiles of cuDNN's tensor-core kernels, rows x columns of the matmul."""
 
-LOAD_TIME_RATIO: Final = _OF.number("LOAD_TIME_RATIO", "time ratio/(FLOP/cycle)")
+LOAD_TIME_RATIO: Final = 0.00015
+"""Time to load a 16-bit tile of 128 x 128, relative to its compute time, per FLOP per clock and multiprocessor."""
 
-FEED_THROUGH_REGISTERS: Final = _OF.number("FEED_THROUGH_REGISTERS", "time ratio/(FLOP/cycle)")
+FEED_THROUGH_REGISTERS: Final = 0.00035
+"""The same before compute capability 8.0, whose copies into shared memory pass through registers."""
 
-LANES_SHARE: Final = _OF.number("LANES_SHARE", "share")
+LANES_SHARE: Final = 0.75
+"""Share of the CUDA cores' peak that implicit matmuls reach without tensor cores."""
 
-FLOAT64_SHARE: Final = _OF.number("FLOAT64_SHARE", "share")
+FLOAT64_SHARE: Final = 0.2
+"""Share of the lanes' float64 peak that convolutions reach on GPUs with float64 at half the float32 rate."""
 
-OVERLAP: Final = _OF.number("OVERLAP", "exponent")
+OVERLAP: Final = 2.0
+"""Exponent of the norm that combines compute and memory time."""
 
-BANDWIDTH_SHARE: Final = _OF.number("BANDWIDTH_SHARE", "share")
+BANDWIDTH_SHARE: Final = 0.85
+"""Share of the bandwidth that convolutions and layout conversions reach."""
 
-MIN_CHANNELS: Final = _OF.count("MIN_CHANNELS", "channels")
+MIN_CHANNELS: Final = 8
+"""Multiple of channels to which tensor cores pad."""
 
-SPLIT_DEPTH: Final = _OF.count("SPLIT_DEPTH", "elements")
+SPLIT_DEPTH: Final = 512
+"""Minimum depth of the parts into which a matmul is split if its tiles do not fill the GPU."""
 
-WEIGHT_GRADIENT: Final = _OF.number("WEIGHT_GRADIENT", "factor")
+WEIGHT_GRADIENT: Final = 1.3
+"""Time of the weight gradient over its FLOPs' time, due to the summation of parts."""
 
-GROUPED_GRADIENT: Final = _OF.number("GROUPED_GRADIENT", "factor")
+GROUPED_GRADIENT: Final = 2.0
+"""Time of the input gradient of grouped, strided convolutions over its FLOPs' time and the product of the strides."""
 
-FEW_CHANNELS: Final = _OF.count("FEW_CHANNELS", "channels")
-LARGE_FILTER: Final = _OF.count("LARGE_FILTER", "elements")
-FIRST_LAYER: Final = _OF.number("FIRST_LAYER", "factor")
+FEW_CHANNELS: Final = 8
+LARGE_FILTER: Final = 100
+FIRST_LAYER: Final = 1.7
+"""Time with fewer channels under large filters, over the time with padded channels."""
 
-MERGED_CHANNELS: Final = _OF.count("MERGED_CHANNELS", "channels")
+MERGED_CHANNELS: Final = 8
+"""Channels per group below which several groups are computed as one."""
 
-PLACING_INSTRUCTIONS: Final = _OF.number("PLACING_INSTRUCTIONS", "instructions")
+PLACING_INSTRUCTIONS: Final = 200.0
+"""Instructions per output of a depthwise convolution to compute its position; `TAP_INSTRUCTIONS` is per tap."""
 
-TAP_INSTRUCTIONS: Final = _OF.number("TAP_INSTRUCTIONS", "instructions")
+TAP_INSTRUCTIONS: Final = 10.0
+"""Instructions per tap of a depthwise convolution."""
 
-DEPTHWISE_LIBRARY: Final = _OF.number("DEPTHWISE_LIBRARY", "factor")
+DEPTHWISE_LIBRARY: Final = 0.4
+"""Instructions of cuDNN's depthwise kernels relative to PyTorch's own."""
 
 LIBRARY_SIDES: Final = (1, 3, 5)
-LIBRARY_CHANNELS: Final = _OF.count("LIBRARY_CHANNELS", "channels")
-LIBRARY_WIDTH: Final = _OF.count("LIBRARY_WIDTH", "elements")
+LIBRARY_CHANNELS: Final = 32
+LIBRARY_WIDTH: Final = 7
 """Filter sides, minimum channels and minimum width of the float16 depthwise convolutions that PyTorch passes to
 cuDNN.
 
@@ -299,36 +312,51 @@ WIDTHS_LAST: Final = (4, 8, 16)
 
 cuDNN's release notes list 4, 8, 16 and 32."""
 
-GROUPED_LAST_SHARE: Final = _OF.number("GROUPED_LAST_SHARE", "share")
+GROUPED_LAST_SHARE: Final = 0.5
+"""Share of the sustained rate that other group widths reach in channels-last layout, in tiles of 64 channels per
+group."""
 
-PLACING_CYCLES: Final = _OF.number("PLACING_CYCLES", "cycles")
+PLACING_CYCLES: Final = 1.0
+"""Cycles of a multiprocessor per padded element of grouped convolutions in channels-last layout, if cuDNN has no kernel
+for the width of a group: it copies images and results to groups of 32 channels (`tensorTransformGeneric`)."""
 
-LARGEST_FILTER_LAST: Final = _OF.count("LARGEST_FILTER_LAST", "elements")
+LARGEST_FILTER_LAST: Final = 7
+"""Side of the largest filter for which channels-last depthwise kernels are fast."""
 
-LARGE_FILTER_TAPS: Final = _OF.number("LARGE_FILTER_TAPS", "instructions")
+LARGE_FILTER_TAPS: Final = 45.0
+"""Instructions per tap for larger filters."""
 
-GROUPED_LAST_GRADIENT: Final = _OF.number("GROUPED_LAST_GRADIENT", "share")
+GROUPED_LAST_GRADIENT: Final = 0.028
+"""Share of the sustained rate that gradients of grouped convolutions reach in channels-last layout, in tiles of 32 or
+128 channels per group."""
 
 SINGLE: Final = frozenset({"float32", "tf32", "float64"})
 """Dtypes for which cuDNN has channels-last depthwise kernels only for square filters of `LIBRARY_SIDES`.
 
 Other filters use cuDNN's general kernel."""
 
-TILED_CHANNELS: Final = _OF.count("TILED_CHANNELS", "channels")
+TILED_CHANNELS: Final = 64
+"""Channels per tile of the general kernel."""
 
-TAP_WAIT_SECONDS: Final = _OF.number("TAP_WAIT_SECONDS", "seconds")
+TAP_WAIT_SECONDS: Final = 1.05e-06
+"""Time of a resident thread for one tap of one output in the general kernel."""
 
-VOLUME_CHANNELS: Final = _OF.count("VOLUME_CHANNELS", "channels")
+VOLUME_CHANNELS: Final = 32
+"""Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass."""
 VOLUME_DEPTH: Final[Mapping[str, int]] = {"": 8, "_backward_input": 32, "_backward_weight": 8}
 """Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass.
 
 On the L40S, the H100-PCIe and the T4, a transposed volume of 16 channels takes as long from 3 as from 32 channels."""
 
-VOLUME_GRADIENT: Final = _OF.number("VOLUME_GRADIENT", "factor")
+VOLUME_GRADIENT: Final = 1.5
+"""Time of a volume's input gradient over the time of its matmuls."""
 
-STRIDED_ON_LANES: Final = _OF.number("STRIDED_ON_LANES", "factor")
+STRIDED_ON_LANES: Final = 2.0
+"""Additional factor of the same without tensor cores, for strided filters: between skipping positions (1) and computing
+all (8)."""
 
-SHORTEST_SECONDS: Final = _OF.number("SHORTEST_SECONDS", "seconds")
+SHORTEST_SECONDS: Final = 3e-06
+"""Minimum seconds of one convolution."""
 
 
 @final

@@ -22,7 +22,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import (
     alignment,
@@ -48,11 +47,11 @@ from lightning_predict.kernels.translation import compute_dtype, rows_and_column
 from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
-_OF: Final = constants_of(__name__)
+ELEMENTS_PER_BLOCK: Final = 1024
+"""Elements per block of an element-wise kernel."""
 
-ELEMENTS_PER_BLOCK: Final = _OF.count("ELEMENTS_PER_BLOCK", "elements")
-
-MIN_FLOPS_PER_BYTE: Final = _OF.number("MIN_FLOPS_PER_BYTE", "FLOP/byte")
+MIN_FLOPS_PER_BYTE: Final = 0.0833333333333
+"""Minimum FLOPs per byte in the networks' training data: an addition of two float32 tensors."""
 
 
 def _has_fast_stacks(gpu: Gpu) -> bool:
@@ -95,7 +94,8 @@ def vector_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 
-WITHOUT_CODES: Final = _OF.number("WITHOUT_CODES", "factor")
+WITHOUT_CODES: Final = 1.15
+"""Bandwidth of GDDR memory without inline ECC, relative to that with it."""
 
 
 def without_inline_ecc(gpu: Gpu) -> Gpu:
@@ -105,7 +105,8 @@ def without_inline_ecc(gpu: Gpu) -> Gpu:
     return replace(gpu, dram_bytes_per_second=WITHOUT_CODES * gpu.dram_bytes_per_second)
 
 
-VECTOR_FLOPS_PER_CLOCK: Final = _OF.number("VECTOR_FLOPS_PER_CLOCK", "FLOP/cycle")
+VECTOR_FLOPS_PER_CLOCK: Final = 80.0
+"""FLOPs, as counted in this registry, that a multiprocessor issues per clock."""
 
 
 def issued_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:

@@ -35,7 +35,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
@@ -56,15 +55,17 @@ from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.record.trace import Flags, Operation
 from lightning_predict.uncertainty import EMBEDDING_SPREAD
 
-_OF: Final = constants_of(__name__)
-
-INDEX_BYTES: Final = _OF.count("INDEX_BYTES", "bytes")
-USABLE_L2: Final = _OF.number("USABLE_L2", "share")
-WARPS_PER_MULTIPROCESSOR: Final = _OF.count("WARPS_PER_MULTIPROCESSOR", "warps")
+INDEX_BYTES: Final = 4
+"""Bytes of an index, as in Lin et al."""
+USABLE_L2: Final = 0.9
+"""Share of the L2 cache that holds rows of the tables."""
+WARPS_PER_MULTIPROCESSOR: Final = 45
+"""Resident warps of the look-up kernel per SM."""
 SHORT_ROW_FACTORS: Final = ((32, 1.55), (64, 1.1))
-BACKWARD_ROW_TRAFFIC: Final = _OF.number("BACKWARD_ROW_TRAFFIC", "factor")
+BACKWARD_ROW_TRAFFIC: Final = 2.0
 """Accesses per row in a stochastic-gradient update, which reads and writes each row."""
-LAUNCH_SECONDS: Final = _OF.number("LAUNCH_SECONDS", "seconds")
+LAUNCH_SECONDS: Final = 2e-06
+"""Minimum time of a look-up kernel."""
 
 ZIPF: Final = "zipf_alpha"
 """Argument of a look-up and its backward pass with the exponent of Zipf's law for row frequencies.
@@ -88,13 +89,15 @@ def _bags_once(c: Columns) -> Array:
     return c["bags"] * c["dim"]
 
 
-GATHER_CYCLES: Final = _OF.number("GATHER_CYCLES", "cycles")
+GATHER_CYCLES: Final = 2.0
+"""Multiprocessor cycles per element of look-ups by index, which need integer divisions."""
 
 
-MAX_ROWS_IN_TURN: Final = _OF.count("MAX_ROWS_IN_TURN", "rows")
-TURN_CYCLES: Final = _OF.number("TURN_CYCLES", "cycles")
-SORT_SECONDS: Final = _OF.number("SORT_SECONDS", "seconds")
-SCATTER_CYCLES: Final = _OF.number("SCATTER_CYCLES", "cycles")
+MAX_ROWS_IN_TURN: Final = 3072
+TURN_CYCLES: Final = 65.0
+SORT_SECONDS: Final = 0.0001
+SCATTER_CYCLES: Final = 2.85
+"""Backward pass of an embedding."""
 
 
 def _scattered(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -322,7 +325,8 @@ FBGEMM_OPTIMIZERS: Final = (
 ).split()
 """Optimizers that FBGEMM fuses into its tables, each with its own look-up function."""
 
-ASSUMED_DIM: Final = _OF.count("ASSUMED_DIM", "elements")
+ASSUMED_DIM: Final = 64
+"""Assumed numbers per row if a trace does not contain them."""
 
 
 @translates(

@@ -28,7 +28,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
@@ -42,15 +41,17 @@ from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import LINALG_SPREAD
 
-_OF: Final = constants_of(__name__)
+DIRECT_UTILISATION: Final = 0.4
+"""Share of the peak that the matmuls of Cholesky, LU, QR and triangular solves reach, apart from the waits."""
 
-DIRECT_UTILISATION: Final = _OF.number("DIRECT_UTILISATION", "share")
+ITERATIVE_UTILISATION: Final = 0.05
+"""The same for eigenvalues and singular values."""
 
-ITERATIVE_UTILISATION: Final = _OF.number("ITERATIVE_UTILISATION", "share")
+MAX_OF_A_BATCH: Final = 512
+"""Maximum rows for batched LU and QR, with about one block per matrix; larger ones run one after the other."""
 
-MAX_OF_A_BATCH: Final = _OF.count("MAX_OF_A_BATCH", "rows")
-
-MAX_OF_AN_ITERATIVE_BATCH: Final = _OF.count("MAX_OF_AN_ITERATIVE_BATCH", "rows")
+MAX_OF_AN_ITERATIVE_BATCH: Final = 32
+"""The same for eigenvalues and singular values."""
 
 
 @final
@@ -118,7 +119,8 @@ def _factorisation(
     )
 
 
-_EXPONENTIAL_MATMULS: Final = _OF.count("_EXPONENTIAL_MATMULS", "products")
+_EXPONENTIAL_MATMULS: Final = 8
+"""Products of a matrix exponential."""
 
 register(
     _factorisation(

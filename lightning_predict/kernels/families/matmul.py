@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import (
     alignment,
@@ -46,8 +45,6 @@ from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype
 from lightning_predict.record.operand_strides import FIRST_TRANSPOSED, SECOND_TRANSPOSED
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import MISALIGNED_SPREAD, NARROW_SPREAD
-
-_OF: Final = constants_of(__name__)
 
 
 def _flops(c: Columns) -> Array:
@@ -89,16 +86,22 @@ def matmul_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     return named | work_features(batch, gpus) | clock_features(gpus) | machine_features(batch, gpus)
 
 
-MISALIGNED_FLOPS_PER_CLOCK: Final = _OF.number("MISALIGNED_FLOPS_PER_CLOCK", "FLOP/cycle")
+MISALIGNED_FLOPS_PER_CLOCK: Final = 450.0
+"""FLOPs per clock and multiprocessor at odd sizes: less than half of Volta's tensor cores."""
 
-PAIRED_FLOPS_PER_CLOCK: Final = _OF.number("PAIRED_FLOPS_PER_CLOCK", "FLOP/cycle")
+PAIRED_FLOPS_PER_CLOCK: Final = 800.0
+"""The same at even sizes that are not multiples of 4, whose rows start at pairs of elements."""
 
-SINGLE_FLOPS_PER_CLOCK: Final = _OF.number("SINGLE_FLOPS_PER_CLOCK", "FLOP/cycle")
-SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = _OF.number("SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER", "FLOP/cycle")
-ODD_ELEMENTS_PER_CLOCK: Final = _OF.number("ODD_ELEMENTS_PER_CLOCK", "elements/cycle")
+SINGLE_FLOPS_PER_CLOCK: Final = 450.0
+SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = 325.0
+"""The same in TF32 at sizes that are not multiples of 4, whose rows are not aligned to the 16 bytes of a wide load."""
+ODD_ELEMENTS_PER_CLOCK: Final = 2.0
+"""Elements of operands and result per clock and multiprocessor at odd sizes in 16 bits, since Hopper. They move one by
+one."""
 
-WIDE_LOAD: Final = _OF.count("WIDE_LOAD", "elements")
-WIDEST_LOAD: Final = _OF.count("WIDEST_LOAD", "elements")
+WIDE_LOAD: Final = 4
+WIDEST_LOAD: Final = 8
+"""Alignment of sizes, in 16-bit elements."""
 
 
 def _is_no_multiple(batch: ShapeBatch, unit: int) -> BoolArray:

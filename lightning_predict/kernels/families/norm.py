@@ -20,7 +20,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
 from lightning_predict.kernels.operations import (
@@ -40,34 +39,42 @@ from lightning_predict.kernels.roofline import issue_rate, memory_bandwidth, rou
 from lightning_predict.record.operand_strides import CHANNELS_LAST, READ_IN_PASSES
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
-_OF: Final = constants_of(__name__)
+LAYER_NORM_BACKWARD_RATIO: Final = 2.2
+"""Time of the backward pass over the forward pass of PyTorch's layer norm kernels."""
 
-LAYER_NORM_BACKWARD_RATIO: Final = _OF.number("LAYER_NORM_BACKWARD_RATIO", "factor")
+RMS_NORM_BACKWARD_RATIO: Final = 3.1
+"""The same for RMS norm."""
 
-RMS_NORM_BACKWARD_RATIO: Final = _OF.number("RMS_NORM_BACKWARD_RATIO", "factor")
+RMS_NORM_TRANSFER_RATIO: Final = 1.1
+"""Time of PyTorch's fused rms_norm over a transfer of the same bytes."""
 
-RMS_NORM_TRANSFER_RATIO: Final = _OF.number("RMS_NORM_TRANSFER_RATIO", "factor")
 
+DISPATCH_CYCLES: Final = 2.5
+"""Cycles for a GPU to start one more block; layer and RMS norm have one block per row, even for short rows."""
 
-DISPATCH_CYCLES: Final = _OF.number("DISPATCH_CYCLES", "cycles")
+NORM_STEP_CYCLES: Final = 1900.0
+NORM_STEP_ELEMENTS: Final = 512.0
+NORM_THREADS: Final = 128
+"""Cycles for a block of layer norm to pass twice over 512 elements, and its number of threads."""
 
-NORM_STEP_CYCLES: Final = _OF.number("NORM_STEP_CYCLES", "cycles")
-NORM_STEP_ELEMENTS: Final = _OF.number("NORM_STEP_ELEMENTS", "elements")
-NORM_THREADS: Final = _OF.count("NORM_THREADS", "threads")
+SOFTMAX_STEP_CYCLES: Final = 800.0
+SOFTMAX_STEP_ELEMENTS: Final = 4096.0
+SOFTMAX_BLOCKS: Final = 2
+"""The same for one pass of softmax, and the number of blocks of 1,024 threads per multiprocessor."""
 
-SOFTMAX_STEP_CYCLES: Final = _OF.number("SOFTMAX_STEP_CYCLES", "cycles")
-SOFTMAX_STEP_ELEMENTS: Final = _OF.number("SOFTMAX_STEP_ELEMENTS", "elements")
-SOFTMAX_BLOCKS: Final = _OF.count("SOFTMAX_BLOCKS", "blocks")
+STREAMED_COLUMNS: Final = 1024
+STREAMED_RATIO: Final = 1.1
+"""Longest row for which layer norm takes as long as a transfer of its bytes, times the ratio."""
 
-STREAMED_COLUMNS: Final = _OF.count("STREAMED_COLUMNS", "elements")
-STREAMED_RATIO: Final = _OF.number("STREAMED_RATIO", "factor")
+WIDE_LOAD_BYTES: Final = 16
+ROW_THREADS: Final = 1024
+LONGEST_ROW_IN_A_WARP: Final = 1024
+"""Bytes that a thread loads at once, threads of a block of softmax, and the longest row in one warp, in elements."""
+LONGEST_ROW_IN_REGISTERS: Final = 9216
+"""Longest row of softmax that 1,024 threads keep in at most nine registers each, whatever its alignment."""
 
-WIDE_LOAD_BYTES: Final = _OF.count("WIDE_LOAD_BYTES", "bytes")
-ROW_THREADS: Final = _OF.count("ROW_THREADS", "threads")
-LONGEST_ROW_IN_A_WARP: Final = _OF.count("LONGEST_ROW_IN_A_WARP", "elements")
-LONGEST_ROW_IN_REGISTERS: Final = _OF.count("LONGEST_ROW_IN_REGISTERS", "elements")
-
-SHARED_ROW_BYTES: Final = _OF.count("SHARED_ROW_BYTES", "bytes")
+SHARED_ROW_BYTES: Final = 49152
+"""Longest row that softmax keeps in shared memory; it reads a longer row three times."""
 
 SOFTMAX_CYCLES: Final = {"warp": 0.43, "block": 0.8, "again": 0.7}
 """Multiprocessor cycles per element of softmax, for any dtype, by the place of a row.
@@ -103,7 +110,8 @@ On HBM, float16 is not faster. On other memory, timm's training on the RTX 3090 
 elements per second (training data). With this speed-up, ResNet-50 in FP16 or AMP on 13 other GPUs improves from 10
 to 5 % too slow."""
 
-DELIVERED_SHARE: Final = _OF.number("DELIVERED_SHARE", "share")
+DELIVERED_SHARE: Final = 0.9
+"""Share of the bandwidth that the same kernel reaches."""
 
 
 GROUP_NORM_CYCLES: Final = {"": 1.85, "_backward": 2.5}
@@ -133,7 +141,8 @@ def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxy
     return latency
 
 
-SHORT_ROW: Final = _OF.number("SHORT_ROW", "elements")
+SHORT_ROW: Final = 608.0
+"""Multiprocessor cycles of layer norm for an element, and for the statistics of a row: in 16 bits and in float32."""
 LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.67, 430.0)}
 """SM cycles of layer norm per element, and for the statistics of a row, in 16 bits (False) and in float32 (True).
 
@@ -150,7 +159,8 @@ NORM_BACKWARD_CYCLES: Final = {False: (0.58, 1030.0), True: (0.65, 1000.0)}
 On the H200 (own measurements), rows of 608 and 4,120 elements take 2.27 and 0.83 cycles per element in 16 bits. In
 float32, rows of 608 elements take 2.33."""
 
-NORM_BACKWARD_STREAM_CYCLES: Final = _OF.number("NORM_BACKWARD_STREAM_CYCLES", "cycles")
+NORM_BACKWARD_STREAM_CYCLES: Final = 1.8
+"""Cycles per element of the backward pass in float32, where that is more."""
 
 
 def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:

@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
@@ -33,8 +32,6 @@ from lightning_predict.kernels.roofline import issue_rate, limited_transfer
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
-_OF: Final = constants_of(__name__)
-
 
 def _pooled(c: Columns) -> Array:
     rows = np.maximum(np.floor((c["height"] - c["kernel_size"]) / c["stride"]) + 1, 1)
@@ -47,11 +44,13 @@ def _image(c: Columns) -> Array:
     return c["batch"] * c["channels"] * c["height"] * c["width"]
 
 
-WINDOW_CYCLES: Final = _OF.number("WINDOW_CYCLES", "cycles")
-WINDOW_CYCLES_AN_ELEMENT: Final = _OF.number("WINDOW_CYCLES_AN_ELEMENT", "cycles")
+WINDOW_CYCLES: Final = 1.5
+WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
+"""SM cycles for index computation: a constant per window, and a constant per element of the window."""
 
 
-COMPARED_CYCLES: Final = _OF.number("COMPARED_CYCLES", "cycles")
+COMPARED_CYCLES: Final = 1.26
+"""SM cycles per pair of position and containing window in the channels-last max pooling backward pass."""
 
 MAX_BACKWARD_CYCLES: Final = (2.3, 0.23)
 AVG_BACKWARD_CYCLES: Final = (3.9, 0.75)
@@ -180,7 +179,8 @@ def _max_backward(operation: Operation, taps: int) -> tuple[OperationShape, ...]
     return (moved, limited_transfer(0, 0, 0, cycles=cycles))
 
 
-PLACE_BYTES: Final = _OF.count("PLACE_BYTES", "bytes")
+PLACE_BYTES: Final = 8
+"""Bytes of the index of a window's maximum."""
 
 
 @translates("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d")

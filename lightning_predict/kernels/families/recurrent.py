@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
@@ -28,8 +27,6 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.record.trace import Flags, Operation
-
-_OF: Final = constants_of(__name__)
 
 GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
 """Weight matrices per layer and direction, one per gate."""
@@ -50,9 +47,11 @@ def _outputs(c: Columns) -> Array:
     return c["batch"] * c["steps"] * c["layers"] * c["hidden"] * c["directions"]
 
 
-KERNELS_BETWEEN_STEPS: Final = _OF.count("KERNELS_BETWEEN_STEPS", "kernels")
+KERNELS_BETWEEN_STEPS: Final = 5
+"""Minimum kernel times per step of a recurrent layer: its matmul and its gates."""
 
-KERNELS_OF_A_NEIGHBOUR: Final = _OF.count("KERNELS_OF_A_NEIGHBOUR", "kernels")
+KERNELS_OF_A_NEIGHBOUR: Final = 2
+"""Additional minimum kernel times per layer or direction beyond the first, whose matmul and gates are launched, too."""
 
 
 def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:

@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
@@ -25,10 +24,10 @@ from lightning_predict.kernels.roofline import SINGLE_LOAD_CYCLES, limited_trans
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
-_OF: Final = constants_of(__name__)
-
-SELECT_CYCLES_A_BYTE: Final = _OF.number("SELECT_CYCLES_A_BYTE", "cycles")
-SORT_SELECTED_CYCLES: Final = _OF.number("SORT_SELECTED_CYCLES", "cycles")
+SELECT_CYCLES_A_BYTE: Final = 7000.0
+"""Cycles of a block to find the largest elements of a row, per byte of the key, two bits at a time."""
+SORT_SELECTED_CYCLES: Final = 14000.0
+"""Cycles of a block to sort the largest elements of a row, independent of the row length."""
 
 
 def _select_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -59,9 +58,11 @@ register(
 )
 
 
-COLUMN_SUM_CYCLES: Final = _OF.number("COLUMN_SUM_CYCLES", "cycles")
-MIN_SERIAL_ROWS: Final = _OF.count("MIN_SERIAL_ROWS", "rows")
-MAX_SERIAL_ROWS: Final = _OF.count("MAX_SERIAL_ROWS", "rows")
+COLUMN_SUM_CYCLES: Final = 297.0
+MIN_SERIAL_ROWS: Final = 1024
+MAX_SERIAL_ROWS: Final = 200_000
+"""Clock cycles that a sum over the leading dimension waits, times the root of its rows, between these numbers of
+rows."""
 
 
 @translates("aten::sum")
@@ -89,7 +90,8 @@ def _rows_of_columns(operation: Operation, data: TensorInfo) -> int | None:
     return math.prod(data.shape[: len(summed)])
 
 
-SCAN_PASSES: Final = _OF.count("SCAN_PASSES", "passes")
+SCAN_PASSES: Final = 3
+"""Memory passes of a cumulative sum or product, whose minimum is one read and one write."""
 
 
 @translates("aten::cumsum", "aten::cumprod", "aten::cumsum_", "aten::cumprod_", "aten::logcumsumexp")
@@ -112,9 +114,11 @@ def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[OperationShape, .
     return (reduced, subtracted, OperationShape("transfer", "float32", (size, size, count)), reduced)
 
 
-INDEX_BYTES: Final = _OF.count("INDEX_BYTES", "bytes")
+INDEX_BYTES: Final = 8
+"""Bytes of each index that sorting and selecting write."""
 
-LONGEST_ROW_IN_A_BLOCK: Final = _OF.count("LONGEST_ROW_IN_A_BLOCK", "elements")
+LONGEST_ROW_IN_A_BLOCK: Final = 4096
+"""Maximum row length that one block sorts by itself; longer rows use a radix sort in memory."""
 
 
 def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[OperationShape, ...]:

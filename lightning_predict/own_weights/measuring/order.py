@@ -20,7 +20,6 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.kernels.operations import (
     Array,
     NetworkSpec,
@@ -35,17 +34,17 @@ from lightning_predict.own_weights.training.factors import FACTOR_PROBLEMS
 from lightning_predict.own_weights.training.tables import split_rows
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS
 
-_OF: Final = constants_of(__name__)
-
 FAMILY_ORDER: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
 """Families of operations with the largest shares of a typical training step, largest share first."""
 
 USUAL_PROBLEMS: Final = 200
 """Default number of shapes per operation and dtype."""
 
-LOADED_SHAPES: Final = _OF.count("LOADED_SHAPES", "shapes")
+LOADED_SHAPES: Final = 2
+"""Number of shapes of an operation and dtype that are also measured under load."""
 
-LOADED_FLOPS: Final = _OF.number("LOADED_FLOPS", "FLOP")
+LOADED_FLOPS: Final = 100_000_000_000.0
+"""Minimum FLOPs of a call that is measured under load: about 0.2 ms on an H100."""
 
 MARGIN: Final = 1.05
 """Factor on the number of planned rows, because some shapes do not fit in memory."""

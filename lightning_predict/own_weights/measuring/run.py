@@ -27,7 +27,6 @@ import numpy as np
 import torch
 
 from lightning_predict.base.checked import read_csv
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, MeasurementTableError
 from lightning_predict.base.units import MEGA, minutes_to_seconds, seconds_to_milliseconds
 from lightning_predict.hardware import gpu as find_gpu
@@ -47,8 +46,6 @@ from lightning_predict.own_weights.measuring.order import MeasuringProblem, prob
 from lightning_predict.own_weights.training.factors import is_enough_for_a_factor
 from lightning_predict.own_weights.training.tables import read_own_tables
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, fitted_rows
-
-_OF: Final = constants_of(__name__)
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -82,11 +79,15 @@ EXTRA_COLUMNS: Final = (
     *("power_watts", "power_limit_watts", "held_back_by", "software", "date", "source"),
 )
 
-USUAL_UTILISATION: Final = _OF.number("USUAL_UTILISATION", "share")
+USUAL_UTILISATION: Final = 0.4
+"""Assumed share of the peak rates that a GPU reaches, to estimate the duration of a measurement."""
 
-SECONDS_AROUND: Final = _OF.number("SECONDS_AROUND", "seconds")
+SECONDS_AROUND: Final = 0.05
+"""Assumed seconds to create the tensors of a shape and to capture its calls, to estimate the duration of a
+measurement."""
 
-LOAD_SECONDS: Final = _OF.number("LOAD_SECONDS", "seconds")
+LOAD_SECONDS: Final = 1.0
+"""Duration of the load at whose end a sustained time is measured."""
 
 
 @final

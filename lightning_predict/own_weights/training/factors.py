@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.units import MICROSECOND
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array, OperationShape
@@ -24,24 +23,27 @@ from lightning_predict.kernels.timing import KernelModels, predict_operation_tim
 from lightning_predict.own_weights.training.tables import Group, split_rows
 from lightning_predict.weights.records import MeasuredFactor
 
-_OF: Final = constants_of(__name__)
+FACTOR_PROBLEMS: Final = 12
+"""Number of shapes to measure for a factor."""
 
-FACTOR_PROBLEMS: Final = _OF.count("FACTOR_PROBLEMS", "rows")
+MIN_FACTOR_ROWS: Final = 6
+"""Minimum number of rows for a factor, without held-out rows."""
 
-MIN_FACTOR_ROWS: Final = _OF.count("MIN_FACTOR_ROWS", "rows")
-
-SHRINK_ROWS: Final = _OF.number("SHRINK_ROWS", "rows")
+SHRINK_ROWS: Final = 1.0
+"""Shrinkage."""
 
 LONG_SECONDS: Final = 50 * MICROSECOND
 """Rows shorter than this time have a smaller weight, in proportion. Short kernels mainly show latency, and matter
 little."""
 
-MIN_GAIN: Final = _OF.number("MIN_GAIN", "factor")
+MIN_GAIN: Final = 0.1
+"""A factor must lower the mean error of rows that it was not computed from by at least this share."""
 
 INTERVAL_SHARE: Final = 0.9
 """Share of measurements inside the interval."""
 
-MIN_HALF_WIDTH: Final = _OF.number("MIN_HALF_WIDTH", "log")
+MIN_HALF_WIDTH: Final = 0.02
+"""Minimum half width of the interval in log(seconds)."""
 
 
 def measured_factors(

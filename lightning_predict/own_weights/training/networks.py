@@ -25,16 +25,14 @@ from typing import Final, final
 import numpy as np
 import torch
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import MACHINE_FEATURES, reference_seconds
 from lightning_predict.kernels.operations import Array, NetworkSpec
 from lightning_predict.own_weights.training.tables import Group
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 
-_OF: Final = constants_of(__name__)
-
-SLACK: Final = _OF.number("SLACK", "log")
+SLACK: Final = 0.02
+"""Maximum drop of log(seconds) from a shape to its double that is not penalized."""
 
 
 @final
@@ -58,7 +56,8 @@ class DoublingPairs:
 CHECKS: Final = 12
 """Number of times that training computes the loss on the calibration rows. The best state is kept."""
 
-LOWEST_QUANTILE: Final = _OF.number("LOWEST_QUANTILE", "share")
+LOWEST_QUANTILE: Final = 0.001
+"""Quantile of the measured utilisation that is the lower bound of predicted utilisation."""
 
 
 @final

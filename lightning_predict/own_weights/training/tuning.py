@@ -20,7 +20,6 @@ from typing import Final, final
 import numpy as np
 from joblib import Parallel, delayed
 
-from lightning_predict.base.constants import constants_of
 from lightning_predict.base.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
@@ -40,12 +39,11 @@ from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Mani
 from lightning_predict.weights.records import GpuWeights, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.store import load_weights
 
-_OF: Final = constants_of(__name__)
-
 RECIPE_NAME: Final = "own-1"
 SOURCE: Final = "one's own measurements"
 
-MIN_OWN_ROWS: Final = _OF.count("MIN_OWN_ROWS", "rows")
+MIN_OWN_ROWS: Final = 500
+"""Minimum number of fitted rows for tuning a network."""
 
 TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
 """Training plan of networks that start from shipped networks."""
@@ -56,7 +54,8 @@ FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), mem
 INTERVAL_SHARE: Final = 0.9
 """Share of measurements inside the interval."""
 
-MIN_CALIBRATION_ROWS: Final = _OF.count("MIN_CALIBRATION_ROWS", "rows")
+MIN_CALIBRATION_ROWS: Final = 5
+"""Minimum number of calibration rows for an operation's own interval."""
 
 
 @final
