@@ -15,7 +15,7 @@ from lightning_predict.hardware.layouts import layouts_of
 from lightning_predict.kernels.measured_scaling import transferable_residuals
 from lightning_predict.kernels.operations import shape_batch
 from lightning_predict.kernels.roofline import HOPPER_FLOAT8, roofline_seconds
-from lightning_predict.prediction import predict_workload
+from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 from lightning_predict.run.workload import Workload
@@ -313,6 +313,12 @@ def test_the_total_has_a_stated_loader_and_evaluation() -> None:
     assert slow.total_seconds == pytest.approx(100 * 3 * step + 60)
     hidden = lp.predict(TRACE, gpus=["T4"], iterations=100, loader_samples_per_second=8 / (step / 2))["T4"]
     assert hidden.total_seconds == pytest.approx(100 * step)  # eight samples load in half a step
+
+
+def test_loader_rate_counts_the_samples_of_a_micro_batch() -> None:
+    """Two micro-batches of four samples each, at 100 samples a second."""
+    workload = remaining_steps(replace(TRACE, batches=2), 10, loader_samples_per_second=100.0)
+    assert workload.loader.seconds_per_batch == pytest.approx(4 / 100)
 
 
 @pytest.mark.parametrize(

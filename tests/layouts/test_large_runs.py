@@ -17,7 +17,7 @@ from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.layouts import model_parallel
 from lightning_predict.layouts.gradients import parameter_bytes
 from lightning_predict.layouts.groups import data_group, expert_data_group, expert_group, tensor_group
-from lightning_predict.layouts.layout_steps import on_layouts
+from lightning_predict.layouts.layout_steps import on_layouts, update_seconds
 from lightning_predict.layouts.memory import even_bytes
 from lightning_predict.layouts.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.layouts.overlap import OVERLAP_COSTS, slowest_of
@@ -185,6 +185,13 @@ def test_an_optimizer_in_the_hosts_memory() -> None:
     elements = 2 * WEIGHT_BYTES / 4
     host = (2 * 3 * 4 + 4) * elements / 200e9 + 4 * elements / 2 / (0.8 * A100.pcie_bytes_per_second)
     assert plain.seconds - moved.seconds == pytest.approx(UPDATE / 2 - host, abs=0.02)
+
+
+def test_offloaded_update_moves_state_twice_and_gradients_once() -> None:
+    """Of 1 GB of state on each of four GPUs: read and written at 200 GB/s; 0.25 GB of parameters over a link each."""
+    low, middle, high = update_seconds(trained_bytes=0.25e9, state_bytes=1e9, gpu=A100, gpus_per_node=4)
+    assert middle == pytest.approx(4 * (2 * 1e9 + 0.25e9) / 200e9 + 0.25e9 / (0.8 * A100.pcie_bytes_per_second))
+    assert low < middle < high
 
 
 def test_products_in_float8_where_the_gpu_has_units_for_it() -> None:

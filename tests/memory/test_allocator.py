@@ -57,6 +57,15 @@ def test_a_rest_of_up_to_a_mebibyte_stays_with_a_large_block() -> None:
     assert small.size == KIBIBYTE + 512  # in the small pool every 512 bytes are split off
 
 
+@pytest.mark.parametrize(
+    ("request_bytes", "kept"), [(11 * MEBIBYTE, 12 * MEBIBYTE), (11 * MEBIBYTE - 512, 11 * MEBIBYTE - 512)]
+)
+def test_large_block_is_split_if_more_than_one_mebibyte_remains(request_bytes: int, kept: int) -> None:
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(12 * MEBIBYTE))
+    assert allocator.allocate(request_bytes).size == kept
+
+
 def test_free_neighbours_are_joined_and_those_in_use_keep_them_apart() -> None:
     allocator = CachingAllocator()
     whole = allocator.allocate(60 * MEBIBYTE)
