@@ -50,12 +50,12 @@ FILE = File("file", TraceFormatError)
         ({"a": "x" * 99}, lambda c: c.member("a").flag(), r"a is 'x{56}\.\.\.; expected"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_place(value: Any, read: Callable[[Checked], object], message: str) -> None:
+def test_wrong_value_error_names_its_place(value: Any, read: Callable[[Checked], object], message: str) -> None:
     with pytest.raises(TraceFormatError, match=message):
         read(Checked(value, FILE))
 
 
-def test_right_values_come_back_as_they_are() -> None:
+def test_valid_values_are_returned_unchanged() -> None:
     checked = Checked({"n": 3, "x": 0.5, "t": "word", "f": False, "l": [1, 2]}, FILE)
     assert checked.member("n").integer(maximum=3) == 3
     assert checked.member("n").number() == 3
@@ -119,7 +119,7 @@ def test_hostile_yaml_is_refused_in_words(tmp_path: Path, text: str | bytes, wor
     ],
     ids=["brackets", "keys", "base 60", "merges"],
 )
-def test_yaml_takes_no_time_that_grows_with_a_square(tmp_path: Path, text: str, words: str) -> None:
+def test_yaml_reading_time_is_not_quadratic(tmp_path: Path, text: str, words: str) -> None:
     """Refused within seconds of the processor, where each would take minutes."""
     start = time.process_time()
     with pytest.raises(CatalogueError, match=re.escape(words)):
@@ -133,7 +133,7 @@ def test_yaml_is_read_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.Mon
         read_yaml(written(tmp_path, "a.yaml", "a: 1"), CatalogueError)
 
 
-def test_an_alias_is_one_value_however_often_it_is_named(tmp_path: Path) -> None:
+def test_yaml_alias_is_not_expanded(tmp_path: Path) -> None:
     """Nine levels of nine aliases each would be 9^9 values, and their text gigabytes."""
     text = 'a0: &a0 "lol"\n' + "".join(
         f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 10)
@@ -160,7 +160,7 @@ def test_hostile_json_is_refused_in_words(tmp_path: Path, content: str, words: s
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, '\\"[[[' * 50, "\\\\", ["[", {"]": "}"}] * 60])
-def test_brackets_and_digits_within_strings_are_no_nesting(tmp_path: Path, value: object) -> None:
+def test_brackets_in_json_strings_are_not_nesting(tmp_path: Path, value: object) -> None:
     path = written(tmp_path, "a.json", json.dumps([value]))
     assert read_json(path, TraceFormatError).value == [value]
 
@@ -204,7 +204,7 @@ def test_hostile_toml_is_refused_in_words(tmp_path: Path, text: str | bytes, wor
         read_toml(written(tmp_path, "a.toml", text), CatalogueError)
 
 
-def test_a_row_of_a_csv_knows_its_line_even_after_quoted_ones(tmp_path: Path) -> None:
+def test_csv_row_knows_its_line_after_quoted_newlines(tmp_path: Path) -> None:
     first, second = read_csv(written(tmp_path, "a.csv", '\ufeffx,y\n1,"two\nlines"\n\n2.0,z\n'), CatalogueError)
     assert (first.value, first.line) == ({"x": "1", "y": "two\nlines"}, 2)
     assert (second.member("x").parsed().integer(), second.line) == (2, 5)  # 3 is within the quotes, 4 is blank

@@ -55,7 +55,7 @@ def count(trace: Trace, name: str, phase: str) -> int:
     return sum(operation.name == name and operation.phase == phase for operation in trace.operations)
 
 
-def test_a_checkpointed_forward_is_run_and_predicted_twice_and_saves_memory() -> None:
+def test_checkpointed_forward_pass_is_predicted_twice_and_saves_memory() -> None:
     plain, saving = recorded(), recorded(checkpointed=True)
     assert [count(plain, "aten::addmm", phase) for phase in ("forward", "backward")] == [LAYERS, 0]
     assert [count(saving, "aten::addmm", phase) for phase in ("forward", "backward")] == [LAYERS, LAYERS]
@@ -89,7 +89,7 @@ def test_two_optimizers_of_a_manual_loop_are_one_step_with_both_updates() -> Non
     assert device_seconds(trace) == pytest.approx(device_seconds(recorded()), rel=0.01)
 
 
-def test_bfloat16_is_predicted_as_emulated_where_a_gpu_has_none_and_said() -> None:
+def test_bfloat16_on_a_gpu_without_it_is_predicted_as_emulated_with_a_note() -> None:
     with torch.device("meta"):
         model, data = nn.Linear(WIDTH, WIDTH).bfloat16(), torch.empty(ROWS, WIDTH, dtype=torch.bfloat16)
     trace = lp.capture(lambda: model(data).sum().backward(), warmup_steps=0)
@@ -101,7 +101,7 @@ def test_bfloat16_is_predicted_as_emulated_where_a_gpu_has_none_and_said() -> No
 
 
 @pytest.mark.parametrize(("layout", "is_said"), [(torch.contiguous_format, True), (torch.channels_last, False)])
-def test_16_bit_convolutions_with_channels_first_are_said(layout: torch.memory_format, is_said: bool) -> None:
+def test_channels_first_16_bit_convolutions_get_a_note(layout: torch.memory_format, is_said: bool) -> None:
     with torch.device("meta"):
         model = nn.Conv2d(64, 64, 3, padding=1).half()
         images = torch.empty(8, 64, 56, 56, dtype=torch.float16).to(memory_format=layout)
@@ -114,7 +114,7 @@ def test_16_bit_convolutions_with_channels_first_are_said(layout: torch.memory_f
 @pytest.mark.parametrize(
     ("version", "is_said"), [("1.13.1+cu117", True), ("2.0.1", True), ("2.1.0", False), ("", False)]
 )
-def test_an_old_torch_is_said(version: str, is_said: bool) -> None:
+def test_old_torch_release_gets_a_note(version: str, is_said: bool) -> None:
     trace = Trace(operations=(), device="meta", recorder="dispatch", software={"torch": version} if version else {})
     notes = code_path_notes(trace)
     assert [

@@ -7,16 +7,16 @@ import pytest
 from lightning_predict.base.timeout import BackgroundTask, run_with_timeout
 
 
-def test_the_result_comes_as_it_is() -> None:
+def test_timeout_returns_the_result_unchanged() -> None:
     assert run_with_timeout(5.0, lambda: [1, 2]) == [1, 2]
 
 
-def test_an_error_comes_as_it_is() -> None:
+def test_timeout_raises_the_original_error() -> None:
     with pytest.raises(ZeroDivisionError):
         run_with_timeout(5.0, lambda: 1 / 0)
 
 
-def test_what_takes_longer_is_left_behind() -> None:
+def test_call_beyond_the_timeout_is_abandoned() -> None:
     goes_on, is_done = threading.Event(), threading.Event()
 
     def takes_long() -> None:
@@ -30,7 +30,7 @@ def test_what_takes_longer_is_left_behind() -> None:
     is_done.wait()
 
 
-def test_it_can_be_asked_for_later() -> None:
+def test_timed_out_result_can_be_fetched_later() -> None:
     done = threading.Event()
     background = BackgroundTask(lambda: done.wait(60))
     assert not background.is_done()

@@ -35,7 +35,7 @@ WITH_BLOCKS = [page for page in PAGES if blocks_of(page)]
 every_page = pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.stem)
 
 
-def test_most_pages_have_blocks_and_all_are_found() -> None:
+def test_all_code_blocks_of_the_pages_are_found() -> None:
     assert len(WITH_BLOCKS) >= 10
     for page in PAGES:
         assert len(blocks_of(page)) == page.read_text(encoding="utf-8").count("```python"), page.name
@@ -49,9 +49,7 @@ def test_every_block_compiles(page: Path) -> None:
 
 
 @every_page
-def test_the_blocks_of_a_page_run_one_after_another(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.name in NOT_RUN:
         pytest.skip(f"{page.name} {NOT_RUN[page.name]}")
     monkeypatch.chdir(tmp_path)

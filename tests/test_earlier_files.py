@@ -21,7 +21,7 @@ def trace() -> lp.Trace:
     return lp.Trace.load(str(EARLIER / "trace.json.gz"))
 
 
-def test_a_trace_is_read(trace: lp.Trace) -> None:
+def test_trace_of_an_earlier_release_is_read(trace: lp.Trace) -> None:
     assert (trace.device, trace.samples, trace.batches, trace.optimizer_steps) == ("cpu", 4, 1, 1)
     # Weights and biases of the convolution, the normalisation and the linear layer.
     shapes = [(8, 3, 3, 3), (8,), (8,), (8,), (10, 2048), (10,)]
@@ -32,7 +32,7 @@ def test_a_trace_is_read(trace: lp.Trace) -> None:
     assert convolution.inputs[0].shape == (4, 3, 16, 16)
 
 
-def test_a_history_corrects_the_same_step(trace: lp.Trace) -> None:
+def test_history_of_an_earlier_release_corrects_the_same_step(trace: lp.Trace) -> None:
     history = read_history(EARLIER / "history.jsonl")
     (run,) = history
     assert (run.fingerprint, run.model) == (fingerprint_of(trace), model_fingerprint_of(trace))
@@ -44,7 +44,7 @@ def test_a_history_corrects_the_same_step(trace: lp.Trace) -> None:
     assert not any("learnt" in note for note in found["L4"].notes)
 
 
-def test_the_json_of_predictions_has_the_same_names(trace: lp.Trace) -> None:
+def test_json_of_predictions_keeps_its_keys(trace: lp.Trace) -> None:
     before = json.loads((EARLIER / "predictions.json").read_text(encoding="utf-8"))
     now = json.loads(lp.predict(trace, ["T4", "8xA100-SXM-40GB"], iterations=1000, history=False).to_json())
     assert list(before) == [name for name in now if name in before]  # names may be added

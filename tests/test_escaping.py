@@ -48,7 +48,7 @@ def predictions() -> lp.Predictions:
     return replace(found, heading=HOSTILE, notes=(*found.notes, HOSTILE))
 
 
-def test_a_task_of_skypilot_has_no_foreign_keys() -> None:
+def test_skypilot_task_escapes_foreign_keys() -> None:
     # A newline in a provider's name became a `setup:` of its own.
     for cloud in ("AWS", HOSTILE):
         offer = example_offer(provider=cloud, instance=HOSTILE, region=HOSTILE, source=HOSTILE)
@@ -58,7 +58,7 @@ def test_a_task_of_skypilot_has_no_foreign_keys() -> None:
         assert not RAW.search(text)
 
 
-def test_a_page_has_no_foreign_tags() -> None:
+def test_html_report_escapes_foreign_tags() -> None:
     found = predictions()
     for page in (html_report(found, found.ranking()), html_table(found)):
         assert not tags(page) & {"img", "onerror"}
@@ -66,18 +66,18 @@ def test_a_page_has_no_foreign_tags() -> None:
         assert not RAW.search(page)
 
 
-def test_markdown_has_no_foreign_lines() -> None:
+def test_markdown_escapes_foreign_lines() -> None:
     text = markdown_table(predictions())
     assert not RAW.search(text)
     assert not [line for line in text.splitlines() if re.match("setup|run:|#SBATCH|<", line)]
 
 
-def test_a_table_has_no_foreign_escape_sequences() -> None:
+def test_table_drops_foreign_escape_sequences() -> None:
     found = predictions()
     assert not RAW.search(str(found))
 
 
-def test_each_door_keeps_plain_text() -> None:
+def test_plain_text_passes_each_escape_unchanged() -> None:
     for door in (one_line, terminal_text, html_text, markdown_text):
         assert door("8 x H100-SXM-80GB, $2.49/h (Straße, 日本)") == "8 x H100-SXM-80GB, $2.49/h (Straße, 日本)"
     assert terminal_text("\x1b[1;31mred\x1b[0m\tand\n\x1b[8mhidden") == "\x1b[1;31mred\x1b[0m\tand\n\\x1b[8mhidden"

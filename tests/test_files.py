@@ -14,7 +14,7 @@ from lightning_predict.run.history import append_record, read_history
 from tests.run.test_history import RECORD
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "found.json"
     write_atomically(path, b"old")
     write_atomically(path, b"new")
@@ -35,7 +35,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert sorted(tmp_path.iterdir()) == [path, link]
 
 
-def test_two_processes_with_the_same_number_write_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_equal_ids_write_separate_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Machines that share a folder have equal process numbers: 228 of 800 reads were damaged.
     path, before, seen = tmp_path / "ledger.json", os.replace, []
 
@@ -52,7 +54,7 @@ def test_two_processes_with_the_same_number_write_two_files(tmp_path: Path, monk
     assert path.read_bytes() == b"ours"
 
 
-def test_a_link_at_the_name_of_the_part_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_symbolic_link_at_the_temporary_name_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "foreseen")
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
@@ -62,7 +64,7 @@ def test_a_link_at_the_name_of_the_part_is_not_followed(tmp_path: Path, monkeypa
     assert precious.read_bytes() == b"precious"
 
 
-def test_a_pipe_is_refused_in_words_and_not_waited_for(tmp_path: Path) -> None:
+def test_named_pipe_is_refused_without_blocking(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/null")):
@@ -71,7 +73,7 @@ def test_a_pipe_is_refused_in_words_and_not_waited_for(tmp_path: Path) -> None:
     reject_irregular(tmp_path / "not there")
 
 
-def test_what_hangs_is_waited_for_once(tmp_path: Path) -> None:
+def test_hanging_file_system_is_waited_for_once(tmp_path: Path) -> None:
     path, goes_on = tmp_path / "home", threading.Event()
     with pytest.raises(TimeoutError, match=f"{path} did not answer within 0.01 s"):
         in_hook(path, lambda: goes_on.wait(60), seconds=0.01)
@@ -93,9 +95,7 @@ def test_an_error_is_raised_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("answer", ["raises", "~/.local/share/lightning-predict"])
-def test_a_user_without_a_home_directory_leaves_no_folder_behind(
-    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_home_directory_creates_no_folder(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of a container: the history went to a folder called "~" in the working directory.
     def without_home(_: str) -> str:
         if answer == "raises":

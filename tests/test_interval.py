@@ -17,7 +17,7 @@ def test_the_ends_are_scaled_and_moved_with_the_value() -> None:
     assert STEP.added(1.0) == Interval(5.0, 6.0, 8.0)
 
 
-def test_values_that_err_together_add_up_end_by_end() -> None:
+def test_sum_of_correlated_intervals_adds_the_ends() -> None:
     assert STEP.added(Interval(1.0, 2.0, 4.0)) == Interval(5.0, 7.0, 11.0)
 
 
@@ -33,7 +33,7 @@ def test_a_value_is_inside_or_not() -> None:
     assert not STEP.contains(7.1)
 
 
-def test_a_limit_caps_each_of_them() -> None:
+def test_limit_clamps_each_end() -> None:
     assert STEP.clamp_max(6.0) == Interval(4.0, 5.0, 6.0)
     assert STEP.clamp_max(3.0) == Interval(3.0, 3.0, 3.0)
     assert STEP.clamp_max(9.0) == STEP
@@ -57,23 +57,23 @@ def later(one: tuple[float, float, float], other: tuple[float, float, float]) ->
     return [float(end[0]) for end in interval_of_maximum(array(*one), array(*other))]
 
 
-def test_the_later_of_two_alike_is_over_when_both_are() -> None:
+def test_maximum_of_equal_intervals_is_above_both() -> None:
     # Both by t in 5 %: each in 22.4 %, at odds of 0.288 = 19^-0.4227; in 95 %: each in 97.47 %, 38.5 = 19^1.2398.
     assert later((0.5, 1, 2), (0.5, 1, 2)) == pytest.approx([0.5**0.4227, 2**1.2398], rel=1e-3)
 
 
-def test_of_one_that_is_always_earlier_the_later_knows_nothing() -> None:
+def test_maximum_ignores_an_interval_that_is_always_lower() -> None:
     for early in ((1.0, 2.0, 4.0), (0.0, 0.0, 0.0)):
         assert later(early, (4.0, 5.0, 7.0)) == later((4.0, 5.0, 7.0), early) == [4.0, 7.0]
 
 
-def test_a_certain_time_bounds_the_later_from_below() -> None:
+def test_maximum_is_bounded_below_by_a_certain_value() -> None:
     low, high = later((5.0, 5.0, 5.0), (4.0, 6.0, 8.0))
     assert low == pytest.approx(5, rel=1e-3)
     assert high == pytest.approx(8, rel=1e-3)
 
 
-def test_the_later_is_no_earlier_than_either_at_each_end() -> None:
+def test_maximum_is_at_least_each_interval_at_each_end() -> None:
     random = np.random.default_rng(1)
     middle = random.uniform(1, 2, (2, 100))
     one, other = (Interval(own / random.uniform(1.1, 3, 100), own, own * random.uniform(1.1, 3, 100)) for own in middle)

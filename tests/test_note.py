@@ -17,13 +17,13 @@ def test_a_note_is_its_sentence() -> None:
     assert repr(note) == "'cudnn.benchmark is off.'"
 
 
-def test_what_is_a_detail_stays_one_in_copies_and_other_processes() -> None:
+def test_detail_note_stays_a_detail_after_copy_and_pickle() -> None:
     (note,) = details(["no decision"])
     assert is_detail(note)
     assert is_detail(copy.deepcopy(note))
     assert is_detail(pickle.loads(pickle.dumps(note)))
 
 
-def test_a_plain_sentence_and_a_note_that_says_nothing_of_it_are_no_details() -> None:
+def test_plain_sentences_are_not_details() -> None:
     assert not is_detail("a decision")
     assert not is_detail(Note("a decision"))

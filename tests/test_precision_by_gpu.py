@@ -23,7 +23,7 @@ def test_gpus_before_ampere_emulate_bfloat16(name: str, emulates: bool) -> None:
     assert emulates_bfloat16(gpu(name)) == emulates
 
 
-def test_the_row_is_that_of_the_precision_one_would_take() -> None:
+def test_row_on_old_gpu_equals_prediction_in_float16() -> None:
     found = lp.predict(TRACE, gpus=["T4", "L4"], iterations=1000, history=False)
     half = lp.predict(in_float16(TRACE), gpus=["T4"], iterations=1000, history=False)
     assert found["T4"].iteration_seconds == pytest.approx(half["T4"].iteration_seconds)
@@ -38,14 +38,14 @@ def test_the_row_is_that_of_the_precision_one_would_take() -> None:
     )
 
 
-def test_gpt2_takes_a_fraction_of_the_emulated_time_on_a_t4() -> None:
+def test_gpt2_in_float16_is_faster_than_emulated_bfloat16_on_t4() -> None:
     trace = lp.Trace.load(str(Path(__file__).parent.parent / "examples" / "gpt2.json.gz"))
     found = lp.predict(trace, gpus=["T4", "V100-SXM2-32GB"], history=False)
     assert found["T4"].iteration_seconds < 1.5  # 6.6 s with emulated bfloat16
     assert found["V100-SXM2-32GB"].iteration_seconds < 0.6  # 2.0 s
 
 
-def test_a_gpu_of_all_without_enough_memory_is_adapted_too() -> None:
+def test_gpu_without_enough_memory_is_predicted_in_float16_too() -> None:
     """The report and JSON have rows of GPUs on which the step does not fit."""
     trace = lp.Trace.load(str(Path(__file__).parent.parent / "examples" / "gpt2.json.gz"))
     found = lp.predict(trace, history=False)
@@ -63,7 +63,7 @@ def test_other_steps_keep_their_precision() -> None:
     assert lp.predict(example_trace(2048), gpus=["T4"], history=False)["T4"].precision is None
 
 
-def test_advice_offers_it_with_its_gain() -> None:
+def test_advice_offers_float16_with_its_gain() -> None:
     trace = lp.Trace.load(str(Path(__file__).parent.parent / "examples" / "gpt2.json.gz"))
     on_t4 = lp.advise(trace, gpus=["T4"], iterations=1000, history=False)["16-mixed"]
     assert on_t4.verdict == "faster"

@@ -33,7 +33,7 @@ TRACE = Trace(
 )
 
 
-def test_one_prediction_a_gpu_in_the_order_asked_under_our_names() -> None:
+def test_predictions_are_in_requested_order_under_catalogue_names() -> None:
     result = lp.predict(TRACE, gpus=["nvidia-l4", "Tesla T4", "L4"])
     assert list(result) == ["L4", "T4"]
     assert result["T4"].iteration_seconds > result["L4"].iteration_seconds > 0
@@ -44,7 +44,7 @@ def test_three_products_take_three_times_one_product() -> None:
     assert math.isclose(lp.predict(TRACE, gpus=["T4"])["T4"].iteration_seconds, 3 * float(one))
 
 
-def test_the_run_its_cost_and_its_samples() -> None:
+def test_run_has_total_cost_and_sample_rate() -> None:
     row = lp.predict(TRACE, gpus=["T4"], iterations=1000, usd_per_hour=0.5)["T4"]
     assert row.total_seconds is not None
     assert math.isclose(row.total_seconds, 1000 * row.iteration_seconds)
@@ -55,7 +55,7 @@ def test_the_run_its_cost_and_its_samples() -> None:
     assert row.iteration_seconds_low < row.iteration_seconds < row.iteration_seconds_high
 
 
-def test_a_step_that_does_not_fit_is_said() -> None:
+def test_step_that_exceeds_memory_does_not_fit() -> None:
     result = lp.predict(TRACE, gpus=["T4", "P4"])
     # Parameters of 12 GiB, and a workspace of 2 x 4096 + 8 x 16 KiB for each of two threads.
     assert result["T4"].memory_bytes == 12 * 2**30 + 2 * 8320 * 1024
@@ -67,14 +67,14 @@ def test_a_step_that_does_not_fit_is_said() -> None:
     assert (result["P4"].memory_free_bytes or 0) < 0
 
 
-def test_what_the_gpu_at_hand_reports_decides_whether_it_fits() -> None:
+def test_reported_memory_of_the_gpu_in_use_decides_the_fit() -> None:
     used = replace(TRACE, device="cuda", gpu_reported_name="Tesla T4", gpu_memory_bytes=13 * 2**30)
     row = lp.predict(used, gpus=["T4"])["T4"]
     assert row.memory_fit == "tight"
     assert row.memory_free_bytes == 13 * 2**30 - 450 * 2**20 - (12 * 2**30 + 2 * 8320 * 1024)
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_values_are_none() -> None:
     row = lp.predict(replace(TRACE, memory=Memory(), samples=None), gpus=["T4"])["T4"]
     assert (row.total_seconds, row.cost_usd, row.memory_bytes, row.fits, row.samples_per_second) == (None,) * 5
 
@@ -121,7 +121,7 @@ def measured_trace() -> Trace:
     )
 
 
-def test_on_the_gpu_in_use_the_measured_step_stands_and_is_marked() -> None:
+def test_measured_step_is_used_on_the_gpu_in_use() -> None:
     result = lp.predict(measured_trace(), gpus=["T4", "L4"])
     assert result.used_gpu == "T4"
     assert result["T4"].iteration_seconds == result["T4"].measured_seconds == 0.0415
@@ -129,7 +129,7 @@ def test_on_the_gpu_in_use_the_measured_step_stands_and_is_marked() -> None:
     assert result["L4"].measured_seconds is None
 
 
-def test_a_measurement_here_moves_the_prediction_there() -> None:
+def test_measured_kernels_correct_predictions_of_other_gpus() -> None:
     alone = lp.predict(replace(TRACE, operations=(PRODUCT,)), gpus=["T4", "L4"])
     direct = alone["L4"].device_seconds
     ratio = 0.040 * direct / alone["T4"].device_seconds
@@ -142,7 +142,7 @@ def test_a_measurement_here_moves_the_prediction_there() -> None:
     assert by_ratio.device_seconds == pytest.approx(ratio)
 
 
-def test_the_gpu_in_use_is_predicted_too_and_corrects_the_others_where_no_kernel_was_measured() -> None:
+def test_measured_step_without_kernels_corrects_other_gpus() -> None:
     alone = lp.predict(replace(TRACE, operations=(PRODUCT,)), gpus=["T4", "L4"])
     predicted = alone["T4"].iteration_seconds
     result = lp.predict(replace(measured_trace(), operations=(PRODUCT,)), gpus=["T4", "L4"])
@@ -165,7 +165,7 @@ def test_a_faster_host_makes_a_launch_bound_step_faster() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.inf, math.nan])
-def test_a_host_factor_that_is_none_is_refused(factor: float) -> None:
+def test_invalid_host_factor_is_rejected(factor: float) -> None:
     with pytest.raises(InvalidArgumentError, match=r"or a ratio of times; give a number above 0, for example 0\.5"):
         lp.predict(TRACE, ["T4"], host=factor)
 
@@ -203,11 +203,11 @@ def test_bad_lists_of_gpus(gpus: list[str], message: str) -> None:
         lp.predict(TRACE, gpus=gpus)
 
 
-def test_one_times_a_gpu_is_that_gpu() -> None:
+def test_layout_of_one_gpu_equals_the_gpu() -> None:
     assert tuple(lp.predict(TRACE, gpus=["1xT4", "1x1xL4", "T4"])) == ("T4", "L4")
 
 
-def test_an_unknown_gpu_names_its_neighbours() -> None:
+def test_unknown_gpu_error_suggests_similar_names() -> None:
     with pytest.raises(UnknownGpuError, match="H100"):
         lp.predict(TRACE, gpus=["H1000"])
 
@@ -259,7 +259,7 @@ def test_an_unknown_operation_lists_the_known_ones() -> None:
         lp.operator_seconds("lineer", "T4", m=1, n=1, k=1)
 
 
-def test_float8_takes_what_hopper_reaches_of_half_of_bfloat16_and_is_refused_elsewhere() -> None:
+def test_float8_uses_hopper_rate_and_is_rejected_without_units() -> None:
     sixteen, eight = (
         float(lp.operator_seconds("linear", "H100-SXM-80GB", dtype=dtype, m=8192, n=8192, k=8192))
         for dtype in ("bfloat16", "float8")
@@ -276,7 +276,7 @@ def coverage_of(operation: Operation, gpu: str = "T4") -> dict[str, float]:
     return {method: round(share, 2) for method, share in found.items() if share >= 0.01}
 
 
-def test_coverage_says_mlp_only_for_what_a_network_was_trained_on() -> None:
+def test_coverage_is_mlp_only_for_operations_in_the_training_data() -> None:
     data, half = TensorInfo((64, 128, 1024), "float32"), TensorInfo((32, 64, 56, 56), "float16")
     hidden, filters = TensorInfo((1, 128, 1024), "float32"), TensorInfo((64, 64, 3, 3), "float16")
     assert coverage_of(PRODUCT) == {"mlp": 1.0}
@@ -298,7 +298,7 @@ def test_coverage_says_mlp_only_for_what_a_network_was_trained_on() -> None:
     assert coverage_of(Operation(name="my::op", phase="forward", inputs=(DATA,), outputs=(DATA,))) == {"bytes": 1.0}
 
 
-def test_gpus_that_networks_never_saw_say_so() -> None:
+def test_unmeasured_gpus_report_extrapolated_share() -> None:
     result = lp.predict(replace(TRACE, operations=(PRODUCT,)), gpus=["T4", "RTX-4090"])
     assert (result["T4"].base_share, result["RTX-4090"].base_share) == (0.0, 1.0)
     assert result.as_dict()["predictions"][1]["base_share"] == 1.0
@@ -307,7 +307,7 @@ def test_gpus_that_networks_never_saw_say_so() -> None:
 # --- What surrounds a step, and a machine's own rates
 
 
-def test_the_total_has_a_stated_loader_and_evaluation() -> None:
+def test_total_includes_stated_loader_and_evaluation() -> None:
     step = lp.predict(TRACE, gpus=["T4"])["T4"].iteration_seconds
     slow = lp.predict(TRACE, gpus=["T4"], iterations=100, loader_seconds=3 * step, evaluation_seconds=60)["T4"]
     assert slow.total_seconds == pytest.approx(100 * 3 * step + 60)
@@ -335,7 +335,7 @@ def test_impossible_surroundings_are_rejected(words: dict[str, float], message: 
         lp.predict(TRACE, gpus=["T4"], **words)  # type: ignore[arg-type]
 
 
-def test_a_machines_own_rate_sets_the_time_of_its_products() -> None:
+def test_measured_rate_sets_the_time_of_matmuls() -> None:
     product = replace(
         PRODUCT, inputs=(replace(DATA, dtype="bfloat16"),) * 2, outputs=(replace(DATA, dtype="bfloat16"),)
     )

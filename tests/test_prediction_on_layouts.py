@@ -45,7 +45,7 @@ EIGHT_L4 = Offer(
 )
 
 
-def test_a_layout_stands_under_its_own_name_beside_its_gpu() -> None:
+def test_layout_and_its_gpu_have_separate_rows() -> None:
     found = lp.predict(TRACE, gpus=["L4", "8xL4", "2x8xL4"])
     assert list(found) == ["L4", "8xL4", "2x8xL4"]
     assert [one.num_gpus for one in found.values()] == [1, 8, 16]
@@ -56,7 +56,7 @@ def test_a_layout_stands_under_its_own_name_beside_its_gpu() -> None:
     assert eight.device_seconds == single.device_seconds
 
 
-def test_a_layout_is_found_by_every_name_that_it_can_be_asked_by() -> None:
+def test_layout_is_found_by_each_of_its_names() -> None:
     found = lp.predict(TRACE, gpus=["8xB200", "g5.48xlarge"])
     assert list(found) == ["8xB200-SXM-180GB", "8xA10G"]
     for name in ("8xB200", "B200:8", "1x8xB200", "8xb200-sxm-180gb"):
@@ -94,12 +94,12 @@ def test_a_rack_costs_the_same_however_its_trays_are_counted() -> None:
     assert own.usd_per_hour == pytest.approx(2.0 * 64)
 
 
-def test_no_machine_with_as_many_gpus_is_no_price() -> None:
+def test_layout_without_a_machine_of_its_size_has_no_price() -> None:
     four = replace(EIGHT_L4, num_gpus=4, instance="four")
     assert lp.predict(TRACE, gpus=["8xL4"], iterations=10, offers=[four])["8xL4"].cost_usd is None
 
 
-def test_your_own_price_is_of_one_gpu_or_by_name_of_the_layout() -> None:
+def test_user_price_applies_to_a_gpu_or_a_named_layout() -> None:
     found = lp.predict(TRACE, gpus=["L4", "2x4xL4"], usd_per_hour=0.5)
     assert [row.usd_per_hour for row in found.values()] == [0.5, 4.0]
     named = lp.predict(TRACE, gpus=["L4", "4xL4", "2x4xL4"], usd_per_hour={"L4": 0.5, "2x4xL4": 3.0})
@@ -118,11 +118,11 @@ def test_memory_follows_the_strategy() -> None:
     assert memory("8xL4", "fsdp") == single - 7 / 8 * (2**27 + 2**26 + 2**26) + 2**26  # the only unit is whole
 
 
-def test_machines_may_be_said_apart() -> None:
+def test_number_of_nodes_can_be_given_separately() -> None:
     assert list(lp.predict(TRACE, gpus=["8xL4", "2x4xL4"], num_nodes=2)) == ["2x8xL4", "2x4xL4"]
 
 
-def test_the_network_of_the_machine_that_is_priced_counts() -> None:
+def test_network_of_the_priced_machine_is_used() -> None:
     """AWS alone rents eight V100 of 32 GB: the recommended machines are joined by 100 Gbit/s, not by 400."""
     named, plain = (
         lp.predict(TRACE, gpus=[name]).items_in_order[0] for name in ("2xp3dn.24xlarge", "2x8xV100-SXM2-32GB")
@@ -186,7 +186,7 @@ def test_a_run_of_several_processes_is_measured_under_its_layout() -> None:
         ("8xT4", "ddp,tensor=3", "8xT4 has 8 GPUs, which tensor=3 x pipeline=1 do not divide"),
     ],
 )
-def test_layouts_that_cannot_be(gpus: str, strategy: str, message: str) -> None:
+def test_impossible_layouts_are_rejected(gpus: str, strategy: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         lp.predict(TRACE, gpus=[gpus], strategy=strategy)
 
@@ -227,9 +227,7 @@ def test_an_unknown_gpu_in_a_layout() -> None:
 @given(
     st.sampled_from(["T4", "L4", "RTX-3090", "V100-SXM2-16GB", "H100-SXM-80GB"]), st.integers(1, 6), st.integers(1, 3)
 )
-def test_more_gpus_never_raise_the_work_of_each_and_one_is_the_single_gpu_exactly(
-    name: str, exponent: int, nodes: int
-) -> None:
+def test_more_gpus_never_increase_the_work_per_gpu(name: str, exponent: int, nodes: int) -> None:
     layout = f"{nodes}x{2**exponent}x{name}"
     found = lp.predict(TRACE, gpus=[name, f"1x1x{name}", layout, f"1x{2 ** (exponent + 1)}x{name}"])
     assert found[name] == lp.predict(TRACE, gpus=[name], strategy="fsdp")[name]

@@ -21,7 +21,7 @@ def test_a_script_and_a_module_run_as_the_main_one(tmp_path: Path) -> None:
     assert run("-m", "lightning_predict.cli", "gpus", "T4").stdout.startswith("T4")
 
 
-def test_an_error_is_told_by_status_and_words() -> None:
+def test_failed_process_reports_status_and_output() -> None:
     ran = run("import sys; print('out'); print('words', file=sys.stderr); sys.exit(3)")
     assert (ran.returncode, ran.stdout, ran.stderr) == (3, "out\n", "words\n")
     ran = run("1 / 0")
@@ -29,7 +29,7 @@ def test_an_error_is_told_by_status_and_words() -> None:
     assert "ZeroDivisionError" in ran.stderr
 
 
-def test_what_does_not_end_is_ended() -> None:
+def test_hanging_process_is_killed() -> None:
     ran = run("import time; time.sleep(60)", seconds=0.5)
     assert ran.returncode is not None
     assert ran.returncode < 0

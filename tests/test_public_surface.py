@@ -38,7 +38,7 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_all_is_the_card() -> None:
+def test_all_lists_the_public_names() -> None:
     assert lightning_predict.__all__ == CARD
 
 
@@ -60,7 +60,7 @@ def test_no_module_bears_the_name_of_a_public_function() -> None:
     assert not functions & {path.name for path in package.rglob("*") if path.is_dir()}
 
 
-def test_the_callbacks_are_both_there() -> None:
+def test_callbacks_export_both_names() -> None:
     from lightning_predict import callbacks
 
     assert sorted(callbacks.__all__) == ["CostBudget", "RuntimePredictor"]

@@ -32,7 +32,7 @@ def test_a_dozen_questions_have_an_answer() -> None:
     assert len(re.findall(r"^## .*\?$", text, re.MULTILINE)) >= 12
 
 
-def test_the_answers_are_what_the_commands_print(
+def test_answers_equal_command_output(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrites: bool
 ) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))

@@ -26,7 +26,7 @@ def test_code_runs(block: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_to_rent_and_the_table_are_the_examples_own(tmp_path: Path, overwrites: bool) -> None:
+def test_readme_shows_the_output_of_the_example(tmp_path: Path, overwrites: bool) -> None:
     recommendation, heading, table, *_ = example("gpt2", tmp_path).split("\n\n")  # notes follow
     assert heading.startswith("50,000 steps")
     printed = f"{recommendation}\n\n{heading}\n\n{table}\n"
@@ -66,7 +66,7 @@ def example(name: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_demo_trains_and_says_what_to_rent(tmp_path: Path) -> None:
+def test_demo_trains_and_recommends_a_gpu(tmp_path: Path) -> None:
     printed = example("quickstart", tmp_path)
     lines = [line.rstrip() for line in printed.splitlines()]
     heading = next(line for line in lines if line.startswith("Rest of this run: "))
@@ -100,7 +100,7 @@ def test_every_command_works(command: str, tmp_path: Path) -> None:
     assert done.stdout
 
 
-def test_the_commands_are_those_that_there_are() -> None:
+def test_readme_names_existing_commands() -> None:
     from lightning_predict.cli.parsing import COMMANDS
 
     shown = {command.split()[1] for command in commands()}
@@ -117,7 +117,7 @@ def test_pictures_work_on_the_package_index() -> None:
         assert (ROOT / "docs" / picture.rpartition("/")[2]).exists()
 
 
-def test_links_work_on_the_package_index_and_name_what_is_there() -> None:
+def test_links_of_the_readme_are_absolute_and_exist() -> None:
     text = README.read_text()
     definitions = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
     assert set(re.findall(r"\]\[([^\]]+)\]", text)) == set(definitions)
@@ -139,7 +139,7 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
     assert any(layout.name in done.stdout for layout in layouts_to_predict("all"))
 
 
-def test_what_people_train_is_recorded_in_seconds(tmp_path: Path) -> None:
+def test_common_models_are_recorded_in_seconds(tmp_path: Path) -> None:
     # The longer ones (LoRA, ResNet) are next to it as they were recorded.
     done = run(
         ROOT / "examples" / "what_people_train.py", "--save", "packed", "graph", "tabular", folder=tmp_path, seconds=300

@@ -59,7 +59,7 @@ def test_the_switch_and_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert callback.gpus == ("T4", "L4")
 
 
-def test_a_budget_beside_one_of_the_scripts_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_budget_is_added_to_one_of_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LIGHTNING_PREDICT", "1")
     monkeypatch.setenv("LIGHTNING_PREDICT_USD", "5")
     monkeypatch.setenv("LIGHTNING_PREDICT_USD_PER_HOUR", "0.5")
@@ -74,7 +74,7 @@ def test_a_budget_beside_one_of_the_scripts_own(monkeypatch: pytest.MonkeyPatch,
         callbacks_from_environment()
 
 
-def test_what_is_misspelt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_variable_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_PREDICT", "yes")
     with pytest.raises(InvalidArgumentError, match="LIGHTNING_PREDICT='yes' is not known; set it to 1, or to 0"):
         callbacks_from_environment()
@@ -84,7 +84,7 @@ def test_what_is_misspelt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         callbacks_from_environment()
 
 
-def test_what_fails_in_ours_makes_no_trainer_fail(
+def test_failing_factory_does_not_fail_the_trainer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object) -> None:
@@ -97,7 +97,7 @@ def test_what_fails_in_ours_makes_no_trainer_fail(
 
 
 @pytest.mark.parametrize("package", GROUPS)
-def test_a_trainer_that_knows_nothing_of_it_predicts(package: str, tmp_path: Path) -> None:
+def test_trainer_gets_the_callback_from_the_environment(package: str, tmp_path: Path) -> None:
     ran = run(SCRIPT, package, tmp_path, variables={"LIGHTNING_PREDICT": "1", "LIGHTNING_PREDICT_GPUS": "T4,L4"})
     assert ran.returncode == 0, ran.stderr
     rows = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith(("T4", "L4", "this"))]

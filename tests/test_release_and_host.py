@@ -40,7 +40,7 @@ def launches(trace: Trace, phase: str) -> int:
     return sum(item.launches for item in work_items(trace) if trace.operations[item.operations[0]].phase == phase)
 
 
-def test_before_2_0_gradients_are_zeroed_and_added_to_and_updates_launched_one_by_one(step: Trace) -> None:
+def test_before_torch_2_0_gradients_are_zeroed_and_updates_launched_singly(step: Trace) -> None:
     old = for_torch_release(step, "1.13")
     assert old.software["torch"] == "1.13"
     # Four parameters: each gradient is filled with zeros before the step and added to in the backward pass.
@@ -53,7 +53,7 @@ def test_before_2_0_gradients_are_zeroed_and_added_to_and_updates_launched_one_b
     assert sorted(one.inputs[0].shape for one in zeros) == [(64,), (64,), (64, 64), (64, 64)]
 
 
-def test_additions_come_in_the_backward_pass_the_last_parameter_first(step: Trace) -> None:
+def test_gradient_additions_run_in_reverse_parameter_order(step: Trace) -> None:
     old = for_torch_release(step, "1.8")
     phases = [operation.phase for operation in old.operations]
     assert phases == sorted(phases, key=["other", "forward", "backward", "optimizer"].index)
@@ -137,12 +137,12 @@ def test_measured_kernels_keep_their_release(step: Trace) -> None:
 
 
 @pytest.mark.parametrize("release", ["", "new", 2.1, "2.1x", "2.6 ", "2.1."])
-def test_what_is_no_release_is_refused(release: object) -> None:
+def test_invalid_release_is_rejected(release: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"is not a release of torch; give one as text, for example '1\.13'"):
         Assumptions(release=release)  # type: ignore[arg-type]
 
 
-def test_a_class_of_hosts_has_its_own_time_and_width(step: Trace) -> None:
+def test_host_class_sets_time_and_interval(step: Trace) -> None:
     by_host = {name: lp.predict(step, ["T4"], host=name)["T4"] for name in HOSTS}
     unknown = lp.predict(step, ["T4"])["T4"]
     for name, host in HOSTS.items():
@@ -168,7 +168,7 @@ def test_a_host_is_a_class_or_a_factor() -> None:
             host_of(wrong)  # type: ignore[arg-type]
 
 
-def test_the_heading_says_what_was_asked(step: Trace) -> None:
+def test_heading_names_release_and_host(step: Trace) -> None:
     heading = lp.predict(step, ["T4"], release="1.13", host="slow").heading
     assert heading is not None
     assert heading.endswith("recorded on the meta device, under torch 1.13, with a slow host")

@@ -55,7 +55,7 @@ def test_moved_names_numbers_beyond_the_tolerance_and_labels() -> None:
 
 
 @pytest.mark.parametrize("step", [-TIE / 10, 0.0, TIE / 10])
-def test_ties_go_to_the_first_whichever_way_they_round(step: float) -> None:
+def test_ties_go_to_the_first_value_regardless_of_rounding(step: float) -> None:
     times = {"b": 1.0, "c": 2.0, "a": 1.0 + step, "d": 2.0 - 2 * step, "e": 0.0}
     assert ordered(times, times.__getitem__) == ["e", "b", "a", "c", "d"]
     assert ordered(times, times.__getitem__, reverse=True) == ["c", "d", "b", "a", "e"]
@@ -65,7 +65,7 @@ def test_ties_go_to_the_first_whichever_way_they_round(step: float) -> None:
     assert not clearly_less(times["a"], times["b"])
 
 
-def test_less_beyond_a_tie_and_of_infinities_and_arrays() -> None:
+def test_clearly_less_handles_ties_infinities_and_arrays() -> None:
     assert clearly_less(1.0, 1.0 + 2 * TIE)
     assert clearly_less(-1.0, -1.0 + 2 * TIE)
     assert clearly_less(1.0, np.inf)

@@ -33,7 +33,7 @@ def test_values_of_a_prediction_change_by_their_flat_names() -> None:
         with_values(one, colour=1)
 
 
-def test_a_clock_goes_on_when_it_is_told_to() -> None:
+def test_fake_clock_advances_on_request() -> None:
     clock = Clock()
     clock.advance(2.5)
     assert clock() == 2.5

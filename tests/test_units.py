@@ -31,7 +31,7 @@ def test_conversions_by_hand(given_value: float, expected: float) -> None:
 
 
 @given(VALUES)
-def test_there_and_back_again(value: float) -> None:
+def test_unit_conversions_are_inverse(value: float) -> None:
     assert math.isclose(units.milliseconds_to_seconds(units.seconds_to_milliseconds(value)), value)
     assert math.isclose(units.microseconds_to_seconds(units.seconds_to_microseconds(value)), value)
     assert math.isclose(units.hours_to_seconds(units.seconds_to_hours(value)), value)

@@ -61,7 +61,7 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not(traces: dict[int, Trac
     assert option.usd_per_million_samples == pytest.approx(1e6 / option.samples_per_second / 3600 * option.usd_per_hour)
 
 
-def test_captures_that_disagree_with_a_scaled_step_give_lines(traces: dict[int, Trace]) -> None:
+def test_batch_size_is_interpolated_if_captures_disagree_with_scaling(traces: dict[int, Trace]) -> None:
     """Two sizes whose memory is alike, as of a model that pads every batch: its largest power of two is shown."""
     padded = {1024: traces[4096], 4096: traces[4096]}
     (option,) = batch_size_what_if({**padded, 1024: replace(traces[4096], samples=1024)}, ["T4"])
@@ -70,7 +70,7 @@ def test_captures_that_disagree_with_a_scaled_step_give_lines(traces: dict[int, 
     assert option.fit_probability is None
 
 
-def test_small_batches_do_not_promise_endless_ones() -> None:
+def test_largest_batch_from_small_captures_is_bounded() -> None:
     """Of 256 and 512 samples the remainders of the allocator hide the growth; the batch itself must fit at least."""
     traces = {size: lp.capture(step_of(size, torch.optim.AdamW), samples_per_step=size) for size in (256, 512)}
     (option,) = batch_size_what_if(traces, ["T4"])
@@ -88,7 +88,7 @@ def test_more_samples_need_more_memory(traces: dict[int, Trace]) -> None:
         assert need > 2 * WIDTH * WIDTH * 4 + 3 * size * WIDTH * 4
 
 
-def test_the_users_price_comes_first(traces: dict[int, Trace]) -> None:
+def test_user_price_overrides_list_price(traces: dict[int, Trace]) -> None:
     (option,) = batch_size_what_if(traces, ["T4"], usd_per_hour=3.6)
     assert option.usd_per_hour == 3.6
     (line,) = batch_size_lines([option])
@@ -97,7 +97,7 @@ def test_the_users_price_comes_first(traces: dict[int, Trace]) -> None:
     assert " for a million (your own price)" in line
 
 
-def test_where_not_even_one_sample_fits(traces: dict[int, Trace]) -> None:
+def test_no_batch_fits_if_one_sample_exceeds_memory(traces: dict[int, Trace]) -> None:
     huge = {
         size: replace(trace, memory=replace(trace.memory, parameter_bytes=10**12)) for size, trace in traces.items()
     }
@@ -106,7 +106,7 @@ def test_where_not_even_one_sample_fits(traces: dict[int, Trace]) -> None:
     assert batch_size_lines([option]) == ("T4  not even one sample fits",)
 
 
-def test_one_size_is_not_enough_where_no_tensors_were_followed(traces: dict[int, Trace]) -> None:
+def test_two_batch_sizes_are_required_without_tensor_lifetimes(traces: dict[int, Trace]) -> None:
     unseen = tuple(replace(operation, outputs=()) for operation in traces[1024].operations)
     with pytest.raises(InvalidArgumentError, match="The batch sizes are 1024; expected at least two"):
         batch_size_what_if({1024: replace(traces[1024], operations=unseen, memory=Memory(reserved_bytes=1))}, ["T4"])
@@ -114,13 +114,13 @@ def test_one_size_is_not_enough_where_no_tensors_were_followed(traces: dict[int,
         batch_size_what_if({}, ["T4"])
 
 
-def test_without_the_models_memory_there_is_no_largest_batch(traces: dict[int, Trace]) -> None:
+def test_largest_batch_requires_known_memory(traces: dict[int, Trace]) -> None:
     unknown = {size: replace(trace, memory=Memory()) for size, trace in traces.items()}
     with pytest.raises(InvalidArgumentError, match="The memory of a step is not known for every batch size"):
         batch_size_what_if(unknown, ["T4"])
 
 
-def test_half_precision_casts_what_autocast_does(traces: dict[int, Trace]) -> None:
+def test_half_precision_adds_the_casts_of_autocast(traces: dict[int, Trace]) -> None:
     half = in_precision(traces[1024], "bfloat16")
     dtypes = {
         operation.name: {tensor.dtype for tensor in operation.inputs}
