@@ -9,15 +9,8 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.advice.batch_size import with_samples
-from lightning_predict.advice.what_if import (
-    batch_size_lines,
-    batch_size_what_if,
-    compile_what_if,
-    precision_what_if,
-)
+from lightning_predict.advice.what_if import what_if
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.hardware import gpu
-from lightning_predict.memory.step_memory import usable_bytes
 from lightning_predict.record.precision import in_precision
 from lightning_predict.record.trace import Flags, Memory, Trace
 
@@ -44,40 +37,6 @@ def traces() -> dict[int, Trace]:
     return {size: lp.capture(step_of(size), samples_per_step=size) for size in (1024, 2048, 4096)}
 
 
-@pytest.mark.parametrize("sizes", [(1024,), (1024, 2048)])
-def test_the_largest_batch_fits_and_a_larger_one_does_not(traces: dict[int, Trace], sizes: tuple[int, ...]) -> None:
-    (option,) = batch_size_what_if({size: traces[size] for size in sizes}, ["T4"])
-    assert option.batch_size is not None
-    assert option.memory_bytes is not None
-    assert option.fit_probability is not None
-    assert option.fit_probability >= 0.97
-    assert option.is_extrapolated
-    # Weights and their gradients; of each sample at least the rows, two results and the gradient of one, 16 KiB each.
-    assert option.memory_bytes > 2 * 2 * WIDTH * WIDTH * 4 + option.batch_size * 4 * WIDTH * 4
-    more = with_samples(traces[1024], option.batch_size + max(option.batch_size // 64, 1))
-    assert (lp.predict(more, ["T4"], history=False)["T4"].memory.fit_probability or 0) < 0.97
-    assert option.usd_per_hour is not None
-    assert option.samples_per_second is not None
-    assert option.usd_per_million_samples == pytest.approx(1e6 / option.samples_per_second / 3600 * option.usd_per_hour)
-
-
-def test_batch_size_is_interpolated_if_captures_disagree_with_scaling(traces: dict[int, Trace]) -> None:
-    """Two sizes whose memory is alike, as of a model that pads every batch: its largest power of two is shown."""
-    padded = {1024: traces[4096], 4096: traces[4096]}
-    (option,) = batch_size_what_if({**padded, 1024: replace(traces[4096], samples=1024)}, ["T4"])
-    assert option.batch_size is not None
-    assert option.batch_size & (option.batch_size - 1) == 0
-    assert option.fit_probability is None
-
-
-def test_largest_batch_from_small_captures_is_bounded() -> None:
-    """Of 256 and 512 samples the remainders of the allocator hide the growth; the batch itself must fit at least."""
-    traces = {size: lp.capture(step_of(size, torch.optim.AdamW), samples_per_step=size) for size in (256, 512)}
-    (option,) = batch_size_what_if(traces, ["T4"])
-    assert option.batch_size is not None
-    assert option.batch_size * WIDTH * 4 < usable_bytes(gpu("T4"))
-
-
 def test_more_samples_need_more_memory(traces: dict[int, Trace]) -> None:
     """Rows, two layers of activations and their gradients: 16 KiB each a sample, over weights and their gradients."""
     needs = [lp.predict(trace, ["T4"], history=False)["T4"].memory_bytes for trace in traces.values()]
@@ -88,39 +47,7 @@ def test_more_samples_need_more_memory(traces: dict[int, Trace]) -> None:
         assert need > 2 * WIDTH * WIDTH * 4 + 3 * size * WIDTH * 4
 
 
-def test_user_price_overrides_list_price(traces: dict[int, Trace]) -> None:
-    (option,) = batch_size_what_if(traces, ["T4"], usd_per_hour=3.6)
-    assert option.usd_per_hour == 3.6
-    (line,) = batch_size_lines([option])
-    assert line.startswith(f"T4  batch size {option.batch_size:,}: ")
-    assert "(fits with a chance of 9" in line
-    assert " for a million (your own price)" in line
-
-
-def test_no_batch_fits_if_one_sample_exceeds_memory(traces: dict[int, Trace]) -> None:
-    huge = {
-        size: replace(trace, memory=replace(trace.memory, parameter_bytes=10**12)) for size, trace in traces.items()
-    }
-    (option,) = batch_size_what_if(huge, ["T4"])
-    assert option.batch_size is None
-    assert batch_size_lines([option]) == ("T4  not even one sample fits",)
-
-
-def test_two_batch_sizes_are_required_without_tensor_lifetimes(traces: dict[int, Trace]) -> None:
-    unseen = tuple(replace(operation, outputs=()) for operation in traces[1024].operations)
-    with pytest.raises(InvalidArgumentError, match="The batch sizes are 1024; expected at least two"):
-        batch_size_what_if({1024: replace(traces[1024], operations=unseen, memory=Memory(reserved_bytes=1))}, ["T4"])
-    with pytest.raises(InvalidArgumentError, match="The batch sizes are none; expected at least two"):
-        batch_size_what_if({}, ["T4"])
-
-
-def test_largest_batch_requires_known_memory(traces: dict[int, Trace]) -> None:
-    unknown = {size: replace(trace, memory=Memory()) for size, trace in traces.items()}
-    with pytest.raises(InvalidArgumentError, match="The memory of a step is not known for every batch size"):
-        batch_size_what_if(unknown, ["T4"])
-
-
-def test_half_precision_adds_the_casts_of_autocast(traces: dict[int, Trace]) -> None:
+def test_half_precision_casts_what_autocast_does(traces: dict[int, Trace]) -> None:
     half = in_precision(traces[1024], "bfloat16")
     dtypes = {
         operation.name: {tensor.dtype for tensor in operation.inputs}
@@ -337,7 +264,7 @@ def test_batch_norm_activations_and_pooling_take_and_give_16_bits() -> None:
 
 def test_tensor_cores_make_a_large_product_faster(traces: dict[int, Trace]) -> None:
     full = lp.predict(traces[4096], ["A100-SXM-80GB"], history=False)["A100-SXM-80GB"]
-    half = precision_what_if(traces[4096], ["A100-SXM-80GB"])["A100-SXM-80GB"]
+    half = what_if("bf16-mixed", traces[4096], ["A100-SXM-80GB"])["A100-SXM-80GB"]
     # 312 TFLOP/s in place of 19.5: 16 times at best, and the optimizer stays as it is.
     assert full.iteration_seconds / 16 < half.iteration_seconds < full.iteration_seconds / 2
     assert half.memory_bytes is not None
@@ -347,11 +274,11 @@ def test_tensor_cores_make_a_large_product_faster(traces: dict[int, Trace]) -> N
 
 def test_compiling_fuses_what_is_no_product(traces: dict[int, Trace]) -> None:
     trace, name = traces[4096], "A100-SXM-80GB"
-    eager, compiled = lp.predict(trace, [name])[name], compile_what_if(trace, [name])[name]
+    eager, compiled = lp.predict(trace, [name])[name], what_if("compile", trace, [name])[name]
     # Two products forward and three backward at 19.5 TFLOP/s stay; the loss and its gradient are chains.
     products = 5 * 2 * 4096 * WIDTH**2 / 19.5e12
     assert products < compiled.iteration_seconds < eager.iteration_seconds
-    assert any("fused kernels" in note for note in compile_what_if(trace, [name]).notes)
+    assert any("fused kernels" in note for note in what_if("compile", trace, [name]).notes)
 
 
 def test_measurements_of_the_old_precision_are_left_out(traces: dict[int, Trace]) -> None:

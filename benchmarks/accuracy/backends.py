@@ -33,7 +33,7 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 import lightning_predict as lp
 from benchmarks.accuracy.diffusion import ImageAttention, Norm, image_encoder
 from benchmarks.scored_steps import ScoredRow, page_options, report_page
-from lightning_predict.advice.what_if import compile_what_if
+from lightning_predict.advice.what_if import what_if
 from lightning_predict.base.units import milliseconds_to_seconds
 from lightning_predict.reports.published_cases import ModelKind, PrecisionClass, StepDescription
 
@@ -219,7 +219,7 @@ def predicted(row: Row, *, compiled: bool) -> lp.Prediction:
     finally:
         torch.set_float32_matmul_precision(before)
     if compiled:
-        return compile_what_if(trace, [GPU])[GPU]
+        return what_if("compile", trace, [GPU])[GPU]
     return lp.predict(trace, [GPU], release=RELEASE, history=False)[GPU]
 
 

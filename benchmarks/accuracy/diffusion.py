@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from benchmarks.scored_steps import GIGABYTE, ScoredRow, page_options, report_page
-from lightning_predict.advice.what_if import compile_what_if
+from lightning_predict.advice.what_if import what_if
 from lightning_predict.reports.published_cases import StepDescription
 
 GPU: Final = "A100-SXM-80GB"
@@ -358,7 +358,7 @@ def predicted(row: Row) -> lp.Prediction:
 
     trace = lp.capture(step)
     if row.compiled:
-        return compile_what_if(trace, [GPU])[GPU]
+        return what_if("compile", trace, [GPU])[GPU]
     return lp.predict(trace, [GPU], release=RELEASE, history=False)[GPU]
 
 

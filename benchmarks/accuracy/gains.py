@@ -34,8 +34,8 @@ from benchmarks.training.report import report_table
 from lightning_predict.advice.batch_size import batch_change
 from lightning_predict.advice.change import Change
 from lightning_predict.advice.gain_accuracy import GAIN_CALIBRATION
-from lightning_predict.advice.gains import gain, predicted_with
 from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.what_if import gain, predicted_with
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.checked import Checked, read_csv
 from lightning_predict.base.errors import MeasurementTableError

@@ -109,9 +109,9 @@ def common_module(found: list[Reported], verdicts: list[ReportedVerdict]) -> typ
         where, note, scale = layout or gpu, options.get("note", ""), options.get("scale", 1.0)
         settings = {key: options[key] for key in ("release", "strategy", "host") if options.get(key) is not None}
         if compiled:
-            from lightning_predict.advice.what_if import compile_what_if
+            from lightning_predict.advice.what_if import what_if
 
-            (prediction,) = compile_what_if(trace, [where]).values()
+            (prediction,) = what_if("compile", trace, [where]).values()
         else:
             (prediction,) = lp.predict(trace, [where], history=False, **settings).values()
         seconds = (prediction.iteration_seconds_low, prediction.iteration_seconds, prediction.iteration_seconds_high)

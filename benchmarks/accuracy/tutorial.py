@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from benchmarks.scored_steps import ScoredRow, page_options, report_page
-from lightning_predict.advice.what_if import compile_what_if
+from lightning_predict.advice.what_if import what_if
 from lightning_predict.base.units import milliseconds_to_seconds
 from lightning_predict.reports.published_cases import PrecisionClass, StepDescription
 
@@ -145,7 +145,7 @@ def predicted(chapter: Chapter) -> lp.Prediction:
     with _matmul_precision("high" if chapter.tf32 else "highest"):
         trace = lp.capture(step_of(chapter))
     if chapter.compiled:
-        return compile_what_if(trace, [GPU])[GPU]
+        return what_if("compile", trace, [GPU])[GPU]
     return lp.predict(trace, [GPU], history=False)[GPU]
 
 

@@ -1,8 +1,8 @@
 """`lp.advise`: recommends changes to a training run (mixed precision, torch.compile ...), and the GPU to rent.
 
-Each change is applied to the recorded step, and both steps are predicted in the same way (`gains.py`). A change can be
-recommended if measured pairs validate the predicted gains of its kind (`gain_accuracy.py`). Such changes are combined
-greedily into a chain, best change first. Then each GPU is priced without changes and with the chain. Example::
+Both the recorded and the changed step are predicted in the same way (`what_if.py`). A change can be recommended if
+measured pairs validate the predicted gains of its kind (`gain_accuracy.py`). Such changes are combined greedily into a
+chain, best change first. Then each GPU is priced without changes and with the chain. Example::
 
     advice = lp.advise(lp.Trace.load("step.json.gz"), ["L4", "A100-SXM-80GB"], iterations=50_000)
     advice["bf16-mixed"].gain.middle      # throughput with the change over throughput without, with .low and .high
@@ -19,9 +19,9 @@ from typing import Final, final
 from lightning_predict.advice.advice_text import WORTH_IT, Advice, Chain, ChangeVerdict, EvaluatedChange
 from lightning_predict.advice.change import SIDE_EFFECTS, Change
 from lightning_predict.advice.gain_accuracy import MeasuredPairs, calibration_for, calibration_of_runs
-from lightning_predict.advice.gains import gain, predicted_with
 from lightning_predict.advice.layers import layer_table
 from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.what_if import gain, predicted_with
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval

@@ -20,7 +20,6 @@ from typing import Final, final
 from lightning_predict.advice.change import Change, of_steps
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
-from lightning_predict.run.batch_size import samples_per_batch
 
 
 def with_batch(trace: Trace, factor: int) -> Trace:
@@ -30,7 +29,7 @@ def with_batch(trace: Trace, factor: int) -> Trace:
         trace: A step with a known number of samples, recorded with data flow.
         factor: Factor on the number of samples, at least 2.
     """
-    return with_samples(trace, samples_per_batch(trace) * factor)
+    return with_samples(trace, trace.samples_per_batch * factor)
 
 
 def with_samples(trace: Trace, count: int) -> Trace:
@@ -52,7 +51,7 @@ class BatchSizes:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self._trace, self._samples = trace, samples_per_batch(trace)
+        self._trace, self._samples = trace, trace.samples_per_batch
         places = _Places(trace, self._samples)
         numbers: dict[tuple[TensorInfo, SampleDimension], int] = {}
 

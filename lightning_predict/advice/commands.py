@@ -112,7 +112,7 @@ def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Chan
     name = rows[int(asked) - 1].name if asked.isdigit() else change_named(asked).name
     if trace.samples is None:
         raise InvalidArgumentError("The recording does not say how many samples a step holds; capture() takes them.")
-    return try_change(name, function, batch_size=max(1, trace.samples // trace.batches))
+    return try_change(name, function, batch_size=trace.samples_per_batch)
 
 
 def _function(script: str) -> MakeStep:

@@ -4,8 +4,8 @@ Reserved memory is almost linear in the number of samples, except for the alloca
 only a few scaled steps. The batch must fit with a probability of 97 %. If a layout has several GPUs, the GPU that needs
 the most memory counts. Example::
 
-    found = largest_batches(trace, layouts_of(["L4", "8xH100-SXM-80GB"]))
-    found[0].batch_size, found[0].fit_probability, found[0].batch_size_at_50_percent
+    for found in largest_batches(lp.capture(step_of(16), samples_per_step=16), ["T4", "8xH100-SXM-80GB"]):
+        print(found.gpu, found.batch_size, found.samples_per_second, found.usd_per_million_samples)
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain, islice
 from typing import Final, final
 
-from lightning_predict.advice.batch_size import BatchSizes, why_no_other_batch
+from lightning_predict.advice.batch_size import BatchSizes, why_no_other_batch, with_samples
+from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.units import MEGA, seconds_to_hours
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import UserPrice
+from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.memory.libraries import convolved_share
-from lightning_predict.memory.simulation import Blocks, blocks_of
-from lightning_predict.memory.step_memory import (
-    FITS_FROM,
-    MemoryNeed,
-    StepMemory,
-    derived_memory,
-    lasting_bytes,
-    step_memory,
-    usable_bytes,
-)
-from lightning_predict.memory.storages import Storage
+from lightning_predict.memory.step_memory import FITS_FROM, MemoryNeed, StepMemory, step_memory, usable_bytes
+from lightning_predict.prediction import predict_workload, remaining_steps, shown_layouts
 from lightning_predict.record.trace import Trace
-from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.step_predictor import memory_need_of
+from lightning_predict.weights.source import AnyWeights
 
 PRECISION: Final = 64
 """The search stops at a relative precision of 1 / 64. The memory of a sample is not known more precisely."""
@@ -49,137 +42,100 @@ LARGEST: Final = 2**40
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatch:
-    """Largest batch per GPU of a layout.
+    """Largest batch per GPU of a layout, with its speed and cost.
 
     Attributes:
-        layout: Name of the layout.
+        gpu: Name of the GPU or layout.
         batch_size: Largest number of samples that fits with a probability of 97 %; None if not even 1 sample fits.
         fit_probability: Probability that `batch_size` fits; None without a batch size.
         memory_bytes: Memory that torch's allocator reserves on the GPU that needs the most; None without a batch size.
         batch_size_at_50_percent: Largest number of samples that fits with a probability of 50 %; None if not even 1
             sample fits.
+        step_seconds: Seconds of a step with this batch size; None without a batch size, or if not predicted.
+        samples_per_second: Throughput; None if `step_seconds` is None.
+        usd_per_hour: Price of the GPU or layout; None if unknown.
+        offer: Source and date of the price; None if unknown.
+        usd_per_million_samples: Cost of training on a million samples; None if the price or the throughput is unknown.
     """
 
-    layout: str
+    gpu: str
     batch_size: int | None
     fit_probability: float | None
     memory_bytes: float | None
     batch_size_at_50_percent: int | None
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    usd_per_hour: float | None = None
+    offer: str | None = None
+    usd_per_million_samples: float | None = None
 
     @property
     def sentence(self) -> str:
         """Sentence that states the largest batch."""
+        even = self.batch_size_at_50_percent
         if self.batch_size is None or self.fit_probability is None:
-            even = (
-                ""
-                if self.batch_size_at_50_percent is None
-                else f", though {self.batch_size_at_50_percent:,} fit as predicted"
-            )
-            return (
-                f"Largest batch on the {self.layout}: not even one sample fits with a chance of {FITS_FROM:.0%}{even}."
-            )
-        even = f"{self.batch_size_at_50_percent:,} have an even chance"
-        return f"Largest batch on the {self.layout}: {self.batch_size:,} samples ({self.fit_probability:.0%}); {even}."
+            more = "" if even is None else f", though {even:,} fit as predicted"
+            return f"Largest batch on the {self.gpu}: not even one sample fits with a chance of {FITS_FROM:.0%}{more}."
+        chances = f"({self.fit_probability:.0%}); {even:,} have an even chance"
+        return f"Largest batch on the {self.gpu}: {self.batch_size:,} samples {chances}."
 
 
+@fill_in_assumptions
 def largest_batches(
-    trace: Trace, layouts: Sequence[Layout], strategy: Strategy | None = None
+    trace: Trace,
+    gpus: str | Sequence[str] = ALL,
+    *,
+    method: str = "auto",
+    offers: Sequence[Offer] | None = None,
+    usd_per_hour: UserPrice = None,
+    weights: AnyWeights = None,
 ) -> tuple[LargestBatch, ...]:
-    """Return the largest batch on each layout.
+    """Return the largest batch that fits on each GPU with a probability of 97 %, with throughput and cost.
 
     Args:
         trace: A step with a known number of samples, recorded with data flow (on the meta device or the CPU).
-        layouts: The GPUs. Each replica has its own batch.
-        strategy: How several GPUs share the work; None for DDP.
+        gpus: Names of GPUs, or of layouts such as `8xL4`. The batch size is per GPU.
+        method: See `Assumptions`.
+        offers: See `Assumptions`.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
+
+    Returns:
+        One batch per GPU, in the given order.
 
     Raises:
         InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
+        LightningPredictError: `predict` failed.
     """
+    assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
+    layouts = layouts_to_predict(gpus, offers=offers, usd_per_hour=usd_per_hour)
+    return largest_batches_on(trace, layouts, assumptions)
+
+
+def largest_batches_on(trace: Trace, layouts: Sequence[Layout], assumptions: Assumptions) -> tuple[LargestBatch, ...]:
+    """Return the same as `largest_batches`, for parsed layouts and assumptions."""
     scaled = ScaledMemory(trace)
-    return tuple(largest_batch(scaled, layout, strategy or Strategy()) for layout in layouts)
+    shown = shown_layouts(trace, layouts, None, assumptions)
+    return tuple(_with_speed(scaled, layout, assumptions) for layout in shown)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class AffineMemory:
-    """Memory blocks of a step whose sizes are affine functions of the samples per batch.
-
-    Attributes:
-        trace: The recorded step, which has `samples` samples per batch.
-        samples: Samples per batch of `blocks`.
-        blocks: Memory blocks of the recorded step.
-        slopes: Bytes of one more sample, in the order of `_sizes`.
-        lasting: Memory of the recorded step that is allocated throughout the step.
-    """
-
-    trace: Trace
-    samples: int
-    blocks: Blocks
-    slopes: tuple[int, ...]
-    lasting: int
-
-    @classmethod
-    def of(cls, kind: BatchSizes, samples: int) -> AffineMemory | None:
-        """Compare a step with the step of twice its samples; None if their blocks differ in more than sizes."""
-        one, two = kind.of(samples), kind.of(2 * samples)
-        if convolved_share(one) or not any(operation.outputs for operation in one.operations):
-            return None
-        blocks, others = blocks_of(one), blocks_of(two)
-        if _without_sizes(blocks) != _without_sizes(others):
-            return None
-        steps = [(more - size) / samples for size, more in zip(_sizes(blocks), _sizes(others), strict=True)]
-        if not all(step.is_integer() for step in steps):
-            return None
-        return cls(one, samples, blocks, tuple(map(int, steps)), lasting_bytes(one, blocks))
-
-    def memory(self, samples: int) -> StepMemory:
-        """Return the memory of the step with another batch size."""
-        more = samples - self.samples
-        blocks = _with_sizes(
-            self.blocks, [size + more * slope for size, slope in zip(_sizes(self.blocks), self.slopes, strict=True)]
-        )
-        return derived_memory(self.trace, blocks, self.lasting + sum(blocks.batch) - sum(self.blocks.batch))
-
-
-def _sizes(blocks: Blocks) -> list[int]:
-    pairs = (*blocks.workspaces, *blocks.trials)
-    lists = (blocks.lasting, blocks.kept, blocks.state, blocks.batch, blocks.update)
-    return [*chain(*lists), *(one.size_bytes for one in blocks.storages), *(size for _, size in pairs)]
-
-
-def _with_sizes(blocks: Blocks, sizes: Sequence[int]) -> Blocks:
-    """Return the blocks with other sizes, in the order of `_sizes`."""
-    rest = iter(sizes)
-
-    def some(like: Sequence[object]) -> tuple[int, ...]:
-        return tuple(islice(rest, len(like)))
-
-    lasting, kept, state, batch, update = map(
-        some, (blocks.lasting, blocks.kept, blocks.state, blocks.batch, blocks.update)
-    )
-    storages = tuple(
-        Storage(size, one.cause, one.allocated_at, one.freed_at, one.module)
-        for one, size in zip(blocks.storages, some(blocks.storages), strict=True)
-    )
-    workspaces, trials = (
-        tuple((index, size) for (index, _), size in zip(pairs, some(pairs), strict=True))
-        for pairs in (blocks.workspaces, blocks.trials)
-    )
+def _with_speed(scaled: ScaledMemory, layout: Layout, assumptions: Assumptions) -> LargestBatch:
+    """Return the largest batch on a layout, with the predicted step at this batch size."""
+    found = largest_batch(scaled, layout, assumptions.strategy)
+    trace = scaled.trace if found.batch_size is None else with_samples(scaled.trace, found.batch_size)
+    step = predict_workload(trace, [layout], remaining_steps(trace, None), assumptions).items_in_order[0]
+    price = step.usd_per_hour
+    if found.batch_size is None or trace.samples is None:
+        return replace(found, usd_per_hour=price)
+    rate = trace.samples * assumptions.strategy.replicas(layout) / step.iteration_seconds
     return replace(
-        blocks,
-        lasting=lasting,
-        kept=kept,
-        state=state,
-        batch=batch,
-        update=update,
-        storages=storages,
-        workspaces=workspaces,
-        trials=trials,
+        found,
+        step_seconds=step.iteration_seconds,
+        samples_per_second=rate,
+        usd_per_hour=price,
+        offer=step.offer,
+        usd_per_million_samples=None if price is None else seconds_to_hours(MEGA / rate) * price,
     )
-
-
-def _without_sizes(blocks: Blocks) -> Blocks:
-    return _with_sizes(blocks, [0] * len(_sizes(blocks)))
 
 
 @final
@@ -200,77 +156,54 @@ class ScaledMemory:
             why_not = "the recorder saw no model; capture a step that holds one, or with `module`"
         if why_not is not None:
             raise InvalidArgumentError(f"The memory of other batches cannot be told: {why_not}.")
-        self.recorded = samples_per_batch(trace)
+        self.trace = trace
+        self.recorded = trace.samples_per_batch
         self._kinds = [BatchSizes(kind.trace) for kind in trace.kinds]
         self._known: dict[int, list[tuple[Trace, StepMemory]]] = {}
-        self._known_alone: dict[int, list[tuple[Trace, StepMemory]]] = {}
         if derived is not None and len(self._kinds) == 1:
-            self._known_alone[self.recorded] = [(trace, derived)]
-        self._correction = 1.0
+            self._known[self.recorded] = [(trace, derived)]
         measured = trace.memory.reserved_bytes
-        if measured is not None:
-            derived = step_memory(self._kinds[0].of(self.recorded))
-            assert derived is not None  # the step has data flow and a known model
-            own = derived.persistent_bytes + derived.temporary_bytes + derived.slack_bytes
-            self._correction = measured / own
+        self._correction = 1.0 if measured is None else measured / _total(self._derived(self.recorded))
 
     def at(self, samples: int) -> list[tuple[Trace, StepMemory]]:
         """Return each kind of step with `samples` samples per batch, with its memory."""
         if samples not in self._known:
             scaled = [kind.of(samples) for kind in self._kinds]
-            found = [(kind, step_memory(kind)) for kind in scaled]
-            self._known[samples] = [(kind, self._corrected(one)) for kind, one in found if one is not None]
+            needs = [(kind, step_memory(kind)) for kind in scaled]
+            self._known[samples] = [(kind, self._corrected(need)) for kind, need in needs if need is not None]
         return self._known[samples]
 
-    def alone(self, samples: int) -> list[tuple[Trace, StepMemory]]:
-        """Return each kind of step as recorded, with its memory with `samples` samples per batch on one GPU.
-
-        Without convolutions, the size of each block is an affine function of the samples, so no step is scaled.
-        """
-        if samples not in self._known_alone:
-            found = [None if one is None else one.memory(samples) for one in self._affine]
-            is_affine = None not in found
-            self._known_alone[samples] = (
-                [
-                    (one.trace, self._corrected(need))
-                    for one, need in zip(self._affine, found, strict=True)
-                    if one and need
-                ]
-                if is_affine
-                else self.at(samples)
-            )
-        return self._known_alone[samples]
-
-    @cached_property
-    def _affine(self) -> list[AffineMemory | None]:
-        return [AffineMemory.of(kind, self.recorded) for kind in self._kinds]
-
     @property
-    def derived(self) -> list[int]:
+    def simulated_sizes(self) -> list[int]:
         """Batch sizes that were simulated so far, ascending, including the recorded batch size."""
-        return sorted({self.recorded, *self._known, *self._known_alone})
+        return sorted({self.recorded, *self._known})
 
     def need(self, samples: int, layout: Layout, strategy: Strategy) -> MemoryNeed:
         """Return the memory need of a batch size on a layout."""
-        memory = self.alone(samples) if layout.count == 1 else self.at(samples)
-        return memory_need_of(memory, layout, strategy, correction=self._correction)
+        return memory_need_of(self.at(samples), layout, strategy, correction=self._correction)
 
     def derived_bytes(self, samples: int, gpu: Gpu) -> float:
         """Return the derived memory of the first kind of step on one GPU, without the correction by a measured peak."""
-        one = self._affine[0]
-        found = step_memory(self._kinds[0].of(samples)) if one is None else one.memory(samples)
-        assert found is not None  # as for the recorded batch size
-        return float(found.bytes_on(gpu))
+        return float(self._derived(samples).bytes_on(gpu))
+
+    def _derived(self, samples: int) -> StepMemory:
+        need = step_memory(self._kinds[0].of(samples))
+        assert need is not None  # the step has data flow and a known model
+        return need
 
     def _corrected(self, derived: StepMemory) -> StepMemory:
         if self._correction == 1:
             return derived
-        total = derived.persistent_bytes + derived.temporary_bytes + derived.slack_bytes
-        return replace(derived, slack_bytes=derived.slack_bytes + round((self._correction - 1) * total))
+        more = round((self._correction - 1) * _total(derived))
+        return replace(derived, slack_bytes=derived.slack_bytes + more)
+
+
+def _total(need: StepMemory) -> int:
+    return need.persistent_bytes + need.temporary_bytes + need.slack_bytes
 
 
 def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> LargestBatch:
-    """Return the largest batch on a layout; see `largest_batches`."""
+    """Return the largest batch on a layout, without its speed. Each replica has its own batch."""
     needs: dict[int, MemoryNeed] = {}
 
     def need(samples: int) -> MemoryNeed:
@@ -288,17 +221,17 @@ def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> L
         if layout.count > 1:
             return need(samples).memory_free_bytes or 0.0
         # Without releasable memory, which needs more simulations
-        reserved = max((one.bytes_on(layout.gpu) for _, one in scaled.alone(samples)), default=0)
+        reserved = max((one.bytes_on(layout.gpu) for _, one in scaled.at(samples)), default=0)
         return usable_bytes(layout.gpu) - reserved
 
-    even = _bisected(is_likely, spare_bytes, scaled.derived, layout.name)
-    safe = None if even is None else _bisected(is_safe, spare_bytes, scaled.derived, layout.name)
-    found = None if safe is None else need(safe)
+    even = _bisected(is_likely, spare_bytes, scaled.simulated_sizes, layout.name)
+    safe = None if even is None else _bisected(is_safe, spare_bytes, scaled.simulated_sizes, layout.name)
+    at_safe = None if safe is None else need(safe)
     return LargestBatch(
-        layout=layout.name,
+        gpu=layout.name,
         batch_size=safe,
-        fit_probability=None if found is None else found.fit_probability,
-        memory_bytes=None if found is None else found.memory_bytes,
+        fit_probability=None if at_safe is None else at_safe.fit_probability,
+        memory_bytes=None if at_safe is None else at_safe.memory_bytes,
         batch_size_at_50_percent=even,
     )
 

@@ -27,7 +27,6 @@ from lightning_predict.memory.step_memory import memory_need, step_memory
 from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
-from lightning_predict.run.batch_size import samples_per_batch
 
 MIN_SAVING: Final = 0.02
 """Minimum saving to report, as a share of the step's memory."""
@@ -91,7 +90,7 @@ def _savings(
     trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
     before = _reserved(trace, gpu) if derived_bytes is None else derived_bytes
 
-    samples = samples_per_batch(trace)
+    samples = trace.samples_per_batch
     if samples > 1 and scaled is not None:
         yield MemorySaving(f"a batch of {samples // 2:,}", before - scaled.derived_bytes(samples // 2, gpu))
     for name in CHANGES_ASKED:

@@ -1,7 +1,7 @@
 """Largest batch size that fits on each GPU, from the user's own step on the meta device.
 
-The training step of the fit is never run again. The user passes a separate step, which runs at the current batch size
-and at twice this size. Example::
+The training step of the fit is never run again. The user passes a separate step, which runs at the current batch size.
+Example::
 
     def meta_step(batch_size):
         with torch.device("meta"):
@@ -26,68 +26,79 @@ from lightning_predict.callbacks.output import log_values, print_on_rank_zero
 from lightning_predict.callbacks.rest_prediction import PredictionRequest
 from lightning_predict.record.recording import capture
 from lightning_predict.record.trace import Trace
+from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.loggers import LoggedTable, log_table
-from lightning_predict.run.batch_size import BatchSizeOption
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+    from lightning_predict.advice.largest_batch import LargestBatch
 
 _PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: None}
 """Precision of the steps on the meta device, by the autocast dtype of the recorded step."""
 
 
-def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: PredictionRequest) -> tuple[BatchSizeOption, ...]:
-    """Return the largest batch size that fits on each GPU, without changes to the run's random state and gradients."""
-    from lightning_predict.advice.what_if import batch_sizes_that_fit
+def try_batch_sizes(meta_step: MetaStep, trace: Trace, request: PredictionRequest) -> tuple[LargestBatch, ...]:
+    """Return the largest batch on each GPU, without changes to the run's random state and gradients.
 
-    if trace.samples is None:
-        raise CaptureError("the batch size in use could not be read from the batch")
-    size = max(1, trace.samples // trace.batches)
-    precision = _PRECISIONS.get(trace.flags.autocast_dtype)
-    # Our hooks run without function modes, but the user's step may enter one, such as `torch.device("meta")`.
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch._C._EnableTorchFunction():
-        traces = {
-            samples: capture(meta_step(samples), samples_per_step=samples, precision=precision)
-            for samples in (size, 2 * size)
-        }
-    elsewhere = {one.device for one in traces.values()} - {"meta"}
-    if elsewhere:
-        raise CaptureError(f"meta_step ran on {', '.join(sorted(elsewhere))}; make its tensors on the meta device")
-    return batch_sizes_that_fit(traces, question.layouts, question.assumptions)
+    On an error, warn and return an empty tuple, so that the predictions are kept.
+    """
+    from lightning_predict.advice.largest_batch import largest_batches_on
 
-
-def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: PredictionRequest) -> tuple[BatchSizeOption, ...]:
-    """Return the largest batch sizes. On an error, warn and return an empty tuple, so that the predictions are kept."""
     try:
-        return batch_sizes_on_meta(meta_step, trace, question)
+        return largest_batches_on(_on_meta(meta_step, trace), request.layouts, request.assumptions)
     except Exception as error:
         own_error(error)
         warn(f"RuntimePredictor found no largest batch size: {type(error).__name__}: {error}")
         return ()
 
 
-def show_batch_sizes(options: Sequence[BatchSizeOption], trainer: Trainer, *, with_table: bool) -> None:
-    """Print the options, and log them at the current step."""
-    if not options:
-        return
-    from lightning_predict.advice.what_if import batch_size_lines
+def _on_meta(meta_step: MetaStep, trace: Trace) -> Trace:
+    """Record the user's step on the meta device, with the batch size and precision of the fit."""
+    if trace.samples is None:
+        raise CaptureError("the batch size in use could not be read from the batch")
+    samples, precision = trace.samples_per_batch, _PRECISIONS.get(trace.flags.autocast_dtype)
+    # Our hooks run without function modes, but the user's step may enter one, such as `torch.device("meta")`.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch._C._EnableTorchFunction():
+        captured = capture(meta_step(samples), samples_per_step=samples, precision=precision)
+    if captured.device != "meta":
+        raise CaptureError(f"meta_step ran on {captured.device}; make its tensors on the meta device")
+    return captured
 
-    lines = batch_size_lines(options)
+
+def show_batch_sizes(found: Sequence[LargestBatch], trainer: Trainer, *, with_table: bool) -> None:
+    """Print the largest batches, and log them at the current step."""
+    if not found:
+        return
+    width = max(len(batch.gpu) for batch in found)
+    lines = [f"{batch.gpu:<{width}}  {_line(batch)}" for batch in found]
     if with_table:
         print_on_rank_zero(trainer, lambda: "Largest batch size (from steps captured on the meta device):")
         print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")
     values = {}
-    for option in options:
-        if option.batch_size is not None and option.samples_per_second is not None:
-            separated = f"{option.gpu}/largest_batch"
-            values[f"{separated}_size"] = float(option.batch_size)
-            values[f"{separated}_samples_per_second"] = option.samples_per_second
+    for batch in found:
+        if batch.batch_size is not None and batch.samples_per_second is not None:
+            values[f"{batch.gpu}/largest_batch_size"] = float(batch.batch_size)
+            values[f"{batch.gpu}/largest_batch_samples_per_second"] = batch.samples_per_second
     table = LoggedTable(
         key="predict/batch_size",
         columns=("gpu", "batch_size", "samples_per_second", "usd_per_million_samples"),
-        rows=tuple((one.gpu, one.batch_size, one.samples_per_second, one.usd_per_million_samples) for one in options),
+        rows=tuple(
+            (each.gpu, each.batch_size, each.samples_per_second, each.usd_per_million_samples) for each in found
+        ),
         markdown="\n".join(f"- {line}" for line in lines),
     )
     refusals = (*log_values(trainer, "predict", values), *log_table(trainer.loggers, table, step=trainer.global_step))
     for refusal in refusals:
         warn(refusal)
+
+
+def _line(batch: LargestBatch) -> str:
+    if batch.batch_size is None or batch.step_seconds is None or batch.samples_per_second is None:
+        return "not even one sample fits"
+    cost = ""
+    if batch.usd_per_million_samples is not None:
+        cost = f", {usd(batch.usd_per_million_samples)} for a million" + (f" ({batch.offer})" if batch.offer else "")
+    fit = f"{gibibytes(batch.memory_bytes or 0)} GiB (fits with a chance of {batch.fit_probability:.0%})"
+    rate = f"{significant(batch.samples_per_second)} samples/s"
+    return f"batch size {batch.batch_size:,}: {duration(batch.step_seconds)} a step, {fit}, {rate}{cost}"

@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from lightning_predict.advice.advice_text import Advice
+    from lightning_predict.advice.largest_batch import LargestBatch
     from lightning_predict.callbacks.advice_output import DataFlowRecorder
     from lightning_predict.callbacks.memory_warnings import MemoryWarnings
     from lightning_predict.callbacks.progress import ProgressFile
     from lightning_predict.callbacks.progress_bar import ShownInBar
-    from lightning_predict.run.batch_size import BatchSizeOption
 
 
 @final
@@ -230,7 +230,7 @@ class RuntimePredictor(ObservingCallback):
             uses_history=learn_from_history,
             strategy=None if strategy is None else parse_strategy(strategy),
         )
-        self.batch_sizes: tuple[BatchSizeOption, ...] = ()
+        self.batch_sizes: tuple[LargestBatch, ...] = ()
         self.predictions: Predictions | None = None
         self.trace: Trace | None = None
         self.outcome: Outcome | None = None

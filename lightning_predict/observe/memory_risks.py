@@ -28,7 +28,6 @@ from lightning_predict.memory.step_memory import FITS_FROM, MemoryNeed, memory_n
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import gibibytes, share
-from lightning_predict.run.batch_size import samples_per_batch
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +120,7 @@ def _candidate_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryR
             need=step.need(step.bytes + rest_of_run.state_bytes),
             remedy="Use a smaller batch or an optimizer with less state.",
         )
-    samples, training = rest_of_run.validation_samples, samples_per_batch(step.trace)
+    samples, training = rest_of_run.validation_samples, step.trace.samples_per_batch
     if samples is not None and samples > training:
         passing, is_bound = step.validation_bytes(rest_of_run.validation, samples)
         yield risk(
@@ -181,7 +180,7 @@ class _StepMemory:
         if self._is_scalable:
             from lightning_predict.advice.batch_size import with_samples
 
-            samples = math.ceil(factor * samples_per_batch(self.trace))
+            samples = math.ceil(factor * self.trace.samples_per_batch)
             scaled = step_memory(with_samples(self.trace, samples))
             assert scaled is not None
             return scaled.bytes_on(self._gpu) - scaled.releasable_bytes
@@ -203,9 +202,9 @@ class _StepMemory:
             or validation.samples is None
             or step_memory(_without_cached_segments(validation)) is None
         ):
-            return self.at(samples / samples_per_batch(self.trace)) - self.persistent_bytes, True
+            return self.at(samples / self.trace.samples_per_batch) - self.persistent_bytes, True
         own = _StepMemory(validation, self._gpu)
-        return own.at(samples / samples_per_batch(validation)) - own.persistent_bytes, False
+        return own.at(samples / validation.samples_per_batch) - own.persistent_bytes, False
 
 
 def missing_state_bytes(optimizer: Any) -> int | None:

@@ -27,7 +27,6 @@ from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.planning.problem import Configuration, MachineType
 from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.record.trace import Trace
-from lightning_predict.run.batch_size import samples_per_batch
 
 HISTORY: Final = "history"
 """Keyword for the runs that `RuntimePredictor` stored."""
@@ -74,7 +73,7 @@ def times_of_trace(
         for one, layout in layouts.items()
         if (groups := _replicas(assumptions.strategy, layout)) is not None
     }
-    samples, reason = samples_per_batch(trace), why_no_other_batch(trace)
+    samples, reason = trace.samples_per_batch, why_no_other_batch(trace)
     if keep_batch and reason is not None and any(number != 1 for number in replicas.values()):
         raise PlanningFormatError(f"{path} cannot keep its batch on other numbers of GPUs: {reason}.")
     times: dict[Configuration, Interval[float]] = {}

@@ -356,6 +356,11 @@ class Trace:
         middle = statistics.median(self.step_seconds)
         return tuple(running * one / middle for one in self.step_seconds) if middle > 0 else (running,)
 
+    @property
+    def samples_per_batch(self) -> int:
+        """Number of samples in one batch on this rank; 1 if unknown."""
+        return max((self.samples or 1) // self.batches, 1)
+
     def untimed(self) -> Trace:
         """Return the Trace without measured times of whole steps."""
         return replace(

@@ -258,9 +258,8 @@ def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction,
     if len(times) < 2 or not min(times) / MAX_EXTRAPOLATION <= samples <= max(times) * MAX_EXTRAPOLATION:
         return None
     medians = {size: statistics.median(found[-RUNS_THAT_COUNT:]) for size, found in sorted(times.items())}
-    from lightning_predict.run.batch_size import line_through
-
-    seconds = line_through(medians).at(samples)
+    line = statistics.linear_regression(list(medians), list(medians.values()))
+    seconds = line.intercept + line.slope * samples if line.slope > 0 else statistics.fmean(medians.values())
     if seconds <= 0:
         return None
     runs = sum(len(found[-RUNS_THAT_COUNT:]) for found in times.values())

@@ -10,7 +10,7 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.advice.table import CHANGES
-from lightning_predict.advice.what_if import compile_what_if
+from lightning_predict.advice.what_if import what_if
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.data_flow import has_data_flow, with_data_flow
@@ -72,9 +72,9 @@ def test_a_followed_profile_knows_tensors_and_modules(captured: Trace) -> None:
 def test_compiling_a_profile_asks_for_the_followed_step_and_then_answers(captured: Trace) -> None:
     profile = as_profiled(captured)
     with pytest.raises(InvalidArgumentError, match="capture the same step on the meta device"):
-        compile_what_if(profile, [GPU])
+        what_if("compile", profile, [GPU])
     before = lp.predict(profile, [GPU], history=False)[GPU]
-    after = compile_what_if(profile, [GPU], followed=captured)[GPU]
+    after = what_if("compile", profile, [GPU], followed=captured)[GPU]
     assert after.iteration_seconds < before.iteration_seconds
 
 

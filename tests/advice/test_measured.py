@@ -7,8 +7,8 @@ import math
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.advice.gains import gain
 from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.what_if import gain
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.record.trace import Trace
 from tests.advice.example_steps import GPU, profiled

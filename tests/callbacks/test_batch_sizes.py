@@ -45,7 +45,7 @@ def test_it_is_shown_and_logged(small: Small, tmp_path: Path, capsys: pytest.Cap
 
     logger = small.lightning.loggers.CSVLogger(tmp_path)
     predictor, _ = fit(small, tmp_path, noting, logger=logger)
-    assert asked == [BATCH_SIZE, 2 * BATCH_SIZE]
+    assert asked == [BATCH_SIZE]
     assert [option.gpu for option in predictor.batch_sizes] == ["T4", "L4"]
     assert "T4  batch size " in capsys.readouterr().out
     with open(Path(logger.log_dir) / "metrics.csv") as file:
@@ -65,7 +65,7 @@ def test_the_step_on_meta_runs_in_the_trainers_precision(
     monkeypatch.setattr(batch_sizes, "capture", noting)
     fit(small, tmp_path, meta_step, precision="bf16-mixed")
     fit(small, tmp_path, meta_step)
-    assert given == ["bf16-mixed", "bf16-mixed", None, None]
+    assert given == ["bf16-mixed", None]
 
 
 def test_training_is_the_same(lightning: Small, tmp_path: Path) -> None:

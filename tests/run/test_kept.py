@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lightning_predict.base.interval import Interval
-from lightning_predict.run.batch_size import LARGEST, StraightLine, largest_power_of_two, line_through
 from lightning_predict.run.history import HistoryRecord, correction_for
 from lightning_predict.run.measured_gains import own_gain
 from lightning_predict.run.workload import (
@@ -94,19 +93,3 @@ def test_history(kept: Kept) -> None:
     gain = own_gain(records[:-1], records[-1])
     found["own gain"] = [] if gain is None else [gain.sentence(records[-1])]
     kept("history", found)
-
-
-def edges(line: StraightLine) -> list[float]:
-    """Room for nothing, for some, and exactly for the request."""
-    return [1e8, 9e9, 33.7e9, 1e18, *(line.at(size) for size in (1, 64, LARGEST))]
-
-
-def test_batch_sizes(kept: Kept) -> None:
-    lines = (line_through({8: 1.3e9, 16: 2.1e9}), line_through({4: 1e9, 8: 3e9, 32: 5.5e9}))
-    kept(
-        "batch sizes",
-        {
-            str(number): [line.at(48), *(largest_power_of_two(line, size) or 0 for size in edges(line))]
-            for number, line in enumerate(lines)
-        },
-    )

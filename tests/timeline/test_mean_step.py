@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.advice.what_if import precision_what_if
+from lightning_predict.advice.what_if import what_if
 from lightning_predict.base.interval import Interval
 from lightning_predict.record.trace import (
     Memory,
@@ -166,9 +166,11 @@ def test_no_name_leaks_with_another_kind_of_step() -> None:
 
 
 def test_every_kind_is_cast_to_another_precision() -> None:
-    half = precision_what_if(replace(MIXED, step_seconds=()), ["H100-SXM-80GB"])["H100-SXM-80GB"]
-    one, six = (precision_what_if(trace, ["H100-SXM-80GB"])["H100-SXM-80GB"].iteration_seconds for trace in (ONE, SIX))
-    assert half.iteration_seconds == pytest.approx(0.8 * one + 0.2 * six)
+    half, one, six = (
+        what_if("bf16-mixed", trace, ["H100-SXM-80GB"])["H100-SXM-80GB"].iteration_seconds
+        for trace in (replace(MIXED, step_seconds=()), ONE, SIX)
+    )
+    assert half == pytest.approx(0.8 * one + 0.2 * six)
 
 
 def test_runs_with_other_kinds_of_step_are_not_taken_for_one_another() -> None:
