@@ -463,7 +463,7 @@ _OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
 class LightningStrategy(Protocol):
     """A strategy of Lightning or Fabric, such as `ModelParallelStrategy(...)`.
 
-    See `layouts/external_configs.py`.
+    See `layouts/foreign_configs.py`.
     """
 
     @property
@@ -475,7 +475,7 @@ def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     """Parse a strategy from its text, a configuration of another project, or a strategy object of Lightning.
 
     Accepted configurations are Megatron's arguments (`--tensor-model-parallel-size 8 ...`) or a shell script with these
-    arguments, torchtitan's TOML, DeepSpeed's JSON, and YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox.
+    arguments, torchtitan's TOML, DeepSpeed's JSON, and YAML of other projects.
 
     Raises:
         InvalidArgumentError: A name or an option is unknown.
@@ -483,7 +483,7 @@ def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     if isinstance(words, Strategy):
         return words
     if not isinstance(words, str) or _is_foreign(words):
-        from lightning_predict.layouts.external_configs import strategy_of_foreign
+        from lightning_predict.layouts.foreign_configs import strategy_of_foreign
 
         words = strategy_of_foreign(words)
     name, *options = (word.strip() for word in words.split(","))

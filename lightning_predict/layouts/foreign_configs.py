@@ -1,0 +1,718 @@
+"""Translates parallel configurations of other projects to strategy texts, for `parse_strategy`.
+
+Supported are arguments of Megatron and NeMo (also in a shell script), torchtitan's TOML files, DeepSpeed's JSON files,
+YAML files of accelerate, axolotl, LLaMA-Factory, Hugging Face's Trainer, gpt-neox and nanotron, and strategy objects of
+Lightning. Every key of a file is translated, refused because its effect on time or memory is not predicted, or listed
+in one warning as without effect on the strategy. Example::
+
+    >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
+    'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
+
+    parse_strategy("train_configs/llama3_70b.toml")  # the file for torchtitan's --job.config_file
+    parse_strategy("ds_config.json")
+    parse_strategy(ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=8))  # or Fabric's
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, final
+
+from lightning_predict.base.checked import read_json, read_text, read_toml, read_yaml, shown
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware.records import DTYPE_WORDS
+
+Options = dict[str, object]
+"""Options of a strategy by name; the first, `data`, is the kind of data parallelism."""
+
+Translation = Mapping[str, "str | Mapping[str, Options]"]
+"""Translation of keys: an option that gets the number of the key, or options by the value of the key."""
+
+FILES: Final = (".toml", ".json", ".yaml", ".yml", ".sh")
+"""Suffixes of the files that are read."""
+
+
+def strategy_of_foreign(words: str | object) -> str:
+    """Translate another project's arguments, file or object to a strategy text; return other texts unchanged.
+
+    Raises:
+        InvalidArgumentError: The file does not exist, or a key has no equivalent.
+    """
+    if not isinstance(words, str):
+        return _text(_lightning(words))
+    if not words.isalnum() and are_arguments(words):
+        return strategy_of_arguments(words)
+    if "=" not in words and words.strip().endswith(FILES):  # an argument may contain a file name
+        return strategy_of_file(words)
+    return words
+
+
+def strategy_of_arguments(text: str) -> str:
+    """Translate command-line arguments of Megatron, also in NeMo's notation (`model.tensor_model_parallel_size=4`)."""
+    return _translated(_Keys(_arguments(text), "arguments"), _megatron)
+
+
+def strategy_of_file(path: str) -> str:
+    """Translate a configuration file to the text of a strategy."""
+    file = Path(path.strip())
+    try:
+        if file.suffix == ".sh":
+            text = _arguments_of_script(read_text(file, InvalidArgumentError), path)
+            return _translated(_Keys(_arguments(text), path), _megatron)
+        read = {".toml": read_toml, ".json": read_json}.get(file.suffix, read_yaml)
+        found = read(file, InvalidArgumentError).value
+    except OSError as error:
+        raise InvalidArgumentError(f"strategy={path!r} cannot be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(f"strategy={path!r} holds no table of options; expected keys and values.")
+    translate = {".toml": _torchtitan, ".json": _deepspeed}.get(file.suffix, _yaml)
+    return _translated(_Keys(found, path), translate)
+
+
+def _translated(keys: _Keys, translate: Callable[[_Keys], Options]) -> str:
+    text = _text(translate(keys))
+    listed = sorted(set(keys.unread()))
+    if listed:
+        warnings.warn(
+            f"{keys.path}: these keys do not change how GPUs share the work, and are left to the recorded step: "
+            f"{', '.join(listed)}.",
+            stacklevel=2,
+        )
+    return text
+
+
+def _text(options: Options) -> str:
+    data, *others = options.items()
+    return ",".join([str(data[1]), *(f"{name}={str(value).lower()}" for name, value in others)])
+
+
+# --- Keys: read, refused, or listed
+
+_AUTO: Final = "auto"
+"""Value that another project fills in at run time. Here, the recorded step determines it."""
+
+_OFF: Final = (False, None, "", 0, -1, _AUTO, "none", "no", "NO", "null")
+
+_SHARING: Final = ("parallel", "pipeline", "recompute", "overlap", "offload", "fp8", "expert", "distributed", "fsdp")
+"""An unread key with one of these parts affects parallelism, communication or recomputation."""
+
+_WITHOUT_EFFECT: Final = frozenset(
+    "distributed_backend distributed_timeout_minutes no_check_for_nan_in_loss_and_grad ckpt_fully_parallel_save "
+    "ckpt_fully_parallel_load dist_ckpt_format no_async_tensor_model_parallel_allreduce num_experts "
+    "moe_shared_expert_intermediate_size moe_router_enable_expert_bias fsdp_version fsdp_transformer_layer_cls_to_wrap "
+    "fsdp_min_num_params".split()
+)
+"""Keys with such a part that describe the recorded model or hardly affect predictions."""
+
+
+@final
+class _Keys:
+    """Keys of a table of another project's configuration, with `_` for `-`.
+
+    Args:
+        table: Keys and values.
+        path: Name of the file in error messages.
+        place: Name of the table in error messages, with a dot at the end; empty for the whole file.
+        refused: Parts of the names of keys that are refused if they are set but not read.
+    """
+
+    def __init__(
+        self, table: Mapping[str, object], path: str, place: str = "", refused: tuple[str, ...] = _SHARING
+    ) -> None:
+        self.path, self._place, self._refused = path, place, refused
+        self._names = {str(key).replace("-", "_"): str(key) for key in table}
+        self._left = dict(zip(self._names, table.values(), strict=True))
+        self._parts: list[_Keys] = []
+
+    def has(self, *keys: str) -> bool:
+        """Return whether the file has one of the keys."""
+        return not self._names.keys().isdisjoint(keys)
+
+    def read(self, key: str, default: object = None) -> object:
+        """Return the value of a key, which then counts as read."""
+        return self._left.pop(key, default)
+
+    def text(self, key: str, default: str = "none") -> str:
+        """Return the value of a key as a text."""
+        value = self.read(key)
+        return default if value is None else str(value)
+
+    def number(self, key: str) -> int | None:
+        """Return a whole number of at least 1; None if the value is missing or left open."""
+        value = self.read(key)
+        if isinstance(value, str) and value.isdigit():  # an argument
+            value = int(value)
+        if value is None or value in (_AUTO, -1):
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgumentError(
+                f"strategy={self.path!r}: {self._name(key)}={value!r}; expected a whole number of at least 1."
+            )
+        return value
+
+    def options(self, translation: Translation) -> Options:
+        """Translate keys to options of a strategy. Values that switch a key off give no option."""
+        found: Options = {}
+        for key, option in translation.items():
+            if isinstance(option, str):
+                number = self.number(key)
+                found |= {} if number is None else {option: number}
+            elif self.is_on(key):
+                value = self.text(key)
+                if value.lower() not in option:
+                    raise InvalidArgumentError(
+                        f"strategy={self.path!r}: {self._name(key)}={value}; expected {' or '.join(option)}, which "
+                        "have a word here."
+                    )
+                found |= option[value.lower()]
+            self.read(key)
+        return found
+
+    def is_on(self, key: str) -> bool:
+        """Return whether a key is set. A table counts as set unless it is empty or has `enabled: false`."""
+        value = self._left.get(key)
+        if isinstance(value, Mapping):
+            return bool(value) and value.get("enabled", True) not in _OFF
+        return value not in _OFF
+
+    def table(self, key: str, *refused: str) -> _Keys:
+        """Return the keys of a table; empty if the table is missing."""
+        value = self.read(key) or {}
+        if not isinstance(value, Mapping):
+            raise self.refusal(key, value)
+        return self.part(value, self.path, f"{self._name(key)}.", refused)
+
+    def part(
+        self, table: Mapping[str, object], path: str, place: str = "", refused: tuple[str, ...] = _SHARING
+    ) -> _Keys:
+        """Return the keys of a part of the configuration, whose unread keys are listed with the others."""
+        self._parts.append(_Keys(table, path, place, refused))
+        return self._parts[-1]
+
+    def refuse(self, *keys: str) -> None:
+        """Raise an error for the first key that is set. A degree of 1 is not set."""
+        for key in keys:
+            value = self._left.get(key)
+            if self.is_on(key) and (isinstance(value, bool) or value not in (1, "1")):
+                raise self.refusal(key, value)
+
+    def refusal(self, key: str, value: object) -> InvalidArgumentError:
+        """Return the error for a key that changes time or memory but cannot be predicted."""
+        return InvalidArgumentError(
+            f"strategy={self.path!r}: {self._name(key)} = {value!r} has no word here, so that it would not be "
+            "predicted; leave it out, or say the sharing as 'fsdp,tensor=8'."
+        )
+
+    def unread(self) -> Iterator[str]:
+        """Yield the keys without effect, except comments, which start with `_`; raise an error for others."""
+        for key, value in self._left.items():
+            if key not in _WITHOUT_EFFECT and (any(part in key for part in self._refused) or value == "offload"):
+                self.refuse(key)
+            if not key.startswith("_"):
+                yield self._name(key)
+        for part in self._parts:
+            yield from part.unread()
+
+    def _name(self, key: str) -> str:
+        return f"{self._place}{self._names.get(key, key)}"
+
+
+def _batches(keys: _Keys, total_key: str, micro_key: str, accumulated_key: str) -> Options:
+    """Read samples per step on all GPUs, samples per batch, and batches per step, and check that they agree."""
+    total, micro, accumulated = (keys.number(key) for key in (total_key, micro_key, accumulated_key))
+    found: Options = {"batch_samples": micro, "accumulate": accumulated}
+    found = {name: value for name, value in found.items() if value is not None}
+    if total is None:
+        return found
+    if micro is None:
+        raise InvalidArgumentError(
+            f"strategy={keys.path!r}: {total_key}={total} needs {micro_key}, to tell how many batches are accumulated; "
+            "write it, or leave both to the trainer ('auto')."
+        )
+    together = micro * (accumulated or 1)
+    if total % together:
+        product = micro_key if accumulated is None else f"{micro_key} x {accumulated_key}"
+        raise InvalidArgumentError(
+            f"strategy={keys.path!r}: {total_key}={total} is no multiple of {product} = {together}; correct one of "
+            "them."
+        )
+    return found | {"global_batches" if accumulated is None else "groups": total // together}
+
+
+# --- Megatron and NeMo
+
+_SEQUENCE: Final[Options] = {"sequence": True, "gather_again": True}
+
+_MEGATRON_DEGREES: Final[Translation] = {
+    "tensor_model_parallel_size": "tensor",
+    "pipeline_model_parallel_size": "pipeline",
+    "virtual_pipeline_model_parallel_size": "virtual",
+    "expert_model_parallel_size": "expert",
+}
+"""These keys tell LLaMA-Factory's files with Megatron's arguments from others."""
+
+_MEGATRON: Final[Translation] = {
+    "use_distributed_optimizer": {"true": {"data": "zero1"}},
+    **_MEGATRON_DEGREES,
+    "context_parallel_size": "context",
+    "expert_tensor_parallel_size": "expert_tensor",
+    "decoder_first_pipeline_num_layers": "first_stage",
+    "decoder_last_pipeline_num_layers": "last_stage",
+    "accumulate": "accumulate",
+    "accumulate_grad_batches": "accumulate",
+    "sequence_parallel": {"true": _SEQUENCE},
+    "overlap_param_gather": {"true": {"overlap_param_gather": True}},
+    "tp_comm_overlap": {"true": {"overlap_tensor": True}},
+    "optimizer_cpu_offload": {"true": {"offload": "optimizer"}},
+    "recompute_granularity": {"full": {"recompute": "full"}, "selective": {"recompute": "selective"}},
+    "recompute_method": {"uniform": {}},
+    "recompute_num_layers": {"1": {}},
+    "fp8_recipe": {
+        "tensorwise": {"fp8": "tensorwise"},
+        "delayed": {"fp8": "tensorwise"},
+        "blockwise": {"fp8": "blockwise"},
+    },
+}
+
+
+def are_arguments(text: str) -> bool:
+    """Return whether a text consists of command-line arguments, not of a strategy."""
+    first = text.replace("=", " ").split()[:1]
+    return text.lstrip().startswith("--") or any(_argument(name) in _MEGATRON for name in first)
+
+
+def _argument(name: str) -> str:
+    """Return an argument's name with underscores, without leading hyphens and NeMo's prefixes."""
+    return name.lstrip("-+").rpartition(".")[2].replace("-", "_")
+
+
+def _arguments(text: str) -> dict[str, object]:
+    """Return the values of arguments by name. An argument without a value is true."""
+    plain = {"true": True, "false": False, "null": None, "none": None}
+    found, name = dict[str, object](), ""
+    for word in text.split():
+        key, is_pair, value = word.partition("=")
+        if word.startswith("--") or is_pair:
+            name = _argument(key)
+            found[name] = plain.get(value.lower(), value) if is_pair else True
+        elif found.get(name) is True:
+            found[name] = plain.get(word.lower(), word)
+    return found
+
+
+def _megatron(keys: _Keys) -> Options:
+    found = {"data": "ddp"} | keys.options(_MEGATRON)
+    if found.get("tensor", 1) == 1:  # Megatron ignores the flag then
+        found = {name: value for name, value in found.items() if name not in _SEQUENCE}
+    capacity = keys.read("moe_expert_capacity_factor")
+    found |= {"capacity": capacity} if capacity else {}
+    found |= _batches(keys, "global_batch_size", "micro_batch_size", "accumulated")
+    found |= {"expert_launches": True} if found.get("expert", 1) != 1 else {}  # one launch per expert, grouped or not
+    return found | ({} if keys.read("overlap_grad_reduce") else {"overlap_grad_reduce": False})
+
+
+# `TP=8`, `export NAME="a b"  # comment`
+_ASSIGNED: Final = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;()]*)\s*(?:#.*)?;?\s*$", re.MULTILINE)
+# `$TP`, `${TP}`, `${TP:-8}`
+_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+
+_LAUNCHER: Final = frozenset(
+    "nproc_per_node nnodes node_rank master_addr master_port rdzv_id rdzv_backend rdzv_endpoint max_restarts".split()
+)
+"""Arguments of torchrun, which launches the training and does not belong to its own arguments."""
+
+
+def _arguments_of_script(text: str, path: str) -> str:
+    """Return Megatron's arguments in a shell script: in arrays, over several lines, and with simple variables."""
+    plain = re.sub(r"(^|\s)#.*", r"\1", text.replace("\\\n", " "), flags=re.MULTILINE)
+    variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(text)}
+
+    def value(match: re.Match[str]) -> str:
+        return str(variables.get(match[1] or match[3], match[0] if match[2] is None else match[2]))
+
+    arguments: list[str] = []
+    may_be_value = is_kept = False
+    for word in re.sub(r"[()]", " ", plain).split():
+        word = word.strip("\"';")
+        is_argument = word.startswith("--")
+        if is_argument:
+            is_kept = _argument(word.partition("=")[0]) not in _LAUNCHER
+        if is_kept and (is_argument or (may_be_value and word and not word.startswith("-"))):
+            for _ in range(len(variables) + 1):  # a value can contain variables
+                word = _VARIABLE.sub(value, word)
+            arguments.append(word or "''")
+        may_be_value = is_argument and "=" not in word
+    if not arguments:
+        raise InvalidArgumentError(f"strategy={path!r} holds no arguments like --tensor-model-parallel-size 8.")
+    return " ".join(arguments)
+
+
+# --- torchtitan
+
+_TORCHTITAN_DEGREES: Final[Translation] = {
+    "tensor_parallel_degree": "tensor",
+    "pipeline_parallel_degree": "pipeline",
+    "context_parallel_degree": "context",
+    "expert_parallel_degree": "expert",
+}
+
+_TORCHTITAN_SCHEDULES: Final[Mapping[str, Options]] = {
+    "1f1b": {},
+    "interleaved1f1b": {"virtual": 2},
+    "gpipe": {"schedule": "gpipe"},
+    "interleavedzerobubble": {"virtual": 2, "schedule": "zero_bubble"},
+    "zbvzerobubble": {"virtual": 2, "schedule": "zero_bubble"},
+}
+
+_TORCHTITAN_RECOMPUTED: Final[Mapping[str, Options]] = {
+    "none": {},
+    "full": {"recompute": "full"},
+    "selective op": {"recompute": "operations"},
+    "selective 2": {"recompute": "layers"},
+    "selective 1": {"recompute": "full"},
+}
+"""Options by the mode of `[activation_checkpoint]`, and the selected operations or every n-th layer."""
+
+
+def _torchtitan(keys: _Keys) -> Options:
+    sharing, training = keys.table("parallelism", "degree", "fqns"), keys.table("training")
+    replicas = sharing.number("data_parallel_replicate_degree") or 1
+    shard = sharing.number("data_parallel_shard_degree")  # None means all remaining GPUs
+    found: Options = {"data": "ddp" if shard == 1 else "fsdp" if replicas == 1 else "hybrid"}
+    if shard is not None:
+        found |= {"shard": shard} if found["data"] == "hybrid" else {}
+        found["groups"] = replicas * shard
+    found |= sharing.options(_TORCHTITAN_DEGREES)
+    if found.get("tensor", 1) != 1:
+        found |= {"sequence": True}
+        found |= sharing.options({"enable_async_tensor_parallel": {"true": {"overlap_tensor": True}}})
+    found |= _batches(training, "global_batch_size", "local_batch_size", "accumulated")
+    if found.get("pipeline", 1) != 1:
+        found |= _torchtitan_pipeline(sharing, found.get("batch_samples"))
+    checkpointing = keys.table("activation_checkpoint")
+    mode, option = checkpointing.text("mode", "selective"), checkpointing.text("selective_ac_option", "2")
+    recomputed = f"{mode} {option}" if mode == "selective" else mode
+    if recomputed not in _TORCHTITAN_RECOMPUTED:
+        raise keys.refusal("activation_checkpoint", f"{mode} {option}")
+    found |= _TORCHTITAN_RECOMPUTED[recomputed] | _torchtitan_float8(keys)
+    keys.table("compile").refuse("enable")
+    reduced = training.text("mixed_precision_reduce", "float32")
+    return found | ({} if found["data"] == "ddp" else {"reduce_dtype": reduced})
+
+
+def _torchtitan_pipeline(sharing: _Keys, samples: object) -> Options:
+    found = {"virtual": 1} | sharing.options({"pipeline_parallel_schedule": _TORCHTITAN_SCHEDULES})
+    layers = sharing.read("pipeline_parallel_layers_per_stage")
+    if found["virtual"] != 1 and layers is not None:
+        raise InvalidArgumentError(
+            f"strategy={sharing.path!r}: parallelism.pipeline_parallel_layers_per_stage = {layers!r}: how many stages "
+            "that makes of each GPU depends on the model. Leave it out for two, or say the sharing in words, with "
+            "virtual= layers of the model / (pipeline x layers of a stage)."
+        )
+    own = sharing.number("pipeline_parallel_microbatch_size") or 1
+    if not isinstance(samples, int):
+        return found
+    if samples % own:
+        raise InvalidArgumentError(
+            f"strategy={sharing.path!r}: parallelism.pipeline_parallel_microbatch_size={own} does not divide "
+            f"training.local_batch_size={samples}, as torchtitan asks."
+        )
+    return found | {"micro_batches": samples // own}
+
+
+def _torchtitan_float8(keys: _Keys) -> Options:
+    converters = keys.table("model").read("converters")
+    names = [str(name) for name in converters] if isinstance(converters, list) else []
+    recipe = keys.table("float8").text("recipe_name", "tensorwise")
+    recipe = keys.table("quantize").table("linear").table("float8").text("recipe_name", recipe)
+    if any("mx" in name for name in names):
+        return {"fp8": "mx"}
+    if {"float8", "quantize.linear.float8"}.isdisjoint(names):
+        return {}
+    return {"fp8": "tensorwise" if recipe == "tensorwise" else "rowwise"}
+
+
+# --- DeepSpeed
+
+_NOT_PREDICTED: Final = (
+    *("pipeline", "sparse_attention", "sparse_gradients", "compression_training", "quantize_training"),
+    *("data_efficiency", "curriculum_learning", "progressive_layer_drop", "hybrid_engine", "sequence_parallel_size"),
+)
+"""Keys that change time or memory, but are not predicted."""
+
+_COMPRESSING: Final = ("onebitadam", "zerooneadam", "onebitlamb")
+"""Optimizers that communicate compressed gradients, which is not predicted."""
+
+_REDUCED: Final[Mapping[str, Options]] = {
+    name: {"reduce_dtype": DTYPE_WORDS[name]} for name in ("fp16", "bf16", "fp32")
+}
+
+
+def _deepspeed(keys: _Keys) -> Options:
+    zero = keys.table("zero_optimization", "offload", "mics", "hpz", "quantize", "loco")
+    stage = zero.read("stage", 0)
+    if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage <= 3:
+        raise zero.refusal("stage", stage)
+    found: Options = {"data": ("ddp", "zero1", "zero2", "fsdp")[stage]}
+    for name in ("offload_optimizer", "offload_param"):
+        device = zero.table(name).text("device")
+        if device != "none" and (name, device) != ("offload_optimizer", "cpu"):
+            raise zero.refusal(f"{name}.device", device)
+        found |= {} if device == "none" else {"offload": "optimizer"}
+    keys.refuse(*_NOT_PREDICTED)
+    keys.table("tensor_parallel").refuse("autotp_size")
+    compiled = keys.table("compile")
+    if compiled.has("disable", "backend") and not compiled.read("disable"):
+        raise compiled.refusal("disable", False)
+    keys.table("activation_checkpointing").refuse("partition_activations", "cpu_checkpointing")
+    keys.table("data_types").refuse("grad_accum_dtype")
+    optimizer = keys.table("optimizer").text("type")
+    if optimizer.lower() in _COMPRESSING:
+        raise InvalidArgumentError(
+            f"strategy={keys.path!r}: optimizer.type = {optimizer!r} compresses the gradients that GPUs exchange, "
+            "which is not predicted. Name another optimizer, such as AdamW, for an upper bound."
+        )
+    found |= _batches(keys, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    if stage < 2 and zero.read("overlap_comm") is False:
+        found["overlap_grad_reduce"] = False
+    return found | keys.options({"communication_data_type": _REDUCED})
+
+
+def _deepspeed_file(keys: _Keys, name: str) -> Options:
+    """Translate the DeepSpeed file that a YAML file names, from the file's folder, the current folder or a parent."""
+    folder = Path(keys.path).resolve().parent
+    places = [place / name for place in (folder, Path.cwd(), *folder.parents)]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise InvalidArgumentError(
+            f"strategy={keys.path!r} names {name}, which is neither beside it nor in a folder above."
+        )
+    return _deepspeed(keys.part(read_json(file, InvalidArgumentError).mapping(), str(file)))
+
+
+# --- YAML: accelerate, axolotl, Hugging Face's Trainer, LLaMA-Factory, gpt-neox and nanotron
+
+_SHARDING: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("FULL_SHARD", "1"), "fsdp"),
+    **dict.fromkeys(("SHARD_GRAD_OP", "2"), "zero2"),
+    **dict.fromkeys(("NO_SHARD", "3"), "ddp"),
+    **dict.fromkeys(("HYBRID_SHARD", "4"), "hybrid"),
+}
+"""Strategies by names and numbers of torch's `ShardingStrategy`."""
+
+_MIXED: Final = ("bf16", "fp16")
+
+_DEGREES: Final[Translation] = {
+    "tensor_parallel_size": "tensor",
+    "context_parallel_size": "context",
+    "sequence_parallel_degree": "context",
+}
+
+
+def _yaml(keys: _Keys) -> Options:
+    """Translate a YAML file, whose keys determine the project."""
+    for names, translate in _PROJECTS.items():
+        if keys.has(*names):
+            return translate(keys)
+    raise InvalidArgumentError(
+        f"strategy={keys.path!r} is no YAML of accelerate, axolotl, Hugging Face's Trainer, gpt-neox or nanotron: it "
+        f"has none of {', '.join(name for names in _PROJECTS for name in names)}. Say the sharing as 'fsdp,tensor=8'."
+    )
+
+
+def _accelerate(keys: _Keys) -> Options:
+    kind, precision = keys.text("distributed_type", "NO").upper(), keys.text("mixed_precision")
+    if precision == "fp8":
+        raise keys.refusal("mixed_precision", precision)
+    keys.table("dynamo_config").refuse("dynamo_backend")
+    keys.refuse("megatron_lm_config", "tp_config")
+    processes = keys.number("num_processes")
+    groups: Options = {} if kind == "NO" or processes is None else {"groups": processes}
+    if kind == "FSDP":
+        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | groups
+    if kind == "DEEPSPEED":
+        return _accelerates_deepspeed(keys.table("deepspeed_config")) | groups
+    if kind not in ("NO", "MULTI_GPU"):
+        raise keys.refusal("distributed_type", kind)
+    return {"data": "ddp"} | groups
+
+
+def _accelerates_deepspeed(own: _Keys) -> Options:
+    """Translate accelerate's `deepspeed_config`: the name of a DeepSpeed file, or DeepSpeed options."""
+    file = own.text("deepspeed_config_file", "")
+    if file:
+        return _deepspeed_file(own, file)
+    zero = {"stage": own.read("zero_stage", 2)}
+    zero |= {name: {"device": own.text(f"{name}_device")} for name in ("offload_optimizer", "offload_param")}
+    batches = {"gradient_accumulation_steps": own.read("gradient_accumulation_steps")}
+    return _deepspeed(own.part({"zero_optimization": zero, **batches}, own.path, "deepspeed_config."))
+
+
+def _fsdp(keys: _Keys, *, mixed: str | None, sharding: str = "FULL_SHARD") -> Options:
+    """Translate `fsdp_config`, whose keys may have the prefix `fsdp_`.
+
+    Args:
+        keys: Keys of the file.
+        mixed: dtype in which parameters are gathered and gradients are reduced; None for the recorded dtypes.
+        sharding: Sharding strategy, if `fsdp_config` has none.
+    """
+    own = keys.table("fsdp_config", "offload")
+
+    def read(key: str) -> object:
+        return own.read(f"fsdp_{key}", own.read(key))
+
+    reshard = read("reshard_after_forward")
+    named = str(read("sharding_strategy") or (reshard if isinstance(reshard, str) else sharding)).upper()
+    if named not in _SHARDING:
+        raise own.refusal("sharding_strategy", named)
+    data = _SHARDING[named]
+    if isinstance(reshard, bool):  # FSDP 2
+        data = "fsdp" if reshard else "zero2"
+    found: Options = {"data": data}
+    found |= {"recompute": "full"} if read("activation_checkpointing") else {}
+    if mixed is None or data == "ddp":
+        return found
+    return found | ({} if data == "zero2" else {"param_dtype": mixed}) | {"reduce_dtype": mixed}
+
+
+def _trainer(keys: _Keys) -> Options:
+    """Translate axolotl's YAML or arguments of Hugging Face's Trainer, which share most keys."""
+    micro_key = "micro_batch_size" if keys.has("micro_batch_size") else "per_device_train_batch_size"
+    batches = _batches(keys, "train_batch_size", micro_key, "gradient_accumulation_steps")
+    if keys.has(*_MEGATRON_DEGREES):
+        found = _megatron(keys)
+        return found | _accumulated_in_pipeline(found) | batches
+    degrees = keys.options(_DEGREES)
+    keys.refuse("fp8", "expert_parallel_size", "dp_replicate_size")
+    if keys.is_on("deepspeed"):
+        for key in degrees:
+            raise keys.refusal(next(name for name, option in _DEGREES.items() if option == key), degrees[key])
+        found = _deepspeed_file(keys, keys.text("deepspeed"))
+        return found | {name: value for name, value in batches.items() if name not in found}
+    mixed = next((DTYPE_WORDS[key] for key in _MIXED if keys.read(key) in (True, "auto", "full")), None)
+    fsdp = keys.read("fsdp")
+    words = [str(word) for word in fsdp] if isinstance(fsdp, list) else str(fsdp or "").split()
+    if "offload" in words:
+        raise keys.refusal("fsdp", fsdp)
+    if not words and not keys.is_on("fsdp_config"):
+        return {"data": "fsdp" if keys.read("dp_shard_size") else "ddp"} | degrees | batches
+    sharding = next((word for word in words if word.upper() in _SHARDING), "FULL_SHARD")
+    return _fsdp(keys, mixed=mixed, sharding=sharding) | degrees | batches
+
+
+def _accumulated_in_pipeline(found: Options) -> Options:
+    """Return the micro-batches of a pipeline whose micro-batches are accumulated batches of the recorded size."""
+    return {"micro_batches": 1} if found.get("pipeline", 1) != 1 else {}
+
+
+def _neox(keys: _Keys) -> Options:
+    """Translate gpt-neox's YAML: DeepSpeed's keys and Megatron's degrees."""
+    keys.table("pipeline")  # a table of gpt-neox, which DeepSpeed's own files do not have
+    found = _deepspeed(keys) | keys.options({"model_parallel_size": "tensor", "pipe_parallel_size": "pipeline"})
+    found |= _accumulated_in_pipeline(found)
+    if found.get("tensor", 1) == 1:
+        keys.read("sequence_parallel")
+    else:
+        found |= keys.options({"sequence_parallel": {"true": _SEQUENCE}})
+        keys.refuse("partition_activations")
+    if keys.read("checkpoint_activations"):
+        keys.refuse("checkpoint_num_layers")
+        found["recompute"] = "full"
+    keys.refuse("moe_num_experts")
+    return found
+
+
+_NANOTRON: Final[Translation] = {
+    "dp": "groups",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "context_parallel_size": "context",
+    "expert_parallel_size": "expert",
+    "pp_engine": {"1f1b": {}, "afab": {"schedule": "gpipe"}},
+    "recompute_layer": {"true": {"recompute": "full"}},
+}
+
+
+def _nanotron(keys: _Keys) -> Options:
+    sharing, optimizer = keys.table("parallelism", "parallel", "recompute"), keys.table("optimizer")
+    found = {"data": "ddp"} | optimizer.options({"zero_stage": {"1": {"data": "zero1"}}}) | sharing.options(_NANOTRON)
+    found |= optimizer.options({"accumulate_grad_in_fp32": {"true": {"reduce_dtype": "float32"}}})
+    mode, again = sharing.text("tp_mode").upper(), sharing.read("tp_recompute_allgather", True)
+    if found.get("tensor", 1) != 1 and mode.endswith("REDUCE_SCATTER"):
+        found |= {"sequence": True} | ({"gather_again": True} if again else {})
+    batches = _batches(keys.table("tokens"), "", "micro_batch_size", "batch_accumulation_per_replica")
+    return found | _accumulated_in_pipeline(found) | batches
+
+
+_PROJECTS: Final[Mapping[tuple[str, ...], Callable[[_Keys], Options]]] = {
+    ("pipe_parallel_size", "model_parallel_size"): _neox,
+    ("distributed_type",): _accelerate,
+    ("parallelism",): _nanotron,
+    ("micro_batch_size", "per_device_train_batch_size", "deepspeed", "fsdp", "fsdp_config"): _trainer,
+}
+"""Functions that translate a file, by keys that identify the project; the first match counts."""
+
+
+# --- Lightning's objects
+
+
+def _lightning(found: object) -> Options:
+    """Translate a strategy object of Lightning or Fabric, also of a subclass.
+
+    Classes are recognized by name, because two packages define them and some need an extra to import.
+
+    Raises:
+        InvalidArgumentError: The object has another type, or an option has no equivalent.
+    """
+    names = [parent.__name__ for parent in type(found).__mro__]
+    own = _Keys(vars(found) if hasattr(found, "__dict__") else {}, names[0])
+    if "DeepSpeedStrategy" in names:
+        return _deepspeed(_Keys(getattr(found, "config", None) or {}, names[0]))
+    if "FSDPStrategy" in names:
+        return _lightnings_fsdp(found, own)
+    if "ModelParallelStrategy" in names:
+        return _lightnings_model_parallel(own)
+    if "DDPStrategy" in names:
+        bucket = getattr(found, "_ddp_kwargs", {}).get("bucket_cap_mb")
+        return {"data": "ddp"} | ({} if bucket is None else {"bucket_cap_mb": bucket})
+    raise InvalidArgumentError(
+        f"strategy={shown(found)} is not a string such as 'ddp', a Strategy, or a Lightning strategy for several "
+        "GPUs (DDP, FSDP, ModelParallel, DeepSpeed)."
+    )
+
+
+def _lightnings_fsdp(found: object, own: _Keys) -> Options:
+    sharding = getattr(found, "sharding_strategy", None)
+    sharded = str(getattr(sharding, "name", sharding or "FULL_SHARD")).upper()
+    if sharded not in _SHARDING:
+        raise own.refusal("sharding_strategy", sharded)
+    if getattr(getattr(found, "cpu_offload", None), "offload_params", False):
+        raise own.refusal("cpu_offload", True)
+    if getattr(found, "_activation_checkpointing_kwargs", None):
+        raise InvalidArgumentError(
+            f"strategy={own.path!r}: which modules activation_checkpointing_policy computes again is known when they "
+            "are wrapped; leave it out, and say 'fsdp,recompute=full' or record the step with it."
+        )
+    options: Options = {"data": _SHARDING[sharded]}
+    kwargs = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # in Lightning, in Fabric
+    mesh = kwargs.get("device_mesh")
+    if options["data"] == "hybrid" and isinstance(mesh, tuple):  # (number of replicas, GPUs that share one copy)
+        options |= {"shard": mesh[1], "groups": mesh[0] * mesh[1]}
+    mixed = getattr(found, "mixed_precision", None)
+    dtypes = {name: getattr(mixed, name, None) for name in ("param_dtype", "reduce_dtype")}
+    known = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items() if dtype is not None}
+    return options | (known if options["data"] != "ddp" else {})
+
+
+def _lightnings_model_parallel(own: _Keys) -> Options:
+    """Translate FSDP 2 with tensor parallelism; the size must not be `auto`, which is resolved only at run time."""
+    sizes = [own.number(f"_{part}_parallel_size") for part in ("data", "tensor")]
+    if sizes[1] is None:
+        raise InvalidArgumentError(
+            f"strategy={own.path!r}: tensor_parallel_size is 'auto', the GPUs of the machine that it runs in; write "
+            "the number, as other machines may have more."
+        )
+    return {"data": "fsdp", "tensor": sizes[1]} | ({} if sizes[0] is None else {"groups": sizes[0]})
