@@ -31,10 +31,8 @@ from benchmarks.accuracy.published_steps import MILABENCH_TABLE, TF32_SWITCHES, 
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from benchmarks.result_files import Figure, ResultConsole
 from benchmarks.training.report import report_table
-from lightning_predict.advice.batch_size import batch_change
-from lightning_predict.advice.change import Change
+from lightning_predict.advice.changes import CHANGES, Change, batch_change
 from lightning_predict.advice.gain_accuracy import GAIN_CALIBRATION
-from lightning_predict.advice.table import CHANGES
 from lightning_predict.advice.what_if import gain, predicted_with
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.checked import Checked, read_csv

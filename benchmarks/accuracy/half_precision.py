@@ -45,7 +45,7 @@ from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.advice.precision import in_half
+from lightning_predict.advice.changes import in_half
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import NVIDIA
 from lightning_predict.record.precision import in_precision

@@ -27,7 +27,7 @@ from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
 from lightning_predict.advice.batch_size import with_samples
-from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.changes import CHANGES
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.record.trace import Trace
 

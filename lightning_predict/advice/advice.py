@@ -17,10 +17,9 @@ from dataclasses import replace
 from typing import Final, final
 
 from lightning_predict.advice.advice_text import WORTH_IT, Advice, Chain, ChangeVerdict, EvaluatedChange
-from lightning_predict.advice.change import SIDE_EFFECTS, Change
+from lightning_predict.advice.changes import CHANGES, SIDE_EFFECTS, Change
 from lightning_predict.advice.gain_accuracy import MeasuredPairs, calibration_for, calibration_of_runs
 from lightning_predict.advice.layers import layer_table
-from lightning_predict.advice.table import CHANGES
 from lightning_predict.advice.what_if import gain, predicted_with
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InvalidArgumentError

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
+from lightning_predict.advice.changes import CHANGES, change_named
 from lightning_predict.advice.layers import LayerTable, layer_lines
-from lightning_predict.advice.table import CHANGES, change_named
 from lightning_predict.base.errors import MissingDependencyError
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.interval import Interval

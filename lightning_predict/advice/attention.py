@@ -1,4 +1,4 @@
-"""Change: replace unfused attention by one call of `F.scaled_dot_product_attention`.
+"""Replaces unfused attention by one call of `F.scaled_dot_product_attention`.
 
 Unfused attention computes the scores as a matmul of queries and keys, then scales, masks and normalises them by
 softmax. After an optional dropout, a second matmul multiplies the scores with the values. Each operation reads and
@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
-from lightning_predict.advice.change import Change, of_steps
-from lightning_predict.hardware.records import Gpu
-from lightning_predict.record.data_flow import has_data_flow
 from lightning_predict.record.signatures import ATTENTION
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
@@ -118,6 +115,11 @@ def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
             one.scores.add(made.id)
 
 
+def has_unfused_attention(trace: Trace) -> bool:
+    """Return whether the step has unfused attention that one call can replace."""
+    return bool(_attentions(trace))
+
+
 def with_fused_attention(trace: Trace) -> Trace:
     """Return the step with unfused attention replaced by fused calls."""
     return replace(trace, operations=tuple(_fused(trace)))
@@ -164,28 +166,3 @@ def _fused(trace: Trace) -> Iterator[Operation]:
         else:
             yield replace(operation, freed=(*freed, *left)) if freed or len(left) < len(operation.freed) else operation
             freed = []
-
-
-def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
-    del gpu
-    if any("scaled_dot_product" in one.name or "flash" in one.name for one in trace.operations):
-        return "attention is one call already"
-    if not any(one.name == "aten::_softmax" for one in trace.operations):
-        return "the step holds no attention that is written out"
-    if not has_data_flow(trace):
-        return (
-            "the profiler does not record the data flow; capture the same step on the meta device or CPU and pass it "
-            "as `followed`"
-        )
-    return None if _attentions(trace) else "the step holds no attention that is written out"
-
-
-FUSED_ATTENTION: Final = Change(
-    name="sdpa",
-    words='F.scaled_dot_product_attention (attn_implementation="sdpa")',
-    note="none; attention weights cannot be returned",
-    apply=of_steps(with_fused_attention),
-    why_not=_why_not,
-    slot="attention",
-    kind="attention",
-)

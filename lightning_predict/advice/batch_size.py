@@ -1,4 +1,4 @@
-"""Change: the batch size of a recorded step. Tensors with samples are scaled, but not parameters and host work.
+"""Changes the batch size of a recorded step. Tensors with samples are scaled, but not parameters and host work.
 
 A recording does not state which dimension counts the samples. The first dimension of the input data counts samples, and
 is followed through the operations. The dimension keeps its position in results of equal shape, moves in transposes, is
@@ -14,11 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, final
 
-from lightning_predict.advice.change import Change, of_steps
-from lightning_predict.hardware.records import Gpu
+from lightning_predict.record.data_flow import NO_DATA_FLOW, has_data_flow
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 
@@ -280,9 +278,8 @@ def _unbound(operation: Operation, inputs: Sequence[SampleDimension], shape: tup
     return place - (at < place)
 
 
-def _multiplied(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+def _multiplied(_operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     """Return the sample dimension of a matmul: rows of the first operand, columns of the second, or the batch."""
-    del operation
     first, second = inputs[-2:]
     rows, columns = len(shape) - 2, len(shape) - 1
     if first is not None and first <= rows:
@@ -297,16 +294,6 @@ def _convolved_back(operation: Operation, inputs: Sequence[SampleDimension], sha
     return inputs[1] if len(inputs) > 1 and shape == operation.inputs[1].shape else None
 
 
-def _looked_up(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
-    del operation, shape
-    return inputs[1]
-
-
-def _of_parameters(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
-    del operation, inputs, shape
-    return None
-
-
 Rule = Callable[[Operation, Sequence[SampleDimension], tuple[int, ...]], SampleDimension]
 """Function that returns a result's sample dimension, from the operation, the sample dimensions of its inputs and the
 result's shape."""
@@ -318,36 +305,18 @@ _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"), _multiplied),
     "aten::stack": _stacked,
     "aten::convolution_backward": _convolved_back,
-    "aten::embedding": _looked_up,
-    "aten::embedding_dense_backward": _of_parameters,
+    "aten::embedding": lambda _operation, inputs, _shape: inputs[1],
+    "aten::embedding_dense_backward": lambda *_: None,  # the gradient of a parameter
 }
 """Rules for operations whose result and inputs differ in shape."""
 
 
-def why_no_other_batch(trace: Trace, gpu: Gpu | None = None) -> str | None:
+def why_no_other_batch(trace: Trace) -> str | None:
     """Return why a step cannot be scaled to another batch size; None if it can."""
-    del gpu
     if trace.samples is None:
         return "how many samples a step holds is not known; give samples_per_step to capture()"
-    if not any(one.outputs for one in trace.operations):
-        return "the recording lacks the data flow; capture the step on the meta device and pass it as `followed`"
+    if not has_data_flow(trace):
+        return NO_DATA_FLOW
     if trace.compiled:
         return "the step was recorded compiled, which hides its operations"
     return None
-
-
-def batch_change(factor: int) -> Change:
-    """Return the change to `factor` times the batch size."""
-    return Change(
-        name="batch_size" if factor == 2 else f"batch_size x {factor}",
-        words="twice the batch size" if factor == 2 else f"{factor} times the batch size",
-        note="memory; other optimisation: scale the learning rate",
-        apply=of_steps(partial(with_batch, factor=factor)),
-        why_not=why_no_other_batch,
-        side_effects=frozenset({"memory", "samples"}),
-        slot="batch",
-        kind="batch",
-    )
-
-
-TWICE_THE_BATCH: Final = batch_change(2)

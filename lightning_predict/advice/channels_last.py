@@ -1,4 +1,4 @@
-"""Change: channels-last images, which tensor cores prefer for convolutions and batch norms.
+"""Converts images to channels last, which tensor cores prefer for convolutions and batch norms.
 
 `model.to(memory_format=torch.channels_last)` converts the filters. The outputs of convolutions, element-wise
 operations, pooling and batch norm keep this format. Group norm copies its input back to channels first, so the next
@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.advice.change import Change, of_steps
-from lightning_predict.hardware.records import Gpu
 from lightning_predict.record.operand_strides import CHANNELS_LAST, IMAGES_AT, IMAGES_POSITION
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
@@ -76,33 +74,12 @@ def _is_image(tensor: TensorInfo) -> bool:
     return len(tensor.shape) == 4 and tensor.shape[1] > 1 and math.prod(tensor.shape[2:]) > 1
 
 
-def _convolutions(trace: Trace) -> list[Operation]:
-    found = []
-    for operation in trace.operations:
-        place = IMAGES_AT.get(operation.name)
-        if place is not None and len(operation.inputs) > place and _is_image(operation.inputs[place]):
-            found.append(operation)
-    return found
-
-
-def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
-    del gpu  # the change applies to any GPU
-    convolutions = _convolutions(trace)
-    if not convolutions:
-        shapes = any(one.inputs for one in trace.operations)
-        return "the step convolves no images" if shapes else "the recording holds no shapes"
-    if all(one.arguments.get(CHANNELS_LAST) for one in convolutions):
-        return "images lie channels last already"
-    return None
-
-
-CHANNELS_LAST_CHANGE: Final = Change(
-    name="channels_last",
-    words="model.to(memory_format=torch.channels_last), and the images",
-    note="none",
-    apply=of_steps(in_channels_last),
-    why_not=_why_not,
-    slot="layout",
-    useless_after=frozenset({"compile"}),
-    kind="channels_last",
-)
+def image_layouts(trace: Trace) -> list[bool]:
+    """Return whether the images of each convolution are channels last."""
+    return [
+        bool(operation.arguments.get(CHANNELS_LAST))
+        for operation in trace.operations
+        if (place := IMAGES_AT.get(operation.name)) is not None
+        and len(operation.inputs) > place
+        and _is_image(operation.inputs[place])
+    ]

@@ -1,4 +1,4 @@
-"""Change: gradient (activation) checkpointing on or off.
+"""Turns gradient (activation) checkpointing on or off.
 
 With gradient checkpointing, the backward pass recomputes activations of blocks.
 """
@@ -11,8 +11,6 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from lightning_predict.advice.change import Change, has_backward, of_steps
-from lightning_predict.hardware.records import Gpu
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 _BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
@@ -166,41 +164,3 @@ def kept(trace: Trace) -> Trace:
             operations.append(_renamed(replace(operation, freed=tuple(freed)), names))
             freed = []
     return replace(trace, operations=tuple(operations))
-
-
-def _why_not_kept(trace: Trace, gpu: Gpu | None) -> str | None:
-    del gpu
-    if not any(one.outputs for one in trace.operations):
-        return "the recording lacks the data flow; capture the step on the meta device and pass it as `followed`"
-    return None if recomputed(trace) else "the backward pass computes nothing again"
-
-
-def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
-    del gpu
-    if not has_backward(trace):
-        return "the step has no backward pass"
-    if not any(list_member_of(one.module) for one in trace.operations):
-        return "the recording does not hold blocks of modules"
-    return "blocks compute their activations again already" if recomputed(trace) else None
-
-
-CHECKPOINTING: Final = Change(
-    name="checkpointing",
-    words="torch.utils.checkpoint of each block (gradient_checkpointing_enable())",
-    note="slower: it saves memory, for a larger batch",
-    apply=of_steps(checkpointed),
-    why_not=_why_not,
-    slot="checkpointing",
-    kind="checkpointing",
-)
-
-NO_CHECKPOINTING: Final = Change(
-    name="no_checkpointing",
-    words="no checkpointing (gradient_checkpointing_disable())",
-    note="memory for the activations",
-    apply=of_steps(kept),
-    why_not=_why_not_kept,
-    side_effects=frozenset({"memory"}),
-    slot="checkpointing",
-    kind="checkpointing",
-)

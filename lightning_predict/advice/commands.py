@@ -102,8 +102,8 @@ def advise(
 def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> ChangeMeasurement:
     """Measure the gain of a change on this machine, with the batch size of the recorded step."""
     from lightning_predict.advice.advice_text import numbered
+    from lightning_predict.advice.changes import change_named
     from lightning_predict.advice.measured_change import try_change
-    from lightning_predict.advice.table import change_named
     from lightning_predict.base.errors import InvalidArgumentError
 
     rows = numbered(advice)

@@ -1,4 +1,4 @@
-"""Change: fused embedding tables (FBGEMM) and a fused dot interaction, as in the training of recommendation models.
+"""Fuses embedding tables (FBGEMM) and a fused dot interaction, as in the training of recommendation models.
 
 FBGEMM looks up all tables in one kernel launch, and writes the vectors where the interaction reads them. The backward
 pass updates the rows directly, without storing gradients of tables. The fused interaction of DLRM reads the vectors of
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.advice.change import Change, of_steps
-from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.embedding import INTERACTION, LOOK_UPS, UPDATES
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
-_BAG: Final = "aten::_embedding_bag"
+BAG: Final = "aten::_embedding_bag"
+"""Lookup in one table of `torch.nn.EmbeddingBag`."""
+
 _BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
 _JOINS: Final = ("aten::stack", "aten::cat")
 
@@ -32,7 +32,7 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
             learning rate and added to the table, as `torch.optim.SGD` does.
     """
     operations = list(trace.operations)
-    bags = [one for one in operations if one.name == _BAG]
+    bags = [one for one in operations if one.name == BAG]
     vectors = {one.outputs[0].id for one in bags if one.outputs}
     fused, dropped = _fused_interaction(operations, vectors)
     tables = {one.inputs[0].shape for one in bags}
@@ -59,7 +59,7 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
         if one is bags[-1]:
             outputs = tuple(bag.outputs[0] for bag in bags if bag.outputs)
             found.append(Operation(name=LOOK_UPS, phase="forward", inputs=looked_up, outputs=outputs))
-        elif one.name != _BAG and place not in dropped:
+        elif one.name != BAG and place not in dropped:
             found.append(one)
         if place in fused and (fused[place].name != UPDATES or place == last):
             found.append(fused[place])
@@ -113,23 +113,3 @@ def _count(operation: Operation, ids: set[int | None]) -> int:
 
 def _shapes(operation: Operation) -> set[tuple[int, ...]]:
     return {tensor.shape for tensor in operation.inputs}
-
-
-def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
-    del gpu
-    if sum(one.name == _BAG for one in trace.operations) < 2:
-        return "the step looks up less than two embedding bags"
-    if not any(one.outputs for one in trace.operations):
-        return "the recording lacks the data flow; capture the step on the meta device and pass it as `followed`"
-    return None
-
-
-FUSED_TABLES: Final = Change(
-    name="fused_tables",
-    words="fbgemm's table-batched embeddings and a fused dot interaction",
-    note="none; rows are updated in the backward pass",
-    apply=of_steps(with_fused_tables),
-    why_not=_why_not,
-    slot="tables",
-    kind="fused_tables",
-)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.advice.change import Change, has_backward
+from lightning_predict.advice.changes import Change, has_backward
 from lightning_predict.base.checked import read_toml
 from lightning_predict.base.errors import CatalogueError
 from lightning_predict.base.interval import Interval

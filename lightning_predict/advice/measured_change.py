@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
-from lightning_predict.advice.table import change_named
+from lightning_predict.advice.changes import change_named
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.reports.format import duration

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.advice.batch_size import why_no_other_batch
+from lightning_predict.advice.changes import change_named
 from lightning_predict.advice.largest_batch import ScaledMemory, largest_batch
-from lightning_predict.advice.table import change_named
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.layouts import Layout

@@ -18,8 +18,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_predict.advice.change import Change
-from lightning_predict.advice.table import change_named
+from lightning_predict.advice.changes import Change, change_named
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.cost.prediction import Prediction, UserPrice

@@ -20,6 +20,12 @@ MIN_MATCHED: Final = 0.9
 """Minimum share of the operations with kernels for which a match must be found."""
 
 
+NO_DATA_FLOW: Final = (
+    "the recording lacks the data flow; capture the same step on the meta device or CPU and pass it as `followed`"
+)
+"""Reason why a change needs another recording of the step."""
+
+
 def with_data_flow(trace: Trace, dispatch_trace: Trace) -> Trace:
     """Add tensors and modules to a profile, from the same step captured by the dispatch recorder.
 

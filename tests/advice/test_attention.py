@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import lightning_predict as lp
-from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.changes import CHANGES
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.record.signatures import ATTENTION
 from lightning_predict.record.trace import Trace

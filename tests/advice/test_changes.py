@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
 from lightning_predict.advice.batch_size import with_batch
+from lightning_predict.advice.changes import CHANGES, change_named
 from lightning_predict.advice.channels_last import in_channels_last
-from lightning_predict.advice.table import CHANGES, change_named
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu

@@ -8,8 +8,8 @@ from torch import nn
 
 import lightning_predict as lp
 from benchmarks.accuracy.workloads.dlrm import DENSE, WIDTH, CriteoDlrm
-from lightning_predict.advice.embedding import FUSED_TABLES, with_fused_tables
-from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.changes import CHANGES
+from lightning_predict.advice.embedding import with_fused_tables
 from lightning_predict.kernels.families.embedding import INTERACTION, LOOK_UPS, UPDATES
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.record.trace import Trace
@@ -73,9 +73,8 @@ def test_it_takes_less_and_sparse_gradients_more_of_that(step: Trace) -> None:
 
 
 def test_a_step_without_several_tables_has_no_such_change(step: Trace) -> None:
-    assert CHANGES["fused_tables"] is FUSED_TABLES
-    assert FUSED_TABLES.why_not(step, None) is None
+    assert CHANGES["fused_tables"].why_not(step, None) is None
     with torch.device("meta"):
         model, data = nn.Linear(8, 8), torch.empty(4, 8)
     plain = lp.capture(lambda: model(data).sum().backward())
-    assert FUSED_TABLES.why_not(plain, None) == "the step looks up less than two embedding bags"
+    assert CHANGES["fused_tables"].why_not(plain, None) == "the step looks up less than two embedding bags"

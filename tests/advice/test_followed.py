@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.changes import CHANGES
 from lightning_predict.advice.what_if import what_if
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.changes import CHANGES
 from lightning_predict.advice.what_if import gain
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.record.trace import Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.changes import CHANGES
 from lightning_predict.record.data_flow import has_data_flow
 from tests.recordings import recording
 

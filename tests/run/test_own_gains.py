@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.advice.table import CHANGES
+from lightning_predict.advice.changes import CHANGES
 from lightning_predict.base.files import history_path
 from lightning_predict.base.interval import Interval
 from lightning_predict.record.trace import Flags, Parameter, Trace
