@@ -312,7 +312,7 @@ def _whole_step(
     host = shared.host(strategy)
     order = _ordered(shared, tables, chosen.plan)
     simulated = simulate_timeline(launch_schedule(order.work, gpus=len(shared.gpus)), host)
-    factors = narrowed_interval(step) / shared.seconds[row]
+    factors = narrowed_interval(step) / shared.simulated.seconds[row]
     links = Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
     dense = replace(trace, parameters=tables.dense_parameters)
     segments, transfers = _queues(dense, order, StepSplitter(simulated, row, factors), links, chosen.plan, strategy)

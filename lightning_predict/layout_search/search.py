@@ -319,7 +319,7 @@ def _fitting(
 ) -> Iterator[StrategyCandidate]:
     trace = shared.trace
     try:
-        model = shared.divided.split(True)
+        model = shared.split(True)
     except InvalidArgumentError:  # the model is not a transformer, so model parallelism is impossible
         model = None
     blocks = () if model is None else model.blocks
@@ -393,7 +393,7 @@ class Bounds:
 
     def __init__(self, shared: MultiGpuStep, step: StepPrediction, row: int, interconnect: Interconnect) -> None:
         self._shared, self._row, self._interconnect = shared, row, interconnect
-        self._factor = step.seconds / float(shared.seconds[row])
+        self._factor = step.seconds / float(shared.simulated.seconds[row])
         self._known: dict[Strategy, _Least] = {}
         self._cutters: dict[bool, WorkSharder] = {}
         self._hosts: dict[tuple[Recompute, bool], float] = {}
@@ -432,7 +432,7 @@ class Bounds:
         return turning + update
 
     def _model(self, strategy: Strategy) -> SplitModel:
-        return self._shared.divided.split(needs_blocks(strategy))
+        return self._shared.split(needs_blocks(strategy))
 
     def _exchanging(self, strategy: Strategy, layout: Layout) -> float:
         """Return the time of a micro-batch's tensor-parallel collectives."""
@@ -463,8 +463,7 @@ class Bounds:
         trace, blocks = self._shared.trace, needs_blocks(strategy)
         counts, timed, owners = self._distinct()
         if blocks not in self._cutters:
-            divided = self._shared.divided
-            self._cutters[blocks] = WorkSharder(trace, timed, divided.split(blocks), divided.clock)
+            self._cutters[blocks] = WorkSharder(trace, timed, self._shared.split(blocks), self._shared.timer)
         cut = ShardSpec(
             strategy.tensor,
             strategy.micro_batches or 1,
@@ -503,9 +502,9 @@ class Bounds:
         if self._kinds is None:
             trace, timed = self._shared.trace, self._shared.timed
             try:
-                model = self._shared.divided.split(True)
+                model = self._shared.split(True)
             except InvalidArgumentError:
-                model = self._shared.divided.split(False)
+                model = self._shared.split(False)
             first: dict[TransformerBlock, int] = {}
             alike = [first.setdefault(replace(one, name=""), index) for index, one in enumerate(model.blocks)]
             counts = dict(Counter(alike))

@@ -1,44 +1,39 @@
-"""Predicts the step on several GPUs from the step on one GPU: communication, and the part that does not overlap.
+"""Predicts the step on several GPUs from the step on one GPU.
 
-Each GPU runs the recorded step on its own samples. The simulated step of one GPU is split where gradients become ready
-(DDP, ZeRO), or where parameters of another unit are needed (FSDP). `overlap.py` then schedules these segments together
-with the collectives. The extension `DividedStep` predicts strategies that change the work of a GPU, such as model
-parallelism. Example::
+Each GPU runs the recorded step on its own samples, and communicates with its replicas (`data_parallel.py`). Strategies
+that change the work of a GPU divide the step into stages, and the slowest stage determines the step time
+(`model_parallel.py`). Example::
 
-    steps = predict_steps(trace, timed, gpus)
-    on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], parse_strategy("ddp"))[0].added_seconds
+    shared = MultiGpuStep(trace, timed, gpus)
+    shared.on_layout(layout_of("8xL4"), steps[0], 0, parse_strategy("ddp")).added_seconds
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from math import prod
-from typing import TYPE_CHECKING, Final, final
+from typing import final
 
 import numpy as np
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
-from lightning_predict.base.units import mebibytes_to_bytes
+from lightning_predict.base.ties import greatest
 from lightning_predict.hardware.layouts import Layout, in_domains
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, check_communication, link_assumption_notes
 from lightning_predict.kernels.measured_scaling import WorkTimes
-from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.layouts.gradients import (
-    ROOT,
-    UnitSegment,
-    buckets,
-    has_backward,
-    is_of_expert,
-    parameter_bytes,
-    ready_gradients,
-    trainable_parameter_count,
-    unit_bytes,
-    unit_segments,
+from lightning_predict.layouts.data_parallel import overlap_with_collectives
+from lightning_predict.layouts.gradients import has_backward
+from lightning_predict.layouts.groups import data_group, expert_data_group
+from lightning_predict.layouts.model_parallel import (
+    Stage,
+    model_parallel_step,
+    model_stages,
+    needs_blocks,
+    stage_factors,
+    stage_times,
 )
 from lightning_predict.layouts.overlap import (
     OVERLAP_COSTS,
@@ -47,102 +42,34 @@ from lightning_predict.layouts.overlap import (
     OverlapCosts,
     OverlappedStep,
     StepSplitter,
-    Transfer,
-    WorkSegment,
-    overlap_transfers,
 )
+from lightning_predict.layouts.pipeline_parallel import bubble_ratio, overlapping_micro_batches, pass_micro_batches
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
+from lightning_predict.layouts.tensor_parallel import ShapeTimer, SplitModel, WorkSharder, split_model
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.calibration import calibrate_step
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
-from lightning_predict.timeline.simulation import (
-    HostOperation,
-    SimulatedTimeline,
-    host_operations,
-    launch_schedule,
-    simulate_timeline,
-)
+from lightning_predict.timeline.simulation import host_operations, launch_schedule, simulate_timeline
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.uncertainty import OFFLOAD_SPREAD, STRAGGLER_WAIT, narrow_interval
-
-if TYPE_CHECKING:
-    from lightning_predict.layouts.divided_step import DividedStep
-
-# --- Optimizer state in host memory (ZeRO-Offload)
-
-HOST_BYTES_PER_SECOND: Final = 200_000_000_000.0
-"""Memory bandwidth that the optimizer step reaches on the CPUs of a machine."""
-
-PCIE_SHARE: Final = 0.8
-"""Share of the PCIe bandwidth that copies from pinned memory reach."""
-
-OPTIMIZER_STATES, STATE_BYTES = 3, 4
-"""Number of states per parameter (Adam's two moments and the master copy), and bytes per state (float32)."""
-
-
-def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_per_node: int) -> Ends:
-    """Return the time of an optimizer step on the host as (low, middle, high).
-
-    ZeRO-Offload (Ren et al., 2021) keeps the optimizer state in host memory, where the CPU updates the state. Gradients
-    are copied to the host before the update, and parameters are copied back after the update. Each GPU uses its own
-    PCIe link. The CPU reads and writes the state of all GPUs of the machine.
-
-    Args:
-        trained_bytes: Size of the parameters that one GPU copies back, which is also the size of its gradients.
-        state_bytes: Size of one GPU's share of the optimizer state, including master parameters.
-        gpu: The GPU; its PCIe bandwidth counts.
-        gpus_per_node: Number of GPUs that share the CPUs of one machine.
-    """
-    copying = trained_bytes / (PCIE_SHARE * gpu.pcie_bytes_per_second)
-    traffic = 2 * state_bytes + trained_bytes  # state is read and written, gradients are read
-    computing = traffic * gpus_per_node / HOST_BYTES_PER_SECOND
-    return (copying + computing) * np.array([1 / OFFLOAD_SPREAD, 1.0, OFFLOAD_SPREAD])
-
-
-# --- Steps of layouts
-
-
-def on_layouts(
-    trace: Trace,
-    timed: WorkTimes,
-    gpus: Sequence[Gpu],
-    steps: Sequence[StepPrediction],
-    layouts: Sequence[Layout],
-    strategy: Strategy,
-    *,
-    interconnect: Interconnect = CATALOGUE,
-    origin: Gpu | None = None,
-    models: KernelModels | None = None,
-    host: Host = UNKNOWN_HOST,
-) -> tuple[StepPrediction, ...]:
-    """Return the step on each layout.
-
-    Args:
-        trace: The step of one GPU.
-        timed: Work of the step with device seconds; one row per GPU, in the order of `gpus`.
-        gpus: The GPU models of the layouts, without duplicates.
-        steps: The step on a single GPU, for each of `gpus`.
-        layouts: Layouts to predict. Each replica processes the number of samples of the trace.
-        strategy: Parallel strategy.
-        interconnect: Known properties of the links.
-        origin: GPU on which the trace was recorded.
-        models: Trained kernel models that time the parts of a split model; None uses rooflines.
-        host: Assumptions about the CPU, as used for `steps`.
-    """
-    rows = {gpu.name: row for row, gpu in enumerate(gpus)}
-    own = [rows[layout.gpu.name] for layout in layouts]
-    if all(layout.count == 1 for layout in layouts):
-        return tuple(steps[row] for row in own)
-    shared = MultiGpuStep(trace, timed, gpus, origin=origin, models=models, host=host)
-    return tuple(
-        shared.on_layout(layout, steps[row], row, strategy, interconnect)
-        for layout, row in zip(layouts, own, strict=True)
-    )
+from lightning_predict.uncertainty import STRAGGLER_WAIT, narrow_interval
 
 
 @final
 class MultiGpuStep:
     """A recorded step, simulated on a single GPU of each model, that predicts the step on layouts of several GPUs.
+
+    Args:
+        trace: The step of one GPU.
+        timed: Work of the step with device seconds; one row per GPU, in the order of `gpus`.
+        gpus: The GPU models, without duplicates.
+        origin: GPU on which the trace was recorded.
+        models: Trained kernel models that time the parts of a split model; None uses rooflines.
+        host: Assumptions about the CPU.
+
+    Attributes:
+        work: Operations of the step in host order.
+        simulated: Simulation of the step on each GPU.
+        timer: Times operations of any shape.
 
     Raises:
         InvalidArgumentError: The trace has no parameters.
@@ -158,15 +85,19 @@ class MultiGpuStep:
         models: KernelModels | None = None,
         host: Host = UNKNOWN_HOST,
     ) -> None:
-        self._trace, self._timed, self._gpus, self._models = trace, timed, gpus, models
-        self._work = host_operations(trace, timed, timed.seconds)
-        if has_backward(self._work) and not trace.parameters:
+        self.trace, self.timed, self.gpus, self._models = trace, timed, gpus, models
+        self.work = host_operations(trace, timed, timed.seconds)
+        if has_backward(self.work) and not trace.parameters:
             raise InvalidArgumentError(
                 "The trace has no parameters, so the communication of several GPUs is unknown. Record it with "
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
         self._host = calibrate_step(trace, timed, origin, host).host
-        self._simulated = simulate_timeline(launch_schedule(self._work, gpus=len(gpus)), self._host)
+        self.simulated = simulate_timeline(launch_schedule(self.work, gpus=len(gpus)), self._host)
+        self.timer = ShapeTimer(gpus, models)
+        self._models_of_blocks: dict[bool, SplitModel] = {}
+        self._sharders: dict[bool, WorkSharder] = {}
+        self._stages: dict[tuple[Strategy, float], tuple[Stage, ...]] = {}
 
     def on_layout(
         self,
@@ -178,19 +109,28 @@ class MultiGpuStep:
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> StepPrediction:
-        """Return the step on a layout."""
+        """Return the step on a layout.
+
+        Args:
+            layout: The GPUs. Each replica processes the number of samples of the trace.
+            step: The step on a single GPU.
+            row: Row of the GPU model.
+            strategy: Parallel strategy.
+            interconnect: Known properties of the links.
+            overlap_costs: Costs of distributed training in addition to isolated collectives.
+        """
         if layout.count == 1:
             return step.accumulated(strategy.accumulate)
         check_communication(layout)
         named, layout = layout, in_domains(layout)
+        step = replace(step, notes=(*step.notes, *link_assumption_notes(layout, interconnect)))
         if not strategy.runs_whole_model:
-            noted = replace(step, notes=(*step.notes, *link_assumption_notes(layout, interconnect)))
-            shared = self.divided.on(layout, noted, row, strategy, interconnect, overlap_costs)
+            shared = self._divided(layout, step, row, strategy, interconnect, overlap_costs)
             return replace(shared, gpu=named.name)
-        walked = self.overlapped(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
+        overlapped = self.overlapped(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
         replicas = strategy.replicas(layout)
         low, middle, high = overlap_costs.seconds(
-            walked, np.full(3, step.seconds), layout, replicas=replicas, spread=STRAGGLER_WAIT
+            overlapped, np.full(3, step.seconds), layout, replicas=replicas, spread=STRAGGLER_WAIT
         )
         added = float(middle - step.seconds)
         verdict = step.verdict
@@ -203,10 +143,9 @@ class MultiGpuStep:
             step,
             gpu=named.name,
             interval=Interval(float(min(low, middle)), float(middle), float(max(high, middle))),
-            communication_seconds=float(walked.communication_seconds[1]),
+            communication_seconds=float(overlapped.communication_seconds[1]),
             added_seconds=added,
             verdict=verdict,
-            notes=(*step.notes, *link_assumption_notes(layout, interconnect)),
         )
 
     def overlapped(
@@ -219,309 +158,116 @@ class MultiGpuStep:
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> OverlappedStep:
-        """Return the schedule of the step's segments and collectives, for (low, middle, high); arguments as in `on`."""
+        """Schedule the segments and collectives of a step whose work is not divided; arguments as in `on_layout`."""
         strategy.replicas(layout)
         links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
-        splitter = StepSplitter(self._simulated, row, narrowed_interval(step) / self._simulated.seconds[row])
-        return overlap_with_collectives(self._trace, self._work, splitter, links, strategy)
+        splitter = StepSplitter(self.simulated, row, narrowed_interval(step) / self.simulated.seconds[row])
+        return overlap_with_collectives(self.trace, self.work, splitter, links, strategy)
 
-    @cached_property
-    def divided(self) -> DividedStep:
-        """Predictor for strategies that change the work of a GPU, such as model parallelism."""
-        from lightning_predict.layouts.divided_step import DividedStep
+    def split(self, needs_blocks: bool) -> SplitModel:
+        """Return the recorded neural network as blocks and other layers, which can be split over GPUs.
 
-        return DividedStep(self)
-
-    @property
-    def trace(self) -> Trace:
-        """The step of one GPU."""
-        return self._trace
-
-    @property
-    def timed(self) -> WorkTimes:
-        """Work of the step with device seconds."""
-        return self._timed
-
-    @property
-    def gpus(self) -> Sequence[Gpu]:
-        """The GPU models, without duplicates."""
-        return self._gpus
-
-    @property
-    def models(self) -> KernelModels | None:
-        """Trained kernel models; None if rooflines are used."""
-        return self._models
-
-    @property
-    def simulated(self) -> SimulatedTimeline:
-        """Simulation of the step on each GPU."""
-        return self._simulated
-
-    @property
-    def seconds(self) -> Array:
-        """Simulated step time on each GPU, shape (gpus,)."""
-        return self._simulated.seconds
-
-    @property
-    def work(self) -> tuple[HostOperation, ...]:
-        """Operations of the step in host order."""
-        return self._work
+        Raises:
+            InvalidArgumentError: Blocks are needed, but the model has no transformer blocks.
+        """
+        if needs_blocks not in self._models_of_blocks:
+            self._models_of_blocks[needs_blocks] = split_model(self.trace, needs_blocks=needs_blocks)
+        return self._models_of_blocks[needs_blocks]
 
     def host(self, strategy: Strategy, overlap_costs: OverlapCosts = OVERLAP_COSTS) -> HostModel:
         """Return the host model of each GPU. A framework that splits the step over GPUs makes the host slower."""
-        if strategy.runs_whole_model or self._trace.has_measured_kernels:
+        if strategy.runs_whole_model or self.trace.has_measured_kernels:
             return self._host
         return replace(self._host, factor=self._host.factor * overlap_costs.framework_host)
+
+    def _stages_of(self, strategy: Strategy, host: HostModel) -> tuple[Stage, ...]:
+        key = (_of_stages(strategy), host.factor)
+        if key not in self._stages:
+            blocks = needs_blocks(strategy)
+            model = self.split(blocks)
+            if blocks not in self._sharders:
+                self._sharders[blocks] = WorkSharder(self.trace, self.timed, model, self.timer)
+            self._stages[key] = model_stages(
+                self.trace,
+                self.timed,
+                self.gpus,
+                host,
+                self._models,
+                strategy,
+                model=model,
+                sharder=self._sharders[blocks],
+            )
+        return self._stages[key]
+
+    def _divided(
+        self,
+        layout: Layout,
+        step: StepPrediction,
+        row: int,
+        strategy: Strategy,
+        interconnect: Interconnect,
+        overlap_costs: OverlapCosts,
+    ) -> StepPrediction:
+        """Return the step under a strategy that divides the work of a step."""
+        group = data_group(layout, strategy)
+        host = self.host(strategy, overlap_costs)
+        # float8 stays wide, as releases differ
+        ends = narrowed_interval(step) if strategy.fp8 is None else _ends(step)
+        device_factors = ends / self.simulated.seconds[row]
+        paces = [
+            stage_times(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
+            for stage in self._stages_of(strategy, host)
+        ]
+        pace = greatest(paces, lambda pace: float(pace.seconds[1]))
+        factors = stage_factors(pace.stage, row, device_factors, host)
+        links = Links(group.layout, interconnect, overlap_costs.slowdown_on(layout), group.groups_per_node)
+        expert_group = expert_data_group(layout, strategy)
+        experts = replace(links, layout=expert_group.layout, groups_per_node=expert_group.groups_per_node)
+        together = overlapping_micro_batches(strategy, pace.stage.micro_batches)
+        splitter = StepSplitter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
+        trace = replace(self.trace, parameters=pace.stage.parameters)
+        schedule_length = pass_micro_batches(
+            [float(stage.seconds[1]) for stage in paces],
+            pace.stage.micro_batches,
+            virtual=strategy.virtual,
+            idle=bubble_ratio(strategy, float(pace.stage.weight_share[row])),
+        )
+        before = list[OverlappedStep]()
+        # A pipeline keeps gathered parameters. Without a pipeline, each micro-batch gathers parameters again.
+        if strategy.split.parameters and strategy.pipeline == 1 and pace.stage.micro_batches > 1:
+            alone = StepSplitter(pace.stage.passes, row, factors, pace.exposed)
+            micro_batch = overlap_with_collectives(trace, pace.stage.pass_work, alone, links, strategy, experts)
+            before = [micro_batch] * (pace.stage.micro_batches - 1)
+        last = overlap_with_collectives(trace, pace.stage.work, splitter, links, strategy, experts)
+        overlapped = pace.repeated(last, schedule_length, before=before, together=together)
+        seconds = overlap_costs.seconds(
+            overlapped, overlapped.seconds, layout, replicas=layout.count, spread=STRAGGLER_WAIT
+        )
+        return model_parallel_step(step, self.work, self.simulated, pace, schedule_length, layout, seconds, overlapped)
+
+
+def _of_stages(strategy: Strategy) -> Strategy:
+    """Return a cache key of the stages: the strategy without the options that do not change stages."""
+    if strategy.offload != "none":
+        return strategy
+    plain = Strategy()
+    return replace(
+        strategy,
+        data="fsdp" if strategy.split.parameters else "ddp",
+        bucket_cap_mb=plain.bucket_cap_mb,
+        shard=plain.shard,
+        overlap_grad_reduce=plain.overlap_grad_reduce,
+        overlap_param_gather=plain.overlap_param_gather,
+        overlap_tensor=plain.overlap_tensor,
+        param_dtype=plain.param_dtype,
+    )
 
 
 def narrowed_interval(step: StepPrediction) -> Ends:
     """Return (low, middle, high) seconds of a step on one GPU, narrowed for a step on many GPUs (`LAYOUT_WIDTH`)."""
-    return narrow_interval(ends_of(step))
+    return narrow_interval(_ends(step))
 
 
-def ends_of(step: StepPrediction) -> Ends:
+def _ends(step: StepPrediction) -> Ends:
     """Return the seconds of a step as an array (low, middle, high)."""
     return np.array([step.low_seconds, step.seconds, step.high_seconds])
-
-
-def overlap_with_collectives(
-    trace: Trace,
-    work: Sequence[HostOperation],
-    splitter: StepSplitter,
-    links: Links,
-    strategy: Strategy,
-    experts: Links | None = None,
-) -> OverlappedStep:
-    """Schedule the work of a step together with communication between replicas, if there is a backward pass.
-
-    Args:
-        trace: Trace with the parameters that one GPU holds.
-        work: Operations of the step.
-        splitter: Splits the time of the operations into segments.
-        links: Links between replicas.
-        strategy: Parallel strategy.
-        experts: Links between GPUs that hold the same experts; None uses `links`.
-    """
-    if not has_backward(work):
-        (whole,) = splitter.segments([])
-        return OverlappedStep(whole, np.zeros(3), np.zeros(3))
-    if strategy.split.parameters:
-        return _sharded(trace, work, splitter, links, strategy, experts if strategy.expert > 1 else None)
-    return _bucketed(trace, work, splitter, {False: links, True: experts or links}, strategy)
-
-
-def _bucketed(
-    trace: Trace,
-    work: Sequence[HostOperation],
-    splitter: StepSplitter,
-    links_of: Mapping[bool, Links],
-    strategy: Strategy,
-) -> OverlappedStep:
-    """Schedule data parallelism in which every GPU holds all parameters.
-
-    DDP all-reduces each bucket during or after the backward pass. With ZeRO 1 and 2, each GPU updates only its share of
-    the parameters, so a reduce-scatter gives each GPU its share of the summed gradients. Then an all-gather distributes
-    the updated parameters. Expert gradients are communicated only between GPUs that hold the same experts,
-    over `links_of[True]`.
-    """
-    gradients, cap_bytes = ready_gradients(trace, work), mebibytes_to_bytes(strategy.bucket_cap_mb)
-    apart = strategy.expert > 1  # without expert parallelism, all gradients share buckets
-    exchanged = [
-        bucket
-        for is_expert in (False, True)
-        for bucket in buckets([one for one in gradients if (apart and one.is_expert) == is_expert], cap_bytes=cap_bytes)
-    ]
-    exchanged.sort(key=lambda bucket: bucket.ready_after)
-    update = _update(work)
-    durations = splitter.segments([*(bucket.ready_after for bucket in exchanged), update])
-    *before, last = durations
-    last = _shared_update(last, splitter.busy(update), trace, links_of[False], strategy)
-    operation = "reduce_scatter" if strategy.split.state else "all_reduce"
-    share = _reduced_share(trace, strategy)
-    seconds = [
-        links_of[apart and bucket.is_expert].collective(operation, [share * bucket.size_bytes])[0]
-        for bucket in exchanged
-    ]
-    ready = range(1, len(seconds) + 1) if strategy.overlap_grad_reduce else [len(before)] * len(seconds)
-    gathers = list[Ends]()
-    if strategy.split.state:
-        for is_expert, links in links_of.items():
-            size = sum(bucket.size_bytes for bucket in exchanged if (apart and bucket.is_expert) == is_expert)
-            gathers += links.collective("all_gather", [size]) if size else []
-    # The forward pass then begins while the parameters of the previous update are gathered.
-    early = gathers if strategy.overlap_param_gather else []
-    transfers = [Transfer(each, after=0) for each in early]
-    transfers += [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
-    segments = [*map(WorkSegment, before), WorkSegment(last, waits_for=len(transfers) - 1 if transfers else None)]
-    transfers += [] if early else [Transfer(each, after=len(segments)) for each in gathers]
-    return overlap_transfers(segments, transfers)
-
-
-def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
-    """Return the time after the backward pass, if the optimizer step is sharded or runs on the CPU."""
-    if not strategy.split.state or not busy.any():
-        return last
-    # With expert parallelism, fewer GPUs hold the same experts.
-    fewer = strategy.expert * strategy.experts_tensor / strategy.tensor
-    dealt = _expert_share(trace) * (min(fewer, _sharing(links, strategy)) - 1)
-    count = _sharing(links, strategy) / (1 + dealt)
-    if strategy.offload == "none":
-        shared: Ends = last - busy * (1 - 1 / count)
-        return shared
-    trained = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
-    return (
-        last
-        - busy
-        + update_seconds(
-            trained_bytes=trained / count,
-            state_bytes=OPTIMIZER_STATES * trainable_parameter_count(trace) * STATE_BYTES / count,
-            gpu=links.layout.gpu,
-            gpus_per_node=links.layout.gpus_per_node * links.groups_per_node,
-        )
-    )
-
-
-def _expert_share(trace: Trace) -> float:
-    """Return the share of expert parameters among all trainable parameters; 0 without experts."""
-    own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad and is_of_expert(one))
-    everything = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
-    return own / everything if everything else 0.0
-
-
-def _sharing(links: Links, strategy: Strategy) -> int:
-    """Return the number of GPUs that share one copy of the optimizer state."""
-    if not strategy.split.inside_machines:
-        return links.layout.count
-    return min(strategy.shard or links.layout.gpus_per_node, links.layout.count)
-
-
-def _reduced_share(trace: Trace, strategy: Strategy) -> float:
-    """Return the bytes of communicated gradients relative to stored gradients, which depend on the dtypes."""
-    dtype = strategy.reduce_dtype or strategy.param_dtype
-    own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
-    return 1.0 if dtype is None or not own else trainable_parameter_count(trace) * DTYPE_BYTES[dtype] / own
-
-
-def _sharded(
-    trace: Trace,
-    work: Sequence[HostOperation],
-    splitter: StepSplitter,
-    links: Links,
-    strategy: Strategy,
-    experts: Links | None,
-) -> OverlappedStep:
-    """Schedule a step with sharded parameters.
-
-    FSDP gathers the parameters of a unit while the previous unit computes, in the forward pass and again in the
-    backward pass of every micro-batch. Then FSDP reduce-scatters the unit's gradients. `hybrid` shards inside each
-    machine, or in groups of `shard` GPUs, and all-reduces the shards across groups. torch's pipelines keep gathered
-    parameters, and scatter all gradients of a stage after its last backward pass
-    (`torch.distributed.pipelining.stage`). Gradients of frozen parameters do not exist. Experts that are dealt out are
-    sharded among the GPUs that hold the same ones.
-    """
-    units = unit_bytes(trace.parameters)
-    stops = list(unit_segments(work, units))
-    group = _sharding_links(links, strategy)
-    gathered, reduced = _gathered_share(trace, strategy), _reduced_share(trace, strategy)
-    trained = [one for one in trace.parameters if one.requires_grad]
-    sizes = unit_bytes(trained)
-    reduced_bytes = [sizes.get(unit, 0.0) * reduced for unit in units]
-    links_of = {False: group, True: experts or group}
-    gathers = _of_units(units, "all_gather", trace.parameters, gathered, links_of)
-    scatters = _of_units(units, "reduce_scatter", trained, reduced, links_of)
-    copies = links.layout.count // group.layout.count
-    if copies > 1:
-        across = _across(links, group)
-        added = across.collective("all_reduce", [size / group.layout.count for size in reduced_bytes])
-        scatters = {unit: seconds + more for (unit, seconds), more in zip(scatters.items(), added, strict=True)}
-    update = _update(work)
-    head, *durations = splitter.segments([*(visit.first_operation for visit in stops), update])
-    durations[-1] = _shared_update(durations[-1], splitter.busy(update), trace, links, strategy)
-    last = _last_visits(stops)
-    segments, transfers, gathered_root = [WorkSegment(head)], list[Transfer](), False
-    is_piped, late = strategy.pipeline > 1, list[Array]()
-    ready: dict[int, int] = {}
-
-    def gather(position: int, after: int) -> None:
-        """Add a gather for the segment at this position. The root stays gathered until its backward pass ends."""
-        nonlocal gathered_root
-        if position >= len(stops) or position in ready or (is_piped and stops[position].is_backward):
-            return
-        unit = stops[position].unit
-        if unit != ROOT or not gathered_root:
-            ready[position] = len(transfers)
-            transfers.append(Transfer(gathers.get(unit, np.zeros(3)), after=after))
-        gathered_root = gathered_root or unit == ROOT
-
-    for position, visit in enumerate(stops):
-        gather(position, 0 if position == 0 else len(segments))
-        gather(position + 1, len(segments))  # prefetch: the host runs ahead, but at most two units are gathered
-        segments.append(WorkSegment(durations[position], waits_for=ready.get(position)))
-        if position in last:
-            seconds = scatters.get(visit.unit, np.zeros(3))
-            if is_piped:
-                late.append(seconds)
-            else:
-                transfers.append(Transfer(seconds, after=len(segments)))
-            gathered_root = gathered_root and visit.unit != ROOT
-    transfers += [Transfer(seconds, after=len(segments)) for seconds in late]
-    segments.append(WorkSegment(durations[-1], waits_for=len(transfers) - 1 if transfers else None))
-    return overlap_transfers(segments, transfers)
-
-
-def _of_units(
-    units: Iterable[str], operation: str, parameters: Sequence[Parameter], share: float, links_of: Mapping[bool, Links]
-) -> dict[str, Ends]:
-    """Return the time of a collective for each FSDP unit, with experts and other parameters over their own links."""
-    found = {unit: np.zeros(3) for unit in units}
-    apart = links_of[True] is not links_of[False]
-    for is_expert, links in links_of.items():
-        sizes = unit_bytes([one for one in parameters if (apart and is_of_expert(one)) == is_expert])
-        times = links.collective(operation, [size * share for size in sizes.values()])
-        for unit, seconds in zip(sizes, times, strict=True):
-            found[unit] = found[unit] + seconds
-    return found
-
-
-def _sharding_links(links: Links, strategy: Strategy) -> Links:
-    """Return the links between the GPUs that share one copy of the parameters."""
-    if not strategy.split.inside_machines:
-        return links
-    count = _sharing(links, strategy)
-    inside = min(count, links.layout.gpus_per_node)
-    own = replace(links.layout, gpus_per_node=inside, nodes=count // inside)
-    return replace(links, layout=own, groups_per_node=links.groups_per_node * (links.layout.gpus_per_node // inside))
-
-
-def _across(links: Links, group: Links) -> Links:
-    """Return the links between GPUs that hold the same shard, one GPU in each sharding group."""
-    layout, own = links.layout, group.layout
-    inside = max(layout.gpus_per_node // own.gpus_per_node, 1)
-    copies = layout.count // own.count
-    inside = inside if copies % inside == 0 else 1
-    same = replace(layout, gpus_per_node=inside, nodes=copies // inside)
-    return replace(links, layout=same, groups_per_node=links.groups_per_node * (layout.gpus_per_node // inside))
-
-
-def _gathered_share(trace: Trace, strategy: Strategy) -> float:
-    """Return the bytes of gathered parameters relative to stored parameters, which depend on the dtypes."""
-    own = sum(map(parameter_bytes, trace.parameters))
-    elements = sum(prod(one.shape) for one in trace.parameters)
-    return 1.0 if strategy.param_dtype is None or not own else elements * DTYPE_BYTES[strategy.param_dtype] / own
-
-
-def _last_visits(stops: Sequence[UnitSegment]) -> set[int]:
-    """Return the index of each unit's last backward segment in each micro-batch; its gradients are then complete."""
-    last: dict[tuple[int, str], int] = {}
-    batch, was_backward = 0, False
-    for position, visit in enumerate(stops):
-        batch += was_backward and not visit.is_backward
-        was_backward = visit.is_backward
-        if visit.is_backward:
-            last[batch, visit.unit] = position
-    return set(last.values())
-
-
-def _update(work: Sequence[HostOperation]) -> int:
-    """Return the index of the first optimizer operation after the last backward operation."""
-    return max(index for index, operation in enumerate(work) if operation.phase == "backward") + 1

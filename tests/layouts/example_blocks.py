@@ -8,14 +8,22 @@ stay bound by computing, and every time goes by the share of the work (`half_spe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lightning_predict.base.interval import Interval
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.kernels.translation import work_items
+from lightning_predict.layouts.layout_steps import MultiGpuStep
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.timeline.host import UNKNOWN_HOST, Host
+from lightning_predict.timeline.step_prediction import StepPrediction
 from tests.kernels.example_models import half_speed
 
 SAMPLES, LENGTH, HIDDEN, HEADS = 4, 256, 1024, 8
@@ -103,6 +111,30 @@ def timed_as(trace: Trace, seconds: list[float]) -> WorkTimes:
         phases=phases,
         interval=Interval.from_factor(values, 1.1),
         shares={"mlp": np.ones_like(values)},
+    )
+
+
+def on_layouts(
+    trace: Trace,
+    timed: WorkTimes,
+    gpus: Sequence[Gpu],
+    steps: Sequence[StepPrediction],
+    layouts: Sequence[Layout],
+    strategy: Strategy,
+    *,
+    interconnect: Interconnect = CATALOGUE,
+    models: KernelModels | None = None,
+    host: Host = UNKNOWN_HOST,
+) -> tuple[StepPrediction, ...]:
+    """Return the step on each layout; `steps` has the step on a single GPU, for each of `gpus`."""
+    shared, rows = (
+        MultiGpuStep(trace, timed, gpus, models=models, host=host),
+        {gpu.name: i for i, gpu in enumerate(gpus)},
+    )
+    own = [rows[layout.gpu.name] for layout in layouts]
+    return tuple(
+        shared.on_layout(layout, steps[row], row, strategy, interconnect)
+        for layout, row in zip(layouts, own, strict=True)
     )
 
 

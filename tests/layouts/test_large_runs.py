@@ -15,9 +15,9 @@ from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.layouts import model_parallel
+from lightning_predict.layouts.data_parallel import update_seconds
 from lightning_predict.layouts.gradients import parameter_bytes
 from lightning_predict.layouts.groups import data_group, expert_data_group, expert_group, tensor_group
-from lightning_predict.layouts.layout_steps import on_layouts, update_seconds
 from lightning_predict.layouts.memory import even_bytes
 from lightning_predict.layouts.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.layouts.overlap import OVERLAP_COSTS, slowest_of
@@ -43,6 +43,7 @@ from tests.layouts.example_blocks import (
     STREAM_BYTES,
     TOKENS,
     WEIGHT_BYTES,
+    on_layouts,
     timed_as,
     trace_of,
 )

@@ -20,11 +20,12 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.layouts.layout_steps import _across, on_layouts
+from lightning_predict.layouts.data_parallel import _across
 from lightning_predict.layouts.overlap import OVERLAP_COSTS, Links, slowest_of
 from lightning_predict.layouts.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.record.trace import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
+from tests.layouts.example_blocks import on_layouts
 
 SIZE = 100 * 2**20
 DATA = TensorInfo((4, 4), "float32")
@@ -141,7 +142,6 @@ def test_a_trace_without_parameters_says_what_to_do() -> None:
     nameless = replace(TRACE, parameters=())
     with pytest.raises(InvalidArgumentError, match=r"has no parameters.*Record it with lightning_predict\.capture"):
         on_layouts(nameless, TIMED, [A100], [STEP], [Layout(A100, 2)], Strategy())
-    assert on_layouts(nameless, TIMED, [A100], [STEP], [Layout(A100)], Strategy()) == (STEP,)
 
 
 @pytest.mark.parametrize("data", DATA_STRATEGIES)

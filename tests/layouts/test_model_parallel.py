@@ -16,12 +16,11 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import Interconnect
-from lightning_predict.layouts.layout_steps import on_layouts
 from lightning_predict.layouts.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.layouts.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.timeline.host import Host
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
-from tests.layouts.example_blocks import MODELS, NORMS_REL, STREAM_BYTES, WEIGHT_BYTES, timed_as, trace_of
+from tests.layouts.example_blocks import MODELS, NORMS_REL, STREAM_BYTES, WEIGHT_BYTES, on_layouts, timed_as, trace_of
 
 A100 = gpu("A100-SXM-80GB")
 FAST = Interconnect(intra_node_bytes_per_second=1e15, inter_node_bytes_per_second=1e15)

@@ -200,7 +200,7 @@ def test_blocks_that_are_alike_are_timed_once() -> None:
         shared, step = prepared(blocks)
         for strategy in (Strategy(tensor=2), Strategy(tensor=2, sequence=True), Strategy(tensor=2, recompute="full")):
             shared.on_layout(layout, step, 0, strategy)
-        counts.append(shared.divided.clock.timed)
+        counts.append(shared.timer.timed)
     assert counts[0] == counts[1]
     # Forward four problems, backward four: whole, in halves, and half of the norms under sequence parallelism.
     assert counts[0] <= 3 * 8 + 2
