@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value
 from lightning_predict.base.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from lightning_predict.planning.expected_cost import missed_deadlines
+from lightning_predict.planning.exports import plan_json, read_plan, write_plan
+from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
+from lightning_predict.planning.gantt_chart import plan_table
+from lightning_predict.planning.policies import candidates, cheapest_plan
+from lightning_predict.planning.problem import Plan
+from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
+from lightning_predict.reports.format import duration, share, significant, usd
 
 _WRITTEN: Final = ("plan.json", "gantt.html", "sky", "slurm")
 
@@ -40,26 +46,17 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
         state: Progress of a running plan, whose remaining work is planned again: a YAML file, or a folder with progress
             files of RuntimePredictor.
     """
-    from rich.console import Console
-
-    from lightning_predict.planning.expected_cost import missed_deadlines
-    from lightning_predict.planning.exports import plan_json
-    from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
-    from lightning_predict.planning.gantt_chart import plan_table
-    from lightning_predict.planning.plan_folder import write_plan
-    from lightning_predict.planning.policies import candidates, cheapest_plan
-    from lightning_predict.planning.problem import Plan
-
     notes: list[str] = []
 
     def planned(console: Console) -> Plan:
-        problem = read_problem(jobs)
-        since = None
+        problem, since = read_problem(jobs), None
         if state is not None:
             is_folder = state.is_dir()
             since = read_progress_of(state, problem, now=time.time()) if is_folder else read_situation(state, problem)
-        with _progress(console, "ways to plan", len(candidates(problem, method))) as advance:
-            result = cheapest_plan(problem, method=method, since=since, on_candidate=advance)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("ways to plan", total=len(candidates(problem, method)))
+            result = cheapest_plan(problem, method=method, since=since, on_candidate=lambda: progress.advance(task))
         console.print(plan_table(result))
         notes.extend(missed_deadlines(result, problem))
         notes.extend(note for job in problem.jobs for note in job.notes)
@@ -67,16 +64,19 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
             console.print(note, highlight=False)
         if output is not None:
             refused = write_plan(result, problem, output, since)
-            names = [one.name + "/" * one.is_dir() for one in sorted(output.iterdir()) if one.name in _WRITTEN]
+            names = [path.name + "/" * path.is_dir() for path in sorted(output.iterdir()) if path.name in _WRITTEN]
             console.print(f"Written to {output}: {', '.join(names)}")
-            for words in refused:
-                console.print(words, style="yellow", highlight=False)
+            for message in refused:
+                console.print(message, style="yellow", highlight=False)
         return result
 
-    return CommandAnswer(
-        data=lambda: json.loads(plan_json(planned(Console(quiet=True)))) | {"notes": notes},
-        show=lambda: _ignored(planned(_terminal())),  # the command prints while the planner runs
-    )
+    def show() -> None:
+        console = Console()
+        if not console.is_terminal:
+            console.width = FILE_WIDTH
+        planned(console)  # prints while the planner runs
+
+    return CommandAnswer(data=lambda: json.loads(plan_json(planned(Console(quiet=True)))) | {"notes": notes}, show=show)
 
 
 def simulate(jobs: Path, *, replay: Path | None = None, off: str | None = None, again: int = 0) -> CommandAnswer:
@@ -103,16 +103,13 @@ def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Comma
     """Simulate a plan once per factor, which applies to all jobs, and return the outcomes."""
     if again < 0:
         raise InvalidArgumentError(f"--again {again} cannot be; expected 0 or more times.")
-    from lightning_predict.planning.exports import read_plan
-    from lightning_predict.planning.files import read_problem
-    from lightning_predict.planning.policies import cheapest_plan
-    from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
-    from lightning_predict.reports.format import duration, share, significant, usd
-
     problem, segments = read_problem(jobs), read_plan(plan_file)
-    factors = likely_factors() if off is None else _factors(off)
     replanned = dict.fromkeys(evenly(segments, again), cheapest_plan)
-    found = {
+    try:
+        factors = likely_factors() if off is None else [float(word) for word in off.split(",")]
+    except ValueError:
+        raise InvalidArgumentError(f"--off {off} is no list of factors; expected for example 0.8,1,1.5.") from None
+    replays = {
         factor: replay(segments, problem, slowed(problem, {job.name: factor for job in problem.jobs}), again=replanned)
         for factor in factors
     }
@@ -120,51 +117,19 @@ def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Comma
     rows = [
         [
             significant(factor),
-            usd(one.machine_usd),
-            usd(one.tardiness_usd),
-            usd(one.total_usd),
-            share(one.kept_deadlines),
-            duration(one.lost_seconds) if one.lost_seconds else "none",
-            str(sum(job.moves for job in one.jobs)),
+            usd(outcome.machine_usd),
+            usd(outcome.tardiness_usd),
+            usd(outcome.total_usd),
+            share(outcome.kept_deadlines),
+            duration(outcome.lost_seconds) if outcome.lost_seconds else "none",
+            str(sum(job.moves for job in outcome.jobs)),
         ]
-        for factor, one in found.items()
+        for factor, outcome in replays.items()
     ]
-    late = {job.job: factor for factor, one in found.items() for job in one.jobs if not job.is_in_time}
-    said = [f"{name} misses its deadline at {significant(factor)}." for name, factor in sorted(late.items())]
-    lines = [aligned(headers, rows, right=range(len(headers))), *([""] if said else []), *said]
+    late = {job.job: factor for factor, outcome in replays.items() for job in outcome.jobs if not job.is_in_time}
+    missed = [f"{name} misses its deadline at {significant(factor)}." for name, factor in sorted(late.items())]
+    lines = [aligned(headers, rows, right=range(len(headers))), *([""] if missed else []), *missed]
     return CommandAnswer(
-        data=lambda: {"replays": [{"factor": factor, **json_value(one)} for factor, one in found.items()]},
+        data=lambda: {"replays": [{"factor": factor, **json_value(outcome)} for factor, outcome in replays.items()]},
         show=lambda: print("\n".join(lines)),
     )
-
-
-def _factors(off: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in off.split(","))
-    except ValueError:
-        raise InvalidArgumentError(f"--off {off} is no list of factors; expected for example 0.8,1,1.5.") from None
-
-
-@contextmanager
-def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on a terminal, and yield a function that advances it by one."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)
-
-
-def _terminal() -> Console:
-    """Return a console for standard output, at least `FILE_WIDTH` wide if the output is not a terminal."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    return console
-
-
-def _ignored(_: object) -> None:
-    """Ignore the result of a computation that has already printed its output."""

@@ -1,10 +1,14 @@
-"""Export of a plan: JSON, SkyPilot tasks and Slurm scripts. `plan_folder.py` writes all files to a folder.
+"""Export of a plan to a folder: JSON, a chart, and files for SkyPilot, Slurm, dstack and Kueue.
+
+`schedule.txt` of each engine lists commands with their times. It is the only file that states when a job starts.
 
 Running a plan must not lose work, even if the predicted times are wrong. Therefore no script ends a job or a machine at
 a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. Before the
-job moves, it gets a stop signal and writes its checkpoint to a place that the next segment can read. Example::
+job moves, it gets a stop signal and writes its checkpoint to a place that the next segment can read. dstack and Kueue
+start a job once, so a plan that moves a job is refused for them. Example::
 
-    files = skypilot_tasks(plan, problem)  # {"bert.yaml": ..., "schedule.txt": ...}
+    write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/, dstack/
+    files = skypilot_tasks(plan, problem)    # {"bert.yaml": ..., "schedule.txt": ...}
 """
 
 from __future__ import annotations
@@ -13,15 +17,19 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple, final
+
+import yaml
 
 from lightning_predict.base.checked import read_json
-from lightning_predict.base.errors import PlanningFormatError
+from lightning_predict.base.errors import PlanningFormatError, UnknownGpuError
 from lightning_predict.base.escaping import comment_line, one_line
-from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
+from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_hours
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.planning.gantt_chart import gantt_page
 from lightning_predict.planning.problem import (
     Configuration,
     Job,
@@ -38,6 +46,59 @@ from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRE
 SCHEDULE: Final = "schedule.txt"
 """Name of the file with the commands of a plan and their times."""
 
+IDLE_MINUTES: Final = 15
+"""Idle minutes after which a rented machine shuts down. The machine keeps running if a job ends late or the next job
+arrives within this time."""
+
+SIGNAL_SECONDS: Final = 300
+"""Seconds before its time limit at which a job gets a signal. A large checkpoint takes a minute or two to write."""
+
+DSTACK_BACKENDS: Final = frozenset("aws azure crusoe gcp lambda nebius runpod verda vultr".split())
+"""Providers in lower case whose name is dstack's backend (dstack 0.22)."""
+
+OTHER_DSTACK_BACKENDS: Final = {"oracle cloud": "oci", "vast": "vastai"}
+
+INSTANCE_LABEL: Final = "node.kubernetes.io/instance-type"
+"""Well-known Kubernetes label with the instance type of a cloud's machine."""
+
+QUEUE: Final = "lightning-predict"
+"""Kueue LocalQueue that the jobs are submitted to."""
+
+_NAME_LENGTH: Final = 40
+"""Maximum length of a dstack run name; Kubernetes allows 63 characters for a job."""
+
+Files = dict[str, str]
+"""Contents by file name."""
+
+
+def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanState | None = None) -> tuple[str, ...]:
+    """Write all files of a plan, and return messages about files that were not written.
+
+    Args:
+        plan: The plan.
+        problem: The planned problem.
+        folder: Output folder, created if needed.
+        since: State of the plan so far. Jobs that already run are not started again.
+    """
+    files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
+    refused: list[str] = []
+    writers = {"sky": skypilot_tasks, "slurm": slurm_scripts, "dstack": dstack_tasks}
+    if any(job.image for job in problem.jobs):
+        writers["kueue"] = kueue_jobs
+    for engine, write in writers.items():
+        if (folder / engine / SCHEDULE).is_file():  # tasks of an earlier plan must not be mistaken for the new ones
+            for pattern in ("*.yaml", "*.yml", "*.sh", SCHEDULE):
+                for path in (folder / engine).glob(pattern):
+                    path.unlink()
+        try:
+            files |= {f"{engine}/{name}": text for name, text in write(plan, problem, since).items()}
+        except PlanningFormatError as error:
+            refused.append(str(error))
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return tuple(refused)
+
 
 def plan_json(plan: Plan) -> str:
     """Return the whole plan as JSON, with total costs. Each key names its unit."""
@@ -51,7 +112,17 @@ def plan_json(plan: Plan) -> str:
             "outlook": None if plan.outlook is None else asdict(plan.outlook) | {"usd": plan.outlook.usd},
             "decisions": plan.decisions,
             "largest_gap": plan.largest_gap,
-            "segments": [_segment(segment) for segment in plan.segments],
+            "segments": [
+                {
+                    "job": segment.job,
+                    "node": segment.placement.node,
+                    "machine": segment.placement.configuration.machine,
+                    "num_gpus": segment.placement.configuration.num_gpus,
+                    "start_seconds": segment.start_seconds,
+                    "end_seconds": segment.end_seconds,
+                }
+                for segment in plan.segments
+            ],
             "rentals": [asdict(rental) for rental in plan.rentals],
             "jobs": [asdict(outcome) for outcome in plan.outcomes],
         },
@@ -60,15 +131,11 @@ def plan_json(plan: Plan) -> str:
 
 
 def read_plan(path: Path) -> tuple[Segment, ...]:
-    """Read the segments of a `plan.json`.
-
-    Args:
-        path: The file, as written by `plan_json`.
+    """Read the segments of a `plan.json`, as written by `plan_json`.
 
     Raises:
         PlanningFormatError: The file is missing, or is not a plan.
     """
-    document = read_json(path, PlanningFormatError)
     return tuple(
         Segment(
             job=row.member("job").words(),
@@ -81,18 +148,167 @@ def read_plan(path: Path) -> tuple[Segment, ...]:
             start_seconds=float(row.member("start_seconds").any_number()),
             end_seconds=float(row.member("end_seconds").any_number()),
         )
-        for row in document.member("segments").items(named=["job"])
+        for row in read_json(path, PlanningFormatError).member("segments").items(named=["job"])
     )
 
 
-def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> dict[str, str]:
+class _Start(NamedTuple):
+    """A segment to start; `name` is the name of its file."""
+
+    name: str
+    segment: Segment
+    job: Job
+    machine: MachineType
+
+    @property
+    def gpus_per_machine(self) -> int:
+        return self.segment.placement.configuration.num_gpus // self.machine.nodes
+
+
+class _Stop(NamedTuple):
+    """A segment that stops before the end of its job, because the job moves or waits."""
+
+    at_seconds: float
+    job: Job
+    placement: Placement
+
+
+class _Engine(NamedTuple):
+    """An engine, and the place where it needs the checkpoint of a job that moves; None if it cannot move jobs."""
+
+    name: str
+    checkpoint: str | None = None
+    example: str = ""
+    in_bucket: bool = False
+
+
+_SKYPILOT: Final = _Engine("SkyPilot", "bucket for its checkpoint", "s3://our-bucket/runs", in_bucket=True)
+_SLURM: Final = _Engine("Slurm", "folder for its checkpoint that machines share", "/shared/runs")
+
+
+@final
+class _Export:
+    """Segments of a plan to start and to stop, file names, and the commands with their times.
+
+    Raises:
+        PlanningFormatError: A job has no command, or the engine would lose the work of a job that moves.
+    """
+
+    def __init__(self, plan: Plan, problem: PlanningProblem, since: PlanState | None, engine: _Engine) -> None:
+        self.plan, self.since = plan, since
+        self.jobs = {job.name: job for job in problem.jobs}
+        self.machines = {machine.name: machine for machine in problem.machines}
+        self.files: Files = {}
+        clusters = {_cluster(segment.placement) for segment in plan.segments}
+        self.names: dict[str, str] = {}  # of jobs, as safe file names that differ from those of machines
+        for name in sorted(self.jobs):
+            self.names[name] = _unused(_safe(name), {*clusters, *self.names.values()})
+        self.starts = tuple(self._starts(clusters))
+        self.stops = tuple(self._stops())
+        self._commands: list[tuple[float, bool, str]] = []
+        self._check(engine)
+
+    def _starts(self, clusters: Collection[str]) -> Iterator[_Start]:
+        taken = {*self.names.values(), *clusters}
+        count: dict[str, int] = {}
+        for segment in self.plan.segments:
+            if self._runs_on(segment):
+                continue
+            number = count[segment.job] = count.get(segment.job, 0) + 1
+            name = self.names[segment.job]
+            name = name if number == 1 else _unused(f"{name}-{number}", taken)
+            taken.add(name)
+            machine = self.machines[segment.placement.configuration.machine]
+            yield _Start(name, segment, self.jobs[segment.job], machine)
+
+    def _runs_on(self, segment: Segment) -> bool:
+        """Return whether the job of a segment already runs there."""
+        since = self.since
+        return (
+            since is not None
+            and segment.start_seconds == since.now_seconds
+            and since.running.get(segment.job) == segment.placement
+        )
+
+    def _stops(self) -> Iterator[_Stop]:
+        ends = {outcome.job: outcome.end_seconds for outcome in self.plan.outcomes}
+        for segment in self.plan.segments:
+            if segment.end_seconds < ends[segment.job]:
+                yield _Stop(segment.end_seconds, self.jobs[segment.job], segment.placement)
+        if self.since is not None:
+            kept = {segment.job for segment in self.plan.segments if self._runs_on(segment)}
+            for name, placement in sorted(self.since.running.items()):
+                if name not in kept:
+                    yield _Stop(self.since.now_seconds, self.jobs[name], placement)
+
+    def _check(self, engine: _Engine) -> None:
+        def is_kept(checkpoint: str | None) -> bool:
+            return checkpoint is not None and _is_bucket(checkpoint) == engine.in_bucket
+
+        can_move = engine.checkpoint is not None
+        moving = sorted({job.name for _, job, _ in self.stops if not (can_move and is_kept(job.checkpoint))})
+        reason = f"Nothing is written for {engine.name}: "
+        if moving and not can_move:
+            raise PlanningFormatError(
+                f"{reason}it starts a job once, and in this plan {', '.join(moving)} would move. Plan without moves "
+                "(formulation: {preempts: false, migrates: false})."
+            )
+        silent = sorted({start.job.name for start in self.starts if start.job.command is None})
+        if silent:
+            verb = "names" if len(silent) == 1 else "name"
+            raise PlanningFormatError(
+                f"{reason}{', '.join(silent)} {verb} no command that starts the training. Add command: to each in the "
+                "file of jobs."
+            )
+        if moving:
+            verbs = "moves or pauses" if len(moving) == 1 else "move or pause"
+            raise PlanningFormatError(
+                f"{reason}in this plan {', '.join(moving)} {verbs} and would lose all work, as the file names no "
+                f"{engine.checkpoint}. Add checkpoint: {engine.example} to each, with a command that writes it on "
+                "SIGTERM and goes on from it, or plan without moves (formulation: {preempts: false, migrates: false})."
+            )
+
+    def start(self, start: _Start, command: str) -> None:
+        """Add a start to the schedule. A later segment starts only if its job was stopped, and has not ended."""
+        segment = start.segment
+        if any(stop.job is start.job and stop.at_seconds <= segment.start_seconds for stop in self.stops):
+            marker = _marker(self.names[segment.job])
+            command = f"[ -e {marker} ] && rm {marker} && {command}"
+        self._commands.append((segment.start_seconds, True, command))
+
+    def stop(self, stop: _Stop, command: str) -> None:
+        """Add a stop, and the file that marks the job as stopped and ready to start again."""
+        self._commands.append((stop.at_seconds, False, f"{command} && touch {_marker(self.names[stop.job.name])}"))
+
+    def all_files(self) -> Files:
+        """Return the files and the schedule, with times in hours from now. Stops come before starts."""
+        begin = 0.0 if self.since is None else self.since.now_seconds
+        lines = (f"{seconds_to_hours(at - begin):8.3f} h  {command}\n" for at, _, command in sorted(self._commands))
+        return {**self.files, SCHEDULE: "".join(lines)}
+
+    def environment(self, segment: Segment, checkpoints: str) -> dict[str, str]:
+        """Return the environment variables of a segment: checkpoint folder, progress file and placement."""
+        placement = segment.placement
+        slot = PlanSlot(
+            job=segment.job,
+            node=placement.node,
+            machine=placement.configuration.machine,
+            num_gpus=placement.configuration.num_gpus,
+        )
+        return {
+            "CHECKPOINTS": checkpoints,
+            FILE_VARIABLE: f"{checkpoints.rstrip('/')}/{PROGRESS_PREFIX}_{self.names[segment.job]}.json",
+            PLACE_VARIABLE: json.dumps(asdict(slot)),
+        }
+
+
+def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
     """Return the SkyPilot task files that run a plan, by file name.
 
-    One task rents each machine, and one task starts each segment of a job on its GPUs. `schedule.txt` has the commands
-    and their times. No command ends running work: a machine shuts down after `IDLE_MINUTES` without work. A job waits
-    in the machine's own queue until its GPUs are free. If a job moves, it gets a stop signal, writes its checkpoint and
-    ends before it starts elsewhere. A node changes its machine type only after its old machine is idle, so the number
-    of machines never exceeds the plan's.
+    One task rents each machine, and one task starts each segment of a job on its GPUs. No command ends running work: a
+    machine shuts down after `IDLE_MINUTES` without work. A job waits in the machine's own queue until its GPUs are
+    free. If a job moves, it gets a stop signal, writes its checkpoint and ends before it starts elsewhere. A node
+    changes its machine type only after its old machine is idle, so the number of machines never exceeds the plan's.
 
     Args:
         plan: The plan.
@@ -102,17 +318,12 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
     Raises:
         PlanningFormatError: A job has no command, or a job that moves has no bucket for its checkpoint.
     """
-    check_exportable(plan, problem, since, target="SkyPilot")
-    begin = 0.0 if since is None else since.now_seconds
-    stays, stops = tuple(segments_to_start(plan, problem, since)), tuple(segments_to_stop(plan, problem, since))
-    names = file_names(plan, problem)
-    machines = {machine.name: machine for machine in problem.machines}
-    tasks: dict[str, str] = {}
-    for _, segment, _, machine in stays:
-        cluster = _cluster(segment.placement)
-        if f"{cluster}.yaml" not in tasks:
-            cloud = _cloud(machine)
-            tasks[f"{cluster}.yaml"] = write_sky_task(
+    export = _Export(plan, problem, since, _SKYPILOT)
+    for start in export.starts:
+        cluster, machine = _cluster(start.segment.placement), start.machine
+        if f"{cluster}.yaml" not in export.files:
+            cloud = None if machine.provider is None else CLOUDS.get(machine.provider.casefold())
+            export.files[f"{cluster}.yaml"] = write_sky_task(
                 name=cluster,
                 run=None,
                 accelerators=_accelerators(machine, machine.num_gpus // machine.nodes),
@@ -121,139 +332,161 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
                 use_spot=True if machine.interruptions_per_hour is not None else None,
                 num_nodes=machine.nodes,
                 file_mounts={
-                    _mounted(names[job.name]): {"source": job.checkpoint, "mode": "MOUNT"}
-                    for _, other, job, _ in stays
-                    if _cluster(other.placement) == cluster and _is_bucket(job.checkpoint)
+                    _mounted(export.names[job.name]): {"source": job.checkpoint, "mode": "MOUNT"}
+                    for _, segment, job, _ in export.starts
+                    if _cluster(segment.placement) == cluster and _is_bucket(job.checkpoint)
                 },
-                comment=(_safe_comment(f"{machine.name}, ${machine.usd_per_hour:g} an hour"),),
+                comment=(" ".join(f"{machine.name}, ${machine.usd_per_hour:g} an hour".split()),),
             )
-    commands: list[tuple[float, int, str]] = []
-    for name, segment, job, machine in stays:
-        cluster = _cluster(segment.placement)
-        tasks[f"{name}.yaml"] = write_sky_task(
+    for start in export.starts:
+        name, segment, job, machine = start
+        cluster, mounted = _cluster(segment.placement), _mounted(export.names[job.name])
+        export.files[f"{name}.yaml"] = write_sky_task(
             name=name,
-            run=_stoppable(job, pid_file=_pid_file(names[job.name])),
-            accelerators=_accelerators(machine, segment.placement.configuration.num_gpus // machine.nodes),
+            run=_stoppable(job, pid_file=_pid_file(export.names[job.name])),
+            accelerators=_accelerators(machine, start.gpus_per_machine),
             num_nodes=machine.nodes,
-            envs=segment_environment(segment, _mounted(names[job.name]), names) if _is_bucket(job.checkpoint) else None,
-            comment=(planned_time(segment, machine),),
+            envs=export.environment(segment, mounted) if _is_bucket(job.checkpoint) else None,
+            comment=(_planned_time(start),),
         )
-        rented = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
-        line = f"{_once_given_back(segment, plan, since)}{rented} && sky exec --detach-run {cluster} {name}.yaml"
-        commands.append((segment.start_seconds, 1, f"{_once_stopped(segment, stops, names)}{line}"))
-    for at_seconds, job, placement in stops:
-        pid = f"$(cat {_pid_file(names[job.name])})"
-        stop = f"pid={pid} && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done"
-        nodes = machines[placement.configuration.machine].nodes
+        rent = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
+        wait = _wait_for_other_machines(segment, plan, since)
+        export.start(start, f"{wait}{rent} && sky exec --detach-run {cluster} {name}.yaml")
+    for stop in export.stops:
+        pid = f"$(cat {_pid_file(export.names[stop.job.name])})"
+        kill = f"pid={pid} && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done"
+        nodes = export.machines[stop.placement.configuration.machine].nodes
         everywhere = f"--num-nodes {nodes} " if nodes > 1 else ""
-        line = f"sky exec {everywhere}{_cluster(placement)} {shlex.quote(stop)} && touch {_marker(names[job.name])}"
-        commands.append((at_seconds, 0, line))
-    return {**tasks, SCHEDULE: schedule_text(commands, begin)}
+        export.stop(stop, f"sky exec {everywhere}{_cluster(stop.placement)} {shlex.quote(kill)}")
+    return export.all_files()
 
 
-def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> dict[str, str]:
-    """Return a Slurm batch script for each segment of a job, by file name, and `schedule.txt` with commands and times.
+def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
+    """Return a Slurm batch script for each segment of a job, by file name, and `schedule.txt`.
 
     The segments of a job share its name and run one after another (`--dependency=singleton`). Only a job with a
     checkpoint gets a time limit: the upper end of its predicted time. Before the limit, Slurm signals the job and
-    requeues it.
-
-    Args:
-        plan: The plan.
-        problem: The planned problem.
-        since: State of the plan so far. Jobs that already run are not started again.
+    requeues it. Arguments as in `skypilot_tasks`.
 
     Raises:
         PlanningFormatError: A job has no command, or a job that moves has no checkpoint.
     """
-    check_exportable(plan, problem, since, target="Slurm")
-    begin = 0.0 if since is None else since.now_seconds
+    export = _Export(plan, problem, since, _SLURM)
     hosts = _hosts(plan, problem)
-    files: dict[str, str] = {}
-    commands: list[tuple[float, int, str]] = []
-    names, stops = file_names(plan, problem), tuple(segments_to_stop(plan, problem, since))
-    for name, segment, job, machine in segments_to_start(plan, problem, since):
+    for start in export.starts:
+        name, segment, job, machine = start
         configuration = segment.placement.configuration
         late = job.time(configuration).high / job.seconds[configuration]
-        limit = (segment.end_seconds - segment.start_seconds) * late + problem.restart_seconds
+        limit = (segment.end_seconds - segment.start_seconds) * late + problem.restart_seconds + SIGNAL_SECONDS
         host = hosts.get((segment.placement.node, configuration.machine))
         directives = [
-            f"--job-name={names[job.name]}",
+            f"--job-name={export.names[job.name]}",
             "--dependency=singleton",
             f"--nodes={machine.nodes}",
-            f"--gres=gpu:{_safe(machine.gpu).lower()}:{configuration.num_gpus // machine.nodes}",
+            f"--gres=gpu:{_safe(machine.gpu).lower()}:{start.gpus_per_machine}",
             *([] if host is None else [f"--nodelist={host}"]),
-            f"--begin=now+{math.floor(segment.start_seconds - begin)}seconds",
         ]
         if job.checkpoint is not None:
-            told = f"--signal=B:TERM@{TOLD_SECONDS}"
-            directives += [f"--time={_slurm_time(limit + TOLD_SECONDS)}", told, "--requeue", "--open-mode=append"]
-        variables = {} if job.checkpoint is None else segment_environment(segment, job.checkpoint, names)
+            signal = f"--signal=B:TERM@{SIGNAL_SECONDS}"
+            directives += [f"--time={_slurm_time(limit)}", signal, "--requeue", "--open-mode=append"]
+        variables = {} if job.checkpoint is None else export.environment(segment, job.checkpoint)
         lines = [
             "#!/bin/bash",
             *(f"#SBATCH {one_line(directive)}" for directive in directives),
-            comment_line(planned_time(segment, machine)),
+            comment_line(_planned_time(start)),
             *([] if job.checkpoint else ["# No time limit, as it names no checkpoint: all that it did would be lost."]),
             "",
             *(f"export {variable}={shlex.quote(value)}" for variable, value in variables.items()),
             _stoppable(job, requeues=job.checkpoint is not None),
         ]
-        files[f"{name}.sh"] = "\n".join(lines)
-        line = f"{_once_stopped(segment, stops, names)}sbatch {name}.sh"
-        commands.append((segment.start_seconds, 1, line))
-    for at_seconds, job, _ in stops:
-        which = f"--user=$USER --name={names[job.name]}"
+        export.files[f"{name}.sh"] = "\n".join(lines)
+        export.start(start, f"sbatch {name}.sh")
+    for stop in export.stops:
+        which = f"--user=$USER --name={export.names[stop.job.name]}"
         running = f"squeue --noheader --states=RUNNING {which} | grep -q ."
-        stop = f"scancel --batch --signal=USR1 --state=RUNNING {which}"
-        commands.append((at_seconds, 0, f"{running} && {stop} && touch {_marker(names[job.name])}"))
-    return {**files, SCHEDULE: schedule_text(commands, begin)}
+        export.stop(stop, f"{running} && scancel --batch --signal=USR1 --state=RUNNING {which}")
+    return export.all_files()
 
 
-IDLE_MINUTES: Final = 15
-"""Idle minutes after which a rented machine shuts down. The machine keeps running if a job ends late or the next job
-arrives within this time."""
-
-TOLD_SECONDS: Final = 300
-"""Seconds before its time limit at which a job gets a signal. A large checkpoint takes a minute or two to write."""
-
-
-def check_exportable(plan: Plan, problem: PlanningProblem, since: PlanState | None = None, *, target: str) -> None:
-    """Reject a plan that would end or lose a job's work when exported.
-
-    Args:
-        plan: The plan.
-        problem: The planned problem.
-        since: State of the plan so far, with the jobs that already run.
-        target: `SkyPilot` or `Slurm`.
+def dstack_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
+    """Return a dstack task for each job to start, by file name, and `schedule.txt`; arguments as in `skypilot_tasks`.
 
     Raises:
-        PlanningFormatError: A job has no command, or a job that moves has no checkpoint (on clouds: in a bucket).
+        PlanningFormatError: A job has no command, or a job moves.
     """
-    silent = sorted({job.name for _, _, job, _ in segments_to_start(plan, problem, since) if job.command is None})
-    if silent:
+    export = _Export(plan, problem, since, _Engine("dstack"))
+    names = _engine_names(export.names)
+    for start in export.starts:
+        name, machine, job = names[start.job.name], start.machine, start.job
+        provider = (machine.provider or "").casefold()
+        backend = OTHER_DSTACK_BACKENDS.get(provider, provider if provider in DSTACK_BACKENDS else None)
+        task: dict[str, object] = {
+            "type": "task",
+            "name": name,
+            **({"nodes": machine.nodes} if machine.nodes > 1 else {}),
+            **({"image": job.image} if job.image else {}),
+            "commands": [job.command],
+            **({"env": export.environment(start.segment, job.checkpoint)} if job.checkpoint else {}),
+            "resources": {"gpu": {**_dstack_gpu(machine), "count": start.gpus_per_machine}},
+            **({"backends": [backend], "instance_types": [machine.instance or machine.kind]} if backend else {}),
+            "spot_policy": "on-demand" if machine.interruptions_per_hour is None else "spot",
+            **({"retry": {"on_events": ["no-capacity", "interruption"]}} if job.checkpoint else {}),
+        }
+        export.files[f"{name}.dstack.yml"] = _document(task, start)
+        export.start(start, f"dstack apply --yes --detach --file {name}.dstack.yml")
+    return export.all_files()
+
+
+def kueue_jobs(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
+    """Return a suspended Kubernetes job for each job to start, by file name, and `schedule.txt`.
+
+    Kueue starts a suspended job when its local queue has the GPUs. On a cloud's machine, the job selects the instance
+    type of the plan. Arguments as in `skypilot_tasks`.
+
+    Raises:
+        PlanningFormatError: A job has no command or image, moves, or needs several machines.
+    """
+    export = _Export(plan, problem, since, _Engine("Kueue"))
+    without = sorted({start.job.name for start in export.starts if start.job.image is None})
+    if without:
         raise PlanningFormatError(
-            f"Nothing is written for {target}: {_listed(silent)} no command that starts the training. Add "
-            "command: to each in the file of jobs."
+            f"Nothing is written for Kueue: no container image for {', '.join(without)}. Add image: to each in the "
+            "file of jobs, such as image: pytorch/pytorch."
         )
-    is_kept = _is_bucket if target == "SkyPilot" else _is_path
-    lost = sorted({job.name for _, job, _ in segments_to_stop(plan, problem, since) if not is_kept(job.checkpoint)})
-    if lost:
-        what = "bucket for its checkpoint" if target == "SkyPilot" else "folder for its checkpoint that machines share"
-        example = "s3://our-bucket/runs" if target == "SkyPilot" else "/shared/runs"
+    several = sorted({start.job.name for start in export.starts if start.machine.nodes > 1})
+    if several:
         raise PlanningFormatError(
-            f"Nothing is written for {target}: in this plan {_listed(lost, 'moves or pauses', 'move or pause')} "
-            f"and would lose all work, as the file names no {what}. Add checkpoint: {example} to each, with a command "
-            "that writes it on SIGTERM and goes on from it, or plan without moves (formulation: {preempts: false, "
-            "migrates: false})."
+            f"Nothing is written for Kueue: {', '.join(several)} would need several machines in one job. Write a "
+            "PyTorchJob for it, or plan it on one machine."
         )
-
-
-def _listed(names: Sequence[str], one: str = "names", several: str = "name") -> str:
-    return f"{', '.join(names)} {one if len(names) == 1 else several}"
-
-
-def _is_path(checkpoint: str | None) -> bool:
-    return checkpoint is not None and not _is_bucket(checkpoint)
+    names = _engine_names(export.names)
+    for start in export.starts:
+        name, job, machine = names[start.job.name], start.job, start.machine
+        gpus = {"nvidia.com/gpu": start.gpus_per_machine}
+        variables = export.environment(start.segment, job.checkpoint) if job.checkpoint else {}
+        container = {
+            "name": "training",
+            "image": job.image,
+            "command": ["bash", "-c", job.command],
+            "env": [{"name": key, "value": value} for key, value in variables.items()],
+            "resources": {"requests": gpus, "limits": gpus},
+        }
+        pod: dict[str, object] = {"restartPolicy": "Never"}
+        if machine.provider is not None:
+            pod["nodeSelector"] = {INSTANCE_LABEL: machine.instance or machine.kind}
+        document = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": QUEUE}},
+            "spec": {
+                "suspend": True,
+                "backoffLimit": 6 if job.checkpoint else 0,
+                "template": {"spec": pod | {"containers": [container]}},
+            },
+        }
+        export.files[f"{name}.kueue.yml"] = _document(document, start)
+        export.start(start, f"kubectl create --filename {name}.kueue.yml")
+    return export.all_files()
 
 
 def _is_bucket(checkpoint: str | None) -> bool:
@@ -266,22 +499,19 @@ def _mounted(name: str) -> str:
     return f"/checkpoints/{name}"
 
 
-def segment_environment(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a segment: checkpoint folder, progress file and placement."""
-    configuration = segment.placement.configuration
-    place = PlanSlot(
-        job=segment.job, node=segment.placement.node, machine=configuration.machine, num_gpus=configuration.num_gpus
-    )
-    return {
-        "CHECKPOINTS": checkpoints,
-        FILE_VARIABLE: f"{checkpoints.rstrip('/')}/{PROGRESS_PREFIX}_{names[segment.job]}.json",
-        PLACE_VARIABLE: json.dumps(asdict(place)),
-    }
-
-
 def _pid_file(name: str) -> str:
     """Return the path of the file with a job's process ID, by the job's file name."""
     return f"~/.lightning-predict-{name}.pid"
+
+
+def _marker(name: str) -> str:
+    """Return the name of the file next to the schedule that marks a job as stopped and ready to start again."""
+    return f"{name}.stopped"
+
+
+def _cluster(placement: Placement) -> str:
+    """Return the name of a rented machine. All plans use the same name, so that a new plan finds running machines."""
+    return f"node-{placement.node}-{_safe(placement.configuration.machine)}"
 
 
 def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False) -> str:
@@ -305,107 +535,41 @@ def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False)
     return "\n".join(lines) + "\n"
 
 
-def schedule_text(commands: Iterable[tuple[float, int, str]], begin_seconds: float) -> str:
-    """Return the commands with their times in hours from now.
-
-    At equal times, stop commands come before start commands.
-    """
-    return "".join(f"{seconds_to_hours(at - begin_seconds):8.3f} h  {line}\n" for at, _, line in sorted(commands))
-
-
-def _cluster(placement: Placement) -> str:
-    """Return the name of a rented machine. All plans use the same name, so that a new plan finds running machines."""
-    return f"node-{placement.node}-{_safe(placement.configuration.machine)}"
-
-
-def _marker(name: str) -> str:
-    """Return the name of the file next to the schedule that marks a job as stopped and ready to start again."""
-    return f"{name}.stopped"
-
-
-def _once_stopped(segment: Segment, stops: Iterable[tuple[float, Job, Placement]], names: Mapping[str, str]) -> str:
-    """Return the shell condition to start a later segment: the job was stopped before its end, and is not paused."""
-    stopped = any(job.name == segment.job and at_seconds <= segment.start_seconds for at_seconds, job, _ in stops)
-    marker = _marker(names[segment.job])
-    return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
-
-
-def _once_given_back(segment: Segment, plan: Plan, since: PlanState | None) -> str:
+def _wait_for_other_machines(segment: Segment, plan: Plan, since: PlanState | None) -> str:
     """Return shell code that waits until the node's previous machine has finished its last work and has shut down."""
-    node = segment.placement.node
-    running = () if since is None else since.running.values()
-    before = {_cluster(one.placement) for one in plan.segments if one.start_seconds < segment.start_seconds}
-    before |= {_cluster(placement) for placement in running}
-    others = sorted(name for name in before if name.startswith(f"node-{node}-") and name != _cluster(segment.placement))
+    before = {_cluster(other.placement) for other in plan.segments if other.start_seconds < segment.start_seconds}
+    before |= {_cluster(placement) for placement in (() if since is None else since.running.values())}
+    own, prefix = _cluster(segment.placement), f"node-{segment.placement.node}-"
     return "".join(
         f"{{ sky autostop --yes --idle-minutes 1 --down {name}; "
         f"while sky status --refresh {name} | grep -qwE 'UP|INIT'; do sleep 60; done; }} && "
-        for name in others
+        for name in sorted(before - {own})
+        if name.startswith(prefix)
     )
 
 
 def _hosts(plan: Plan, problem: PlanningProblem) -> dict[tuple[int, str], str]:
     """Map the nodes of a plan to the user's own machines, by node and type; empty if the problem names too few."""
-    found: dict[tuple[int, str], str] = {}
+    hosts: dict[tuple[int, str], str] = {}
     for machine in problem.machines:
         nodes = sorted({rental.node for rental in plan.rentals if rental.machine == machine.name})
         if len(nodes) <= len(machine.hosts):
-            found |= {(node, machine.name): host for node, host in zip(nodes, machine.hosts, strict=False)}
-    return found
-
-
-def _cloud(machine: MachineType) -> str | None:
-    """Return SkyPilot's name for the cloud of a machine; None if the machine has no cloud."""
-    return None if machine.provider is None else CLOUDS.get(machine.provider.casefold())
+            hosts |= {(node, machine.name): host for node, host in zip(nodes, machine.hosts, strict=False)}
+    return hosts
 
 
 def _accelerators(machine: MachineType, num_gpus: int) -> str:
     return f"{sky_accelerator(machine.gpu, machine.provider or '')}:{num_gpus}"
 
 
-def segments_to_start(
-    plan: Plan, problem: PlanningProblem, since: PlanState | None
-) -> Iterator[tuple[str, Segment, Job, MachineType]]:
-    """Yield every segment to start, with its file name, job and machine type."""
-    jobs = {job.name: job for job in problem.jobs}
-    machines = {machine.name: machine for machine in problem.machines}
-    files = file_names(plan, problem)
-    taken = {*files.values(), *map(_cluster, {segment.placement for segment in plan.segments})}
-    stays: dict[str, int] = {}
-    running = {} if since is None else since.running
-    for segment in plan.segments:
-        begins = since is not None and segment.start_seconds == since.now_seconds
-        if begins and running.get(segment.job) == segment.placement:
-            continue  # the job already runs there
-        number = stays[segment.job] = stays.get(segment.job, 0) + 1
-        name = files[segment.job] if number == 1 else _unused(f"{files[segment.job]}-{number}", taken)
-        taken.add(name)
-        yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]
-
-
-def segments_to_stop(
-    plan: Plan, problem: PlanningProblem, since: PlanState | None
-) -> Iterator[tuple[float, Job, Placement]]:
-    """Yield each segment that stops before the end of its job, because the job moves or waits: time, job, placement."""
-    jobs = {job.name: job for job in problem.jobs}
-    ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
-    for segment in plan.segments:
-        if segment.end_seconds < ends[segment.job]:
-            yield segment.end_seconds, jobs[segment.job], segment.placement
-    if since is not None:
-        stays = {(one.job, one.placement) for one in plan.segments if one.start_seconds == since.now_seconds}
-        for name, placement in sorted(since.running.items()):
-            if (name, placement) not in stays:
-                yield since.now_seconds, jobs[name], placement
-
-
-def file_names(plan: Plan, problem: PlanningProblem) -> dict[str, str]:
-    """Return a unique name of each job, safe as a file name and different from the names of machines."""
-    names: dict[str, str] = {}
-    machines = set(map(_cluster, {segment.placement for segment in plan.segments}))
-    for job in sorted(job.name for job in problem.jobs):
-        names[job] = _unused(_safe(job), {*machines, *names.values()})
-    return names
+def _dstack_gpu(machine: MachineType) -> dict[str, str]:
+    """Return dstack's name and minimum memory of a GPU: `A100`, `72GB..`. Form factors share a name in dstack."""
+    try:
+        gpu = find_gpu(machine.gpu)
+    except UnknownGpuError:  # the GPU is defined in the user's `gpus_file`
+        return {"name": machine.gpu}
+    name = re.split(r"-(?:SXM\d?|PCIe|NVL)\b|-\d+GB", gpu.name)[0].replace("-", "").replace("Quadro", "")
+    return {"name": name, "memory": f"{round(0.9 * bytes_to_gibibytes(gpu.memory_bytes))}GB.."}
 
 
 def _unused(name: str, taken: Collection[str]) -> str:
@@ -419,32 +583,35 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "job"
 
 
-def planned_time(segment: Segment, machine: MachineType) -> str:
+def _engine_names(file_names: Mapping[str, str]) -> dict[str, str]:
+    """Return a unique name of each job: lower-case letters, digits and hyphens, starting with a letter."""
+    names: dict[str, str] = {}
+    for job, file in file_names.items():
+        plain = re.sub(r"[^a-z0-9]+", "-", file.lower()).strip("-")
+        plain = plain if plain[:1].isalpha() else f"job-{plain}"
+        name, number = plain[:_NAME_LENGTH].rstrip("-"), 2
+        while name in names.values():
+            ending = f"-{number}"
+            name, number = plain[: _NAME_LENGTH - len(ending)] + ending, number + 1
+        names[job] = name
+    return names
+
+
+def _planned_time(start: _Start) -> str:
     """Return a comment with the planned time and place of a segment, on one line."""
-    gpus = segment.placement.configuration.num_gpus
-    start, end = seconds_to_hours(segment.start_seconds), seconds_to_hours(segment.end_seconds)
-    place = f"{gpus} of {machine.num_gpus} GPUs of node {segment.placement.node}"
-    return _safe_comment(f"Planned: {start:.2f} h to {end:.2f} h, on {place} ({machine.name}).")
-
-
-def _safe_comment(text: str) -> str:
-    return " ".join(text.split())
+    segment, machine = start.segment, start.machine
+    begin, end = seconds_to_hours(segment.start_seconds), seconds_to_hours(segment.end_seconds)
+    place = f"{segment.placement.configuration.num_gpus} of {machine.num_gpus} GPUs of node {segment.placement.node}"
+    return " ".join(f"Planned: {begin:.2f} h to {end:.2f} h, on {place} ({machine.name}).".split())
 
 
 def _slurm_time(seconds: float) -> str:
     """Format as hours, minutes and seconds, at least one minute."""
-    whole = max(math.ceil(seconds), int(SECONDS_PER_MINUTE))
-    hours, rest = divmod(whole, int(SECONDS_PER_HOUR))
-    minutes, left = divmod(rest, int(SECONDS_PER_MINUTE))
+    minutes, left = divmod(max(math.ceil(seconds), int(SECONDS_PER_MINUTE)), int(SECONDS_PER_MINUTE))
+    hours, minutes = divmod(minutes, int(SECONDS_PER_HOUR / SECONDS_PER_MINUTE))
     return f"{hours:02d}:{minutes:02d}:{left:02d}"
 
 
-def _segment(segment: Segment) -> dict[str, Any]:
-    return {
-        "job": segment.job,
-        "node": segment.placement.node,
-        "machine": segment.placement.configuration.machine,
-        "num_gpus": segment.placement.configuration.num_gpus,
-        "start_seconds": segment.start_seconds,
-        "end_seconds": segment.end_seconds,
-    }
+def _document(content: Mapping[str, object], start: _Start) -> str:
+    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=1000)
+    return f"{comment_line(one_line(_planned_time(start)))}\n{text}"

@@ -1,15 +1,11 @@
-"""Problems of round numbers, and what every decision must keep."""
+"""Problems of round numbers, scripted policies, and what every decision must keep."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from benchmarks.planning.study import random_problem
-from lightning_predict.cost.offers import load_offers
 from lightning_predict.planning.problem import (
     Configuration,
     Formulation,
@@ -19,7 +15,9 @@ from lightning_predict.planning.problem import (
     Placement,
     PlanningProblem,
     PlanState,
+    RunningJobs,
 )
+from lightning_predict.planning.simulator import simulate
 
 HOUR = 3600.0
 SMALL = MachineType(name="small", gpu="T4", num_gpus=1, usd_per_hour=1.0)
@@ -28,6 +26,10 @@ LARGE = MachineType(name="large", gpu="A10", num_gpus=4, usd_per_hour=6.0)
 
 def on(machine: str, num_gpus: int) -> Configuration:
     return Configuration(machine=machine, num_gpus=num_gpus)
+
+
+def at(node: int, machine: str, num_gpus: int) -> Placement:
+    return Placement(node=node, configuration=on(machine, num_gpus))
 
 
 def job(
@@ -55,10 +57,50 @@ TWO_JOBS = PlanningProblem(
 )
 """a: in time on large (6 $), 2 h late on small (4 $ and 6 $ of tardiness); b: 2 $ on small."""
 
+STAYING = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))
+
+ONE_EVENT = replace(TWO_JOBS, period_seconds=1e9)
+"""Only submissions and ends are events."""
+
 
 def at_start(problem: PlanningProblem) -> PlanState:
     """All jobs wait."""
     return PlanState(now_seconds=0.0, remaining={item.name: 1.0 for item in problem.jobs})
+
+
+def running(*, now_hours: float = 0.0, remaining: Mapping[str, float], **placements: Placement) -> PlanState:
+    """Some jobs run where they started."""
+    started = {name: placement.configuration for name, placement in placements.items()}
+    return PlanState(now_seconds=now_hours * HOUR, remaining=remaining, running=placements, started=started)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A policy that plays back decisions, one per event; the last one holds."""
+
+    decisions: tuple[dict[str, Placement], ...]
+    seen: list[PlanState] = field(default_factory=list)
+    name: str = "script"
+
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
+        self.seen.append(situation)
+        placements = self.decisions[min(len(self.seen), len(self.decisions)) - 1]
+        return RunningJobs(
+            placements={name: item for name, item in placements.items() if name in situation.remaining},
+            postponed=(),
+            objective_usd=None,
+            bound_usd=None,
+            method=self.name,
+            solve_seconds=0.0,
+        )
+
+
+PLAN = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},)))
+MOVED = simulate(
+    replace(ONE_EVENT, period_seconds=HOUR),
+    Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)}, {"a": at(0, "large", 4), "b": at(1, "small", 1)})),
+)
+"""a goes from small to large after an hour."""
 
 
 def crowd(
@@ -85,8 +127,14 @@ def crowd(
     return replace(problem, jobs=waiting, machines=offered, limits=Limits(nodes=nodes), formulation=formulation)
 
 
+def without_intervals(problem: PlanningProblem) -> PlanningProblem:
+    """All times are exact."""
+    exact = tuple(replace(item, low_factor=1.0, high_factor=1.0, spreads={}) for item in problem.jobs)
+    return replace(problem, jobs=exact)
+
+
 def assert_allowed(problem: PlanningProblem, placements: Mapping[str, Placement]) -> None:
-    """One machine type a node, no more nodes, GPUs and machines of a type than there are."""
+    """One machine type per node, no more nodes, GPUs and machines of a type than there are."""
     capacity = {machine.name: machine.num_gpus for machine in problem.machines}
     types: dict[int, str] = {}
     used: dict[int, int] = {}
@@ -103,32 +151,3 @@ def assert_allowed(problem: PlanningProblem, placements: Mapping[str, Placement]
         assert list(types.values()).count(machine) <= quota
     if not problem.formulation.shares_gpus:
         assert set(jobs_on.values()) <= {1}
-
-
-def cloud_machines() -> tuple[MachineType, ...]:
-    """Machines of several clouds at the newest price of each, and the first of them as a spot machine."""
-    newest = {offer.instance: offer for offer in sorted(load_offers(), key=lambda offer: offer.date)}
-    machines = tuple(
-        MachineType(
-            name=name,
-            gpu=newest[name].gpu,
-            num_gpus=newest[name].num_gpus,
-            usd_per_hour=newest[name].usd_per_hour,
-            provider=newest[name].provider,
-        )
-        for name in ("g5.12xlarge", "NC4as T4 v3", "gpu_1x_a100_sxm4", "a2-highgpu-1g", "1x H100 SXM")
-    )
-    return *machines, replace(machines[0], name="spot", instance=machines[0].name, interruptions_per_hour=0.05)
-
-
-def read_by(python: str, code: str, files: Mapping[str, str], folder: Path) -> list[str]:
-    """Write files to a folder, and return the lines that code in another Python prints about those in YAML."""
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    paths = [str(folder / name) for name in sorted(files) if name.endswith((".yaml", ".yml"))]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HOME": str(folder)}
-    ran = subprocess.run([python, "-c", code, *paths], capture_output=True, text=True, check=False, env=environment)
-    assert ran.returncode == 0, ran.stderr
-    lines = ran.stdout.splitlines()
-    assert len(lines) == len(paths)
-    return lines

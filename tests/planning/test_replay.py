@@ -14,9 +14,7 @@ from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.problem import Plan, PlanningProblem, PlanState
 from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
 from lightning_predict.planning.simulator import simulate
-from tests.planning.example import HOUR, TWO_JOBS, job, on
-from tests.planning.test_outputs import MOVED, PLAN
-from tests.planning.test_simulator import ONE_EVENT, Script, at
+from tests.planning.example import HOUR, MOVED, ONE_EVENT, PLAN, TWO_JOBS, Script, at, job, on
 
 IDLE = IDLE_MINUTES * 60
 
@@ -63,7 +61,7 @@ def test_a_job_waits_for_gpus_that_a_late_one_still_has() -> None:
         job("b", hours={on("small", 1): 1.0}, deadline=2.5),
     )
     problem = replace(ONE_EVENT, jobs=jobs, period_seconds=HOUR)
-    plan = simulate(problem, Script(({"a": at(0, "small", 1)}, {"b": at(0, "small", 1)}), []))
+    plan = simulate(problem, Script(({"a": at(0, "small", 1)}, {"b": at(0, "small", 1)})))
     found = replay(plan.segments, problem, slowed(problem, {"a": 2.0}))
     assert [one.end_seconds for one in found.jobs] == [pytest.approx(2 * HOUR), pytest.approx(3 * HOUR)]
     assert [one.is_in_time for one in found.jobs] == [False, False]
@@ -94,9 +92,9 @@ def test_it_is_planned_again_from_how_far_everything_is() -> None:
 
     def elsewhere(problem: PlanningProblem, *, since: PlanState) -> Plan:
         seen.append(since)
-        return simulate(problem, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), []), since=since)
+        return simulate(problem, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},)), since=since)
 
-    plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), []))
+    plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},)))
     found = replay(plan.segments, problem, slowed(problem, {"a": 2.0, "b": 0.25}), again={HOUR: elsewhere})
     # After an hour b, which really takes half of one, has ended; a has done an eighth of 8 h, as its progress shows.
     (situation,) = seen
@@ -114,9 +112,9 @@ def test_what_a_new_plan_leaves_alone_goes_on_without_a_restart() -> None:
     problem = replace(kept(TWO_JOBS), restart_seconds=600.0)
 
     def same(problem: PlanningProblem, *, since: PlanState) -> Plan:
-        return simulate(problem, Script((dict(since.running),), []), since=since)
+        return simulate(problem, Script((dict(since.running),)), since=since)
 
-    plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), []))
+    plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},)))
     found = replay(plan.segments, problem, slowed(problem, {}), again=dict.fromkeys(evenly(plan.segments, 3), same))
     assert [one.moves for one in found.jobs] == [0, 0]
     assert [one.end_seconds for one in found.jobs] == [pytest.approx(4 * HOUR), pytest.approx(2 * HOUR)]

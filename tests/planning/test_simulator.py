@@ -22,40 +22,11 @@ from lightning_predict.planning.problem import (
 )
 from lightning_predict.planning.queues import BASELINES, FIFO, SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
-from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, job, on
-
-
-@dataclass(frozen=True)
-class Script:
-    """A policy that plays back decisions, one an event; the last one holds."""
-
-    decisions: tuple[dict[str, Placement], ...]
-    seen: list[PlanState]
-    name: str = "script"
-
-    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
-        self.seen.append(situation)
-        placements = self.decisions[min(len(self.seen), len(self.decisions)) - 1]
-        return RunningJobs(
-            placements={name: item for name, item in placements.items() if name in situation.remaining},
-            postponed=(),
-            objective_usd=None,
-            bound_usd=None,
-            method=self.name,
-            solve_seconds=0.0,
-        )
-
-
-def at(node: int, machine: str, num_gpus: int) -> Placement:
-    return Placement(node=node, configuration=on(machine, num_gpus))
-
-
-ONE_EVENT = replace(TWO_JOBS, period_seconds=1e9)
-"""Nothing happens but submissions and ends."""
+from tests.planning.example import HOUR, LARGE, ONE_EVENT, SMALL, TWO_JOBS, Script, assert_allowed, at, job, on
 
 
 def test_costs_of_two_jobs_by_hand() -> None:
-    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), [])
+    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},))
     plan = simulate(ONE_EVENT, script)
     # a: 1 h of large; b: 2 h of small; both in time.
     assert {rental.machine: rental.usd for rental in plan.rentals} == pytest.approx({"large": 6.0, "small": 2.0})
@@ -69,7 +40,7 @@ def test_costs_of_two_jobs_by_hand() -> None:
 
 
 def test_what_is_late_is_paid() -> None:
-    script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), [])
+    script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},))
     plan = simulate(ONE_EVENT, script)
     assert plan.tardiness_usd == pytest.approx(6.0)  # a ends at 4 h, 2 h late, 3 $/h
     (late,) = (outcome for outcome in plan.outcomes if outcome.tardiness_seconds)
@@ -83,7 +54,7 @@ def test_a_job_that_is_paused_goes_on_where_it_stopped_and_loses_the_restart() -
         job("late", hours={on("small", 1): 1.0}, deadline=9.0, release=1.0),
     )
     problem = replace(ONE_EVENT, jobs=jobs, limits=Limits(nodes=1), restart_seconds=360.0)
-    script = Script(({"long": at(0, "small", 1)}, {"late": at(0, "small", 1)}, {"long": at(0, "small", 1)}), [])
+    script = Script(({"long": at(0, "small", 1)}, {"late": at(0, "small", 1)}, {"long": at(0, "small", 1)}))
     plan = simulate(problem, script)
     # 1 h of long, 1 h of late, 0.1 h of restart, 1 h of long.
     assert [item.job for item in plan.segments] == ["long", "late", "long"]
@@ -98,27 +69,27 @@ def test_jobs_on_one_machine_share_its_price_by_gpus() -> None:
         job("one", hours={on("large", 1): 1.0}, deadline=9.0),
         job("two", hours={on("large", 2): 1.0}, deadline=9.0),
     )
-    script = Script(({"one": at(0, "large", 1), "two": at(0, "large", 2)},), [])
+    script = Script(({"one": at(0, "large", 1), "two": at(0, "large", 2)},))
     plan = simulate(replace(ONE_EVENT, jobs=jobs), script)
     assert {outcome.job: outcome.machine_usd for outcome in plan.outcomes} == pytest.approx({"one": 2.0, "two": 4.0})
     assert plan.machine_usd == pytest.approx(6.0)
 
 
 def test_a_period_without_events_is_an_event() -> None:
-    script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), [])
+    script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},))
     simulate(replace(TWO_JOBS, period_seconds=HOUR), script)
     assert [situation.now_seconds / HOUR for situation in script.seen] == pytest.approx([0, 1, 2, 3])
 
 
 def test_real_times_differ_while_the_policy_believes_the_predicted_ones() -> None:
-    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), [])
+    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},))
     actual = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
     plan = simulate(ONE_EVENT, script, actual_seconds=actual)
     assert plan.machine_usd == pytest.approx(1.5 * 6 + 2)
 
 
 def test_a_job_tells_its_own_speed_after_a_minute() -> None:
-    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), [])
+    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},))
     actual = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
     simulate(replace(TWO_JOBS, period_seconds=59.0), script, actual_seconds=actual)
     known = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
@@ -135,7 +106,7 @@ def test_a_plan_from_a_state_takes_the_speed_that_was_measured() -> None:
         started={"a": here.configuration},
         measured={"a": {here.configuration: 3 * HOUR}},
     )
-    script = Script(({"a": here},), [])
+    script = Script(({"a": here},))
     plan = simulate(replace(ONE_EVENT, jobs=ONE_EVENT.jobs[:1]), script, since=since)
     assert plan.makespan_seconds == pytest.approx(1.5 * HOUR)
     assert script.seen[0].measured == since.measured
@@ -152,7 +123,7 @@ ON_SPOT = replace(
 
 
 def test_an_interruption_throws_a_job_back_to_its_checkpoint_by_hand() -> None:
-    script = Script(({"a": at(0, "spot", 1)},), [])
+    script = Script(({"a": at(0, "spot", 1)},))
     first, second = np.random.default_rng([18, 3]).exponential(5.0, size=2)  # hours until each machine is taken away
     assert 1 < first < 4  # after some checkpoints
     left = 4 - int(first)
@@ -177,9 +148,9 @@ def test_interruptions_cost_on_average_what_is_expected() -> None:
 
 def test_jobs_that_are_never_started_are_an_error_that_names_them() -> None:
     with pytest.raises(InfeasiblePlanError, match=r"'script' starts none of the jobs 'a', 'b'.*number of nodes \(2\)"):
-        simulate(TWO_JOBS, Script(({},), []))
+        simulate(TWO_JOBS, Script(({},)))
     with pytest.raises(InfeasiblePlanError, match=r"the budget: \$0.00 of \$50.00 are spent"):
-        simulate(replace(TWO_JOBS, limits=Limits(nodes=2, budget_usd=50.0)), Script(({},), []))
+        simulate(replace(TWO_JOBS, limits=Limits(nodes=2, budget_usd=50.0)), Script(({},)))
 
 
 def test_fifo_gives_each_job_the_cheapest_machine_that_is_in_time() -> None:
@@ -262,7 +233,7 @@ def test_every_formulation_is_kept_in_every_decision(shares_gpus: bool, preempts
     problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=0, restart_seconds=20.0)
     problem = replace(problem, formulation=formulation)
     problem = replace(problem, limits=Limits(nodes=2, quotas={"In-house server 2": 1}))
-    watched = Watched(MilpPlanner(), [])
+    watched = Watched(MilpPlanner())
     plan = simulate(problem, watched)
     assert len(watched.before) == plan.decisions > 10
     assert {outcome.job for outcome in plan.outcomes} == {item.name for item in problem.jobs}
@@ -313,7 +284,7 @@ def test_from_any_moment_the_rest_is_as_it_would_have_been() -> None:
         limits=Limits(nodes=2),
         horizon_seconds=120.0,
     )
-    seen = Seen(MilpPlanner(), [])
+    seen = Seen(MilpPlanner())
     whole = simulate(problem, seen)
     assert len(seen.situations) > 15
     for since in seen.situations[4::5]:
