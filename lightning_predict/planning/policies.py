@@ -27,7 +27,7 @@ from lightning_predict.base.ties import least
 from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.planning.annealing import MOST_JOBS, annealed_stages
 from lightning_predict.planning.expected_cost import DRAWS, is_uncertain, plan_outlook, time_draws
-from lightning_predict.planning.local_search import improved_plan, simulated_stages
+from lightning_predict.planning.local_search import improved_plan, simulated_stages, started_earlier
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.objective import INTERVAL_PROBABILITY
 from lightning_predict.planning.problem import (
@@ -195,7 +195,7 @@ def cheapest_plan(
         starts += [least(still, _usd)] if still else []
     found = [improved_plan(start, problem, since=since, outlook=outlook) for start in starts]
     every = [*plans, *annealed, *(plan for plan in found if plan is not None)]
-    return _cheapest(problem, every, spent_usd=spent)
+    return started_earlier(_cheapest(problem, every, spent_usd=spent), problem, since=since, outlook=outlook)
 
 
 def annealed_plans(problem: PlanningProblem, outlook: Callable[[Plan], PlanOutlook]) -> list[Plan]:
@@ -215,7 +215,8 @@ def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: flo
         enough = (1 + WORTH_A_MOVE) * min(map(_usd, safe))
         good = [plan for plan in safe if _usd(plan) <= enough]
         fewest = min(len(plan.segments) for plan in good)
-        return least((plan for plan in good if len(plan.segments) == fewest), _usd)
+        early = sorted(good, key=lambda plan: sum(outcome.end_seconds for outcome in plan.outcomes))
+        return least((plan for plan in early if len(plan.segments) == fewest), _usd)
     found = min((plan.machine_usd for plan in plans), default=None)
     cheapest = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
     raise InfeasiblePlanError(

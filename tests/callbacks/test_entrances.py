@@ -33,12 +33,12 @@ OF_PYTHON: Final = (
 )
 """Called where an object is freed or garbage collected; Python prints what fails there and goes on."""
 
-GUARDS: Final = {name for name in ENTRANCES if name.startswith("guard.py")}
+GUARDS: Final = {name for name in ENTRANCES if name.startswith("base/guard.py")}
 
 
 def is_guarded(method: Any) -> bool:
     code = getattr(method, "__code__", None)
-    return code is not None and f"guard.py {code.co_qualname}" in GUARDS
+    return code is not None and f"base/guard.py {code.co_qualname}" in GUARDS
 
 
 @pytest.mark.parametrize(

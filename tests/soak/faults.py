@@ -65,9 +65,9 @@ ENDS: Final = ("KeyboardInterrupt", "SystemExit")
 
 
 ENTRANCES: Final = (
-    "guard.py log_exceptions.<locals>.guarded",
-    "guard.py log_exceptions_unless.<locals>.decorate.<locals>.guarded",
-    "guard.py fallback_on_error.<locals>.decorate.<locals>.guarded",
+    "base/guard.py log_exceptions.<locals>.guarded",
+    "base/guard.py log_exceptions_unless.<locals>.decorate.<locals>.guarded",
+    "base/guard.py fallback_on_error.<locals>.decorate.<locals>.guarded",
     "record/hooks.py _unseen_by_the_step.<locals>.guarded",
     "record/hooks.py OptimizerWatch._outside.<locals>.watched",
     "record/modes.py OperationMode.__torch_dispatch__",
@@ -88,14 +88,7 @@ what fails before their first line, so they are left out."""
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a fit.
-
-    Attributes:
-        weights: All of them, in one row.
-        batches: That were trained.
-        error: Reached `fit`; None without.
-        left: Left behind, in words.
-    """
+    """Result of a fit: all weights in one row, trained batches, the error that reached `fit`, and leftovers."""
 
     weights: torch.Tensor
     batches: int
@@ -410,14 +403,7 @@ def sampled(names: Iterable[str], every: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """An error in one call of one function.
-
-    Attributes:
-        loop: In which it is called.
-        name: Of the function.
-        error: Its kind.
-        call: Counted from 0.
-    """
+    """An error in one call, counted from 0, of one function in a loop."""
 
     loop: str
     name: str

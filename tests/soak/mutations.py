@@ -35,7 +35,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[2]
-SUBJECTS: Final = ("kernels", "timeline", "cost", "run", "distributed", "memory", "fit", "gpus")
+SUBJECTS: Final = ("kernels", "timeline", "cost", "run", "layouts", "memory", "observe", "hardware")
 
 _COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -62,14 +62,7 @@ _CALLS: Final = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "m
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change.
-
-    Attributes:
-        path: Of the module, from the root of the repository.
-        line: Of the change.
-        words: What became what.
-        code: The whole module, changed.
-    """
+    """One change: the module's path from the root, the line, a description, and the whole module, changed."""
 
     path: str
     line: int
@@ -170,23 +163,11 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return compile(self._mutant.code, self._mutant.path, "exec")
 
 
-@dataclass(frozen=True)
-class Ran:
-    """How a test file ended.
+def ran(mutant: Mutant | None, file: str, *, seconds: float) -> tuple[bool, float]:
+    """Run a test file in a fork, with the change; whether every test passed, and the processor time.
 
-    Attributes:
-        passed: Every test did.
-        seconds: Processor time.
-    """
-
-    passed: bool
-    seconds: float
-
-
-def ran(mutant: Mutant | None, file: str, *, seconds: float) -> Ran:
-    """Run a test file in a fork, with the change; it fails where its processor time is up.
-
-    What waits forever uses none of it: ten times as long by the clock ends that, even with other programs running.
+    It fails if its processor time is up. What waits forever uses none of it: ten times as long by the clock ends that,
+    even with other programs running.
     """
     child = os.fork()
     if child == 0:
@@ -209,54 +190,42 @@ def ran(mutant: Mutant | None, file: str, *, seconds: float) -> Ran:
     while time.monotonic() < end:
         done, status, used = os.wait4(child, os.WNOHANG)
         if done:
-            code = os.waitstatus_to_exitcode(status)
-            is_empty = code == pytest.ExitCode.NO_TESTS_COLLECTED  # all of them are slow
-            return Ran(code == 0 or is_empty, used.ru_utime + used.ru_stime)
+            # No tests are collected if all of them are slow.
+            passed = os.waitstatus_to_exitcode(status) in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
+            return passed, used.ru_utime + used.ru_stime
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return Ran(False, seconds)
+    return False, seconds
 
 
 LONGER: Final = 3.0
 """Times as long as without a change a file may take; a slower change is noticed by the timeout."""
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Test files, each with its time without a change, found out when it is first asked for.
+def is_noticed(mutant: Mutant, seconds: float, unchanged: dict[str, tuple[bool, float]]) -> bool:
+    """Run the tests of a change until one fails.
 
-    Attributes:
-        seconds: Processor time that the tests of one change may take, without a change.
-        known: Known times of files.
+    Args:
+        mutant: The change.
+        seconds: Processor time that the tests may take without the change.
+        unchanged: Results of test files without a change, which are added at their first use.
+
+    Raises:
+        SystemExit: No test file passes, and in time, without the change.
     """
-
-    seconds: float
-    known: dict[str, Ran]
-
-    def unchanged(self, file: str) -> Ran:
-        """Run a file without a change, once."""
-        if file not in self.known:
-            self.known[file] = ran(None, file, seconds=self.seconds)
-        return self.known[file]
-
-    def notices(self, mutant: Mutant) -> bool:
-        """Run the tests of a change until one fails.
-
-        Raises:
-            SystemExit: No test file passes, and in time, without the change.
-        """
-        left, has_run = self.seconds, False
-        for file in tests_of(mutant.path):
-            plain = self.unchanged(file)
-            if not plain.passed or plain.seconds > left:
-                continue
-            left, has_run = left - plain.seconds, True
-            if not ran(mutant, file, seconds=LONGER * plain.seconds + 5).passed:
+    left, has_run = seconds, False
+    for file in tests_of(mutant.path):
+        if file not in unchanged:
+            unchanged[file] = ran(None, file, seconds=seconds)
+        passed, plain_seconds = unchanged[file]
+        if passed and plain_seconds <= left:
+            left, has_run = left - plain_seconds, True
+            if not ran(mutant, file, seconds=LONGER * plain_seconds + 5)[0]:
                 return True
-        if not has_run:
-            raise SystemExit(f"The tests of {mutant.path} fail, or take longer, without a change; nothing can be told.")
-        return False
+    if not has_run:
+        raise SystemExit(f"The tests of {mutant.path} fail, or take longer, without a change; nothing can be told.")
+    return False
 
 
 def sampled(subject: str, sample: int, seed: int) -> list[Mutant]:
@@ -280,7 +249,8 @@ def main() -> None:
     os.environ.setdefault("LIGHTNING_PREDICT_RECORDINGS", os.devnull)
     importlib.import_module("lightning.pytorch")  # once, for all forks
 
-    suite, rows, survivors = Suite(options.seconds, {}), [], []
+    unchanged: dict[str, tuple[bool, float]] = {}
+    rows, survivors = [], []
     for subject in options.subjects.split(","):
         drawn = [
             one for one in sampled(subject, options.sample, options.seed) if options.only in f"{one.path}:{one.line}"
@@ -288,13 +258,13 @@ def main() -> None:
         alive = 0
         for mutant in drawn:
             words = f"{mutant.path}:{mutant.line}: {mutant.words}"
-            is_noticed = suite.notices(mutant)
-            print("noticed" if is_noticed else "ALIVE", words, file=sys.stderr, flush=True)
-            if not is_noticed:
+            noticed = is_noticed(mutant, options.seconds, unchanged)
+            print("noticed" if noticed else "ALIVE", words, file=sys.stderr, flush=True)
+            if not noticed:
                 alive += 1
                 survivors.append(words)
         rows.append(f"| `{subject}` | {len(drawn)} | {alive} | {alive / max(len(drawn), 1):.0%} |")
-    left_out = sorted(file for file, plain in suite.known.items() if not plain.passed)
+    left_out = sorted(file for file, (passed, _) in unchanged.items() if not passed)
     print(f"seed {options.seed}, {options.sample} changes of each subject\n")
     print("| subject | changes | survived | share |\n|---|---:|---:|---:|", *rows, "", *survivors, sep="\n")
     if left_out:

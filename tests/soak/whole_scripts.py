@@ -1,4 +1,4 @@
-"""Run 43 short scripts with and without our callbacks, each in a process of its own, and compare end and weights.
+"""Run 20 short scripts with and without our callbacks, each in a process of its own, and compare end and weights.
 
     python -m tests.soak.whole_scripts [--only WORD]
 
@@ -10,7 +10,6 @@ code, weights, random numbers and the number of batches.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import hashlib
 import json
@@ -151,55 +150,6 @@ def _(folder: Path, ours: Ours) -> list[Any]:
     return modules_of(fit(folder, ours()[:1], max_epochs=4, ckpt_path=folder / "b.ckpt"))
 
 
-@script("the best checkpoint is restored within the run")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    best = SMALL.lightning.callbacks.ModelCheckpoint(folder, monitor="val_loss", save_top_k=1)
-    model = SMALL.model(validates=True)
-    trainer = SMALL.trainer(folder, max_epochs=3, callbacks=[*ours(), best], enable_checkpointing=True)
-    trainer.fit(model, SMALL.loader(BATCHES), SMALL.loader(2))
-    trainer.fit_loop.max_epochs = 5
-    trainer.fit(model, SMALL.loader(BATCHES), SMALL.loader(2), ckpt_path="best")
-    return [model]
-
-
-@script("checkpoints after every step, none kept")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    saves = SMALL.lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=1, save_last=True)
-    return modules_of(fit(folder, [*ours(), saves], enable_checkpointing=True))
-
-
-@script("averaged weights, resumed")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    def averages() -> Any:
-        return SMALL.lightning.callbacks.WeightAveraging(avg_fn=lambda old, new, _: 0.9 * old + 0.1 * new)
-
-    fit(folder, [*ours(), averages()]).save_checkpoint(folder / "a.ckpt")
-    return modules_of(fit(folder, [*ours(), averages()], max_epochs=4, ckpt_path=folder / "a.ckpt"))
-
-
-@script("stochastic weight averaging")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    averages = SMALL.lightning.callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)
-    return modules_of(fit(folder, [*ours(), averages], max_epochs=4))
-
-
-@script("accumulation that a scheduler changes, with clipping")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    grows = SMALL.lightning.callbacks.GradientAccumulationScheduler({0: 1, 1: 3, 2: 5})
-    return modules_of(fit(folder, [*ours(), grows], max_epochs=4, gradient_clip_val=0.1))
-
-
-@script("a learning rate and a batch size that a Tuner finds")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    model = SMALL.model()
-    model.lr = 0.01
-    model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=model.lr)
-    trainer = SMALL.trainer(folder, max_epochs=2, callbacks=ours())
-    SMALL.lightning.tuner.Tuner(trainer).lr_find(model, SMALL.loader(BATCHES), num_training=8)
-    trainer.fit(model, SMALL.loader(BATCHES))
-    return [model]
-
-
 @script("a module that is compiled, saved and resumed")
 def _(folder: Path, ours: Ours) -> list[Any]:
     def compiled() -> Any:
@@ -211,64 +161,6 @@ def _(folder: Path, ours: Ours) -> list[Any]:
     return modules_of(fit(folder, ours(), model=compiled(), max_epochs=3, ckpt_path=folder / "a.ckpt"))
 
 
-@script("a whole module that is compiled")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    return modules_of(fit(folder, ours(), model=torch.compile(SMALL.model(), backend="eager")))
-
-
-@script("two optimizers by hand with toggles, unequal steps and schedules")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    gan = SMALL.gan(accumulates=2)
-    plain = gan.training_step
-
-    def training_step(batch: torch.Tensor, batch_idx: int) -> None:
-        first = gan.optimizers()[batch_idx % 2]
-        gan.toggle_optimizer(first)
-        gan.untoggle_optimizer(first)
-        plain(batch, batch_idx)
-        for schedule in gan.lr_schedulers():
-            schedule.step()
-
-    def configure_optimizers() -> Any:
-        optimizers = [torch.optim.Adam(part.parameters(), 0.01) for part in (gan.generator, gan.discriminator)]
-        return optimizers, [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in optimizers]
-
-    gan.training_step, gan.configure_optimizers = training_step, configure_optimizers
-    return modules_of(fit(folder, ours(), model=gan))
-
-
-@script("a stream without a length, validated every seven batches")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    model = SMALL.model(validates=True)
-    trainer = SMALL.trainer(folder, max_steps=30, val_check_interval=7, callbacks=ours(), limit_val_batches=2)
-    trainer.fit(model, SMALL.stream(BATCHES), SMALL.stream(3))
-    return [model]
-
-
-@script("loaders in a dictionary that end at different times")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    model = SMALL.model()
-    plain = model.training_step
-    model.training_step = lambda batch, batch_idx: plain(next(iter(batch.values())), batch_idx)
-    combined = SMALL.lightning.utilities.CombinedLoader({"a": SMALL.loader(4), "b": SMALL.loader(9)}, "max_size_cycle")
-    return modules_of(fit(folder, ours(), model=model, loader=combined))
-
-
-@script("a plateau schedule that reads a metric each epoch")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    model = SMALL.model(validates=True)
-
-    def configure_optimizers() -> dict[str, Any]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
-
-    model.configure_optimizers = configure_optimizers
-    trainer = SMALL.trainer(folder, max_epochs=5, callbacks=ours())
-    trainer.fit(model, SMALL.loader(BATCHES), SMALL.loader(2))
-    return [model]
-
-
 # Ends of a process.
 
 
@@ -278,43 +170,14 @@ def _(folder: Path, ours: Ours) -> list[Any]:
     return modules_of(fit(folder, [*ours(), kills]))
 
 
-@script("SIGINT within a hook")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    kills = acting("on_train_batch_end", lambda _: os.kill(os.getpid(), signal.SIGINT), at=8)
-    return modules_of(fit(folder, [*ours(), kills]))
-
-
 @script("sys.exit(3) within a hook")
 def _(folder: Path, ours: Ours) -> list[Any]:
     return modules_of(fit(folder, [*ours(), acting("on_validation_end", lambda _: sys.exit(3), at=1)], max_epochs=1))
 
 
-@script("an error in the last batch")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    return modules_of(fit(folder, [*ours(), acting("on_train_end", lambda _: 1 / 0, at=1)]))
-
-
 @script("the process ends within a step")
 def _(folder: Path, ours: Ours) -> list[Any]:
     return modules_of(fit(folder, [*ours(), acting("on_before_backward", lambda _: os._exit(7), at=6)]))
-
-
-@script("a child that is forked in a hook and exits by sys.exit")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    def forks(_: Any) -> None:
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-
-    return modules_of(fit(folder, [*ours(), acting("on_after_backward", forks, at=6)]))
-
-
-@script("max_time that ends within the second epoch")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    timer = SMALL.lightning.callbacks.Timer(duration={"seconds": 1000})
-    late = acting("on_train_batch_end", lambda _: setattr(timer, "_duration", 0.0), at=17)
-    return modules_of(fit(folder, [*ours(), late, timer]))
 
 
 # Files and folders.
@@ -329,12 +192,6 @@ def _(folder: Path, ours: Ours) -> list[Any]:
     return modules_of(fit(folder, ours()))
 
 
-@script("TMPDIR is a folder that does not exist")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    os.environ["TMPDIR"], tempfile.tempdir = str(folder / "none"), str(folder / "none")
-    return modules_of(fit(folder, ours()))
-
-
 @script("the folder of the run is a link in a circle")
 def _(folder: Path, ours: Ours) -> list[Any]:
     (folder / "a").symlink_to(folder / "b")
@@ -342,30 +199,9 @@ def _(folder: Path, ours: Ours) -> list[Any]:
     return modules_of(fit(folder / "a" / "run", ours()))
 
 
-@script("the history is a link in a circle")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    (folder / "a").symlink_to(folder / "a")
-    os.environ["LIGHTNING_PREDICT_HISTORY"] = str(folder / "a")
-    return modules_of(fit(folder, ours()))
-
-
 @script("the folder of the run has a path of 4,000 characters")
 def _(folder: Path, ours: Ours) -> list[Any]:
     return modules_of(fit(Path(folder, *["x" * 200] * 20), ours()))
-
-
-@script("names of no Latin letters and of no UTF-8")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    model = SMALL.model()
-    model.add_module("слой_层_\u202eكتلة", nn.Linear(2, 2))
-    return modules_of(fit(folder / os.fsdecode(b"run \xff\xfe \xe2\x80\xae"), ours(), model=model))
-
-
-@script("a ledger with NaN and infinity")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    text = '{"run": "a", "seconds": NaN, "usd": Infinity, "date": "2026-01-01"}'
-    (folder / "lightning_predict_budget.json").write_text(text)
-    return modules_of(fit(folder, ours()))
 
 
 @script("a ledger of a later version, and one that is a folder")
@@ -401,23 +237,6 @@ def _(folder: Path, ours: Ours) -> list[Any]:
         folder.chmod(0o700)
 
 
-@script("hyper-parameters of 20 MB and of every kind")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    model = SMALL.model()
-    odd = {"a": float("nan"), "b": torch.ones(3), "c": lambda: 1, "d": {1, 2}, "e": b"\xff", "f": "x" * 20_000_000}
-    model.save_hyperparameters(odd)
-    logger = SMALL.lightning.loggers.CSVLogger(folder)
-    with contextlib.suppress(Exception):
-        logger.log_hyperparams = lambda *_, **__: None
-    return modules_of(fit(folder, ours(), model=model, logger=logger))
-
-
-@script("a logger whose file disappears after each epoch")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    logger = SMALL.lightning.loggers.CSVLogger(folder, flush_logs_every_n_steps=1000)
-    return modules_of(fit(folder, ours(), logger=logger))
-
-
 # Clocks and the interpreter.
 
 
@@ -430,24 +249,6 @@ def _(folder: Path, ours: Ours) -> list[Any]:
     ]
     with mock.patch("time.time", side_effect=lambda: real() + offset[0]):
         return modules_of(fit(folder, [*ours(), *steps]))
-
-
-@script("the zone of the process changes within the run")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    def moves(_: Any) -> None:
-        os.environ["TZ"] = "Pacific/Kiritimati"
-        time.tzset()
-
-    return modules_of(fit(folder, [*ours(), acting("on_train_batch_end", moves)]))
-
-
-@script("the seed is set and random states are read in each batch")
-def _(folder: Path, ours: Ours) -> list[Any]:
-    class Seeds(SMALL.lightning.Callback):  # type: ignore[misc,name-defined]
-        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            SMALL.lightning.seed_everything(trainer.global_step, verbose=False)
-
-    return modules_of(fit(folder, [*ours(), Seeds()]))
 
 
 @script("loader workers that are spawned, with a seed")
