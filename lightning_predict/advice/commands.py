@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 def advise(
     trace: Path,
+    /,
     *,
     gpus: str = "all",
     iterations: int | None = None,
     allow: str = "numerics,memory",
     followed: Path | None = None,
     strategy: str = "ddp",
-    usd_per_hour: float | dict[str, float] | None = None,
-    weights: str | None = None,
+    usd_per_hour: str | None = None,
+    profile: Path | None = None,
     try_: str | None = None,
     script: str | None = None,
     verbose: bool = False,
@@ -51,7 +52,7 @@ def advise(
         followed: The same step captured on the meta device, if the trace is a profile of a GPU. torch.compile needs it.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
-        weights: Weights of the models: a folder, a file or an https:// address.
+        profile: TOML file with the machines, links, prices and other assumptions.
         try_: Test this change, by its number in the table or its name, for 20 steps on this machine, and print the
             measured gain. Needs --script.
         script: FILE:FUNCTION, a function that makes a training step from a batch size, such as train.py:make_step.
@@ -59,19 +60,20 @@ def advise(
         output: Write to this file instead of printing: .html, .json or .txt.
     """
     from lightning_predict.advice.advice import advice_for
-    from lightning_predict.assumptions import Assumptions
     from lightning_predict.base.errors import InvalidArgumentError
     from lightning_predict.cost.priced_gpus import layouts_to_predict
     from lightning_predict.layouts.strategy import parse_strategy
+    from lightning_predict.profile import parse_prices, read_profile
     from lightning_predict.record.trace import Trace
     from lightning_predict.run.history import read_history
 
     if output is not None and output.suffix not in (".html", ".json", ".txt"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .json or .txt; give one.")
-    layouts = layouts_to_predict([name.strip() for name in gpus.split(",") if name.strip()], usd_per_hour=usd_per_hour)
-    assumptions = Assumptions(
-        strategy=parse_strategy(strategy), usd_per_hour=usd_per_hour, weights=weights, history=read_history()
-    )
+    told = read_profile(profile)
+    prices = told.prices(parse_prices(usd_per_hour))
+    names = [name.strip() for name in gpus.split(",") if name.strip()]
+    layouts = layouts_to_predict(names, offers=prices.offers, usd_per_hour=prices.usd_per_hour)
+    assumptions = told.assumptions(prices, strategy=parse_strategy(strategy), history=read_history())
     if (try_ is None) != (script is None):
         raise InvalidArgumentError("Give --try and --script together: what to try, and the function that makes a step.")
     function = None if script is None else _function(script)

@@ -17,7 +17,7 @@ _OURS: Final = ("*.safetensors*", "manifest.json*")
 """File name patterns of downloaded weights, including unfinished downloads."""
 
 
-def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> CommandAnswer:
+def cache(action: Literal["show", "clear"] = "show", /, *, folder: Path | None = None) -> CommandAnswer:
     """Show the downloaded weights, or delete them; the weights that ship with the package stay.
 
     The action comes directly after the command: `cache clear`.

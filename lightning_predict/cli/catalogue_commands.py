@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from lightning_predict.hardware.records import Gpu, Source
 
 
-def gpus(*, search: str | None = None, architecture: str | None = None, min_memory_gib: float = 0.0) -> CommandAnswer:
+def gpus(
+    search: str | None = None, /, *, architecture: str | None = None, min_memory_gib: float = 0.0
+) -> CommandAnswer:
     """List GPUs, or show all data of one, with sources.
 
     The search text comes directly after the command: `gpus H100`.

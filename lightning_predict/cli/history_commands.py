@@ -26,8 +26,9 @@ MODEL_DIGITS: Final = 8
 
 
 def history(
-    *,
     action: Literal["show", "forget"] = "show",
+    /,
+    *,
     file: Path | None = None,
     gpu: str | None = None,
     model: str | None = None,

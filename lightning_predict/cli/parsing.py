@@ -1,36 +1,37 @@
-"""Argument parser: argparse, filled from each command's type hints and docstring.
+"""The commands, and their options: cyclopts, filled from each command's type hints and docstring.
 
-Type hints are read as strings and never evaluated, so `--help` does not import a command's dependencies. Numbers can be
-written as `1e6`, `1,000` or `100k`. Option names can contain underscores. Example::
+Numbers can be written as `1e6`, `1,000` or `100k`. Option names can contain underscores. Example::
 
-    >>> parsed("gpus", ["H100", "--min-memory-gib", "80"])["search"]
-    'H100'
-    >>> parsed("predict", ["run.json", "--iterations", "1e6"])["iterations"]
-    1000000
+    >>> call = parsed("gpus", ["gpus", "H100", "--min-memory-gib", "80"])
+    >>> call.name, call.arguments["min_memory_gib"], call.as_json
+    ('gpus', 80.0, False)
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import inspect
 import re
-import shutil
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, Literal, final, get_type_hints
 
+from cyclopts import App, Parameter, Token
+from cyclopts.help import DefaultFormatter, DescriptionRenderer, HelpPanel, NameRenderer
+
+from lightning_predict.base import __version__
 from lightning_predict.base.answers import CommandAnswer
-from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.cli.completion import completion_text
-from lightning_predict.hardware.lookup import LISTING, gpu_names
+from lightning_predict.hardware.lookup import LISTING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
 
 PROGRAM: Final = "lightning-predict"
 
+_DESCRIPTION: Final = "Predict the time, memory and cost of a training run on the GPUs that you could rent."
 
-def completion(shell: Literal["bash", "zsh", "fish"]) -> CommandAnswer:
-    """Print shell completion of commands, options and names of GPUs.
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> CommandAnswer:
+    """Print shell completion of commands and options.
 
     Add it to the shell's startup file: `lightning-predict completion bash >> ~/.bashrc`, `completion zsh >> ~/.zshrc`
     or `completion fish > ~/.config/fish/completions/lightning-predict.fish`.
@@ -38,21 +39,21 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> CommandAnswer:
     Args:
         shell: The shell.
     """
-    text = completion_text(shell, {name: option_names(name) for name in COMMANDS}, gpu_names())
-    return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text, end=""))
+    text = application(COMMANDS).generate_completion(prog_name=PROGRAM, shell=shell)
+    return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text))
 
 
 Command = Callable[..., CommandAnswer]
 """Function of a command. Its type hints and docstring make its options."""
 
-_NAMES: Final = (
+COMMANDS: Final = (
     "predict run advise trace history regress shard parallel curve accuracy plan simulate gpus offers measure "
     "first-hour train cache completion"
 ).split()
 """Commands in the order of the help."""
 
 
-def _load(name: str) -> Command:
+def command_of(name: str) -> Command:
     """Import the function of a command. Each is imported alone, as some need scipy or torch."""
     match name:
         case "predict":
@@ -132,58 +133,101 @@ def _load(name: str) -> Command:
     raise KeyError(name)
 
 
-class Commands(Mapping[str, Command]):
-    """Mapping from command names to functions. A function is imported on first access."""
+@final
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed command line.
 
-    def __getitem__(self, name: str) -> Command:
-        return _load(name)
+    Attributes:
+        name: The command.
+        run: Runs the command.
+        arguments: Arguments of the command's function, by name, as given.
+        as_json: Whether to print JSON.
+    """
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_NAMES)
+    name: str
+    run: Callable[[], CommandAnswer]
+    arguments: Mapping[str, object]
+    as_json: bool
 
-    def __len__(self) -> int:
-        return len(_NAMES)
+
+def application(names: Iterable[str]) -> App:
+    """Return the parser of some commands. Parsing a command line prints the requested help, or returns a `Call`."""
+    app = App(
+        name=PROGRAM,
+        help=_DESCRIPTION,
+        version=f"{PROGRAM} {__version__}",
+        help_format="plaintext",
+        help_formatter=_Columns(),
+        default_parameter=Parameter(negative=()),
+        result_action="return_value",
+    )
+    for place, name in enumerate(names):
+        app.command(_returning_call(name, command_of(name)), name=name, sort_key=place)
+    return app
 
 
-COMMANDS: Final = Commands()
+class _Columns(DefaultFormatter):
+    """Prints each section of the help as two aligned columns, without frames."""
 
-ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=report.html")}
-"""Older command names with their replacement. Options after the name override the options given here."""
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:  # noqa: ARG002
+        """Print one section."""
+        from rich.table import Table
 
-WORD_AFTER: Final[Mapping[str, str]] = {"predict": "trace", "gpus": "search", "cache": "action", "history": "action"}
-"""Commands with an optional positional parameter: a word directly after the command sets this parameter."""
+        if not panel.entries:
+            return
+        table, name, description = Table.grid(padding=(0, 2)), NameRenderer(), DescriptionRenderer()
+        for entry in panel.entries:
+            table.add_row(f"  {name(entry)}", description(entry))
+        console.print(f"{panel.title}:", table, "", sep="\n")
 
-GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
-    "predict": {
-        "a model by name": (
-            *("model", "batch_size", "length", "image_size", "precision", "lora", "lora_targets"),
-            *("quantization", "checkpointing", "optimizer"),
-        ),
-        "what surrounds a step": ("loader_seconds", "loader_samples_per_second", "evaluation_seconds"),
-        "the machines": ("strategy", "network_gbps", "busbw", "pcie", "host", "release", "measured_tflops"),
-        "prices and energy": (
-            *("max_usd", "usd_per_hour", "offers", "region", "spot", "providers"),
-            *("setup_minutes", "storage_usd", "minimum_minutes", "grid", "pue"),
-        ),
-        "how it is predicted": ("method", "skew", "weights", "offline"),
-        "what is shown": ("columns", "verbose", "output", "json"),
-    }
-}
-"""Headings in the help of commands with many options, with their parameters. Other parameters come before the
-headings."""
 
-FEW: Final[Mapping[str, Sequence[str]]] = {
-    "predict": (
-        "gpus iterations deadline_hours model batch_size length precision lora strategy max_usd usd_per_hour spot "
-        "providers grid columns verbose output json"
-    ).split()
-}
-"""Options that `-h` shows of a command with many options, by parameter. `--help` shows all options."""
+def parsed(name: str | None, words: Sequence[str]) -> Call | None:
+    """Parse a command line; return None if it asks for help or the version, which is printed.
 
-_DESCRIPTION: Final = "Predict the time, memory and cost of a training run on the GPUs that you could rent."
+    Args:
+        name: The command; None if the words do not begin with one.
+        words: The command and its arguments.
 
-_WIDEST: Final = 100
-"""Maximum width of help texts, in characters."""
+    Raises:
+        CycloptsError: An argument is invalid, or there is no such command.
+    """
+    parser = application(COMMANDS if name is None else [name])
+    call: Call | None = parser(_separated(words) if name == "run" else words, exit_on_error=False, print_error=False)
+    return call
+
+
+def _returning_call(name: str, function: Command) -> Callable[..., Call]:
+    """Wrap the function of a command for cyclopts: the same options and `--json`, but parsing runs nothing yet."""
+    hints, own = get_type_hints(function), inspect.signature(function)
+    parameters = [
+        one.replace(annotation=Annotated[hints[one.name], _parameter(one)]) for one in own.parameters.values()
+    ]
+    as_json = Annotated[bool, Parameter(help="Print JSON.", show_default=False)]
+    parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json))
+
+    def call(*words: object, json: bool = False, **options: object) -> Call:
+        arguments = own.bind(*words, **options)
+        arguments.apply_defaults()
+        return Call(name, lambda: function(*words, **options), arguments.arguments, json)
+
+    call.__doc__ = re.sub(r"(?<=\S)\n +(?! *\w+: )", " ", inspect.getdoc(function) or "")  # one line an argument
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    call.__dict__["__signature__"] = inspect.Signature(parameters)
+    return call
+
+
+def _parameter(one: inspect.Parameter) -> Parameter:
+    reader = {"int": _whole_number, "float": _number}.get(str(one.annotation).removesuffix(" | None"))
+    return Parameter(converter=reader, show_default=one.default not in (None, False, one.empty))
+
+
+def _separated(words: Sequence[str]) -> list[str]:
+    """Separate the options of `run` from its script with `--`: what follows the script belongs to the script."""
+    place = 1
+    while place < len(words) and words[place].startswith("-"):
+        place += 1 if "=" in words[place] or words[place] in ("--json", "--help", "-h") else 2
+    return [*words[:place], "--", *words[place:]] if place < len(words) else [*words]
 
 
 _GROUPED: Final = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
@@ -199,7 +243,7 @@ def _value(text: str) -> float | None:
         if not _GROUPED.fullmatch(plain):
             point, joined = plain.replace(",", "."), plain.replace(",", "")
             if point.count(".") == 1 and re.fullmatch(r"[+-]?\d+", joined):
-                raise argparse.ArgumentTypeError(
+                raise ValueError(
                     f"is {text!r}, which may be {point} or {int(joined)}. Write it with a point, or without the comma."
                 )
             return None
@@ -211,148 +255,18 @@ def _value(text: str) -> float | None:
         return None
 
 
-def _whole_number(text: str) -> int:
-    value = _value(text)
+def _whole_number(_: object, tokens: Sequence[Token]) -> int:
+    value = _value(tokens[0].value)
     if value is None or not value.is_integer():
-        raise argparse.ArgumentTypeError(f"is {text!r}, but expected a whole number, for example 1000, 1e6 or 100k.")
+        raise ValueError(f"is {tokens[0].value!r}, but expected a whole number, for example 1000, 1e6 or 100k.")
     return int(value)
 
 
-def _number(text: str) -> float:
-    value = _value(text)
+def _number(_: object, tokens: Sequence[Token]) -> float:
+    value = _value(tokens[0].value)
     if value is None:
-        raise argparse.ArgumentTypeError(f"is {text!r}, but expected a number.")
+        raise ValueError(f"is {tokens[0].value!r}, but expected a number.")
     return value
-
-
-def _prices(text: str) -> float | dict[str, float]:
-    """Parse one price (`0.5`), or prices by GPU or layout (`L4=0.5,H100=2`)."""
-    from lightning_predict.base.errors import LightningPredictError
-    from lightning_predict.hardware.layouts import layouts_of
-
-    if "=" not in text:
-        return _number(text)
-    found = {}
-    for pair in filter(None, re.split(r",(?=[^,]*=)", text)):
-        name, _, price = pair.partition("=")
-        try:
-            (layout,) = layouts_of([name.strip()])
-        except (LightningPredictError, ValueError) as error:
-            raise argparse.ArgumentTypeError(f"is {text!r}: {error}") from None
-        found[layout.name] = _number(price)
-    return found
-
-
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    def choice(text: str) -> str:
-        if text not in choices:
-            raise argparse.ArgumentTypeError(f"is {text!r}, but expected one of {', '.join(choices)}.")
-        return text
-
-    return choice
-
-
-_THE_REST: Final = "Sequence[str]"
-"""Type hint of a parameter that takes all remaining arguments unchanged."""
-
-_TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
-    "str": str,
-    "Path": Path,
-    "int": _whole_number,
-    "float": _number,
-    "float | dict[str, float]": _prices,
-}
-
-
-def _reader(hint: str) -> tuple[Callable[[str], Any], tuple[str, ...]]:
-    """Return the function that parses an argument with this type hint, and the choices of a Literal."""
-    hint = hint.removesuffix(" | None")
-    choices = tuple(re.findall(r"['\"](.*?)['\"]", hint)) if hint.startswith("Literal[") else ()
-    return (_one_of(choices), choices) if choices else (_TYPES[hint], ())
-
-
-class _Parser(argparse.ArgumentParser):
-    """Argument parser that raises InvalidArgumentError instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidArgumentError(message)
-
-
-class _FewOptions(argparse.Action):
-    """Prints the help with the options in `FEW`, and exits."""
-
-    def __call__(self, made: argparse.ArgumentParser, *_: object) -> NoReturn:
-        hidden = [action for action in made._actions if action.option_strings and action.dest not in self.const]
-        for action in hidden:
-            action.help = argparse.SUPPRESS
-        made.epilog = f"{made.prog} --help shows {len(hidden) - 2} more options."
-        made.print_help()
-        made.exit()
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, width=min(shutil.get_terminal_size().columns, _WIDEST), max_help_position=26)
-
-
-def parser(name: str) -> argparse.ArgumentParser:
-    """Return the argument parser of one command."""
-    function = COMMANDS[name]
-    documentation = inspect.getdoc(function) or ""
-    summary, _, details = documentation.partition("\n")
-    made = _Parser(
-        prog=f"{PROGRAM} {name}",
-        description=" ".join([summary, *_paragraphs(details)]),
-        formatter_class=_formatter,
-        allow_abbrev=False,
-        add_help=name not in FEW,
-    )
-    made._optionals.title = "options"
-    if name in FEW:
-        made.add_argument(
-            "-h",
-            nargs=0,
-            action=_FewOptions,
-            dest=argparse.SUPPRESS,
-            default=argparse.SUPPRESS,
-            const=FEW[name],
-            help="Show the most used options and exit.",
-        )
-        made.add_argument("--help", action="help", help="Show all options and exit.")
-    words = _documented(documentation)
-    below = {one: heading for heading, names in GROUPS.get(name, {}).items() for one in names}
-    groups = {heading: made.add_argument_group(heading) for heading in GROUPS.get(name, {})}
-    for parameter in inspect.signature(function).parameters.values():
-        group = groups[below[parameter.name]] if parameter.name in below else made
-        _add(group, name, parameter, words.get(parameter.name, ""))
-    last = groups[below["json"]] if "json" in below else made
-    last.add_argument("--json", action="store_true", help="Print JSON.")
-    return made
-
-
-def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Parameter, words: str) -> None:
-    words = words.replace("%", "%%")
-    if parameter.annotation == _THE_REST:
-        made.add_argument(parameter.name, nargs=argparse.REMAINDER, help=words)
-        return
-    if parameter.annotation == "bool":
-        made.add_argument(option_of(parameter.name), dest=parameter.name, action="store_true", help=words)
-        return
-    reader, choices = _reader(parameter.annotation)
-    shown = "{" + ",".join(choices) + "}" if choices else None
-    default = parameter.default
-    if default is parameter.empty:
-        made.add_argument(parameter.name, type=reader, metavar=shown, help=words)
-        return
-    if default is not None and "default" not in words:
-        words = f"{words.removesuffix('.')} (default: {default})."
-    if WORD_AFTER.get(name) == parameter.name or parameter.kind is not parameter.KEYWORD_ONLY:
-        made.add_argument(parameter.name, nargs="?", type=reader, default=default, metavar=shown, help=words)
-        return
-    unit = parameter.name.rstrip("_").partition("_per_")[0]  # USD for usd_per_hour
-    metavar = shown or unit.rpartition("_")[2].upper()
-    made.add_argument(
-        option_of(parameter.name), dest=parameter.name, type=reader, default=default, metavar=metavar, help=words
-    )
 
 
 def option_of(parameter: str) -> str:
@@ -362,128 +276,26 @@ def option_of(parameter: str) -> str:
 
 def option_names(name: str) -> tuple[str, ...]:
     """Return the options of a command."""
-    parameters = inspect.signature(COMMANDS[name]).parameters.values()
-    own = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and WORD_AFTER.get(name) != one.name]
-    return (*map(option_of, own), "--json", "--help")
+    parameters = inspect.signature(command_of(name)).parameters.values()
+    return (*(option_of(one.name) for one in parameters if one.kind is one.KEYWORD_ONLY), "--json")
 
 
-def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """Parse the arguments of a command.
-
-    Args:
-        name: The command.
-        words: The arguments after the command.
-
-    Raises:
-        InvalidArgumentError: An argument is invalid. The message suggests the nearest valid option.
-        SystemExit: Help was requested and printed.
-    """
-    try:
-        found = vars(parser(name).parse_args(_joined_gpus([_hyphens(word) for word in words])))
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(_in_words(str(error), name)) from None
-    rest = [one.name for one in inspect.signature(COMMANDS[name]).parameters.values() if one.annotation == _THE_REST]
-    return found | {one: list(words[len(words) - len(found[one]) :]) for one in rest}  # keeps underscores
-
-
-def _joined_gpus(words: Sequence[str]) -> list[str]:
-    """Join GPU names that are separated by spaces: `--gpus L4 H100` becomes `--gpus L4,H100`."""
-    found: list[str] = []
-    for place, word in enumerate(words):
-        follows = len(found) > 1 and found[-2] == "--gpus" and place > 1 and words[place - 1] in found[-1].split(",")
-        if follows and not word.startswith("-") and _is_layout(word):
-            found[-1] = f"{found[-1]},{word}"
-        else:
-            found.append(word)
-    return found
-
-
-def _is_layout(word: str) -> bool:
-    from lightning_predict.base.errors import LightningPredictError
-    from lightning_predict.hardware.layouts import layout_of
-
-    try:
-        layout_of(word)
-    except LightningPredictError:
-        return False
-    return True
-
-
-def _hyphens(word: str) -> str:
-    option, equals, value = word.partition("=")
-    return option.replace("_", "-") + equals + value if option.startswith("--") else word
-
-
-def _in_words(problem: str, name: str) -> str:
-    """Rephrase an error message of argparse as a sentence, with the nearest valid option."""
-    wrong = re.match(r"argument (?:(--[\w-]+)|(\S+)): (is .*)", problem, re.DOTALL)
-    if wrong is not None:
-        return f"{wrong[1] or f'The word after {name}'} {wrong[3]}"
-    unknown = re.match(r"unrecognized arguments: (--[\w-]+)", problem)
-    if unknown is not None:
-        near = difflib.get_close_matches(unknown[1], option_names(name), n=1)
-        meant = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} {name} --help."
-        return f"{unknown[1]} is not an option of {name}. {meant}"
-    return f"{problem.removeprefix('argument ').rstrip('.')}. See {PROGRAM} {name} --help."
-
-
-def unknown_command(arguments: Sequence[str]) -> str | None:
-    """Return an error message if the first argument is neither a command nor an option; otherwise None."""
-    if not arguments or arguments[0] in (*COMMANDS, *ALIASES) or arguments[0].startswith("-"):
-        return None
-    near = difflib.get_close_matches(arguments[0], [*COMMANDS, *ALIASES], n=1)
-    meant = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(COMMANDS)}."
-    return f"{arguments[0]!r} is not a command of {PROGRAM}. {meant}"
-
-
-def as_options(problem: str, name: str) -> str:
+def as_options(message: str, name: str) -> str:
     """Replace Python arguments in an error message by options: `usd_per_hour=-1` by `--usd-per-hour -1`.
 
     Args:
-        problem: The error message.
+        message: The error message.
         name: The command that failed.
     """
-    problem = problem.replace(LISTING, f"{PROGRAM} gpus")
-    for parameter in inspect.signature(COMMANDS[name]).parameters:
+    message = message.replace(LISTING, f"{PROGRAM} gpus")
+    for parameter in inspect.signature(command_of(name)).parameters:
         option = option_of(parameter)
-        problem = re.sub(rf"(?<![\w.-]){parameter}=(?: |(?=\S))", f"{option} ", problem)
+        message = re.sub(rf"(?<![\w.-]){parameter}=(?: |(?=\S))", f"{option} ", message)
         if "_" in parameter:
-            problem = _renamed(problem, parameter, option)
-    return problem
+            message = _renamed(message, parameter, option)
+    return message
 
 
-def _renamed(problem: str, parameter: str, option: str) -> str:
+def _renamed(message: str, parameter: str, option: str) -> str:
     """Replace a parameter name by its option, except in quotes, which contain the user's words."""
-    return re.sub(rf"((?<!\w)'[^']*')|(?<![\w.-]){parameter}\b", lambda found: found[1] or option, problem)
-
-
-def help_text() -> str:
-    """Return the help of the program: usage, and each command with a sentence."""
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
-    column = max(map(len, COMMANDS)) + 4
-    lines = [f"usage: {PROGRAM} COMMAND ...", "", *textwrap.wrap(_DESCRIPTION, width), "", "commands:"]
-    for name, function in COMMANDS.items():
-        summary = (inspect.getdoc(function) or "").partition("\n")[0]
-        lines += textwrap.wrap(summary, width, initial_indent=f"  {name:<{column - 2}}", subsequent_indent=" " * column)
-    lines += ["", f"{PROGRAM} COMMAND --help shows the options of a command, --version the version."]
-    return "\n".join(lines)
-
-
-def _documented(documentation: str) -> dict[str, str]:
-    """Parse the `Args:` section of a docstring: return the description of each parameter."""
-    _, _, section = documentation.partition("\nArgs:\n")
-    section = section.split("\n\n")[0]
-    return dict(_entries(section))
-
-
-def _entries(section: str) -> Iterator[tuple[str, str]]:
-    for entry in re.split(r"\n(?=    \w+: )", section):
-        name, _, words = entry.strip().partition(": ")
-        yield name, " ".join(words.split())
-
-
-def _paragraphs(details: str) -> list[str]:
-    """Return the paragraphs of a docstring that come before its sections."""
-    paragraphs = [" ".join(paragraph.split()) for paragraph in details.split("\n\n")]
-    sections = [number for number, text in enumerate(paragraphs) if text.startswith(("Args:", "Raises:", "Returns:"))]
-    return [text for text in paragraphs[: min(sections, default=len(paragraphs))] if text]
+    return re.sub(rf"((?<!\w)'[^']*')|(?<![\w.-]){parameter}\b", lambda match: match[1] or option, message)

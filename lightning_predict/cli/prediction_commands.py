@@ -3,8 +3,8 @@
 Example::
 
     lightning-predict predict run.json --iterations 10000 --deadline-hours 8 --output report.html,task.yaml
-    lightning-predict predict run.json --iterations 10000 --grid europe-west3
-    lightning-predict predict --model timm:vit_base_patch16_224 --batch-size 64 --precision bf16-mixed
+    lightning-predict predict run.json --iterations 10000 --profile machine.toml
+    lightning-predict predict timm:vit_base_patch16_224 --batch-size 64 --precision bf16-mixed
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from lightning_predict.base.answers import CommandAnswer, json_value, sentences
 
 if TYPE_CHECKING:
     from lightning_predict.advice.advice_text import Advice
-    from lightning_predict.assumptions import Assumptions
+    from lightning_predict.assumptions import Assumptions, Skew
     from lightning_predict.cost.grids import PowerGrid
     from lightning_predict.cost.offers import Offer
-    from lightning_predict.hardware.layouts import Layout
-    from lightning_predict.hardware.own_rates import OwnRates
+    from lightning_predict.profile import Prices, Profile
     from lightning_predict.record.trace import Trace
     from lightning_predict.reports.memory import MemoryReport
     from lightning_predict.reports.predictions import Predictions
@@ -38,144 +37,93 @@ ENDINGS: Final = (".html", ".md", ".json", ".yaml")
 
 
 def predict(
+    source: str,
+    /,
     *,
-    trace: Path | None = None,
-    model: str | None = None,
+    gpus: str = "all",
+    iterations: int | None = None,
+    profile: Path | None = None,
+    strategy: str = "ddp",
+    deadline_hours: float | None = None,
+    max_usd: float | None = None,
+    usd_per_hour: str | None = None,
+    spot: bool = False,
     batch_size: int | None = None,
     length: int | None = None,
-    image_size: int | None = None,
     precision: str | None = None,
     lora: int | None = None,
-    lora_targets: str | None = None,
     quantization: Literal["nf4", "nf4-double", "fp4", "fp4-double"] | None = None,
     checkpointing: bool = False,
     optimizer: Literal["adamw", "adam", "sgd", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"] | None = None,
-    gpus: str = "all",
-    gpus_file: Path | None = None,
-    iterations: int | None = None,
-    loader_seconds: float | None = None,
-    loader_samples_per_second: float | None = None,
-    evaluation_seconds: float = 0.0,
-    strategy: str = "ddp",
-    network_gbps: float | None = None,
-    busbw: float | None = None,
-    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
-    deadline_hours: float | None = None,
-    max_usd: float | None = None,
-    usd_per_hour: float | dict[str, float] | None = None,
-    offers: Path | None = None,
-    region: str | None = None,
-    spot: bool = False,
-    providers: str | None = None,
-    setup_minutes: float = 0.0,
-    storage_usd: float = 0.0,
-    minimum_minutes: float = 0.0,
-    grid: str | None = None,
-    pue: float = 1.0,
-    measured_tflops: str | None = None,
-    method: Literal["auto", "mlp", "wave"] = "auto",
-    release: str | None = None,
-    host: str | None = None,
-    skew: str | None = None,
-    weights: str | None = None,
-    offline: bool = False,
     columns: str | None = None,
     verbose: bool = False,
     output: str | None = None,
 ) -> CommandAnswer:
     """Predict a training step on GPUs: time, cost, memory, and which GPU to rent.
 
-    Record the step with `lightning_predict.capture(step).save("run.json")`, or name a model with --model.
+    Record the step with `lightning_predict.capture(step).save("run.json")`, or name a model.
 
     Args:
-        trace: The recorded step, or a profile of torch.profiler (its median step).
-        model: Predict a model by name, without a recorded step: hf:Qwen/Qwen2.5-7B, timm:vit_base_patch16_224,
-            torchvision:resnet50, diffusers:facebook/DiT-XL-2-256, or the path of a config.json or its folder. The
-            library must be installed.
-        batch_size: With --model, samples of a step (default: 1).
-        length: With --model, tokens of a sequence.
-        image_size: With --model, height and width of images in pixels (default: the model's own).
-        precision: With --model, Lightning's name of a precision (default: bf16-mixed; with --lora bf16-true).
-        lora: With --model, rank of LoRA's adapters (default: train all parameters). Needs PEFT.
-        lora_targets: With --lora, names of the adapted layers, separated by commas, or all-linear (default: PEFT's).
-        quantization: With --lora, linear layers in 4 bits as in QLoRA, by bitsandbytes and PEFT.
-        checkpointing: With --model, recompute activations in the backward pass.
-        optimizer: With --model, the optimizer (default: adamw). Names with 8bit or 32bit are optimizers of
-            bitsandbytes.
+        source: A recorded step, a profile of torch.profiler, or a model: hf:Qwen/Qwen2.5-7B,
+            timm:vit_base_patch16_224, torchvision:resnet50, diffusers:facebook/DiT-XL-2-256, or the path of a
+            config.json or its folder.
         gpus: all, datacenter or consumer (GPUs with a current price; the best are shown), or names of GPUs or
             layouts (8xL4, 2x8xH100), separated by commas.
-        gpus_file: TOML file with your own GPUs: [gpu.NAME] with like = "RTX-4090" and the differences.
         iterations: Remaining training steps; without it, times and costs are for 1,000 steps.
-        loader_seconds: Seconds in which the data loader of one process loads a batch; if longer than the step, the step
-            waits for it.
-        loader_samples_per_second: Samples per second of the data loader of one process, instead of --loader-seconds.
-        evaluation_seconds: Seconds of the run outside training steps, such as evaluation and checkpoints.
+        profile: TOML file with the machines, links, prices and other assumptions.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
             sharded embedding tables (embedding=auto, embedding=plan.json).
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
-            system's).
-        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
-        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
-            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
         deadline_hours: Also recommend the cheapest GPU that finishes within this many hours.
         max_usd: Exit with 1 if the run costs more than this on the cheapest GPU, or its cost is unknown; for CI.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
-        offers: Your own price file, YAML or a SkyPilot catalogue; GPUs missing in it keep the listed prices.
-        region: With a price file: use the prices of this region.
         spot: Use spot prices if they are below the on-demand prices.
-        providers: Only use prices of these providers (RunPod, AWS) or kinds (marketplace, specialised, hyperscaler),
-            separated by commas.
-        setup_minutes: Paid minutes until a rented machine trains (boot, environment, data).
-        storage_usd: Dollars for storage and data transfer, in addition to the machine.
-        minimum_minutes: Minimum billed minutes of a machine.
-        grid: Show the energy of the run and its CO2 on this grid: grams per kWh, a place (Frankfurt), or a country
-            (France, FR).
-        pue: With --grid, power usage effectiveness of the data centre: total power per watt of its machines, including
-            cooling, as published by operators (1: the GPU alone).
-        measured_tflops: Measured rates of large matmuls on your machine, in TFLOP/s: bf16=1103, or with several GPUs
-            B200:bf16=1103,H200:bf16=680. They correct the predicted times of this GPU.
-        method: Prediction method; wave uses measured kernel times if the trace has them.
-        release: PyTorch version of the run, such as 1.13 (default: the trace's).
-        host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
-        skew: Skew of the lookups in embedding tables: the exponent of Zipf's law, or a CSV file with a sample of
-            indices (columns table, index) to fit it to (default: 0, uniform).
-        weights: Weights of the models: a folder, a file or an https:// address.
-        offline: Do not use the network, regardless of the configuration.
+        batch_size: Of a model, samples of a step (default: 1).
+        length: Of a model, tokens of a sequence.
+        precision: Of a model, Lightning's name of a precision (default: bf16-mixed; with --lora bf16-true).
+        lora: Of a model, rank of LoRA's adapters (default: train all parameters). Needs PEFT.
+        quantization: With --lora, linear layers in 4 bits as in QLoRA, by bitsandbytes and PEFT.
+        checkpointing: Of a model, recompute activations in the backward pass.
+        optimizer: Of a model (default: adamw). Names with 8bit or 32bit are optimizers of bitsandbytes.
         columns: Add columns, separated by commas: samples_per_second, tokens_per_second, mfu (model FLOP utilisation).
         verbose: Also print the methods, the sources of prices and every note.
         output: Write files instead of printing, separated by commas, by suffix: .html (needs no network), .md, .json,
             or .yaml, a SkyPilot task that rents the recommended GPU.
     """
-    command = _as_typed(dict(locals()))
-
-    from lightning_predict.assumptions import Assumptions
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.cost.grids import grid_of
-    from lightning_predict.cost.prediction import Charges
-    from lightning_predict.cost.priced_gpus import layouts_to_predict
-    from lightning_predict.embeddings.tables import skew_of
-    from lightning_predict.hardware.user_gpus import add_gpus
-    from lightning_predict.kernels.interconnect import interconnect_of
-    from lightning_predict.layouts.strategy import parse_strategy
-    from lightning_predict.reports.predictions import Predictions
-    from lightning_predict.reports.ranking import rank
+    given = dict(locals())
+    from lightning_predict.profile import parse_prices, read_profile
     from lightning_predict.reports.table_columns import column_names
-    from lightning_predict.run.history import read_history
-    from lightning_predict.weights.source import weights_source
 
-    named = {
-        "batch_size": batch_size,
-        "length": length,
-        "image_size": image_size,
-        "precision": precision,
-        "lora": lora,
-        "lora_targets": lora_targets,
-        "quantization": quantization,
-        "checkpointing": checkpointing or None,
-        "optimizer": optimizer,
-    }
-    asked = column_names([name.strip() for name in (columns or "").split(",") if name.strip()])
-    outputs = [Path(name.strip()) for name in (output or "").split(",") if name.strip()]
+    outputs, asked = _outputs(output), column_names(_words(columns))
+    told = read_profile(profile)
+    step, findings = _findings(
+        source,
+        {name: given[name] for name in MODEL_OPTIONS},
+        told,
+        gpus=_words(gpus),
+        iterations=iterations,
+        strategy=strategy,
+        deadline_hours=deadline_hours,
+        prices=told.prices(parse_prices(usd_per_hour), spot=spot),
+    )
+    findings = replace(findings, command=_as_typed(given), columns=asked)
+    if outputs or told.grid is not None:
+        findings = findings.with_energy(told.grid, told.pue)
+    return _answer(_with_files(findings, step, outputs), outputs, max_usd=max_usd, verbose=verbose)
+
+
+MODEL_OPTIONS: Final = ("batch_size", "length", "precision", "lora", "quantization", "checkpointing", "optimizer")
+"""Parameters of `predict` that describe the step of a model by name. The profile has others."""
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _outputs(output: str | None) -> list[Path]:
+    """Return the paths of the files to write; raise an error, before the work, if they cannot be written."""
+    from lightning_predict.base.errors import InvalidArgumentError
+
+    outputs = [Path(name) for name in _words(output)]
     for path in outputs:
         if path.suffix not in ENDINGS:
             raise InvalidArgumentError(
@@ -183,54 +131,72 @@ def predict(
             )
         if not path.parent.is_dir():
             raise InvalidArgumentError(f"output={str(path)!r}: {path.parent} is not a folder; create it first.")
-    found_grid = None if grid is None else grid_of(grid)
-    if gpus_file is not None:
-        add_gpus(gpus_file)
-    prices = Prices(usd_per_hour, offers, region, spot, providers)
-    listed, notes = prices.offers()
-    layouts = layouts_to_predict(
-        [name.strip() for name in gpus.split(",") if name.strip()], offers=listed, usd_per_hour=usd_per_hour
-    )
-    notes = (*notes, *prices.on_demand(layouts, listed))
-    rank(Predictions(()), deadline_hours=deadline_hours)
+    return outputs
+
+
+def _findings(
+    source: str,
+    model_options: dict[str, Any],
+    told: Profile,
+    *,
+    gpus: Sequence[str],
+    iterations: int | None,
+    strategy: str,
+    deadline_hours: float | None,
+    prices: Prices,
+) -> tuple[Trace, Findings]:
+    """Predict the step of a source, and return it with the predictions."""
+    from lightning_predict.cost.priced_gpus import layouts_to_predict
+    from lightning_predict.layouts.strategy import parse_strategy
+    from lightning_predict.prediction import predict_workload, remaining_steps
+    from lightning_predict.reports.predictions import Predictions
+    from lightning_predict.reports.ranking import rank
+    from lightning_predict.run.history import read_history
+
+    layouts = layouts_to_predict(gpus, offers=prices.offers, usd_per_hour=prices.usd_per_hour)
+    rank(Predictions(()), deadline_hours=deadline_hours)  # an invalid deadline is an error before the work
     parsed_strategy = parse_strategy(strategy)
-    step = _step(trace, model, {name: value for name, value in named.items() if value is not None})
-    heading = None if model is None else step.notes[0]
-    if heading is not None:
-        step = replace(step, notes=step.notes[1:])
-    assumptions = Assumptions(
+    step, heading = _step(source, model_options | {"image_size": told.image_size, "lora_targets": told.lora_targets})
+    zipf_alpha: Skew | None = None
+    if told.skew is not None:
+        from lightning_predict.embeddings.tables import skew_of
+
+        zipf_alpha = skew_of(told.skew, step)
+    assumptions = told.assumptions(
+        prices,
         strategy=parsed_strategy,
-        method=method,
-        weights=replace(weights_source(weights), offline=offline),
-        offers=listed,
-        usd_per_hour=usd_per_hour,
         history=read_history(),
-        interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
-        release=release,
-        host=host,
-        zipf_alpha=None if skew is None else skew_of(skew, step),
-        charges=Charges(setup_minutes=setup_minutes, minimum_minutes=minimum_minutes, storage_usd=storage_usd),
-        measured=None if measured_tflops is None else _own_rates(measured_tflops),
+        zipf_alpha=zipf_alpha,
     )
-    around = {
-        "loader_seconds": loader_seconds,
-        "loader_samples_per_second": loader_samples_per_second,
-        "evaluation_seconds": evaluation_seconds,
-    }
-    findings = _findings(step, layouts, iterations, deadline_hours, assumptions, notes, around)
+    workload = remaining_steps(
+        step,
+        iterations,
+        loader_seconds=told.loader_seconds,
+        loader_samples_per_second=told.loader_samples_per_second,
+        evaluation_seconds=told.evaluation_seconds,
+    )
+    found = predict_workload(step, layouts, workload, assumptions)
+    found = replace(found, notes=(*found.notes, *prices.notes_for(layouts)))
+    ranking = rank(found, deadline_hours=deadline_hours)
+    findings = Findings(found, ranking, prices.offers, assumptions=assumptions, iterations=iterations)
     if heading is not None:
-        heading = f"{heading} {_published_error(step, findings)}"
-    findings = replace(findings, command=command, heading=heading, columns=asked)
-    if pue != 1 and found_grid is None:
-        raise InvalidArgumentError("--pue is for the energy of the run; give it with --grid.")
-    if outputs or found_grid is not None:
-        findings = findings.with_energy(found_grid, pue)
-    if any(path.suffix == ".html" for path in outputs):
-        findings = findings.with_advice(step, assumptions, iterations)
-    if any(path.suffix in (".html", ".md") for path in outputs):
+        findings = replace(findings, heading=f"{heading} {_published_error(step, findings)}")
+    return step, findings
+
+
+def _with_files(findings: Findings, step: Trace, outputs: Sequence[Path]) -> Findings:
+    """Write the files, and return the findings with the sections that they needed."""
+    suffixes = {path.suffix for path in outputs}
+    if ".html" in suffixes:
+        findings = findings.with_advice(step)
+    if suffixes & {".html", ".md"}:
         findings = findings.with_memory(step)
     for path in outputs:
         path.write_text(findings.text(path.suffix), encoding="utf-8")
+    return findings
+
+
+def _answer(findings: Findings, outputs: Sequence[Path], *, max_usd: float | None, verbose: bool) -> CommandAnswer:
     files = [str(path) for path in outputs]
     excess = None if max_usd is None else over_limit(findings.ranking, max_usd)
 
@@ -264,63 +230,6 @@ def over_limit(ranking: Ranking, max_usd: float) -> str | None:
     return f"The cheapest GPU, {best.gpu}, costs {usd(best.cost_usd)}, more than --max-usd {usd(max_usd)}."
 
 
-def _own_rates(text: str) -> OwnRates:
-    from lightning_predict.hardware.own_rates import parse_rates
-
-    return parse_rates(text)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Options of `predict` that determine the hourly price."""
-
-    usd_per_hour: float | dict[str, float] | None = None
-    file: Path | None = None
-    region: str | None = None
-    spot: bool = False
-    providers: str | None = None
-
-    def offers(self) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
-        """Return the offers to take prices from, and notes about them."""
-        from lightning_predict.base.errors import InvalidArgumentError
-        from lightning_predict.cost.offers import from_providers, load_offers
-        from lightning_predict.cost.price_files import outdated, read_offer_file, with_listed, with_spot_prices
-
-        if self.usd_per_hour is not None and self.file is not None:
-            raise InvalidArgumentError("Give one of --usd-per-hour and --offers.")
-        if self.region is not None and self.file is None:
-            raise InvalidArgumentError("--region is for a price file of your own; give it with --offers.")
-        table = load_offers()
-        notes: tuple[str, ...] = ()
-        if self.file is not None:
-            found = read_offer_file(self.file, region=self.region)
-            table, notes = with_listed(found.offers), (*found.notes, *outdated(found.offers))
-        if self.providers is not None:
-            table = from_providers([name for name in self.providers.split(",") if name.strip()], table)
-        return (with_spot_prices(table) if self.spot else table), notes
-
-    def on_demand(self, layouts: Sequence[Layout], listed: Sequence[Offer]) -> tuple[str, ...]:
-        """Return notes about spot prices: their limits, and the layouts that use on-demand prices."""
-        from lightning_predict.cost.prediction import offer_for
-        from lightning_predict.cost.priced_gpus import PricedGpus
-
-        if not self.spot or self.usd_per_hour is not None:
-            return ()
-        chosen = {layout.name: offer_for(layout, offers=listed) for layout in layouts}
-        names = ", ".join(name for name, offer in chosen.items() if offer is not None and not offer.spot)
-        interrupted = (
-            "Spot machines may be interrupted; lost work is not included here. "
-            "`lightning-predict parallel --spot --mtbf-hours` includes it."
-        )
-        if isinstance(layouts, PricedGpus):
-            names = ""  # for a group, the price of each chosen GPU is labelled
-        return (
-            *([interrupted] if any(offer is not None and offer.spot for offer in chosen.values()) else []),
-            *([f"On-demand price, because no listed spot price is lower: {names}."] if names else []),
-        )
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Findings:
@@ -329,6 +238,8 @@ class Findings:
     predictions: Predictions
     ranking: Ranking
     offers: Sequence[Offer]
+    assumptions: Assumptions
+    iterations: int | None = None
     columns: tuple[str, ...] = ()
     grid: PowerGrid | None = None
     advice: Advice | None = None
@@ -351,14 +262,14 @@ class Findings:
             found = replace(found, multi_gpu_sentence=f"For one GPU with the whole model; {each}.")
         return replace(self, memory=found)
 
-    def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
+    def with_advice(self, trace: Trace) -> Findings:
         """Add optimization advice, with gains on the cheapest and the fastest GPU."""
         from lightning_predict.advice.advice import advice_for
 
         best = (self.ranking.cheapest, self.ranking.fastest)
         layouts = [one.prediction.layout for one in best if one is not None]
         layouts = list(dict.fromkeys(layouts or [one.layout for one in self.predictions.items_in_order[:1]]))
-        advice = advice_for(trace, layouts, assumptions, iterations=iterations)
+        advice = advice_for(trace, layouts, self.assumptions, iterations=self.iterations)
         return replace(self, advice=advice)
 
     def with_energy(self, grid: PowerGrid | None, pue: float = 1.0) -> Findings:
@@ -462,10 +373,10 @@ class Findings:
 
 def _as_typed(given: Mapping[str, object]) -> str:
     """Reconstruct the command line of `predict`, without `--output` and `--verbose`."""
-    words = ["lightning-predict", "predict", *([] if given["trace"] is None else [str(given["trace"])])]
+    words = ["lightning-predict", "predict", str(given["source"])]
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
-        if name in ("trace", "output", "verbose") or value == inspect.signature(predict).parameters[name].default:
+        if name in ("source", "output", "verbose") or value == inspect.signature(predict).parameters[name].default:
             continue
         words += [option] if value is True else [option, f"{value:g}" if isinstance(value, float) else str(value)]
     return shlex.join(words)
@@ -490,36 +401,20 @@ PUBLISHED: Final = 8
 """Number of published steps whose errors are summarized: the default of `accuracy --cases`."""
 
 
-def _step(trace: Path | None, model: str | None, options: Mapping[str, Any]) -> Trace:
-    """Load a recorded step, or record the step of a named model."""
+def _step(source: str, options: Mapping[str, Any]) -> tuple[Trace, str | None]:
+    """Return the step of a source; for a model by name, also a sentence that describes the step."""
     from lightning_predict.base.errors import InvalidArgumentError
     from lightning_predict.record.imports import load_step
-    from lightning_predict.record.named_models.step import step_of
 
-    if (trace is None) == (model is None):
-        raise InvalidArgumentError("Give one of a recorded step (predict run.json) and --model.")
-    if trace is not None:
+    path, options = Path(source), {name: value for name, value in options.items() if value not in (None, False)}
+    if not (path.is_dir() or path.name == "config.json" or (":" in source and not path.is_file())):
         if options:
-            raise InvalidArgumentError(f"--{next(iter(options)).replace('_', '-')} has no effect without --model.")
+            option = f"--{next(iter(options)).replace('_', '-')}"
+            raise InvalidArgumentError(f"{option} has no effect on a recorded step; it is for a model by name.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an unknown GPU also causes a note
-            return load_step(trace)
-    assert model is not None  # checked above
-    return step_of(model, **options)
+            return load_step(source), None
+    from lightning_predict.record.named_models.step import step_of
 
-
-def _findings(
-    step: Trace,
-    layouts: Sequence[Layout],
-    iterations: int | None,
-    deadline_hours: float | None,
-    assumptions: Assumptions,
-    notes: Sequence[str],
-    around: Mapping[str, Any],
-) -> Findings:
-    from lightning_predict.prediction import predict_workload, remaining_steps
-    from lightning_predict.reports.ranking import rank
-
-    found = predict_workload(step, layouts, remaining_steps(step, iterations, **around), assumptions)
-    found = replace(found, notes=(*found.notes, *notes))
-    return Findings(found, rank(found, deadline_hours=deadline_hours), assumptions.offers or ())
+    step = step_of(source, **options)
+    return replace(step, notes=step.notes[1:]), step.notes[0]

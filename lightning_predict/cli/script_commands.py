@@ -29,8 +29,8 @@ _FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 def run(
     script: str,
-    arguments: Sequence[str] = (),
-    *,
+    /,
+    *arguments: str,
     gpus: str | None = None,
     usd: float | None = None,
     usd_per_hour: float | None = None,

@@ -32,6 +32,7 @@ _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 def trace(
     action: Literal["check", "anonymise", "import", "view", "explain", "layers", "memory"],
     file: Path,
+    /,
     *,
     output: Path | None = None,
     gpu: str | None = None,

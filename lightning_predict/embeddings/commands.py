@@ -22,23 +22,21 @@ if TYPE_CHECKING:
     from lightning_predict.hardware.layouts import Layout
     from lightning_predict.kernels.interconnect import Interconnect
     from lightning_predict.record.trace import Trace
+    from lightning_predict.weights.source import AnyWeights
 
 
 def shard(
     trace: Path,
+    /,
     *,
     gpus: str = "8xH100-SXM-80GB",
     batch_size: int | None = None,
     optimizer: Literal["sgd", "row_wise_adagrad", "adagrad", "adam"] = "sgd",
     kinds: str = "table_wise,row_wise,column_wise,data_parallel",
     table_gib: float | None = None,
-    skew: str | None = None,
-    network_gbps: float | None = None,
-    busbw: float | None = None,
-    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
+    profile: Path | None = None,
     output: Path | None = None,
     timeline: Path | None = None,
-    weights: str | None = None,
 ) -> CommandAnswer:
     """Find the fastest sharding of a model's embedding tables over several GPUs, among the plans that fit in memory.
 
@@ -52,16 +50,9 @@ def shard(
         optimizer: Optimizer of the tables.
         kinds: Allowed kinds of sharding, separated by commas; several may be mixed.
         table_gib: Memory of each GPU available to tables (default: 85 %).
-        skew: Skew of the lookups: the exponent of Zipf's law, or a CSV file with a sample of indices (columns table,
-            index) to fit it to (default: 0, uniform).
-        network_gbps: Network bandwidth of one machine in Gbit/s. The default is the bandwidth of the named or priced
-            machine, otherwise of a reference system.
-        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
-        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
-            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
+        profile: TOML file with the machines, links, prices and other assumptions, such as the skew of the lookups.
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
         timeline: Write the whole step under the fastest plan to this file, as a Chrome trace for ui.perfetto.dev.
-        weights: Weights of the models: a folder, a file or an https:// address.
     """
     import json
 
@@ -72,16 +63,18 @@ def shard(
     from lightning_predict.embeddings.step import plan_document
     from lightning_predict.embeddings.tables import skew_of, tables_of_trace, with_skew
     from lightning_predict.hardware.layouts import layout_of
-    from lightning_predict.kernels.interconnect import CATALOGUE, interconnect_of, link_assumption_notes
+    from lightning_predict.kernels.interconnect import CATALOGUE, link_assumption_notes
+    from lightning_predict.profile import read_profile
     from lightning_predict.record.trace import Trace
 
-    links = interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie) or CATALOGUE
+    told = read_profile(profile)
+    links = told.interconnect or CATALOGUE
     layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # with networks of the priced machines
     if not layouts:
         raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
     step = Trace.load(str(trace))
-    if skew is not None:
-        step = with_skew(step, skew_of(skew, step))
+    if told.skew is not None:
+        step = with_skew(step, skew_of(told.skew, step))
     traced = tables_of_trace(step)
     placements: dict[str, TablePlacement] = {}
     problems: dict[str, InfeasiblePlanError] = {}
@@ -95,7 +88,7 @@ def shard(
                 optimizer=optimizer,
                 table_bytes=None if table_gib is None else gibibytes_to_bytes(table_gib),
                 interconnect=links,
-                weights=weights,
+                weights=told.weights,
             )
         except InfeasiblePlanError as problem:
             problems[layout.name] = problem
@@ -104,7 +97,7 @@ def shard(
     known = {layout.name: layout for layout in layouts if layout.name in placements}
     wholes: dict[tuple[str, str], WholeStep] = {}
     if batch_size is None:
-        wholes = _whole_steps(step, known, placements, optimizer, weights, links)
+        wholes = _whole_steps(step, known, placements, optimizer, told.weights, links)
     notes = {name: link_assumption_notes(layout, links) for name, layout in known.items()}
     found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
     written = []
@@ -128,7 +121,7 @@ def _whole_steps(
     layouts: Mapping[str, Layout],
     placements: Mapping[str, TablePlacement],
     optimizer: str,
-    weights: str | None,
+    weights: AnyWeights,
     links: Interconnect,
 ) -> dict[tuple[str, str], WholeStep]:
     """Predict the whole step by layout and plan; empty if the step does not allow this."""

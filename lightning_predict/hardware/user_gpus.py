@@ -40,6 +40,9 @@ RATES: Final = "measured"
 """Key of the tables of measured rates."""
 
 VENDOR: Final = "vendor"
+TABLES: Final = ("gpu", RATES)
+"""Tables of the file."""
+
 _NAMES: Final = frozenset({"aliases", "reported_names"})
 
 
@@ -58,9 +61,14 @@ def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
         UnknownGpuError: `like` does not name a GPU.
         OSError: The file cannot be read.
     """
-    rows = read_gpus(path)
+    return add_described_gpus(_read(path), path)
+
+
+def add_described_gpus(document: Checked, path: str | PathLike[str]) -> tuple[str, ...]:
+    """Add the GPUs of a document that has such tables, perhaps among others; see `add_gpus`."""
+    rows = _gpus(document, Path(path))
     add_to_catalogue(rows)
-    measured = read_measured(path)
+    measured = _rates(document)
     set_measured(measured)
     return tuple(row.name for row in (*rows, *measured))
 
@@ -76,9 +84,12 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
         UnknownGpuError: `like` does not name a GPU.
         OSError: The file cannot be read.
     """
-    document = _read(path)
+    return _gpus(_read(path), Path(path))
+
+
+def _gpus(document: Checked, path: Path) -> tuple[Gpu, ...]:
     rows = document.member("gpu").members() if document.has("gpu") else {}
-    return tuple(_own(name, row, Path(path)) for name, row in rows.items())
+    return tuple(_own(name, row, path) for name, row in rows.items())
 
 
 def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
@@ -92,7 +103,10 @@ def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
         UnknownGpuError: The catalogue does not have a GPU.
         OSError: The file cannot be read.
     """
-    document = _read(path)
+    return _rates(_read(path))
+
+
+def _rates(document: Checked) -> tuple[Gpu, ...]:
     if not document.has(RATES):
         return ()
     from lightning_predict.hardware.own_rates import gpu_with_rates
@@ -110,7 +124,7 @@ def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
 
 def _read(path: str | PathLike[str]) -> Checked:
     document = read_toml(Path(path), InvalidArgumentError)
-    document.check_keys((), {"gpu", RATES})
+    document.check_keys((), TABLES)
     if not document.has("gpu") and not document.has(RATES):
         document.member("gpu")  # raises
     return document

@@ -229,13 +229,13 @@ def link_assumption_notes(layout: Layout, interconnect: Interconnect) -> tuple[s
         found = pcie_machine(layout.gpu)
         if not known:
             notes.append(
-                f"{layout.gpu.name} in one machine: assumed {found.words}. Set the PCIe type (--pcie switch, root, "
-                "host or virtual) or the bandwidth from nccl-tests (--busbw)."
+                f"{layout.gpu.name} in one machine: assumed {found.words}. Set the PCIe type (pcie: switch, root, "
+                "host or virtual) or the bandwidth from nccl-tests (busbw)."
             )
     if layout.nodes > 1 and interconnect.inter_node_bytes_per_second is None:
         gbits = bytes_to_gigabits(network_bytes_per_second(layout))
         if layout.network is None:
-            notes.append(f"Assumed: {gbits:,.0f} Gbit/s between machines. Set another value with --network-gbps.")
+            notes.append(f"Assumed: {gbits:,.0f} Gbit/s between machines. Set another value with network_gbps.")
         else:
             own = layout.network
             whose = own.machine if layout.machine is not None else f"{own.machine}, whose price is used,"

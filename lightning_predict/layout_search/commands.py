@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 def parallel(
     trace: Path,
+    /,
     *,
     gpus: str | None = None,
     machine: str | None = None,
@@ -33,15 +34,9 @@ def parallel(
     checkpoint_gbps: float | None = None,
     restart_minutes: float | None = None,
     count: int = 10,
-    usd_per_hour: float | dict[str, float] | None = None,
+    usd_per_hour: str | None = None,
     spot: bool = False,
-    network_gbps: float | None = None,
-    busbw: float | None = None,
-    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
-    release: str | None = None,
-    host: str | None = None,
-    measured_tflops: str | None = None,
-    weights: str | None = None,
+    profile: Path | None = None,
 ) -> CommandAnswer:
     """Find the fastest parallel strategies for many GPUs: sharding, micro-batches and recomputation that fit in memory.
 
@@ -69,27 +64,15 @@ def parallel(
         count: Number of results to print.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         spot: Use spot prices if they are below the on-demand prices.
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine type's, otherwise a
-            reference system's).
-        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
-        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
-            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
-        release: PyTorch version of the run, such as 1.13 (default: the trace's).
-        host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
-        measured_tflops: Measured rates of large matmuls on your machine, in TFLOP/s: bf16=1103, or with several GPUs
-            B200:bf16=1103,H200:bf16=680. The rates correct the times of the GPUs that they name.
-        weights: Weights of the networks that predict kernel times: a folder, a file or an https:// address.
+        profile: TOML file with the machines, links, prices and other assumptions.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.cost.offers import load_offers
-    from lightning_predict.cost.price_files import with_spot_prices
-    from lightning_predict.hardware.own_rates import parse_rates
-    from lightning_predict.kernels.interconnect import interconnect_of
     from lightning_predict.layout_search.goodput import Reliability
     from lightning_predict.layout_search.ranking import best_layouts, layouts_on, tokens_per_sample
+    from lightning_predict.profile import parse_prices, read_profile
     from lightning_predict.record.trace import Trace
 
     if budget is not None and not budget > 0:
@@ -104,6 +87,8 @@ def parallel(
     layouts: Sequence[str] = _words(gpus or "8x8xH100-SXM-80GB")
     if machine is not None:
         layouts = layouts_on(machine, None if gpus is None else _words(gpus))
+    told = read_profile(profile)
+    prices = told.prices(parse_prices(usd_per_hour), spot=spot)
     step = Trace.load(str(trace))
     tokens = tokens_per_sample(step)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -120,13 +105,12 @@ def parallel(
             fp8=fp8,
             reliability=reliability,
             count=count,
-            offers=with_spot_prices(load_offers()) if spot else None,
-            usd_per_hour=usd_per_hour,
-            weights=weights,
-            interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
-            release=release,
-            host=host,
-            measured=None if measured_tflops is None else parse_rates(measured_tflops),
+            offers=prices.offers,
+            usd_per_hour=prices.usd_per_hour,
+            weights=told.weights,
+            interconnect=told.interconnect,
+            release=told.release,
+            host=told.host,
             on_progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
     heading = _heading(step, tokens, global_batch=global_batch, max_micro_batch=max_micro_batch, iterations=iterations)
@@ -138,17 +122,13 @@ def parallel(
 
 def curve(
     trace: Path,
+    /,
     *,
     gpus: str = "8x8xH100-SXM-80GB",
     strategy: str = "ddp",
     iterations: int | None = None,
-    usd_per_hour: float | dict[str, float] | None = None,
-    network_gbps: float | None = None,
-    busbw: float | None = None,
-    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
-    release: str | None = None,
-    host: str | None = None,
-    weights: str | None = None,
+    usd_per_hour: str | None = None,
+    profile: Path | None = None,
     output: Path | None = None,
 ) -> CommandAnswer:
     """Show time, cost and efficiency for 1, 2, 4, ... GPUs, and the number above which more machines do not pay off.
@@ -159,34 +139,28 @@ def curve(
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
         iterations: Remaining recorded steps, for the time and the cost of the run.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine type's, otherwise a
-            reference system's).
-        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
-        pcie: How GPUs without NVLink are connected: through switches (switch), through the CPU (root), or without
-            peer-to-peer access (host). In a virtual machine or container without this access: virtual.
-        release: PyTorch version of the run, such as 1.13 (default: the trace's).
-        host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
-        weights: Weights of the networks that predict kernel times: a folder, a file or an https:// address.
+        profile: TOML file with the machines, links, prices and other assumptions.
         output: Also write an HTML report to this file.
     """
     from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.kernels.interconnect import interconnect_of
-    from lightning_predict.prediction import predict
+    from lightning_predict.hardware.layouts import layouts_of
+    from lightning_predict.layouts.strategy import parse_strategy
+    from lightning_predict.prediction import predict_workload, remaining_steps
+    from lightning_predict.profile import parse_prices, read_profile
     from lightning_predict.record.trace import Trace
     from lightning_predict.reports.cost_curve import cost_curves, layouts_up_to, table_of
     from lightning_predict.reports.html import html_report
+    from lightning_predict.run.history import read_history
 
+    told, step = read_profile(profile), Trace.load(str(trace))
     layouts = list(dict.fromkeys(one for layout in _words(gpus) for one in layouts_up_to(layout)))
-    predictions = predict(
-        Trace.load(str(trace)),
-        layouts,
-        iterations=iterations,
-        strategy=strategy,
-        usd_per_hour=usd_per_hour,
-        weights=weights,
-        interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
-        release=release,
-        host=host,
+    predictions = predict_workload(
+        step,
+        layouts_of(layouts),
+        remaining_steps(step, iterations),
+        told.assumptions(
+            told.prices(parse_prices(usd_per_hour)), strategy=parse_strategy(strategy), history=read_history()
+        ),
     )
     curves = cost_curves(predictions)
     if not curves:

@@ -36,6 +36,7 @@ TRY_SECONDS: Final = 0.01
 
 def measure(
     output: Path,
+    /,
     *,
     operations: str | None = None,
     dtypes: str | None = None,
@@ -65,7 +66,7 @@ def measure(
         seed: Seed of the shapes.
         device: Device to measure: cuda, or cpu to test the command.
         gpu: Catalogue name of the GPU (default: the name that torch reports).
-        quick: Measure only the rates of large matmuls and of memory, in half a minute, into a file for --gpus-file. Of
+        quick: Measure only the rates of large matmuls and of memory, in half a minute, into a file for --profile. Of
             the options above, only device and gpu are used.
     """
     if quick:
@@ -166,7 +167,7 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
     lines = [aligned(("", "measured", "assumed before", ""), rows, right={1, 2})]
     if found.state.held_back_by:
         lines.append(f"Held back by {' and '.join(found.state.held_back_by)}.")
-    lines.append(f"Corrected by these figures: predict --gpus {name} --gpus-file {path}")
+    lines.append(f"Corrected by these figures: predict --gpus {name} --profile {path}")
     data = {"gpu": found.gpu.name, "name": name, "file": str(path), "figures": figures}
     return CommandAnswer(data=lambda: json_value(data), show=lambda: print("\n".join(lines)))
 
@@ -185,6 +186,7 @@ def _announced(problems: int, seconds: float | None, minutes: float | None) -> s
 
 def first_hour(
     output: Path = Path("first-hour.json"),
+    /,
     *,
     minutes: float = 8.0,
     preset: Literal["facts", "measurements", "all"] = "all",
@@ -210,7 +212,7 @@ def first_hour(
     return CommandAnswer(data=lambda: report, show=lambda: print(text))
 
 
-def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> CommandAnswer:
+def train(tables: Path, /, *, output: Path = Path("weights"), seed: int = 0) -> CommandAnswer:
     """Tune the weights to your own GPU, from the tables of `measure`, and score them on held-out rows.
 
     The training starts from the shipped weights and takes minutes. Progress is printed to standard error. Use the

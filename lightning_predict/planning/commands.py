@@ -33,7 +33,9 @@ FILE_WIDTH: Final = 120
 """Width of tables if the output is not a terminal."""
 
 
-def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state: Path | None = None) -> CommandAnswer:
+def plan(
+    jobs: Path, /, *, output: Path | None = None, method: str = "milp", state: Path | None = None
+) -> CommandAnswer:
     """Plan the jobs of a team on machines to rent: lowest cost within deadlines and a budget.
 
     The file lists machines, limits and jobs. The time of a job is stated in the file, or predicted from a recorded
@@ -79,7 +81,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     return CommandAnswer(data=lambda: json.loads(plan_json(planned(Console(quiet=True)))) | {"notes": notes}, show=show)
 
 
-def simulate(jobs: Path, *, replay: Path | None = None, off: str | None = None, again: int = 0) -> CommandAnswer:
+def simulate(jobs: Path, /, *, replay: Path | None = None, off: str | None = None, again: int = 0) -> CommandAnswer:
     """Simulate a plan with actual times that differ from the predicted times.
 
     The command needs the extra `planning`.

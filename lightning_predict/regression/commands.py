@@ -27,6 +27,7 @@ HISTORY: Final = "history"
 
 def regress(
     runs: Path,
+    /,
     *,
     model: str | None = None,
     columns: str | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.cli import main
+from lightning_predict.cli.parsing import parsed
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,14 @@ class Ran:
 
 
 Run = Callable[..., Ran]
+Profile = Callable[[str], Path]
+
+
+def arguments(*words: str) -> Mapping[str, Any]:
+    """Arguments of a command's function, parsed from a command line."""
+    call = parsed(words[0], words)
+    assert call is not None
+    return call.arguments
 
 
 @pytest.fixture
@@ -47,6 +56,18 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Ran(code, printed.out, printed.err)
 
     return call
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    """Write a profile, and return its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "profile.toml"
+        path.write_text(text)
+        return path
+
+    return write
 
 
 @pytest.fixture(scope="session")

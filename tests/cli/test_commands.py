@@ -14,16 +14,21 @@ import yaml
 
 import lightning_predict as lp
 from lightning_predict.cost.offers import load_offers
+from lightning_predict.cost.prediction import Charges
 from lightning_predict.cost.priced_gpus import layouts_to_predict
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.hardware.user_gpus import read_measured
+from lightning_predict.kernels.interconnect import interconnect_of
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.own_weights.first_hour import PARTS
 from lightning_predict.own_weights.measuring import run as measuring
 from lightning_predict.own_weights.measuring.clock import time_call
 from lightning_predict.own_weights.training import tuning
 from lightning_predict.own_weights.training.networks import TrainingPlan
+from lightning_predict.profile import read_profile
 from lightning_predict.record.imports import import_trace
-from tests.cli.conftest import Run
+from lightning_predict.weights.source import WeightsSource
+from tests.cli.conftest import Profile, Run
 from tests.own_weights.training.example import write_own_table
 from tests.record.kineto_files import steps, write
 from tests.weights.example import publish
@@ -51,20 +56,20 @@ def test_predict_without_names_takes_all_gpus_with_a_current_price(trace: Path, 
     assert costs == pytest.approx(sorted(costs))  # the step fits everywhere
 
 
-def test_gpus_may_be_separated_by_spaces_and_multiplied_from_the_right(trace: Path, run: Run) -> None:
-    found = run("predict", trace, "--gpus", "L4", "T4x8", "--iterations", "1000", "--json").json
+def test_number_of_gpus_may_follow_the_name(trace: Path, run: Run) -> None:
+    found = run("predict", "--gpus", "L4,T4x8", trace, "--iterations", "1000", "--json").json
     assert [one["gpu"] for one in found["predictions"]] == ["L4", "8xT4"]
-    assert run("predict", "--gpus", "L4", trace, "--json").json["predictions"][0]["gpu"] == "L4"
 
 
-def test_predict_takes_a_group_and_the_prices_of_some_providers(trace: Path, run: Run) -> None:
-    found = run("predict", trace, "--gpus", "datacenter", "--providers", "hyperscaler,Lambda", "--json").json
+def test_predict_takes_a_group_and_the_prices_of_some_providers(trace: Path, run: Run, profile: Profile) -> None:
+    some = profile('prices.providers = ["hyperscaler", "Lambda"]')
+    found = run("predict", trace, "--gpus", "datacenter", "--profile", some, "--json").json
     assert {"T4", "A100-SXM-40GB"} <= {one["gpu"] for one in found["predictions"]}
     assert not any(one["gpu"].startswith("RTX-4090") for one in found["predictions"])
     providers = {one["offer"].split()[0] for one in found["predictions"]}
     assert providers <= {"AWS", "Azure", "GCP", "Oracle", "Lambda"}
-    refused = run("predict", trace, "--providers", "Nobody").err
-    assert "--providers 'Nobody' has no offer here; expected some of marketplace, specialised" in refused
+    refused = run("predict", trace, "--profile", profile('prices.providers = ["Nobody"]')).err
+    assert "providers='Nobody' has no offer here; expected some of marketplace, specialised" in refused
     assert found["ranking"]["per_iteration"] is True
     assert found["written"] == []
 
@@ -131,16 +136,17 @@ def test_predict_reads_a_profile(run: Run, tmp_path: Path) -> None:
     assert own["iteration_seconds"] == pytest.approx(told.iteration_seconds)
 
 
-def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run) -> None:
+def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run, profile: Profile) -> None:
     usual, fast = (
-        run("predict", trace, "--gpus", "T4", "--host", factor, "--json").json["predictions"][0]
+        run("predict", trace, "--gpus", "T4", "--profile", profile(f"host = {factor}"), "--json").json["predictions"][0]
         for factor in ("1", "0.5")
     )
     assert fast["host_seconds"] == pytest.approx(usual["host_seconds"] / 2)
 
 
-def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path) -> None:
-    words = ["predict", trace, "--gpus", "T4,A10G", "--iterations", "1000", "--grid", "400", "--json"]
+def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
+    energy = profile("energy.grid = 400")
+    words = ["predict", trace, "--gpus", "T4,A10G", "--iterations", "1000", "--profile", energy, "--json"]
     html, markdown, sky = (tmp_path / name for name in ("r.html", "r.md", "t.yaml"))
     found = run(*words, "--output", f"{html}, {markdown},{sky}").json
     assert found["written"] == [str(html), str(markdown), str(sky)]
@@ -151,25 +157,24 @@ def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path) -> 
     assert task["resources"]["accelerators"].split(":")[0] == found["ranking"]["cheapest"]
     t4 = found["energy"]["T4"]
     assert t4["co2_kilograms"] == pytest.approx(t4["kilowatt_hours"] * 0.4)
-    shown = run("predict", trace, "--gpus", "T4", "--iterations", "10", "--grid", "frankfurt").out
+    frankfurt = profile("energy.grid = 'frankfurt'")
+    shown = run("predict", trace, "--gpus", "T4", "--iterations", "10", "--profile", frankfurt).out
     assert "energy" in shown
     assert "Grid: 275.81 g/kWh (europe-west3, Frankfurt, 2025)." in shown
 
 
-def test_predict_counts_what_a_machine_costs_beside_training(trace: Path, run: Run) -> None:
+def test_costs_include_charges_of_profile(trace: Path, run: Run, profile: Profile) -> None:
     words = ("predict", trace, "--gpus", "T4", "--iterations", "1000", "--usd-per-hour", "3")
-    plain, more = (
-        run(*words, *extra, "--json").json["predictions"][0]["cost_usd"]
-        for extra in ((), ("--setup-minutes", "20", "--storage-usd", "2"))
-    )
+    charges = ("--profile", profile("[charges]\nsetup_minutes = 20\nstorage_usd = 2"))
+    plain, more = (run(*words, *extra, "--json").json["predictions"][0]["cost_usd"] for extra in ((), charges))
     assert more == pytest.approx(plain + 1 + 2)  # 20 minutes at $3 an hour, and $2
-    said = run(*words, "--setup-minutes", "20").out
-    assert "Costs of other GPUs include 20 min of setup." in said
-    assert run(*words, "--pue", "1.2").err.startswith("lightning-predict: error: --pue is for the energy of the run;")
+    shown = run(*words, *charges).out
+    assert "Costs of other GPUs include 20 min of setup and $2.00 for storage and transfer." in shown
 
 
-def test_predict_writes_lines_for_a_model_card(trace: Path, run: Run, tmp_path: Path) -> None:
-    words = ["predict", trace, "--gpus", "2xT4", "--iterations", "100000", "--grid", "frankfurt", "--pue", "1.5"]
+def test_predict_writes_lines_for_a_model_card(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
+    energy = profile("[energy]\ngrid = 'frankfurt'\npue = 1.5")
+    words = ["predict", trace, "--gpus", "2xT4", "--iterations", "100000", "--profile", energy]
     page = tmp_path / "run.md"
     energy = run(*words, "--output", page, "--json").json["energy"]["2xT4"]
     card = page.read_text().split("## For a model card or a pull request")[1]
@@ -192,26 +197,28 @@ PRICES = """\
 
 
 def test_predict_takes_a_price_file_and_keeps_listed_prices_of_other_gpus(
-    trace: Path, run: Run, tmp_path: Path
+    trace: Path, run: Run, tmp_path: Path, profile: Profile
 ) -> None:
-    file = tmp_path / "prices.yaml"
-    file.write_text(PRICES)
-    found = run("predict", trace, "--gpus", "T4,L4", "--offers", file, "--region", "here", "--json").json
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    prices = profile("[prices]\nfile = 'prices.yaml'\nregion = 'here'")
+    found = run("predict", trace, "--gpus", "T4,L4", "--profile", prices, "--json").json
     t4, l4 = found["predictions"]
     assert (t4["usd_per_hour"], t4["offer"]) == (0.04, "Us node (2026-11-01)")
     assert l4["offer"] is not None
     assert found["ranking"]["cheapest"] == "T4"
 
 
-def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "cloud.csv"
-    file.write_text(
-        "InstanceType,AcceleratorName,AcceleratorCount,Price,SpotPrice,Region\na,T4,1,0.5,0.1,r\nb,Gaudi2,8,16,8,r\n"
-    )
-    found = run("predict", trace, "--gpus", "T4", "--offers", file, "--spot", "--json").json
-    assert found["predictions"][0]["usd_per_hour"] == 0.1
+@pytest.mark.parametrize("option", ["spot = true", "--spot"])
+def test_spot_prices_add_a_note_on_interruptions(
+    option: str, trace: Path, run: Run, tmp_path: Path, profile: Profile
+) -> None:
+    (tmp_path / "prices.yaml").write_text(PRICES.replace("region", "spot_usd_per_hour: 0.01, region"))
+    is_option = option.startswith("--")
+    prices = profile("[prices]\nfile = 'prices.yaml'\n" + ("" if is_option else option))
+    words = ("predict", trace, "--gpus", "T4", "--profile", prices, *([option] if is_option else []))
+    found = run(*words, "--json").json
+    assert found["predictions"][0]["usd_per_hour"] == 0.01
     assert "spot" in found["predictions"][0]["offer"]
-    assert found["notes"][-2].endswith("whose accelerator is not in the catalogue: Gaudi2 (1).")
     assert found["notes"][-1] == (
         "Spot machines may be interrupted; lost work is not included here. "
         "`lightning-predict parallel --spot --mtbf-hours` includes it."
@@ -219,75 +226,116 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("options", "message"),
     [
         (["--gpus", "T4,Q9"], "'Q9' is not a GPU of the catalogue"),
         (["--gpus", ","], "gpus is empty; name at least one GPU"),
         (["--iterations", "-1"], "--iterations -1 is negative"),
         (["--usd-per-hour", "0"], "--usd-per-hour 0.0 is not a price"),
+        (["--usd-per-hour", "L4=0.5,Q9=1"], "'Q9' is not a GPU of the catalogue"),
+        (["--usd-per-hour", "L4=0,5"], "--usd-per-hour 'L4=0,5' has a price without a GPU; expected L4=0.5,H100=2."),
+        (["--usd-per-hour", "cheap"], "--usd-per-hour 'cheap' has 'cheap'; expected a price, or prices like"),
         (["--deadline-hours", "0"], "--deadline-hours 0.0 is not a deadline"),
-        (
-            ["--host", "0"],
-            "--host '0' is not a CPU class (fast, median, slow) or a ratio of times",
-        ),
-        (["--release", "new"], "--release 'new' is not a release of torch; give one as text"),
-        (["--offers", "x.yaml", "--usd-per-hour", "1"], "Give one of --usd-per-hour and --offers"),
-        (["--html", "r.html"], "--html is not an option of predict."),
-        (
-            ["--skew", "much"],
-            "--skew 'much' is not an exponent of Zipf's law (0: uniform) or an existing CSV file",
-        ),
-        (
-            ["--grid", "atlantis"],
-            "--grid 'atlantis' is not a known region, place or country, or grams of CO2 per kWh",
-        ),
-        (["--region", "r"], "--region is for a price file of your own"),
-        (["--offers", "none.yaml"], "none.yaml does not exist"),
-        (["--weights", "nowhere"], "Weights path 'nowhere' does not exist"),
         (["--gpus", "A10G", "--deadline-hours", "1", "--output", "x.yaml"], "No GPU can be recommended"),
         (["--output", "no/such/page.html"], "--output 'no/such/page.html': no/such is not a folder; create it first."),
-        (["--usd-per-hour", "L4=0.5,Q9=1"], "--usd-per-hour is 'L4=0.5,Q9=1': 'Q9' is not a GPU of the catalogue"),
-        (["--usd-per-hour", "L4=0,5"], "--usd-per-hour is '0,5', which may be 0.5 or 5"),
-        (["--grid", "-5", "--iterations", "9"], "--grid -5 is out of range"),
+        (["--output", "r.pdf"], "--output 'r.pdf' has another ending than .html, .md, .json or .yaml"),
+        (["--length", "128"], "--length has no effect on a recorded step; it is for a model by name."),
+        (["--profile", "none.toml"], "none.toml does not exist; give the path of a TOML file."),
     ],
 )
-def test_predict_refuses_what_cannot_be(options: list[str], problem: str, trace: Path, run: Run) -> None:
+def test_predict_rejects_invalid_options(options: list[str], message: str, trace: Path, run: Run) -> None:
     ran = run("predict", trace, *options)
     assert (ran.code, ran.out) == (2, "")
-    assert problem in ran.err
+    assert message in ran.err
 
 
-def test_an_error_names_options_and_not_python_arguments(run: Run) -> None:
-    named = ("predict", "--model", "hf:Qwen/Qwen2.5-7B")
-    ran = run(*named, "--length", "128", "--quantization", "nf4")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hosts = 1", "profile.toml: the whole file has the field 'hosts'; expected only charges, cores_per_node"),
+        (
+            "links.pci = 'host'",
+            "has the field 'pci'; expected only busbw, network_gbps, pcie. Did you mean 'pcie'?",
+        ),
+        ("links.network_gbps = 0", "links.network_gbps is 0; expected a finite number above 0."),
+        ("links.busbw = -3", "links.busbw is -3; expected a finite number above 0."),
+        ("links.pcie = 'fast'", "links.pcie is 'fast'; expected one of switch, root, host, virtual."),
+        ("host = 0", "host=0 is not a CPU class (fast, median, slow) or a ratio of times"),
+        ("release = 'new'", "release='new' is not a release of torch; give one as text"),
+        ("method = 'magic'", "method is 'magic'; expected one of auto, mlp, wave."),
+        ("skew = 'much'", "much' is not an exponent of Zipf's law (0: uniform) or an existing CSV file"),
+        ("weights = 'nowhere'", "nowhere' does not exist"),
+        ("prices.region = 'r'", "prices.region is for a price file of your own; give prices.file, too."),
+        ("prices.file = 'none.yaml'", "none.yaml does not exist"),
+        ("[prices]\nfile = 'x.yaml'\nusd_per_hour = 1", "Give one of --usd-per-hour and a price file"),
+        ("prices.usd_per_hour = {L4 = 'x'}", "prices.usd_per_hour.L4 is 'x'; expected a finite number above 0"),
+        ("charges.setup_minutes = -1", "charges.setup_minutes is -1; expected a number of at least 0."),
+        ("energy.pue = 1.2", "energy.pue is for the energy of the run; give energy.grid, too."),
+        ("energy.grid = 'atlantis'", "grid='atlantis' is not a known region, place or country, or grams of CO2"),
+        ("energy.grid = -5", "grid=-5 is out of range"),
+        ("model.image_size = 224", "--image-size has no effect on a recorded step"),
+        ("gpu.NEW.like = 'T5'", "'T5' is not a GPU of the catalogue"),
+    ],
+)
+def test_predict_rejects_invalid_profile(text: str, message: str, trace: Path, run: Run, profile: Profile) -> None:
+    ran = run("predict", trace, "--gpus", "T4", "--iterations", "9", "--profile", profile(text))
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+
+
+def test_profile_sets_all_assumptions(tmp_path: Path, profile: Profile) -> None:
+    path = profile(
+        """
+        host = "fast"
+        release = "2.6"
+        method = "wave"
+        cores_per_node = 16
+        weights = "mine"
+        offline = true
+        [links]
+        network_gbps = 80
+        busbw = 20
+        pcie = "switch"
+        [charges]
+        minimum_minutes = 60
+        [run]
+        loader_seconds = 0.1
+        evaluation_seconds = 60
+        [prices]
+        usd_per_hour = {L4 = 0.5}
+        [measured.B200]
+        tflops = {bf16 = 1103}
+        """
+    )
+    told = read_profile(path)
+    own = told.assumptions(told.prices(), strategy=Strategy())
+    assert (own.host, own.release, own.method, own.cores_per_node) == ("fast", "2.6", "wave", 16)
+    assert own.weights == WeightsSource(path=str(tmp_path / "mine"), offline=True)
+    assert own.interconnect == interconnect_of(network_gbps=80, busbw=20, pcie="switch")
+    assert own.charges == Charges(minimum_minutes=60)
+    assert own.usd_per_hour == {"L4": 0.5}
+    assert (told.loader_seconds, told.evaluation_seconds) == (0.1, 60)
+    assert gpu("B200").sustained_flops_per_second["bfloat16"] == 1103e12
+
+
+def test_error_names_options_instead_of_arguments(run: Run) -> None:
+    ran = run("predict", "hf:Qwen/Qwen2.5-7B", "--length", "128", "--quantization", "nf4")
     assert (ran.code, ran.out) == (2, "")
     assert "error: --quantization needs LoRA, because layers in 4 bits are frozen: add --lora 16." in ran.err
 
 
-@pytest.mark.parametrize("command", ["predict", "report"])
-def test_a_report_is_one_file_by_its_ending(command: str, trace: Path, run: Run, tmp_path: Path) -> None:
+def test_output_file_has_the_form_of_its_suffix(trace: Path, run: Run, tmp_path: Path) -> None:
     for name in ("r.html", "r.md", "r.json"):
         path = tmp_path / name
-        ran = run(command, trace, "--iterations", "1000", "--gpus", "T4", "--output", path)
+        ran = run("predict", trace, "--iterations", "1000", "--gpus", "T4", "--output", path)
         assert (ran.code, ran.out) == (0, f"{path}\n")
     assert json.loads((tmp_path / "r.json").read_text())["ranking"]["cheapest"] == "T4"
     page = (tmp_path / "r.html").read_text()
     assert "<svg" in page
     assert page.index("All GPUs") < page.index("What to change first") < page.index("Where it goes")
-    found = run(command, trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
+    found = run("predict", trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
     assert found["written"] == [str(tmp_path / "r.md")]
     assert found["energy"].keys() == {"T4"}
-    ran = run(command, trace, "--output", "r.pdf")
-    assert "--output 'r.pdf' has another ending than .html, .md, .json or .yaml" in ran.err
-
-
-def test_report_without_a_name_writes_html_here(
-    trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ran = run("report", trace, "--gpus", "T4", "--spot")
-    assert (ran.code, ran.out) == (0, "report.html\n")
-    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_a_report_and_other_files_are_named_in_turn(trace: Path, run: Run, tmp_path: Path) -> None:
@@ -428,7 +476,7 @@ def test_measuring_quickly_writes_a_gpu_that_predict_takes(run: Run, tmp_path: P
     assert found["figures"][0]["name"] == "float32 products"
     out = run(*words).out
     assert "assumed before" in out
-    assert f"predict --gpus L4 --gpus-file {tmp_path / 'tables' / 'anchors.toml'}" in out
+    assert f"predict --gpus L4 --profile {tmp_path / 'tables' / 'anchors.toml'}" in out
     (own,) = read_measured(tmp_path / "tables" / "anchors.toml")
     assert own.name == "L4"
     assert own.sustained_flops_per_second.keys() == {"float32", "tf32", "float16", "bfloat16"}
@@ -461,7 +509,7 @@ def test_the_first_hour_needs_no_argument(run: Run, tmp_path: Path, monkeypatch:
 
 
 def test_train_writes_weights_that_predict_takes(
-    trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile
 ) -> None:
     monkeypatch.setattr(tuning, "tune_weights", partial(tuning.tune_weights, plan=TrainingPlan(steps=30), jobs=1))
     tables, weights = tmp_path / "tables", tmp_path / "weights"
@@ -472,7 +520,8 @@ def test_train_writes_weights_that_predict_takes(
     assert {score["gpu"] for score in ran.json["scores"]} == {"T4", "L4"}
     assert "T4: matmul_single" in ran.err  # progress does not mix with the JSON
     assert "mean error before" in run("train", tables, "--output", weights).out
-    found = run("predict", trace, "--gpus", "T4", "--weights", weights, "--json").json
+    own = profile(f"weights = '{weights}'")
+    found = run("predict", trace, "--gpus", "T4", "--profile", own, "--json").json
     assert found["predictions"][0]["coverage"]["mlp"] > 0
     assert "No table of yours" in run("train", tmp_path / "nothing").err
 

@@ -20,7 +20,7 @@ from tests.test_escaping import HOSTILE, RAW
         ("trace", "memory", "t.json", "--gpu", "T4"),
         ("trace", "explain", "t.json", "--gpu", "T4"),
         ("advise", "t.json", "--gpus", "T4"),
-        ("predict", "t.json", "--gpus", "T4", "--iterations", "1000", "--offers", "o.yaml", "--verbose"),
+        ("predict", "t.json", "--gpus", "T4", "--iterations", "1000", "--profile", "p.toml", "--verbose"),
         ("offers", "--gpu", "T4", "--offers", "o.yaml"),
         ("history",),
     ],
@@ -39,6 +39,7 @@ def test_no_command_prints_foreign_escape_sequences(
         f"- provider: {text}\n  instance: {text}\n  gpu: T4\n  usd_per_hour: 0.1\n  region: {text}\n"
         f"  date: 2026-11-01\n  source: {text}\n"
     )
+    Path("p.toml").write_text("prices.file = 'o.yaml'")
     escape = "\\u001b]0;owned\\u0007\\u001b[2J"
     Path("h.jsonl").write_text(
         f'{{"fingerprint": "a", "gpu": "T4{escape}", "samples": 1, "step_seconds": 1, "predicted_seconds": 10, '

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_predict.cli.parsing import parsed
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, arguments
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "examples" / "predict_cost.yml"
@@ -80,7 +79,7 @@ def test_the_commands_of_the_workflow_work(workflow: dict[Any, Any], run: Run, t
         command = command.replace(f'"${name}"', shlex.quote(value))
     program, name, *words = shlex.split(command)
     assert (program, name) == ("lightning-predict", "predict")
-    given = parsed("predict", words)
+    given = arguments("predict", *words)
     assert (given["max_usd"], given["iterations"]) == (20.0, 50_000)
     body = tmp_path / "cost.md"
     ran = run("predict", *(str(body) if word == "cost.md" else word for word in words))

@@ -14,7 +14,7 @@ import pytest
 
 from lightning_predict.cli import script_commands
 from lightning_predict.cli.parsing import parsed
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, arguments
 from tests.processes import ROOT
 
 TRAIN = """
@@ -37,11 +37,13 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_follows_the_script_is_its_own() -> None:
     words = ["--gpus=T4", "--usd_per_hour", "2", "--usd", "1", "train.py", "--my_flag", "3", "--json", "--", "--usd"]
-    found = parsed("run", words)
+    call = parsed("run", ["run", *words])
+    assert call is not None
+    found = call.arguments
     assert (found["script"], found["gpus"], found["usd"], found["usd_per_hour"]) == ("train.py", "T4", 1.0, 2.0)
-    assert found["arguments"] == ["--my_flag", "3", "--json", "--", "--usd"]
-    assert not found["json"]
-    assert parsed("run", ["train.py"])["arguments"] == []
+    assert found["arguments"] == ("--my_flag", "3", "--json", "--", "--usd")
+    assert not call.as_json
+    assert arguments("run", "train.py")["arguments"] == ()
 
 
 def test_a_script_that_knows_nothing_of_it_is_predicted(tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_its_exit_code_is_the_scripts_and_silence_is_explained(run: Run, tmp_pat
         (["--gpus", "T5", "true"], "'T5' is not a GPU of the catalogue."),
         (["--usd", "-1", "true"], "--usd -1 is no budget; expected US dollars above 0."),
         (["--usd-per-hour", "1", "true"], "--usd-per-hour is the price for a budget; give the budget with --usd."),
-        ([], "the following arguments are required: script"),
+        ([], 'Command "run" parameter SCRIPT requires an argument.'),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(words: list[str], problem: str, run: Run) -> None:

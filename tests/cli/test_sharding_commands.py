@@ -11,7 +11,7 @@ import torch
 import lightning_predict as lp
 from lightning_predict.embeddings.placement import place_tables
 from lightning_predict.embeddings.tables import EmbeddingTable
-from tests.cli.conftest import Run
+from tests.cli.conftest import Profile, Run
 from tests.workloads.recommendation import Dlrm
 
 
@@ -71,7 +71,10 @@ def test_shard_takes_a_batch_size_and_memory(dlrm: Path, run: Run) -> None:
         (["--gpus", ","], "gpus is empty; name at least one layout"),
         (["--gpus", "2xT4"], "No sharding of the 4 table(s) fits on 2xT4: they need 61 GiB"),
         (["--kinds", "diagonal"], "--kinds ['diagonal']; expected at least one of table_wise, row_wise"),
-        (["--optimizer", "lion"], "--optimizer is 'lion', but expected one of sgd, row_wise_adagrad, adagrad, adam."),
+        (
+            ["--optimizer", "lion"],
+            'Invalid value "lion" for --optimizer. Choose from: "sgd", "row_wise_adagrad"',
+        ),
         (["--batch-size", "3"], "samples=3 for the 8 GPU(s) of 8xH100-SXM-80GB"),
         (["--table-gib", "0"], "table_bytes=0.0; expected bytes above 0"),
     ],
@@ -82,10 +85,11 @@ def test_shard_refuses_what_cannot_be(options: list[str], problem: str, dlrm: Pa
     assert problem in ran.err
 
 
-def test_shard_says_what_joins_machines_and_takes_what_you_say(dlrm: Path, run: Run) -> None:
+def test_shard_says_what_joins_machines_and_takes_what_you_say(dlrm: Path, run: Run, profile: Profile) -> None:
+    fast = ("--profile", profile("links.network_gbps = 1600"))
     named, priced, own = (
-        run("shard", dlrm, "--gpus", *words.split())
-        for words in ("2xp4d.24xlarge", "2x8xA100-SXM-40GB", "2x8xA100-SXM-40GB --network-gbps 1600")
+        run("shard", dlrm, "--gpus", layout, *more)
+        for layout, more in (("2xp4d.24xlarge", ()), ("2x8xA100-SXM-40GB", ()), ("2x8xA100-SXM-40GB", fast))
     )
     assert "2x8xA100-SXM-40GB: Network: 400 Gbit/s between machines, as in p4d.24xlarge (EFA v1, 4x100;" in named.out
     assert "as in p4d.24xlarge, whose price is used," in priced.out
@@ -112,19 +116,17 @@ def test_shard_writes_a_plan_that_predict_reads(dlrm: Path, run: Run, tmp_path: 
     assert len(json.loads(timeline.read_text())["traceEvents"]) > 5
 
 
-def test_both_commands_take_uneven_rows(dlrm: Path, run: Run, tmp_path: Path) -> None:
+def test_both_commands_take_uneven_rows(dlrm: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
+    skews = ("skew = 0", "skew = 1.2", "skew = 'sample.csv'")
     sample = tmp_path / "sample.csv"
     sample.write_text("table,index\n" + "tables.0,5\n" * 50)
     shard = ("shard", dlrm, "--gpus", "4xA100-SXM-80GB", "--kinds", "row_wise", "--json")
     (even,), (uneven,), (sampled,) = (
-        run(*shard, *more).json["layouts"]["4xA100-SXM-80GB"]["plans"]
-        for more in ((), ("--skew", "1.2"), ("--skew", sample))
+        run(*shard, "--profile", profile(skew)).json["layouts"]["4xA100-SXM-80GB"]["plans"] for skew in skews
     )
     assert even["compute_seconds"] > sampled["compute_seconds"] > uneven["compute_seconds"]
     predict = ("predict", dlrm, "--gpus", "4xA100-SXM-80GB", "--strategy", "embedding=row_wise", "--json")
-    (even,), (uneven,), (sampled,) = (
-        run(*predict, *more).json["predictions"] for more in ((), ("--skew", "1.2"), ("--skew", sample))
-    )
+    (even,), (uneven,), (sampled,) = (run(*predict, "--profile", profile(skew)).json["predictions"] for skew in skews)
     assert even["iteration_seconds"] > sampled["iteration_seconds"] > uneven["iteration_seconds"]
     ran = run("shard", dlrm, "--batch-size", "4096", "--timeline", tmp_path / "no.json")
     assert "--timeline shows the step as it was recorded; leave out --batch-size" in ran.err

@@ -148,7 +148,6 @@ def test_memory_says_what_a_trace_must_hold(trace: Path, run: Run, tmp_path: Pat
         (["view", "x", "--keep-modules"], "--keep-modules has no effect on trace view; it is for anonymise."),
         (["anonymise", "x", "--step", "3"], "--step has no effect on trace anonymise; it is for import."),
         (["check", "x", "--output", "y"], "--output has no effect on trace check; it is for anonymise, import, view."),
-        (["show", "x"], "but expected one of check, anonymise, import, view, explain, layers, memory"),
     ],
 )
 def test_an_option_without_effect_is_refused(words: list[str], problem: str, run: Run) -> None:

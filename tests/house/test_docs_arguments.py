@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.cli.parsing import COMMANDS, GROUPS, option_names
+from lightning_predict.cli.parsing import COMMANDS, option_names
+from lightning_predict.profile import TABLE_KEYS, TOP_KEYS
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOWTOS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "howto").glob("*.md")))
@@ -34,25 +35,12 @@ def test_an_argument_is_told_of_in_a_how_to(name: str) -> None:
 
 @pytest.mark.parametrize(("command", "option"), [(name, one) for name in COMMANDS for one in option_names(name)])
 def test_an_option_is_told_of_in_the_docs(command: str, option: str) -> None:
-    assert option == "--help" or is_told(option, PAGES)
+    assert is_told(option, PAGES)
 
 
-def test_the_options_of_predict_are_grouped_and_few() -> None:
-    """At most 18 of the first release; those of network, host, costs and named models came since, in groups."""
-    since = {"--network-gbps", "--busbw", "--pcie", "--release", "--host", "--help"}
-    since |= {f"--{name.replace('_', '-')}" for name in GROUPS["predict"]["a model by name"]}
-    since |= {"--setup-minutes", "--storage-usd", "--minimum-minutes", "--pue", "--max-usd"}
-    since |= {
-        "--measured-tflops",
-        "--columns",
-        "--providers",
-        "--loader-seconds",
-        "--loader-samples-per-second",
-        "--evaluation-seconds",
-    }
-    assert len(set(option_names("predict")) - since) <= 18
-    grouped = [name for names in GROUPS["predict"].values() for name in names]
-    assert len(grouped) == len(set(grouped)) >= 16
+@pytest.mark.parametrize("key", sorted(TOP_KEYS.union(*TABLE_KEYS.values())))
+def test_key_of_profile_is_documented(key: str) -> None:
+    assert is_told(key, HOWTOS)
 
 
 def test_a_longer_option_does_not_tell_of_a_shorter_one() -> None:

@@ -171,7 +171,7 @@ def test_a_named_machine_brings_its_network() -> None:
         "https://github.com/stas00/ml-engineering).",
     )
     assert link_assumption_notes(reference, CATALOGUE) == (
-        "Assumed: 1,600 Gbit/s between machines. Set another value with --network-gbps.",
+        "Assumed: 1,600 Gbit/s between machines. Set another value with network_gbps.",
     )
     assert link_assumption_notes(named, said) == link_assumption_notes(EIGHT, CATALOGUE) == ()
 
@@ -218,8 +218,8 @@ def test_cards_whose_machine_nobody_knows_reach_no_more_than_their_link_in_a_wid
     assert found.high[0] / found.low[0] == pytest.approx(4.0)
     (note,) = link_assumption_notes(layout, CATALOGUE)
     assert f"{name} in one machine: assumed" in note
-    assert "--pcie switch, root, host or virtual" in note
-    assert "--busbw" in note
+    assert "pcie: switch, root, host or virtual" in note
+    assert "busbw" in note
 
 
 def test_a_card_of_a_faster_link_is_no_slower_and_more_cards_never_gain() -> None:

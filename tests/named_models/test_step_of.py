@@ -159,7 +159,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(options, "import_module", absent)
     with pytest.raises(MissingDependencyError, match="needs timm, which is not installed: pip install timm"):
         lp.step_of("timm:resnet50")
-    assert main(["predict", "--model", "hf:gpt2", "--length", "128", "--gpus", "T4"]) == 2
+    assert main(["predict", "hf:gpt2", "--length", "128", "--gpus", "T4"]) == 2
     assert "pip install transformers" in capsys.readouterr().err
 
 
@@ -206,23 +206,10 @@ def test_parameters_of_shipped_models(name: str, billions: float, source: str) -
 
 def test_the_command_line_names_a_model(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    assert main(["predict", "--model", gpt2, "--length", "64", "--batch-size", "2", "--gpus", "T4"]) == 0
+    assert main(["predict", gpt2, "--length", "64", "--batch-size", "2", "--gpus", "T4"]) == 0
     out, err = capsys.readouterr()
     heading = out.partition("\n\n")[0].replace("\n  ", " ")
     assert "0.14 M parameters; 2 sequences of 64 tokens; bf16-mixed; AdamW" in heading
     assert re.search(r"The 8 most similar published steps, for the T4: median error \d+ %\.$", heading)
     assert err == ""
     assert "\nT4 " in out
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ([], "Give one of a recorded step (predict run.json) and --model."),
-        (["run.json", "--model", "timm:resnet50"], "Give one of a recorded step"),
-        (["run.json", "--batch-size", "4"], "--batch-size has no effect without --model."),
-    ],
-)
-def test_options_of_a_model_need_one(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", *words]) == 2
-    assert text in capsys.readouterr().err
