@@ -44,6 +44,10 @@ MAX_HARMFUL_GAIN: Final = 0.98
 """A change whose predicted gain is below this factor is called slower; gains from here to `WORTH_IT` are noise."""
 
 
+_REFUTED: Final = "try it: on measured pairs, a constant gain was nearer than the simulated one"
+_UNPROVEN: Final = "try it: too few measured pairs to promise a number"
+
+
 @fill_in_assumptions
 def advise(
     trace: Trace,
@@ -185,46 +189,36 @@ class _Evaluation:
             return replace(described, why_not=why_not)
         after = self.predicted((change.name,))
         before, own = self._first(self.before), self._first(after)
-        simulated = gain(before, own)
+        described = replace(described, memory=own.memory_bytes, fits=own.fits)
+        evidence, simulated = self._evidence(change, 0), gain(before, own)
+        if evidence is not None and evidence.is_refuted:
+            return replace(described, verdict="untested", why_not=_REFUTED)
         # a layout has no gain if the change does not apply there
-        on = {
+        gains = {
             place: gain(one, other)
             for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
             if self._inapplicable_reason(change, self._trace, one.layout) is None
         }
-        evidence = self._evidence(change, 0)
-        seconds = own.cycle_seconds
-        if evidence is not None and evidence.is_refuted:
-            limits = "try it: on measured pairs, a constant gain was nearer than the simulated one"
-            return replace(described, verdict="untested", memory=own.memory_bytes, fits=own.fits, why_not=limits)
-        described = replace(described, simulated_gains={self._layouts[place].name: on[place] for place in on})
+        described = replace(
+            described,
+            simulated_gain=simulated,
+            simulated_gains={self._layouts[place].name: value for place, value in gains.items()},
+        )
         if evidence is None:
-            limits = "try it: too few measured pairs to promise a number"
-            return replace(
-                described,
-                verdict="untested",
-                simulated_gain=simulated,
-                seconds=seconds,
-                memory=own.memory_bytes,
-                fits=own.fits,
-                why_not=limits,
-            )
+            return replace(described, verdict="untested", seconds=own.cycle_seconds, why_not=_UNPROVEN)
         interval = evidence.calibrated_gain(simulated)
         saved, usd = _saved(before, interval.middle)
         return replace(
             described,
             verdict=_verdict(interval),
             gain=interval,
-            simulated_gain=simulated,
             seconds=_seconds(before, own, interval.middle),
             seconds_saved=saved,
             usd_saved=usd,
-            memory=own.memory_bytes,
-            fits=own.fits,
             evidence=evidence.words,
             gains={
                 self._layouts[place].name: found.calibrated_gain(value)
-                for place, value in on.items()
+                for place, value in gains.items()
                 if (found := self._evidence(change, place)) is not None
             },
         )

@@ -6,7 +6,7 @@ import json
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.advice.changes import CHANGES, change_named
@@ -28,8 +28,14 @@ ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
 measured pair of steps, with and without such a change, validates the gain; `no` if the change does not apply."""
 
 
+JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | float | bool | None
+"""Value of a JSON document."""
+
 WORTH_IT: Final = 1.02
 """Minimum gain of a recommended change."""
+
+_JSON_NAMES: Final = {"seconds": "step_seconds", "memory": "memory_bytes"}
+"""Names in JSON that differ from the attributes."""
 
 
 @final
@@ -71,25 +77,9 @@ class EvaluatedChange:
     gains: Mapping[str, Interval[float]]
     simulated_gains: Mapping[str, float] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         """Return all values as JSON values."""
-        return {
-            "name": self.name,
-            "words": self.words,
-            "note": self.note,
-            "verdict": self.verdict,
-            "gain": _json_interval(self.gain),
-            "simulated_gain": self.simulated_gain,
-            "step_seconds": self.seconds,
-            "seconds_saved": self.seconds_saved,
-            "usd_saved": self.usd_saved,
-            "memory_bytes": self.memory,
-            "fits": self.fits,
-            "why_not": self.why_not,
-            "evidence": self.evidence,
-            "gains": {name: _json_interval(each) for name, each in self.gains.items()},
-            "simulated_gains": dict(self.simulated_gains),
-        }
+        return {_JSON_NAMES.get(own.name, own.name): _as_json(getattr(self, own.name)) for own in fields(self)}
 
 
 @final
@@ -175,15 +165,13 @@ class Advice(Mapping[str, EvaluatedChange]):
 
     def foretold(self) -> dict[str, tuple[float, float, float]]:
         """Return (low, middle, high) of each predicted gain, by change name; equal values without evidence."""
-        found = {}
-        for one in self.changes:
-            if one.gain is not None:
-                found[one.name] = (one.gain.low, one.gain.middle, one.gain.high)
-            elif one.simulated_gain is not None:
-                found[one.name] = (one.simulated_gain,) * 3
-        return found
+        return {
+            change.name: (gain.low, gain.middle, gain.high)
+            for change in self.changes
+            if (gain := _gain_or_simulated(change)) is not None
+        }
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         """Return all values as JSON values."""
         chain = self.chain
         return {
@@ -194,9 +182,9 @@ class Advice(Mapping[str, EvaluatedChange]):
             if chain is None
             else {
                 "names": list(chain.names),
-                "gain": _json_interval(chain.gain),
+                "gain": _as_json(chain.gain),
                 "step_seconds": chain.seconds,
-                "gains": {name: _json_interval(each) for name, each in chain.gains.items()},
+                "gains": _as_json(chain.gains),
                 "after": chain.predictions.as_dict(),
             },
             "layers": self.layers.as_dict(),
@@ -218,20 +206,25 @@ class Advice(Mapping[str, EvaluatedChange]):
         except ImportError as error:
             raise MissingDependencyError("to_pandas needs pandas: pip install pandas") from error
         rows = []
-        for advised in self.changes:
-            row = {
-                name: value
-                for name, value in advised.as_dict().items()
-                if name not in ("gain", "gains", "simulated_gains")
-            }
-            own = advised.gain
-            ends = (math.nan,) * 3 if own is None else (own.low, own.middle, own.high)
+        for change in self.changes:
+            row = change.as_dict()
+            del row["gains"], row["simulated_gains"]
+            ends = (math.nan,) * 3 if change.gain is None else (change.gain.low, change.gain.middle, change.gain.high)
             rows.append(row | dict(zip(("gain_low", "gain", "gain_high"), ends, strict=True)))
         return pd.DataFrame(rows).set_index("name")
 
 
-def _json_interval(interval: Interval[float] | None) -> dict[str, float] | None:
-    return None if interval is None else {"low": interval.low, "middle": interval.middle, "high": interval.high}
+def _as_json(value: Any) -> JsonValue:
+    if isinstance(value, Interval):
+        return {"low": value.low, "middle": value.middle, "high": value.high}
+    return {name: _as_json(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _gain_or_simulated(change: EvaluatedChange) -> Interval[float] | None:
+    """Return the gain with its interval, else the simulated gain without a width; None if both are unknown."""
+    if change.gain is not None or change.simulated_gain is None:
+        return change.gain
+    return Interval(*(change.simulated_gain,) * 3)
 
 
 # --- Text and HTML
@@ -248,9 +241,7 @@ HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you 
 def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
     """Yield the advice as lines: changes, the chain, rejected changes (`verbose`: all), modules, the GPU to rent."""
     yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
-    rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
-    if advice.chain is not None and len(advice.chain.names) > 1:
-        rows.append(_together(advice))
+    rows = _rows(advice)
     yield ""
     if rows:
         yield from _grid([(" " * 3 + HEAD[0], *HEAD[1:]), *rows])
@@ -270,19 +261,21 @@ def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
 
 def short_lines(advice: Advice) -> tuple[str, ...]:
     """Return the advice in at most three lines: the best change, harmful changes, and the GPU to rent."""
-    told = [one for one in advice.changes if one.gain is not None and one.verdict == "faster"]
-    harm = [f"{one.name} {_ends(one)}" for one in advice.changes if one.verdict == "slower" and one.gain is not None]
+    faster, harm = (_with_verdict(advice, verdict) for verdict in ("faster", "slower"))
     if advice.chain is not None and len(advice.chain.names) > 1:
-        names, own = " + ".join(advice.chain.names), advice.chain.gain
-        lines = [f"Change first: {names}, {_times(own.middle)} as fast ({_times(own.low, '')}–{_times(own.high, '')})."]  # noqa: RUF001
-    elif told:
-        lines = [f"Change first: {told[0].words}, {_ends(told[0])} as fast; {told[0].note}."]
+        lines = [f"Change first: {' + '.join(advice.chain.names)}, {_ends(advice.chain.gain, ' as fast')}."]
+    elif faster:
+        lines = [f"Change first: {faster[0].words}, {_ends(faster[0].gain)} as fast; {faster[0].note}."]
     else:
-        untested = listed([one.name for one in advice.changes if one.verdict == "untested"])
+        untested = listed([change.name for change in _with_verdict(advice, "untested")])
         lines = [NOTHING_GAINS + (f" Worth testing: {untested}." if untested else "")]
     if harm:
-        lines.append(f"{SLOWER}: {listed(harm)}.")
+        lines.append(f"{SLOWER}: {listed([f'{change.name} {_ends(change.gain)}' for change in harm])}.")
     return (*lines, *list(_rent(advice))[-1:])
+
+
+def _with_verdict(advice: Advice, verdict: ChangeVerdict) -> list[EvaluatedChange]:
+    return [change for change in advice.changes if change.verdict == verdict]
 
 
 def _heading(advice: Advice) -> str:
@@ -307,38 +300,45 @@ def _heading(advice: Advice) -> str:
 
 def numbered(advice: Advice) -> list[EvaluatedChange]:
     """Return the rows of the table: the best change of each kind, changes with allowed side effects first."""
-    found: dict[str, EvaluatedChange] = {}
-    for one in advice.changes:
-        if one.gain is not None and one.verdict == "faster":
-            found.setdefault(CHANGES[one.name].kind, one)
-    return sorted(found.values(), key=lambda one: not CHANGES[one.name].side_effects <= advice.allowed)
+    best: dict[str, EvaluatedChange] = {}
+    for change in _with_verdict(advice, "faster"):
+        best.setdefault(CHANGES[change.name].kind, change)
+    return sorted(best.values(), key=lambda change: not CHANGES[change.name].side_effects <= advice.allowed)
 
 
-def _row(one: EvaluatedChange, number: str) -> tuple[str, ...]:
-    assert one.gain is not None
-    assert one.seconds is not None
-    gain = f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
-    saves = "" if one.seconds_saved is None else _saves(one.seconds_saved, one.usd_saved)
-    return f"{number:<2} {one.words}", duration(one.seconds), gain, saves, one.note
-
-
-def _together(advice: Advice) -> tuple[str, ...]:
-    chain = advice.chain
-    assert chain is not None
-    first, share = advice.before.items_in_order[0], 1 - 1 / chain.gain.middle
-    saves = ""
-    if first.total_seconds is not None and first.iterations:
-        saves = _saves(share * first.total_seconds, None if first.cost_usd is None else share * first.cost_usd)
-    gain = f"{_times(chain.gain.middle)} ({_times(chain.gain.low, '')}–{_times(chain.gain.high, '')})"  # noqa: RUF001
-    return f"Together: {' + '.join(chain.names)}", duration(chain.seconds), gain, saves, ""
+def _rows(advice: Advice) -> list[tuple[str, ...]]:
+    """Return the rows of the table: recommended changes, and their best combination."""
+    rows = [
+        (
+            f"{number:<2} {change.words}",
+            "" if change.seconds is None else duration(change.seconds),
+            _ends(change.gain),
+            _saves(change.seconds_saved, change.usd_saved),
+            change.note,
+        )
+        for number, change in enumerate(numbered(advice), 1)
+    ]
+    chain, first = advice.chain, advice.before.items_in_order[0]
+    if chain is not None and len(chain.names) > 1:
+        share = 1 - 1 / chain.gain.middle
+        seconds = None if first.total_seconds is None or not first.iterations else share * first.total_seconds
+        saves = _saves(seconds, None if first.cost_usd is None else share * first.cost_usd)
+        rows.append((f"Together: {' + '.join(chain.names)}", duration(chain.seconds), _ends(chain.gain), saves, ""))
+    return rows
 
 
 def _times(value: float, sign: str = "×") -> str:  # noqa: RUF001 (a times sign is meant)
     return f"{value:.2f}{sign}" if value < 2 else f"{value:.1f}{sign}"
 
 
-def _saves(seconds: float, money: float | None) -> str:
-    return duration(seconds) + ("" if money is None else f", {usd(money)}")
+def _ends(gain: Interval[float] | None, unit: str = "") -> str:
+    """Format a gain with its interval: `1.43× as fast (1.38-1.47)`."""
+    assert gain is not None  # the verdicts faster, slower and noise have a gain
+    return f"{_times(gain.middle)}{unit} ({_times(gain.low, '')}–{_times(gain.high, '')})"  # noqa: RUF001
+
+
+def _saves(seconds: float | None, money: float | None) -> str:
+    return "" if seconds is None else duration(seconds) + ("" if money is None else f", {usd(money)}")
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -347,25 +347,33 @@ def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
+def _others(advice: Advice) -> dict[str, list[EvaluatedChange]]:
+    """Return the changes that have no row, by the head of their note, most important first."""
+    shown = numbered(advice)
+    return {
+        SLOWER: _with_verdict(advice, "slower"),
+        UNTESTED: _with_verdict(advice, "untested"),
+        ALIKE: [change for change in _with_verdict(advice, "faster") if change not in shown],
+        NOISE: _with_verdict(advice, "noise"),
+        CLOSED: _with_verdict(advice, "no"),
+    }
+
+
 def _notes(advice: Advice) -> Iterator[str]:
     """Yield the most important notes on changes that have no row."""
 
-    def named(verdict: str) -> list[EvaluatedChange]:
-        return [one for one in advice.changes if one.verdict == verdict]
+    def text(head: str, change: EvaluatedChange) -> str:
+        if head == CLOSED or (head == UNTESTED and change.simulated_gain is None):
+            return change.name
+        if head == UNTESTED and change.simulated_gain is not None:
+            return f"{change.name} {_times(change.simulated_gain)}{_elsewhere(change, advice)}"
+        return f"{change.name} {_ends(change.gain)}"
 
-    alike = [one for one in named("faster") if one not in numbered(advice)]
-    untested = [
-        one.name if one.simulated_gain is None else f"{one.name} {_times(one.simulated_gain)}{_elsewhere(one, advice)}"
-        for one in named("untested")
+    known = [
+        f"{head}: {listed([text(head, change) for change in group])}."
+        for head, group in _others(advice).items()
+        if group
     ]
-    notes = [
-        (SLOWER, [f"{one.name} {_ends(one)}" for one in named("slower") if one.gain is not None]),
-        (UNTESTED, untested),
-        (ALIKE, [f"{one.name} {_ends(one)}" for one in alike]),
-        (NOISE, [f"{one.name} {_ends(one)}" for one in named("noise") if one.gain is not None]),
-        (CLOSED, [one.name for one in named("no")]),
-    ]
-    known = [f"{head}: {listed(texts)}." for head, texts in notes if texts]
     yield from known[:MAX_NOTES]
     if list(_full_notes(advice)) != known:
         yield "verbose adds the evidence, the reasons and all names."
@@ -373,41 +381,30 @@ def _notes(advice: Advice) -> Iterator[str]:
 
 def _full_notes(advice: Advice) -> Iterator[str]:
     """Yield all notes on changes: the evidence for gains, and why other changes have no row."""
-    slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
-    noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
-    untested = [one for one in advice.changes if one.verdict == "untested"]
-    closed = [one for one in advice.changes if one.verdict == "no"]
-    alike = [one for one in advice.changes if one.verdict == "faster" and one not in numbered(advice)]
-    stands: dict[str, list[str]] = {}
-    for one in (*numbered(advice), *slower):
-        if one.evidence is not None:
-            stands.setdefault(one.evidence, []).append(one.name)
-    for evidence, names in stands.items():
-        yield f"Evidence ({', '.join(names)}): {evidence}."
-    if alike:
-        yield f"{ALIKE}: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
-    if slower:
-        yield f"{SLOWER}: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + "."
-    if noise:
-        yield f"{NOISE}: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + "."
-    if untested:
-        told = "; ".join(f"{one.name} ({_simulated(one)}{_by_padding(one, advice, ', ')})" for one in untested)
-        yield f"{UNTESTED}: {told}."
-    if closed:
-        reasons: dict[str | None, list[str]] = {}
-        for one in closed:
-            reasons.setdefault(one.why_not, []).append(one.name)
-        yield f"{CLOSED}: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items()) + "."
+    others = _others(advice)
+    names: dict[str, list[str]] = {}
+    for change in (*numbered(advice), *others[SLOWER]):
+        if change.evidence is not None:
+            names.setdefault(change.evidence, []).append(change.name)
+    yield from (f"Evidence ({', '.join(given)}): {evidence}." for evidence, given in names.items())
+    for head in (ALIKE, SLOWER, NOISE):
+        if others[head]:
+            yield f"{head}: {'; '.join(f'{change.name} {_ends(change.gain)}' for change in others[head])}."
+    if others[UNTESTED]:
+        simulated = (f"{one.name} ({_simulated(one)}{_by_padding(one, advice, ', ')})" for one in others[UNTESTED])
+        yield f"{UNTESTED}: {'; '.join(simulated)}."
+    reasons: dict[str | None, list[str]] = {}
+    for change in others[CLOSED]:
+        reasons.setdefault(change.why_not, []).append(change.name)
+    if reasons:
+        yield f"{CLOSED}: " + "; ".join(f"{', '.join(given)} ({reason})" for reason, given in reasons.items()) + "."
 
 
-def _ends(one: EvaluatedChange) -> str:
-    assert one.gain is not None
-    return f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
-
-
-def _simulated(one: EvaluatedChange) -> str:
-    on = "".join(f", {_times(value)} on {name}" for name, value in list(one.simulated_gains.items())[1:])
-    return f"{one.why_not}" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}{on}"
+def _simulated(change: EvaluatedChange) -> str:
+    if change.simulated_gain is None:
+        return f"{change.why_not}"
+    on = "".join(f", {_times(value)} on {name}" for name, value in list(change.simulated_gains.items())[1:])
+    return f"simulated {_times(change.simulated_gain)}{on}"
 
 
 def _elsewhere(one: EvaluatedChange, advice: Advice) -> str:
@@ -469,13 +466,7 @@ def _wrapped(text: str) -> list[str]:
 
 def advice_html(advice: Advice) -> str:
     """Return the advice as an HTML fragment: recommended changes, and time by module."""
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in (
-            *(_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)),
-            *([] if advice.chain is None or len(advice.chain.names) < 2 else [_together(advice)]),
-        )
-    )
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _rows(advice))
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEAD)
     table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     notes, rent = (
