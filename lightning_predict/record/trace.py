@@ -22,9 +22,9 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, TypeVar, final
 
 from lightning_predict.base import checked
 from lightning_predict.base.checked import Checked
@@ -527,17 +527,13 @@ def read_trace_json(path: str, *, strict: bool = True) -> Any:
 # --- Writing
 
 
-class _TensorTable:
-    """Table of distinct tensors, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self._rows: dict[TensorInfo, int] = {}
-
-    def index(self, tensor: TensorInfo) -> int:
-        return self._rows.setdefault(tensor, len(self._rows))
-
-    def to_json(self) -> list[list[Any]]:
-        return [_tensor_row(tensor) for tensor in self._rows]
+def _trace_to_json(trace: Trace) -> dict[str, Any]:
+    tensors: dict[TensorInfo, int] = {}  # distinct tensors, in the order of their first use, with their index
+    operations = [_changed_fields(operation, tensors) for operation in trace.operations]
+    rest = _changed_fields(replace(trace, operations=()), tensors)
+    del rest["operations"]
+    rows = [_tensor_row(tensor) for tensor in tensors]
+    return {"format": FORMAT, "version": VERSION, **rest, "tensors": rows, "operations": operations}
 
 
 def _tensor_row(tensor: TensorInfo) -> list[Any]:
@@ -546,40 +542,30 @@ def _tensor_row(tensor: TensorInfo) -> list[Any]:
     return [list(tensor.shape), tensor.dtype, tensor.id, tensor.device, *stored]
 
 
-def _trace_to_json(trace: Trace) -> dict[str, Any]:
-    table = _TensorTable()
-    operations = [_operation_to_json(operation, table) for operation in trace.operations]
-    rest = _changed_fields(trace, leave_out=("operations",))
-    for name in ("memory", "flags"):
-        if name in rest:
-            rest[name] = _changed_fields(rest[name])
-    if "waits" in rest:
-        rest["waits"] = [[wait.start_seconds, wait.seconds, wait.cause] for wait in trace.waits]
-    if "parameters" in rest:
-        rest["parameters"] = [_changed_fields(parameter) for parameter in trace.parameters]
-    if "other_steps" in rest:
-        rest["other_steps"] = [{"share": one.share, "trace": _trace_to_json(one.trace)} for one in trace.other_steps]
-    return {"format": FORMAT, "version": VERSION, **rest, "tensors": table.to_json(), "operations": operations}
-
-
-def _operation_to_json(operation: Operation, table: _TensorTable) -> dict[str, Any]:
-    row = _changed_fields(operation, leave_out=("inputs", "outputs", "kernels"))
-    for name, tensors in (("inputs", operation.inputs), ("outputs", operation.outputs)):
-        if tensors:
-            row[name] = [table.index(tensor) for tensor in tensors]
-    if operation.kernels:
-        row["kernels"] = [_changed_fields(kernel) for kernel in operation.kernels]
-    return row
-
-
-def _changed_fields(record: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields of a record that differ from their defaults. Mappings become plain dictionaries."""
+def _changed_fields(record: Any, tensors: dict[TensorInfo, int]) -> dict[str, Any]:
+    """Return the fields of a record that differ from their defaults, as JSON values."""
     row: dict[str, Any] = {}
     for own in fields(record):
         value = getattr(record, own.name)
-        if own.name not in leave_out and value != _default(own):
-            row[own.name] = dict(value) if isinstance(value, Mapping) else value
+        if value != _default(own):
+            row[own.name] = _to_json(value, tensors)
     return row
+
+
+def _to_json(value: Any, tensors: dict[TensorInfo, int]) -> Any:
+    """Return a field as a JSON value: a tensor as its index in the table, a wait as a list, a record as an object."""
+    match value:
+        case tuple() if value and is_dataclass(value[0]):
+            return [_to_json(item, tensors) for item in value]
+        case TensorInfo():
+            return tensors.setdefault(value, len(tensors))
+        case HostWait():
+            return [value.start_seconds, value.seconds, value.cause]
+        case Trace():
+            return _trace_to_json(value)
+        case Mapping():
+            return dict(value)
+    return _changed_fields(value, tensors) if is_dataclass(value) else value
 
 
 def _default(field: Field[Any]) -> Any:
@@ -588,73 +574,64 @@ def _default(field: Field[Any]) -> Any:
 
 # --- Reading
 
+Read = Callable[[Checked], object]
+"""Function that returns a checked value as its field has it."""
+
+Record = TypeVar("Record", Operation, Kernel, Parameter, Memory, Flags, OtherStep)
+
+
+def _trace_from_json(document: Checked) -> Trace:
+    document.check_keys(optional=_names(Trace) | {"format", "version", "tensors"})
+    tensors = [_tensor(row) for row in document.member("tensors").items()]
+
+    def pick(value: Checked) -> tuple[TensorInfo, ...]:
+        return tuple([tensors[item.integer(maximum=len(tensors) - 1)] for item in value.items()])
+
+    lists: dict[str, Read] = {"inputs": pick, "outputs": pick}
+    rows = document.member("operations").items()
+    operations = tuple(_record(row, Operation, lists) for row in rows)
+    return Trace(**_fields_of(document, Trace, {"operations": lambda _: operations}))
+
+
+def _record(row: Checked, record: type[Record], special: Mapping[str, Read] | None = None) -> Record:
+    """Read a record from an object with its fields."""
+    row.check_keys(optional=_names(record))
+    return record(**_fields_of(row, record, special or {}))
+
+
+def _fields_of(row: Checked, record: type, special: Mapping[str, Read]) -> dict[str, Any]:
+    """Return the values of the fields that an object has. A field without a default must exist."""
+    given = row.mapping()
+    return {
+        name: special.get(name, read)(row.member(name))
+        for name, read, is_required in _readers(record)
+        if is_required or name in given
+    }
+
 
 @cache
 def _names(record: type[Any]) -> frozenset[str]:
     return frozenset(field.name for field in fields(record))
 
 
-_TRACE_FIELDS: Final = _names(Trace) | {"format", "version", "tensors"}
-
-
-def _trace_from_json(document: Checked) -> Trace:
-    document.check_keys(optional=_TRACE_FIELDS)
-    tensors = [_tensor(row) for row in document.member("tensors").items()]
-    get = document.optional
-    return Trace(
-        operations=tuple(_operation(row, tensors) for row in document.member("operations").items()),
-        device=document.member("device").text(),
-        recorder=document.member("recorder").text(),
-        gpu_reported_name=get("gpu_reported_name", Checked.text, None),
-        gpu_memory_bytes=get("gpu_memory_bytes", Checked.integer, None),
-        step_seconds=get("step_seconds", _seconds_list, ()),
-        host_seconds_unprofiled=get("host_seconds_unprofiled", _seconds_list, ()),
-        running_step_seconds=get("running_step_seconds", Checked.number, None),
-        running_steps=get("running_steps", Checked.integer, 0),
-        profiled_seconds=get("profiled_seconds", Checked.number, None),
-        loader_seconds=get("loader_seconds", _seconds_list, ()),
-        waits=get("waits", lambda value: tuple(_wait(row) for row in value.items()), ()),
-        has_python_stacks=get("has_python_stacks", Checked.flag, False),
-        batches=get("batches", lambda value: value.integer(minimum=1), 1),
-        samples=get("samples", lambda value: value.integer(minimum=1), None),
-        optimizer_steps=get("optimizer_steps", Checked.integer, 1),
-        parameters=get("parameters", lambda value: tuple(_parameter(row) for row in value.items()), ()),
-        memory=get("memory", _memory, Memory()),
-        held=get("held", _numbers, None),
-        buffers=get("buffers", _numbers, None),
-        flags=get("flags", _flags, Flags()),
-        compiled=get("compiled", Checked.flag, False),
-        compile_seconds=get("compile_seconds", Checked.number, None),
-        world_size=get("world_size", lambda value: value.integer(minimum=1), 1),
-        num_nodes=get("num_nodes", lambda value: value.integer(minimum=1), 1),
-        software=get("software", _texts_by_name, {}),
-        notes=get("notes", lambda value: tuple(note.text() for note in value.items()), ()),
-        other_steps=get("other_steps", _other_steps, ()),
+@cache
+def _readers(record: type[Any]) -> tuple[tuple[str, Read, bool], ...]:
+    """Return name, reader and necessity of each field, by its name or by its type."""
+    return tuple(
+        (
+            own.name,
+            _BY_NAME.get(own.name) or _BY_TYPE[str(own.type).removesuffix(" | None")],
+            own.default is MISSING and own.default_factory is MISSING,
+        )
+        for own in fields(record)
     )
 
 
 def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
-    for row in value.items():
-        row.check_keys(optional=_names(OtherStep))
-    others = tuple(
-        OtherStep(share=row.member("share").number(), trace=_trace_from_json(row.member("trace")))
-        for row in value.items()
-    )
+    others = tuple(_record(row, OtherStep) for row in value.items())
     if not (all(other.share > 0 for other in others) and sum(other.share for other in others) < 1):
         raise value.unexpected("shares above 0 that leave a part of 1 to the commonest step")
     return others
-
-
-def _seconds_list(value: Checked) -> tuple[float, ...]:
-    return tuple(item.number() for item in value.items())
-
-
-def _numbers(value: Checked) -> tuple[int, ...]:
-    return tuple(item.integer() for item in value.items())
-
-
-def _texts_by_name(value: Checked) -> dict[str, str]:
-    return {name: item.text() for name, item in value.members().items()}
 
 
 def _tensor(row: Checked) -> TensorInfo:
@@ -670,75 +647,48 @@ def _tensor(row: Checked) -> TensorInfo:
     )
 
 
-def _operation(row: Checked, tensors: list[TensorInfo]) -> Operation:
-    row.check_keys(optional=_names(Operation))
-
-    def pick(value: Checked) -> tuple[TensorInfo, ...]:
-        return tuple(tensors[item.integer(maximum=len(tensors) - 1)] for item in value.items())
-
-    return Operation(
-        name=row.member("name").text(),
-        phase=row.member("phase").choice(PHASES),
-        inputs=row.optional("inputs", pick, ()),
-        outputs=row.optional("outputs", pick, ()),
-        arguments=row.optional("arguments", Checked.mapping, {}),
-        module=row.optional("module", Checked.text, None),
-        kernels=row.optional("kernels", lambda value: tuple(_kernel(item) for item in value.items()), ()),
-        host_start_seconds=row.optional("host_start_seconds", Checked.any_number, None),
-        host_seconds=row.optional("host_seconds", Checked.number, None),
-        freed=row.optional("freed", _numbers, ()),
-        python_seconds=row.optional("python_seconds", Checked.number, 0.0),
-    )
-
-
 def _wait(row: Checked) -> HostWait:
     start, seconds, cause = row.items(length=3)
     return HostWait(start.any_number(), seconds.number(), cause.choice(WAIT_CAUSES))
 
 
-def _kernel(row: Checked) -> Kernel:
-    row.check_keys(optional=_names(Kernel))
-
-    def three(value: Checked) -> tuple[int, int, int]:
-        x, y, z = (size.integer() for size in value.items(length=3))
-        return x, y, z
-
-    return Kernel(
-        name=row.member("name").text(),
-        seconds=row.member("seconds").number(),
-        grid=three(row.member("grid")),
-        block=three(row.member("block")),
-        registers_per_thread=row.member("registers_per_thread").integer(),
-        shared_memory_bytes=row.member("shared_memory_bytes").integer(),
-        stream=row.member("stream").integer(),
-        start_seconds=row.member("start_seconds").any_number(),
-        launch_start_seconds=row.optional("launch_start_seconds", Checked.any_number, None),
-        launch_seconds=row.optional("launch_seconds", Checked.number, None),
-        device=row.optional("device", Checked.integer, 0),
-    )
+def _list_of(read: Read) -> Read:
+    return lambda value: tuple([read(item) for item in value.items()])
 
 
-def _parameter(row: Checked) -> Parameter:
-    row.check_keys(optional=_names(Parameter))
-    return Parameter(
-        name=row.member("name").text(),
-        shape=tuple(size.integer() for size in row.member("shape").items()),
-        dtype=row.member("dtype").text(),
-        requires_grad=row.optional("requires_grad", Checked.flag, True),
-    )
+def _at_least_1(value: Checked) -> int:
+    return value.integer(minimum=1)
 
 
-def _memory(value: Checked) -> Memory:
-    value.check_keys(optional=_names(Memory))
-    return Memory(**{name: item.integer() for name, item in value.members().items()})
+_BY_NAME: Final[Mapping[str, Read]] = {
+    **dict.fromkeys(("batches", "samples", "world_size", "num_nodes"), _at_least_1),
+    **dict.fromkeys(("start_seconds", "launch_start_seconds", "host_start_seconds"), Checked.any_number),
+}
+"""Readers of fields whose bounds do not follow from their type."""
 
-
-def _flags(value: Checked) -> Flags:
-    value.check_keys(optional=_names(Flags))
-    given = value.members()
-    dtype = given.pop("autocast_dtype", None)
-    switches = {name: item.flag() for name, item in given.items()}
-    return Flags(**switches, autocast_dtype=None if dtype is None else dtype.text())
+_BY_TYPE: Final[Mapping[str, Read]] = {
+    "str": Checked.text,
+    "int": Checked.integer,
+    "float": Checked.number,
+    "bool": Checked.flag,
+    "Phase": lambda value: value.choice(PHASES),
+    "Mapping[str, Any]": Checked.mapping,
+    "Mapping[str, str]": lambda value: {name: item.text() for name, item in value.members().items()},
+    "tuple[int, ...]": _list_of(Checked.integer),
+    "tuple[float, ...]": _list_of(Checked.number),
+    "tuple[str, ...]": _list_of(Checked.text),
+    "tuple[int, int, int]": lambda value: tuple(size.integer() for size in value.items(length=3)),
+    "tuple[TensorInfo, ...]": lambda value: value,  # read by `_trace_from_json`, which knows the table of tensors
+    "tuple[Operation, ...]": lambda value: value,
+    "tuple[Kernel, ...]": _list_of(lambda row: _record(row, Kernel)),
+    "tuple[Parameter, ...]": _list_of(lambda row: _record(row, Parameter)),
+    "tuple[HostWait, ...]": _list_of(_wait),
+    "tuple[OtherStep, ...]": _other_steps,
+    "Memory": lambda row: _record(row, Memory),
+    "Flags": lambda row: _record(row, Flags),
+    "Trace": _trace_from_json,
+}
+"""Readers of fields by their type."""
 
 
 def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
