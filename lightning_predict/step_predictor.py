@@ -458,8 +458,7 @@ def _on_layout(
     Without tensors in the recording, memory is divided evenly. If memory was measured on one GPU, the simulation of a
     rank is scaled by measured over simulated memory on one GPU.
     """
-    from lightning_predict.layouts.memory import even_bytes
-    from lightning_predict.memory.rank_memory import RankMemory, can_simulate
+    from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
 
     sizes = single.bytes_on(layout.gpu), single.allocated_on(layout.gpu)
     if not can_simulate(kind):

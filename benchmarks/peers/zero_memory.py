@@ -27,7 +27,7 @@ from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH
 from benchmarks.training.report import report_table
 from lightning_predict.hardware.layouts import Layout
-from lightning_predict.layouts.gradients import unit_elements
+from lightning_predict.layouts.gradients import unit_bytes
 from lightning_predict.memory.rank_memory import RankMemory
 from lightning_predict.record.trace import Trace
 
@@ -49,7 +49,7 @@ def deepspeed_bytes(trace: Trace, layout: Layout) -> float:
     """
     estimate = import_module("deepspeed.runtime.zero.stage3").estimate_zero3_model_states_mem_needs
     total = sum(math.prod(one.shape) for one in trace.parameters)
-    largest = max(unit_elements(trace.parameters).values())
+    largest = max(unit_bytes(trace.parameters, "int8").values())  # elements
     _, gpu_bytes, _ = estimate(
         total,
         largest,

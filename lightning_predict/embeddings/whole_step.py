@@ -44,7 +44,6 @@ from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.layouts.gradients import buckets, has_backward, ready_gradients
 from lightning_predict.layouts.layout_steps import MultiGpuStep, narrowed_interval
-from lightning_predict.layouts.memory import even_bytes
 from lightning_predict.layouts.overlap import (
     OVERLAP_COSTS,
     Event,
@@ -57,7 +56,7 @@ from lightning_predict.layouts.overlap import (
 )
 from lightning_predict.layouts.single_gpu import PredictionContext, SingleGpuSteps
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.memory.rank_memory import RankMemory, can_simulate
+from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
 from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, HostOperation, launch_schedule, simulate_timeline

@@ -29,9 +29,8 @@ from lightning_predict.hardware.own_rates import OwnRates
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.layout_search.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
 from lightning_predict.layout_search.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
-from lightning_predict.layouts.memory import even_bytes
 from lightning_predict.layouts.strategy import Float8, Strategy
-from lightning_predict.memory.rank_memory import RankMemory, can_simulate
+from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
 from lightning_predict.memory.step_memory import step_memory, usable_bytes
 from lightning_predict.prediction import remaining_steps
 from lightning_predict.record.trace import Trace, weighted_kinds

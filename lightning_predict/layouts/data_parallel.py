@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Final
 
 import numpy as np
@@ -40,7 +39,7 @@ from lightning_predict.layouts.overlap import (
     overlap_transfers,
 )
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
+from lightning_predict.record.trace import Parameter, Trace
 from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.uncertainty import OFFLOAD_SPREAD
 
@@ -131,7 +130,8 @@ def _bucketed(
     *before, last = durations
     last = _shared_update(last, splitter.busy(update), trace, links_of[False], strategy)
     operation = "reduce_scatter" if strategy.split.state else "all_reduce"
-    share = _reduced_share(trace, strategy)
+    trained = [one for one in trace.parameters if one.requires_grad]
+    share = _share_in(strategy.reduce_dtype or strategy.param_dtype, trained)
     seconds = [
         links_of[apart and bucket.is_expert].collective(operation, [share * bucket.size_bytes])[0]
         for bucket in exchanged
@@ -155,31 +155,22 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
     """Return the time after the backward pass, if the optimizer step is sharded or runs on the CPU."""
     if not strategy.split.state or not busy.any():
         return last
-    # With expert parallelism, fewer GPUs hold the same experts.
-    fewer = strategy.expert * strategy.experts_tensor / strategy.tensor
-    dealt = _expert_share(trace) * (min(fewer, _sharing(links, strategy)) - 1)
-    count = _sharing(links, strategy) / (1 + dealt)
+    sizes = [(parameter_bytes(one), is_of_expert(one)) for one in trace.parameters if one.requires_grad]
+    trained, experts = sum(size for size, _ in sizes), sum(size for size, is_expert in sizes if is_expert)
+    share = strategy.sharded_share(_sharing(links, strategy), experts / trained if trained else 0.0)
     if strategy.offload == "none":
-        shared: Ends = last - busy * (1 - 1 / count)
+        shared: Ends = last - busy * (1 - share)
         return shared
-    trained = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
     return (
         last
         - busy
         + update_seconds(
-            trained_bytes=trained / count,
-            state_bytes=OPTIMIZER_STATES * trainable_parameter_count(trace) * STATE_BYTES / count,
+            trained_bytes=trained * share,
+            state_bytes=OPTIMIZER_STATES * trainable_parameter_count(trace) * STATE_BYTES * share,
             gpu=links.layout.gpu,
             gpus_per_node=links.layout.gpus_per_node * links.groups_per_node,
         )
     )
-
-
-def _expert_share(trace: Trace) -> float:
-    """Return the share of expert parameters among all trainable parameters; 0 without experts."""
-    own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad and is_of_expert(one))
-    everything = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
-    return own / everything if everything else 0.0
 
 
 def _sharing(links: Links, strategy: Strategy) -> int:
@@ -189,11 +180,10 @@ def _sharing(links: Links, strategy: Strategy) -> int:
     return min(strategy.shard or links.layout.gpus_per_node, links.layout.count)
 
 
-def _reduced_share(trace: Trace, strategy: Strategy) -> float:
-    """Return the bytes of communicated gradients relative to stored gradients, which depend on the dtypes."""
-    dtype = strategy.reduce_dtype or strategy.param_dtype
-    own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
-    return 1.0 if dtype is None or not own else trainable_parameter_count(trace) * DTYPE_BYTES[dtype] / own
+def _share_in(dtype: str | None, parameters: Sequence[Parameter]) -> float:
+    """Return the bytes of parameters or gradients in a dtype, relative to the stored bytes."""
+    own = sum(map(parameter_bytes, parameters))
+    return sum(parameter_bytes(one, dtype) for one in parameters) / own if own else 1.0
 
 
 def _sharded(
@@ -216,8 +206,9 @@ def _sharded(
     units = unit_bytes(trace.parameters)
     stops = list(unit_segments(work, units))
     group = _sharding_links(links, strategy)
-    gathered, reduced = _gathered_share(trace, strategy), _reduced_share(trace, strategy)
     trained = [one for one in trace.parameters if one.requires_grad]
+    gathered = _share_in(strategy.param_dtype, trace.parameters)
+    reduced = _share_in(strategy.reduce_dtype or strategy.param_dtype, trained)
     sizes = unit_bytes(trained)
     reduced_bytes = [sizes.get(unit, 0.0) * reduced for unit in units]
     links_of = {False: group, True: experts or group}
@@ -295,13 +286,6 @@ def _across(links: Links, group: Links) -> Links:
     inside = inside if copies % inside == 0 else 1
     same = replace(layout, gpus_per_node=inside, nodes=copies // inside)
     return replace(links, layout=same, groups_per_node=links.groups_per_node * (layout.gpus_per_node // inside))
-
-
-def _gathered_share(trace: Trace, strategy: Strategy) -> float:
-    """Return the bytes of gathered parameters relative to stored parameters, which depend on the dtypes."""
-    own = sum(map(parameter_bytes, trace.parameters))
-    elements = sum(prod(one.shape) for one in trace.parameters)
-    return 1.0 if strategy.param_dtype is None or not own else elements * DTYPE_BYTES[strategy.param_dtype] / own
 
 
 def _last_visits(stops: Sequence[UnitSegment]) -> set[int]:

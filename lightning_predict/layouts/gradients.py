@@ -59,9 +59,9 @@ class UnitSegment:
     first_operation: int
 
 
-def parameter_bytes(parameter: Parameter) -> int:
-    """Return the size of a parameter in bytes. Its gradient has the same size."""
-    return prod(parameter.shape) * DTYPE_BYTES.get(parameter.dtype, 4)
+def parameter_bytes(parameter: Parameter, dtype: str | None = None) -> int:
+    """Return the size of a parameter or its gradient in bytes; None for the parameter's own dtype."""
+    return prod(parameter.shape) * DTYPE_BYTES.get(dtype or parameter.dtype, 4)
 
 
 def trainable_parameter_count(trace: Trace) -> int:
@@ -148,25 +148,16 @@ def unit_of(module: str) -> str:
     return ROOT
 
 
-def unit_bytes(parameters: Iterable[Parameter]) -> dict[str, float]:
-    """Return the parameter bytes of each FSDP unit."""
-    sizes: dict[str, float] = {}
+def unit_bytes(parameters: Iterable[Parameter], dtype: str | None = None) -> dict[str, int]:
+    """Return the parameter bytes of each FSDP unit; None for the parameters' own dtypes."""
+    sizes: dict[str, int] = {}
     for parameter in parameters:
         unit = unit_of(parameter.name.rpartition(".")[0])
-        sizes[unit] = sizes.get(unit, 0.0) + parameter_bytes(parameter)
+        sizes[unit] = sizes.get(unit, 0) + parameter_bytes(parameter, dtype)
     return sizes
 
 
-def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
-    """Return the number of parameter elements of each FSDP unit, in the order of `unit_bytes`."""
-    counts: dict[str, int] = {}
-    for parameter in parameters:
-        unit = unit_of(parameter.name.rpartition(".")[0])
-        counts[unit] = counts.get(unit, 0) + prod(parameter.shape)
-    return counts
-
-
-def unit_segments(work: Sequence[HostOperation], units: Mapping[str, float]) -> Iterator[UnitSegment]:
+def unit_segments(work: Sequence[HostOperation], units: Mapping[str, int]) -> Iterator[UnitSegment]:
     """Yield the FSDP units in the order in which a step uses them.
 
     An operation without a module belongs to the same unit as the previous operation.

@@ -108,23 +108,29 @@ def simulated_micro_batches(strategy: Strategy, stage: int, micro_batches: int) 
 
 
 def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
-    """Return the stage of each block under a strategy; see `stage_of_blocks`."""
-    return stage_of_blocks(
-        blocks, strategy.pipeline, strategy.virtual, first_stage=strategy.first_stage, last_stage=strategy.last_stage
-    )
+    """Return the stage of each block under a strategy."""
+    return tuple(part % strategy.pipeline for part in block_parts(strategy, blocks))
+
+
+def block_parts(strategy: Strategy, blocks: int) -> tuple[int, ...]:
+    """Return the part of each block. With p stages, stage s of an interleaved pipeline has the parts s, s + p ..."""
+    if strategy.virtual > 1 and blocks < strategy.pipeline * strategy.virtual:
+        raise InvalidArgumentError(
+            f"strategy: pipeline={strategy.pipeline} x virtual={strategy.virtual} stages for {blocks} transformer "
+            f"block(s); a stage has at least one block, so choose at most {blocks} in all."
+        )
+    stages = strategy.pipeline * strategy.virtual
+    return stage_of_blocks(blocks, stages, first_stage=strategy.first_stage, last_stage=strategy.last_stage)
 
 
 def stage_of_blocks(
-    blocks: int, stages: int, virtual: int = 1, *, first_stage: int | None = None, last_stage: int | None = None
+    blocks: int, stages: int, *, first_stage: int | None = None, last_stage: int | None = None
 ) -> tuple[int, ...]:
     """Return the stage of each block; blocks are assigned evenly, and the first stages get the remaining blocks.
-
-    An interleaved pipeline assigns blocks in rounds.
 
     Args:
         blocks: Number of blocks.
         stages: Number of pipeline stages.
-        virtual: Number of stages per GPU.
         first_stage: Number of blocks in the first stage; None for the same number as in other stages.
         last_stage: Number of blocks in the last stage; None for the same number as in other stages.
 
@@ -144,13 +150,6 @@ def stage_of_blocks(
         middle = stage_of_blocks(rest, others) if others else ()
         shift = first_stage is not None
         return (*([0] * (first_stage or 0)), *(stage + shift for stage in middle), *([stages - 1] * (last_stage or 0)))
-    if virtual > 1:
-        if blocks < stages * virtual:
-            raise InvalidArgumentError(
-                f"strategy: pipeline={stages} x virtual={virtual} stages for {blocks} transformer block(s); a stage "
-                f"has at least one block, so choose at most {blocks} in all."
-            )
-        return tuple(chunk % stages for chunk in stage_of_blocks(blocks, stages * virtual))
     if blocks < stages > 1:
         raise InvalidArgumentError(
             f"strategy: pipeline={stages} stages for {blocks} transformer block(s); a stage has at least one block, so "

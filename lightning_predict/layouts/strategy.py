@@ -409,6 +409,16 @@ class Strategy:
         self.sharded_count(layout)
         return replicas
 
+    def sharded_share(self, count: int, experts: float) -> float:
+        """Return the share of sharded state that a GPU holds. Fewer GPUs hold the same experts.
+
+        Args:
+            count: Number of GPUs that share one copy of the state without experts.
+            experts: Share of the state that belongs to experts.
+        """
+        fewer = self.expert * self.experts_tensor / self.tensor
+        return (1 - experts + experts * min(fewer, count)) / count
+
     def communicators(self, layout: Layout) -> int:
         """Return the number of communicators (process groups) that each GPU of a layout belongs to."""
         if layout.count == 1:

@@ -2,14 +2,15 @@
 
 The recorded storages become storages of one rank:
 
-- model parallelism, micro-batches and recomputation divide, drop or repeat storages (extension `StageStorages`).
+- model parallelism, micro-batches and recomputation divide, drop or repeat storages (`StageStorages`).
 - under FSDP, each rank holds a shard of every unit. A unit is gathered `GATHERED_UNITS` - 1 units before its
   operations, and freed after them. The root unit stays gathered to the end of the backward pass. A pipeline keeps all
   units gathered.
 - gradients of a unit are whole until the next unit's operations end; then the rank keeps its shard (ZeRO 2, FSDP).
 - optimizer state, its copies and its temporary tensors are shards.
 
-torch gathers units in a stream of their own, so their memory and the memory of other tensors are separate pools.
+torch gathers units in a stream of their own, so their memory and the memory of other tensors are separate pools. For
+recordings without tensors, `even_bytes` divides all memory evenly.
 Example::
 
     RankMemory(trace).most_filled(layout_of("2xL4"), Strategy(data="fsdp")).allocated_on(gpu("L4"))
@@ -22,44 +23,71 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
-from typing import TYPE_CHECKING, final
+from typing import Final, final
 
 from lightning_predict.base.fields import defer
 from lightning_predict.base.units import mebibytes_to_bytes
 from lightning_predict.hardware.layouts import Layout
-from lightning_predict.layouts.gradients import ROOT, is_of_expert, parameter_bytes, unit_of
-from lightning_predict.layouts.memory import GATHERED_UNITS
+from lightning_predict.layouts.gradients import ROOT, is_of_expert, parameter_bytes, unit_bytes, unit_of
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.memory.simulation import Blocks, blocks_of, copy_bytes, gradient_bytes, tensor_levels
+from lightning_predict.memory.simulation import (
+    Blocks,
+    blocks_of,
+    copy_bytes,
+    gradient_bytes,
+    live_bytes,
+    tensor_levels,
+)
+from lightning_predict.memory.stage_memory import RankStep, StageStorages
 from lightning_predict.memory.step_memory import StepMemory, derived_memory, lasting_bytes
 from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
 
-if TYPE_CHECKING:
-    from lightning_predict.memory.stage_memory import StageStorages
+GATHERED_UNITS: Final = 3
+"""Number of FSDP units whose parameters are gathered at the same time."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RankStep:
-    """Step of a rank, before replicas shard its state.
+def even_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
+    """Estimate the peak memory of each GPU of a layout, for a recording without tensors.
 
-    Attributes:
-        parameters: Parameters of the rank, with the shapes of its part.
-        blocks: Memory blocks of the step, without `Blocks.lasting`.
-        operations: Phase and module of each operation of the rank; empty if no unit is sharded.
-        is_added_up: Whether the gradients of several micro-batches or batches are added.
-        trained_share: Share of all trainable parameters that the rank trains.
-        held_share: Share of all parameters that the rank holds.
+    - DDP adds buckets of the size of all gradients. If gradients are reduced in another dtype, a buffer of that dtype
+      replaces them.
+    - ZeRO 1 shards the optimizer state, ZeRO 2 also the gradients, and FSDP also the parameters (Rajbhandari et al., SC
+      2020). FSDP gathers three units at a time, in `param_dtype`.
+    - Model parallelism, context parallelism and micro-batches divide the remaining memory evenly.
+
+    Args:
+        single_bytes: Memory of the step on a single GPU.
+        trace: The recorded step.
+        layout: The GPUs.
+        strategy: Parallel strategy.
     """
-
-    parameters: tuple[Parameter, ...]
-    blocks: Blocks
-    operations: Sequence[tuple[str, str | None]]
-    is_added_up: bool = False
-    trained_share: float = 1.0
-    held_share: float = 1.0
+    if layout.count == 1:
+        return single_bytes
+    strategy.replicas(layout)
+    memory, split, parts = trace.memory, strategy.split, strategy.model_parallel
+    trained = _Sizes.of(trace.parameters)
+    experts = trained.experts / trained.trained if trained.trained else 0.0
+    known = (memory.parameter_bytes or 0, memory.gradient_bytes, memory.optimizer_state_bytes or 0)
+    sizes = [(known[0] if size is None else size) / parts for size in known]
+    micro_batches = strategy.micro_batches or 1
+    passing = max(single_bytes / parts - sum(sizes), 0.0)
+    passing *= min(strategy.pipeline, micro_batches) / micro_batches / strategy.context
+    own = 1 - experts + experts / strategy.expert  # with expert parallelism, a GPU holds a part of the experts
+    parameters, gradients, state = (own * size for size in sizes)
+    share = strategy.sharded_share(strategy.sharded_count(layout), experts / strategy.expert / own)
+    buckets = own * trained.in_buckets(strategy) / parts if _has_buckets(layout, strategy) else 0.0
+    if split.gradients:
+        gradients *= share
+    elif strategy.reduce_dtype is not None:
+        gradients = 0.0
+    if split.state:
+        state *= share if strategy.offload == "none" else 0.0
+    if split.parameters:
+        units = sorted(unit_bytes(trace.parameters, strategy.param_dtype).values(), reverse=True)
+        gathered = units if strategy.pipeline > 1 else units[:GATHERED_UNITS]
+        parameters = parameters * share + sum(gathered) / parts
+    return parameters + gradients + buckets + state + passing
 
 
 @final
@@ -139,14 +167,13 @@ class RankMemory:
                 self._sizes[id(parameters)] = _Sizes.of(parameters)
             own, split, buckets = self._sizes[id(parameters)], strategy.split, 0.0
             of_all = own.trained / everything if everything else 1.0
-            share = _share(own, layout, strategy)
+            share = own.share(layout, strategy)
             state = ((self._trace.memory.optimizer_state_bytes or 0) + self._copies) * of_all
             state *= (share if split.state else 1.0) if strategy.offload == "none" else 0.0
             gradients = self._gradients * of_all * (share if split.gradients else 1.0)
             if _has_buckets(layout, strategy):
-                dtype = strategy.reduce_dtype
-                buckets = float(own.trained if dtype is None else own.elements * DTYPE_BYTES[dtype])
-                gradients *= dtype is None
+                buckets = float(own.in_buckets(strategy))
+                gradients *= strategy.reduce_dtype is None
             held = own.held * (share if split.parameters else 1.0)
             is_added_up = strategy.is_accumulating or strategy.micro_batches is None
             found.append(held + state + buckets + max(kept + gradients * is_added_up, gradients))
@@ -155,8 +182,6 @@ class RankMemory:
     @cached_property
     def _stages(self) -> StageStorages:
         """Storages of strategies that divide the model or a batch."""
-        from lightning_predict.memory.stage_memory import StageStorages
-
         return StageStorages(self._trace)
 
     @cached_property
@@ -178,7 +203,7 @@ class RankMemory:
     def _sharded(self, step: RankStep, layout: Layout, strategy: Strategy) -> Rank:
         """Return the rank's memory blocks after sharding among replicas, and its gathered units."""
         split, parameters, whole = strategy.split, step.parameters, step.blocks
-        share = _share(_Sizes.of(parameters), layout, strategy)
+        share = _Sizes.of(parameters).share(layout, strategy)
         of_state, of_gradients = (share if one else 1.0 for one in (split.state, split.gradients))
         segments = _segments(parameters, step.operations) if split.gradients else []
         causes: dict[str, list[Storage]] = {"gradient": [], "update": []}
@@ -233,7 +258,7 @@ class RankMemory:
         if not gathered:
             return alone
         need = derived_memory(self._trace, rank.together, lasting)
-        reserved = _reserved_bytes(alone) + gathered_peak_bytes(gathered, blocks.count)
+        reserved = _reserved_bytes(alone) + max(live_bytes(gathered, blocks.count), default=0)
         tensors = lasting + max(need.temporary_bytes, need.update_bytes)
         need = replace(need, slack_bytes=max(reserved - tensors, need.workspace_bytes))
         return defer(need, lambda: replace(need, releasable_bytes=alone.releasable_bytes), "releasable_bytes")
@@ -276,15 +301,6 @@ def _reserved_bytes(memory: StepMemory) -> int:
     return memory.persistent_bytes + memory.slack_bytes + max(memory.temporary_bytes, memory.update_bytes)
 
 
-def gathered_peak_bytes(gathered: Iterable[Storage], count: int) -> int:
-    """Return the most bytes of gathered units at a time, in a step of `count` operations."""
-    changes = [0] * (count + 1)
-    for one in gathered:
-        changes[one.allocated_at] += one.size_bytes
-        changes[count if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
-    return max(accumulate(changes), default=0)
-
-
 def _in_order(storages: Iterable[Storage]) -> tuple[Storage, ...]:
     return tuple(sorted(storages, key=lambda one: one.allocated_at))
 
@@ -315,13 +331,14 @@ class _Sizes:
                 experts += size if is_of_expert(one) else 0
         return _Sizes(held, trained, experts, elements)
 
+    def share(self, layout: Layout, strategy: Strategy) -> float:
+        """Return the share of sharded state that a rank holds."""
+        return strategy.sharded_share(strategy.sharded_count(layout), self.experts / max(self.trained, 1))
 
-def _share(sizes: _Sizes, layout: Layout, strategy: Strategy) -> float:
-    """Return the share of sharded state that a rank holds. Fewer replicas hold the same experts."""
-    count = strategy.sharded_count(layout)
-    experts = sizes.experts / max(sizes.trained, 1)
-    fewer = strategy.expert * strategy.experts_tensor / strategy.tensor
-    return (1 - experts + experts * min(fewer, count)) / count
+    def in_buckets(self, strategy: Strategy) -> int:
+        """Return the size of all gradients in the dtype of their reduction."""
+        dtype = strategy.reduce_dtype
+        return self.trained if dtype is None else self.elements * DTYPE_BYTES[dtype]
 
 
 def _has_buckets(layout: Layout, strategy: Strategy) -> bool:
@@ -331,14 +348,9 @@ def _has_buckets(layout: Layout, strategy: Strategy) -> bool:
 
 def _buckets(parameters: Iterable[Parameter], strategy: Strategy) -> tuple[int, ...]:
     """Return the buckets in which whole gradients are reduced."""
-    item_bytes = None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype]
-    total = sum(_bytes_of(one, item_bytes) for one in parameters if one.requires_grad)
+    total = _Sizes.of(parameters).in_buckets(strategy)
     cap = int(mebibytes_to_bytes(strategy.bucket_cap_mb))
     return (*[cap] * (total // cap), *([total % cap] if total % cap else []))
-
-
-def _bytes_of(parameter: Parameter, item_bytes: int | None) -> int:
-    return parameter_bytes(parameter) if item_bytes is None else math.prod(parameter.shape) * item_bytes
 
 
 def _segments(parameters: Iterable[Parameter], operations: Sequence[tuple[str, str | None]]) -> list[_Segment]:
@@ -385,7 +397,7 @@ def _sums(
     """
     is_whole = _adds_whole(strategy)
     if strategy.reduce_dtype is not None and is_whole:
-        return [_bytes_of(one, DTYPE_BYTES[strategy.reduce_dtype]) for one in parameters if one.requires_grad]
+        return [parameter_bytes(one, strategy.reduce_dtype) for one in parameters if one.requires_grad]
     return [_part(one.size_bytes, 1.0 if is_whole else share) for one in gradients]
 
 
@@ -414,11 +426,7 @@ def _gathered(
     strategy: Strategy,
 ) -> list[Storage]:
     """Return the gathered units with their lifetimes, in `param_dtype`."""
-    item_bytes = None if strategy.param_dtype is None else DTYPE_BYTES[strategy.param_dtype]
-    sizes: dict[str, int] = {}
-    for parameter in parameters:
-        unit = unit_of(parameter.name.rpartition(".")[0])
-        sizes[unit] = sizes.get(unit, 0) + _bytes_of(parameter, item_bytes)
+    sizes = unit_bytes(parameters, strategy.param_dtype)
     last = max((index for index, (phase, _) in enumerate(operations) if phase in ("forward", "backward")), default=0)
     if strategy.pipeline > 1:
         return [Storage(size, "activation", 0, last, unit) for unit, size in sizes.items()]

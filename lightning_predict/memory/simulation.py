@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -339,7 +339,7 @@ def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
 
     The step is not the first step.
     """
-    levels = [other + gradient for other, gradient in zip(*_levels(blocks), strict=True)] or [0]
+    levels = _levels(blocks) or [0]
     passes = levels[: blocks.update_at] or [0]
     updates = levels[blocks.update_at :] or [0]
     at_passes = passes.index(max(passes))
@@ -347,27 +347,29 @@ def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
     return _moment(blocks, at_passes, 0), _moment(blocks, at_update, sum(blocks.update))
 
 
-def _levels(blocks: Blocks) -> tuple[list[int], list[int]]:
-    """Return the bytes during each operation of written storages: other storages, and gradients."""
-    gradients = [one for one in blocks.storages if one.cause == "gradient"]
-    others, held = ([0] * (blocks.count + 1) for _ in range(2))
-    for one in blocks.storages:
-        changes = held if one.cause == "gradient" else others
+def live_bytes(storages: Iterable[Storage], count: int) -> list[int]:
+    """Return the total size of the live storages during each of `count` operations."""
+    changes = [0] * (count + 1)
+    for one in storages:
         changes[one.allocated_at] += one.size_bytes
-        changes[blocks.count if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
-        if one.freed_at is None and one.cause != "gradient":
-            changes[0] += one.size_bytes
-            changes[one.allocated_at + 1] -= one.size_bytes
-    old = sum(one.size_bytes for one in gradients)
-    held[0] += old
-    held[blocks.drops_gradients_at + 1] -= old
-    return list(accumulate(others[: blocks.count])), list(accumulate(held[: blocks.count]))
+        changes[count if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
+    return list(accumulate(changes[:count]))
+
+
+def _levels(blocks: Blocks) -> list[int]:
+    """Return the bytes of written storages during each operation, with those that the previous step left."""
+    before = [
+        replace(one, allocated_at=0, freed_at=blocks.drops_gradients_at if is_gradient else one.allocated_at)
+        for one in blocks.storages
+        if (is_gradient := one.cause == "gradient") or one.freed_at is None
+    ]
+    return live_bytes([*blocks.storages, *before], blocks.count)
 
 
 def tensor_levels(blocks: Blocks) -> list[int]:
     """Return the bytes of all tensors during each operation of a step that is not the first step."""
     always = sum(map(sum, (blocks.lasting, blocks.kept, blocks.state, blocks.batch)))
-    levels = [always + other + gradient for other, gradient in zip(*_levels(blocks), strict=True)]
+    levels = [always + written for written in _levels(blocks)]
     if blocks.update_at < len(levels):
         levels[blocks.update_at] += sum(blocks.update)
     return levels

@@ -28,16 +28,15 @@ from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.layouts.gradients import experts_module, parameter_bytes
 from lightning_predict.layouts.model_parallel import needs_blocks, stage_parameters
 from lightning_predict.layouts.pipeline_parallel import (
+    block_parts,
     micro_batches_of,
     passes_of,
     simulated_micro_batches,
-    stage_of_blocks,
     stages_of,
 )
 from lightning_predict.layouts.recomputation import MATMUL_NAMES, is_recomputed, recomputed_part
 from lightning_predict.layouts.strategy import Recompute, Strategy
 from lightning_predict.layouts.tensor_parallel import SplitModel, split_model
-from lightning_predict.memory.rank_memory import RankStep
 from lightning_predict.memory.simulation import Blocks, blocks_of, copies_of
 from lightning_predict.memory.storages import Cause, Storage
 from lightning_predict.record.trace import Operation, Parameter, Trace
@@ -53,6 +52,28 @@ Pass = tuple[bool, int]
 
 Place = tuple[Pass | None, int]
 """Position of an operation in a pass. The pass is None for operations after the last backward pass."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """Step of a rank, before replicas shard its state.
+
+    Attributes:
+        parameters: Parameters of the rank, with the shapes of its part.
+        blocks: Memory blocks of the step, without `Blocks.lasting`.
+        operations: Phase and module of each operation of the rank; empty if no unit is sharded.
+        is_added_up: Whether the gradients of several micro-batches or batches are added.
+        trained_share: Share of all trainable parameters that the rank trains.
+        held_share: Share of all parameters that the rank holds.
+    """
+
+    parameters: tuple[Parameter, ...]
+    blocks: Blocks
+    operations: Sequence[tuple[str, str | None]]
+    is_added_up: bool = False
+    trained_share: float = 1.0
+    held_share: float = 1.0
 
 
 @final
@@ -152,7 +173,7 @@ class StageStorages:
             stage: Pipeline stage of the rank.
             load: Tokens of the rank's experts, relative to balanced routing.
         """
-        order = self._order(self._parts(strategy), strategy)
+        order = self._order(block_parts(strategy, len(self._model(strategy).blocks)), strategy)
         timeline = _Timeline(self._trace, order, strategy, stage, self._micro_batches(strategy), load)
         return timeline.step(self._whole, self.parameters(strategy)[stage])
 
@@ -176,7 +197,7 @@ class StageStorages:
             sum(kind.held(size, strategy, rows, strategy.capacity) for kind, size in kinds.items())
             for kinds in self._kept[key]
         ]
-        part_of = self._parts(strategy) or (0,)
+        part_of = block_parts(strategy, len(self._model(strategy).blocks)) or (0,)
         found = []
         for stage in range(strategy.pipeline):
             held = _in_flight(strategy, stage, math.prod(self._micro_batches(strategy)))
@@ -202,15 +223,6 @@ class StageStorages:
         if needed not in self._models:
             self._models[needed] = split_model(self._trace, needs_blocks=needed)
         return self._models[needed]
-
-    def _parts(self, strategy: Strategy) -> tuple[int, ...]:
-        """Return the part of each block. A stage s of p stages has the parts s, s + p, s + 2 p ..."""
-        return stage_of_blocks(
-            len(self._model(strategy).blocks),
-            strategy.pipeline * strategy.virtual,
-            first_stage=strategy.first_stage,
-            last_stage=strategy.last_stage,
-        )
 
     def _order(self, parts: tuple[int, ...], strategy: Strategy) -> _Order:
         key = parts, strategy.recompute
@@ -315,7 +327,7 @@ class _Recorded:
     def _lives(self, places: Sequence[Place | None], again: dict[int, Place], recompute: Recompute) -> Iterator[_Life]:
         keeps_others = recompute == "operations"
         leaving = self._leaving_blocks() if keeps_others else frozenset()
-        kinds = self._kinds()
+        kinds = _KindFinder(self._trace, self._model, self._storages)
         starts = {self._position(self._operations[index]): place for index, place in reversed(again.items())}
         for one in self._storages:
             since = places[one.allocated_at]
@@ -364,17 +376,17 @@ class _Recorded:
         }
         return frozenset(tensor.id for one in last.values() for tensor in (*one.inputs, *one.outputs))
 
-    def _kinds(self) -> _KindFinder:
-        return _KindFinder(self._trace, self._model, self._storages)
 
-
-def _later(one: Place, other: Place) -> Place:
+def _later(*places: Place) -> Place:
     """Return the later of two places of the forward and backward passes; None as a pass is the latest."""
-    if one[0] is None or other[0] is None:
-        return one if one[0] is None else other
-    (is_backward, part), (other_is_backward, other_part) = one[0], other[0]
-    keys = (is_backward, -part if is_backward else part, one[1])
-    return one if keys >= (other_is_backward, -other_part if other_is_backward else other_part, other[1]) else other
+
+    def moment(place: Place) -> tuple[int, int, int]:
+        if place[0] is None:
+            return 2, 0, 0
+        is_backward, part = place[0]
+        return int(is_backward), -part if is_backward else part, place[1]
+
+    return max(places, key=moment)
 
 
 def _is_read_before(again: Place, until: Place) -> bool:

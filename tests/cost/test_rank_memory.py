@@ -15,10 +15,9 @@ import lightning_predict as lp
 from lightning_predict.base.units import MEBIBYTE
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
-from lightning_predict.layouts.memory import GATHERED_UNITS
 from lightning_predict.layouts.strategy import Strategy, parse_strategy
-from lightning_predict.memory.rank_memory import RankMemory, can_simulate, gathered_peak_bytes
-from lightning_predict.memory.simulation import Blocks
+from lightning_predict.memory.rank_memory import GATHERED_UNITS, RankMemory, can_simulate
+from lightning_predict.memory.simulation import Blocks, live_bytes
 from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import Trace
@@ -57,13 +56,13 @@ def test_a_rank_of_fsdp_holds_shards_and_gathers_units(trace: Trace) -> None:
     assert sum(blocks.lasting) == BLOCKS * WEIGHT_BYTES // 2
     assert sum(blocks.state) == pytest.approx(2 * BLOCKS * WEIGHT_BYTES // 2, abs=1000)  # and the counts of steps
     assert [one.size_bytes for one in gathered] == [WEIGHT_BYTES] * 2 * BLOCKS  # forward and backward
-    assert gathered_peak_bytes(gathered, blocks.count) == GATHERED_UNITS * WEIGHT_BYTES
+    assert max(live_bytes(gathered, blocks.count)) == GATHERED_UNITS * WEIGHT_BYTES
     shards = [one for one in blocks.storages if one.cause == "gradient"]
     assert [one.size_bytes for one in shards] == [WEIGHT_BYTES // 2] * BLOCKS
     whole = [one for one in blocks.storages if one.cause == "backward" and one.size_bytes == WEIGHT_BYTES]
     assert len(whole) == BLOCKS
     # A whole gradient is freed after the next unit, so two exist at a time, and three while a third is written.
-    assert gathered_peak_bytes(whole, blocks.count) <= 3 * WEIGHT_BYTES
+    assert max(live_bytes(whole, blocks.count)) <= 3 * WEIGHT_BYTES
 
 
 def test_zero_1_keeps_gradients_and_buckets_whole_and_zero_2_shards_gradients(trace: Trace) -> None:

@@ -113,7 +113,7 @@ def test_visits_follow_the_step() -> None:
         done("backward", "embed"),
         done("optimizer", None),
     ]
-    found = list(unit_segments(step, {"layers.0": 1.0, "": 1.0}))
+    found = list(unit_segments(step, {"layers.0": 1, "": 1}))
     assert found == [
         UnitSegment("", False, 0),
         UnitSegment("layers.0", False, 1),

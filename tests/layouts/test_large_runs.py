@@ -18,21 +18,20 @@ from lightning_predict.layouts import model_parallel
 from lightning_predict.layouts.data_parallel import update_seconds
 from lightning_predict.layouts.gradients import parameter_bytes
 from lightning_predict.layouts.groups import data_group, expert_data_group, expert_group, tensor_group
-from lightning_predict.layouts.memory import even_bytes
 from lightning_predict.layouts.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.layouts.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.layouts.pipeline_parallel import (
+    block_stages,
     bubble_ratio,
     overlapping_micro_batches,
     pass_micro_batches,
     passes_of,
     simulated_micro_batches,
-    stage_of_blocks,
 )
 from lightning_predict.layouts.recomputation import recomputed_part
 from lightning_predict.layouts.strategy import Recompute, Strategy, parse_strategy
 from lightning_predict.layouts.tensor_parallel import split_model
-from lightning_predict.memory.rank_memory import RankMemory, can_simulate
+from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
 from lightning_predict.record.trace import Operation, Parameter, TensorInfo, Trace
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
@@ -82,7 +81,7 @@ def test_an_interleaved_pipeline_waits_half_as_long() -> None:
     # Four blocks, two stages of two parts each, four micro-batches of 14.6 / 4 s a stage: 4 + 1 / 2 turns.
     found = on(4, "ddp,pipeline=2,virtual=2,micro_batches=4", Layout(A100, 2))
     assert found.seconds == pytest.approx(with_wait(4.5 * 2 * 7.3 / 4 + UPDATE / 2, 2), rel=NORMS_REL)
-    assert stage_of_blocks(4, 2, 2) == (0, 1, 0, 1)
+    assert block_stages(Strategy(pipeline=2, virtual=2), 4) == (0, 1, 0, 1)
     # Each micro-batch is handed over three times as often between the two: out, back and out again.
     stages = {
         words: model_stages(*_made(4), [A100], HostModel(), MODELS, parse_strategy(words))[0].sent_tensors

@@ -19,11 +19,10 @@ from lightning_predict.base.units import MEBIBYTE
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.gradients import parameter_bytes
-from lightning_predict.layouts.memory import even_bytes
 from lightning_predict.layouts.model_parallel import stage_parameters
 from lightning_predict.layouts.strategy import DATA_STRATEGIES, DataStrategy, Strategy
 from lightning_predict.layouts.tensor_parallel import split_model
-from lightning_predict.memory.rank_memory import RankMemory
+from lightning_predict.memory.rank_memory import RankMemory, even_bytes
 from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from tests.layouts.example_blocks import HIDDEN, TOKENS, WEIGHT_BYTES, trace_of
 

@@ -14,8 +14,8 @@ from lightning_predict.kernels.interconnect import CATALOGUE
 from lightning_predict.layout_search import search
 from lightning_predict.layout_search.search import BatchLimits, Bounds, best_strategies, strategies_for
 from lightning_predict.layouts.layout_steps import MultiGpuStep
-from lightning_predict.layouts.memory import even_bytes
 from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.memory.rank_memory import even_bytes
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from tests.layouts.example_blocks import HEADS, LENGTH, MODELS, timed_as, trace_of
 from tests.layouts.test_large_runs import mixture

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
-from lightning_predict.layouts.memory import even_bytes
 from lightning_predict.layouts.strategy import DATA_STRATEGIES, Strategy
+from lightning_predict.memory.rank_memory import even_bytes
 from lightning_predict.record.trace import Memory, Parameter, Trace
 from lightning_predict.run.workload import Batches, Loader, Workload, workload_per_replica, workload_with_shared_cores
 
