@@ -95,7 +95,7 @@ class Profile:
         offers, notes = load_offers(), tuple[str, ...]()
         if self.price_file is not None:
             found = read_offer_file(self.price_file, region=self.region)
-            offers, notes = with_listed(found.offers), (*found.notes, *outdated(found.offers))
+            offers, notes = with_listed(found), outdated(found)
         if self.providers:
             offers = from_providers(self.providers, offers)
         is_spot = spot or self.spot

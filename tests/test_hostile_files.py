@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.planning.study import read_study
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.cost.current_prices import write_prices
-from lightning_predict.cost.offers import load_offers
+from lightning_predict.cost.offers import load_offers, read_offers
 from lightning_predict.cost.price_files import read_offer_file
 from lightning_predict.embeddings.step import Assignment, plan_document, read_sharding_plan, sharded_step
 from lightning_predict.embeddings.tables import EmbeddingTable, read_skew
@@ -45,7 +45,7 @@ from lightning_predict.run.history import read_history
 from lightning_predict.weights.files import read_weights, write_weights
 from lightning_predict.weights.manifest import parse_manifest
 from tests.cost.test_offers import GOOD
-from tests.cost.test_price_files import CATALOGUE, TWO_OFFERS
+from tests.cost.test_price_files import CSV_OFFERS, TWO_OFFERS
 from tests.hardware.test_catalogue import write_catalogue
 from tests.record.kineto_files import steps
 from tests.record.kineto_files import write as write_profile
@@ -257,12 +257,12 @@ READERS = {
     "profile": Reader("k.json", profile, lambda folder: import_trace(folder / "k.json")),
     "execution trace": Reader("e.json", execution_trace, lambda folder: import_trace(folder / "e.json")),
     "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offer_file(folder / "p.yaml")),
-    "SkyPilot": Reader("vms.csv", text("vms.csv", CATALOGUE), lambda folder: read_offer_file(folder / "vms.csv")),
-    "price lists": Reader("o.toml", text("o.toml", GOOD), lambda folder: load_offers(folder / "o.toml")),
+    "own prices as CSV": Reader("p.csv", text("p.csv", CSV_OFFERS), lambda folder: read_offer_file(folder / "p.csv")),
+    "price lists": Reader("o.toml", text("o.toml", GOOD), lambda folder: read_offers(folder / "o.toml")),
     "fetched prices": Reader(
         "current.json",
         lambda folder: write_prices(folder / "current.json", load_offers()[:3]),
-        lambda folder: load_offers(folder / "current.json"),
+        lambda folder: read_offers(folder / "current.json"),
     ),
     "jobs": Reader("jobs.yaml", text("jobs.yaml", JOBS), lambda folder: read_problem(folder / "jobs.yaml")),
     "jobs as CSV": Reader("jobs.csv", csv_jobs, lambda folder: read_problem(folder / "jobs.yaml")),

@@ -5,12 +5,10 @@ Example::
     lightning-predict gpus H100
     lightning-predict offers --gpu L4 --offers our-prices.yaml
     lightning-predict offers --refresh
-    lightning-predict offers --update aws/vms.csv
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,39 +77,31 @@ def offers(
     provider: str | None = None,
     offers: Path | None = None,
     region: str | None = None,
-    date: str | None = None,
     refresh: bool = False,
-    update: str | None = None,
 ) -> CommandAnswer:
     """List rental prices of GPUs, with dates; the cheapest of each GPU first.
 
     Args:
         gpu: Show only offers of this GPU, with their sources; 8xL4: machines with at least eight of them.
         provider: Show only offers of this provider.
-        offers: Your own price file instead of the prices that ship with the package: YAML or a SkyPilot catalogue.
+        offers: Your own price file instead of the prices that ship with the package: YAML, TOML, JSON or CSV.
         region: With a price file: use the prices of this region.
-        date: With a SkyPilot catalogue: the date of its prices (default: the file's).
         refresh: Fetch the current prices of all providers, and use them in later predictions, which stay offline.
-        update: Import a newer SkyPilot catalogue, from a CSV file or its https address, and print where it is stored.
     """
     from lightning_predict.base.checked import nearest
     from lightning_predict.base.errors import InvalidArgumentError, UnknownOfferError
     from lightning_predict.cost.offers import load_offers, offers_for
-    from lightning_predict.cost.price_files import OfferFile, read_offer_file
+    from lightning_predict.cost.price_files import read_offer_file
     from lightning_predict.hardware import gpu_names
     from lightning_predict.hardware.layouts import layout_of
 
     if refresh:
-        if (gpu, provider, offers, region, date, update) != (None,) * 6:
+        if (gpu, provider, offers, region) != (None,) * 4:
             raise InvalidArgumentError("--refresh takes no other option; list the prices afterwards without it.")
         return _refresh()
-    if update is not None:
-        if (gpu, provider, offers, region) != (None, None, None, None):
-            raise InvalidArgumentError("--update takes --date alone with it; list the prices afterwards with --offers.")
-        return _update(update, date)
-    if offers is None and (region, date) != (None, None):
-        raise InvalidArgumentError("region and date are for a price file of your own; give it with --offers.")
-    file = OfferFile(offers=load_offers()) if offers is None else read_offer_file(offers, region=region, date=date)
+    if offers is None and region is not None:
+        raise InvalidArgumentError("region is for a price file of your own; give it with --offers.")
+    listed = load_offers() if offers is None else read_offer_file(offers, region=region)
     machine = None if gpu is None else layout_of(gpu)
     if machine is not None and machine.nodes > 1:
         raise InvalidArgumentError(
@@ -119,18 +109,18 @@ def offers(
         )
     names = gpu_names() if machine is None else (machine.gpu.name,)
     needed = 1 if machine is None else machine.gpus_per_node
-    resized = [offer.with_gpus(needed) for name in names for offer in offers_for(name, file.offers)]
+    resized = [offer.with_gpus(needed) for name in names for offer in offers_for(name, listed)]
     chosen = [offer for offer in resized if offer is not None]
     if provider is not None:
-        known = {offer.provider for offer in file.offers}
+        known = {offer.provider for offer in listed}
         chosen = [offer for offer in chosen if offer.provider.casefold() == provider.casefold()]
         if provider.casefold() not in {name.casefold() for name in known}:
             raise UnknownOfferError(f"No offer of {provider!r} is listed. {nearest(provider, known)}")
     if not chosen:
         raise UnknownOfferError(f"No offer of {' from '.join(filter(None, (gpu, provider)))} is listed.")
     return CommandAnswer(
-        data=lambda: {"offers": json_value(chosen), "notes": list(file.notes)},
-        show=lambda: print(_offer_text(chosen, file.notes, with_sources=gpu is not None)),
+        data=lambda: {"offers": json_value(chosen)},
+        show=lambda: print(_offer_text(chosen, with_sources=gpu is not None)),
     )
 
 
@@ -141,30 +131,13 @@ def _refresh() -> CommandAnswer:
     providers, kinds = {offer.provider for offer in found.offers}, {offer.gpu for offer in found.offers}
     newest = max(offer.date for offer in found.offers)
     lines = [
-        f"{len(found.offers):,} offers of {len(kinds)} GPUs from {len(providers)} providers, read on {newest} "
-        f"from {' and '.join(found.sources)}: {found.path}",
+        f"{len(found.offers):,} offers of {len(kinds)} GPUs from {len(providers)} providers, read on {newest}: "
+        f"{found.path}",
         "Predictions use them from now on, without the network.",
         *found.notes,
     ]
     return CommandAnswer(
         data=lambda: {"written": str(found.path), "offers": json_value(found.offers), "notes": list(found.notes)},
-        show=lambda: print("\n".join(lines)),
-    )
-
-
-def _update(source: str, date: str | None) -> CommandAnswer:
-    from lightning_predict.cost.price_update import update_prices
-
-    updated = update_prices(source, date=date)
-    found = updated.file.offers
-    kinds = len({offer.gpu for offer in found})
-    lines = [
-        f"{len(found)} offers of {kinds} GPUs, of {found[0].date}: {updated.path}",
-        f"Predict with them: lightning-predict predict step.json.gz --offers {shlex.quote(str(updated.path))}",
-        *updated.file.notes,
-    ]
-    return CommandAnswer(
-        data=lambda: {"written": str(updated.path), "offers": json_value(found), "notes": list(updated.file.notes)},
         show=lambda: print("\n".join(lines)),
     )
 
@@ -243,7 +216,7 @@ def _others(names: Sequence[str]) -> Iterable[str]:
         yield f"  Others of this name: {', '.join(names)}."
 
 
-def _offer_text(chosen: Sequence[Offer], notes: Sequence[str], *, with_sources: bool) -> str:
+def _offer_text(chosen: Sequence[Offer], *, with_sources: bool) -> str:
     stocked = ["when read"] if any(offer.stock for offer in chosen) else []
     headers = ["GPU", "provider", "machine", "GPUs", "$/h", "$/h a GPU", "spot $/h", "region", "date", *stocked]
     rows = [
@@ -265,4 +238,4 @@ def _offer_text(chosen: Sequence[Offer], notes: Sequence[str], *, with_sources: 
     lines = [aligned(headers, rows, right={3, 4, 5, 6}), "", f"{number}, without tax or commitment."]
     if with_sources:
         lines += ["Sources:", *sorted({f"  {offer.provider} ({offer.date}): {offer.source}" for offer in chosen})]
-    return "\n".join([*lines, *notes])
+    return "\n".join(lines)

@@ -1,9 +1,7 @@
-"""Fetch the current prices of all providers, and store them for later predictions.
+"""Fetch the current prices of all providers with gpuhunt, and store them for later predictions.
 
-If `gpuhunt` is installed (extra `prices`), its catalogues come first. SkyPilot's catalogues supply the other providers,
-or all providers if `gpuhunt` is not installed. For each provider, GPU and GPU count, we keep the cheapest on-demand and
-spot machines. We also keep machines with a known network. A provider that cannot be fetched keeps its earlier prices,
-with their date. Example::
+For each provider, GPU and GPU count, we keep the cheapest on-demand and spot machines. We also keep machines with a
+known network. A provider that gpuhunt could not fetch keeps its earlier prices, with their date. Example::
 
     refreshed = refresh_prices()     # needs the network; later predictions do not
     refreshed.path                   # .../lightning-predict/prices/current.json
@@ -14,54 +12,48 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
-import tempfile
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.base.errors import CatalogueError, UnknownGpuError
+from lightning_predict.base.errors import CatalogueError, MissingDependencyError, UnknownGpuError
 from lightning_predict.base.files import write_atomically
 from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.base.units import bytes_to_gibibytes
-from lightning_predict.cost.offers import KINDS, Offer, current_prices_file, load_offers, today
-from lightning_predict.cost.price_files import form_of, read_sky_offers
-from lightning_predict.cost.price_update import MAX_PRICE_BYTES
+from lightning_predict.cost.offers import KINDS, Offer, current_prices_file, load_offers, read_offers, today
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.layouts import find_machine
-from lightning_predict.weights.fetch import Download
-from lightning_predict.weights.source import Address, address_of
 
-URL_VARIABLE: Final = "LIGHTNING_PREDICT_PRICES_URL"
-"""Environment variable with the address of a mirror of SkyPilot's catalogues: a folder of `PROVIDER/vms.csv`."""
-
-SKY_URL: Final = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
-SKY_PROVIDERS: Final = (
-    "aws azure cudo do fluidstack gcp hyperbolic hyperstack jarvislabs lambda mithril nebius oci paperspace "
-    "primeintellect runpod seeweb shadeform spheron vast verda yotta"
-).split()
-"""Folders of SkyPilot's catalogues that contain rental prices."""
+if TYPE_CHECKING:
+    from gpuhunt import CatalogItem
 
 GPUHUNT: Final = "gpuhunt"
 GPUHUNT_URL: Final = "https://github.com/dstackai/gpuhunt"
 
 SPELLINGS: Final[Mapping[str, str]] = {
     "cudo": "Cudo Compute",
-    "do": "DigitalOcean",
     "lambdalabs": "Lambda",
     "oci": "Oracle Cloud",
-    "vast": "Vast.ai",
     "vastai": "Vast.ai",
 }
-"""Providers whose name in the catalogues differs from the package's price lists."""
+"""Providers whose name in gpuhunt differs from the package's price lists."""
+
+FORMS: Final = (
+    (re.compile(r"PCIE|Standard_NC\d+ads_A100", re.IGNORECASE), {
+        "A100-SXM-40GB": "A100-PCIe-40GB",
+        "A100-SXM-80GB": "A100-PCIe-80GB",
+        "H100-SXM-80GB": "H100-PCIe-80GB",
+    }),
+    (re.compile(r"(?<![A-Za-z])NVL(?![A-Za-z])|Standard_NC\d+adi?s_H100"), {"H100-SXM-80GB": "H100-NVL-94GB"}),
+)  # fmt: skip
+"""Name patterns of machines whose GPU has another form factor than the default, with the renamed GPUs. For Azure's NC
+series see https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nc-family."""
 
 REFRESH_SECONDS: Final = 180.0
-"""Time limit in seconds for gpuhunt, and for each SkyPilot catalogue. The largest catalogue has about 10 MB."""
-
-PARALLEL_DOWNLOADS: Final = 8
+"""Time limit in seconds."""
 
 MEMORY_TOLERANCE: Final = 0.125
 """Memory sizes within this relative difference count as equal, because providers round and mix GB and GiB."""
@@ -75,13 +67,11 @@ class RefreshedPrices:
     Attributes:
         path: File that later predictions read.
         offers: Offers in the file at `path`. Providers that could not be fetched keep their earlier offers.
-        sources: Names of the sources that answered.
-        notes: Messages about omitted providers and machines.
+        notes: Messages about providers with earlier prices.
     """
 
     path: Path
     offers: tuple[Offer, ...]
-    sources: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -89,68 +79,32 @@ def refresh_prices() -> RefreshedPrices:
     """Fetch the current prices of all providers, and store them for later predictions.
 
     Raises:
-        CatalogueError: No provider could be fetched. Stored prices are unchanged.
-        InvalidArgumentError: The address in `LIGHTNING_PREDICT_PRICES_URL` is invalid.
+        MissingDependencyError: gpuhunt is not installed.
+        CatalogueError: No price could be fetched. Stored prices are unchanged.
     """
-    notes: list[str] = []
-    hunted = _gpuhunt_offers(notes)
-    sky = _sky_offers({offer.provider for offer in hunted}, notes)
-    if not hunted and not sky:
-        raise CatalogueError(
-            f"No current prices were fetched, and nothing was changed. {' '.join(notes)} Check the connection, or "
-            f"import a catalogue that you downloaded: lightning-predict offers --update FILE."
-        )
-    path = current_prices_file()
-    fetched = {offer.provider for offer in (*hunted, *sky)}
-    earlier = load_offers(path) if path.is_file() else ()
-    offers = (*_chosen((*hunted, *sky)), *(offer for offer in earlier if offer.provider not in fetched))
-    write_prices(path, offers)
-    sources = [name for name, found in ((GPUHUNT, hunted), ("SkyPilot's catalogue", sky)) if found]
-    return RefreshedPrices(path=path, offers=load_offers(path), sources=tuple(sources), notes=tuple(notes))
-
-
-def _sky_offers(known: set[str], notes: list[str]) -> list[Offer]:
-    """Download SkyPilot's catalogues for the providers that `gpuhunt` did not supply (those not in `known`)."""
-    address = address_of(os.environ.get(URL_VARIABLE) or SKY_URL, what="Price address", expected="a folder")
-    names = [name for name in SKY_PROVIDERS if _spelled(name) not in known]
-    with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as threads, tempfile.TemporaryDirectory() as place:
-        found = list(threads.map(lambda name: _sky_provider(name, address, Path(place)), names))
-    offers, failed = [], dict[str, list[str]]()
-    for name, result in zip(names, found, strict=True):
-        if isinstance(result, str):
-            failed.setdefault(result, []).append(name)
-        else:
-            offers += [replace(offer, provider=_spelled(name), source=SKY_URL) for offer in result]
-    notes += [f"Not fetched: {', '.join(group)} ({reason})." for reason, group in failed.items()]
-    return offers
-
-
-def _sky_provider(name: str, address: Address, place: Path) -> tuple[Offer, ...] | str:
-    """Download and read the catalogue of one provider; return a string with the reason on failure."""
-    folder = Address(address.parts._replace(path=f"{address.parts.path}/{name}"))
-    download = Download(folder, seconds=REFRESH_SECONDS, error=CatalogueError, remedy="")
-    path = place / f"{name}.csv"
-    try:
-        path.write_bytes(download.content("vms.csv", MAX_PRICE_BYTES))
-        return read_sky_offers(path, date=today().isoformat()).offers
-    except CatalogueError as error:
-        return str(error).strip().rstrip(".").partition(": ")[2] or str(error)
-
-
-def _gpuhunt_offers(notes: list[str]) -> list[Offer]:
-    """Return gpuhunt's offers; on failure, or if gpuhunt is not installed, return no offers and add a note."""
     if find_spec(GPUHUNT) is None:
-        notes.append("gpuhunt is not installed; SkyPilot's catalogue is used alone. More: pip install gpuhunt.")
-        return []
+        raise MissingDependencyError(
+            "Current prices need gpuhunt, which is not installed: pip install lightning-predict[prices]"
+        )
     try:
         items = run_with_timeout(REFRESH_SECONDS, _gpuhunt_items)
     except Exception as error:  # providers in gpuhunt raise many types
-        notes.append(f"gpuhunt failed ({type(error).__name__}); SkyPilot's catalogue is used alone.")
-        return []
-    return list(_from_gpuhunt(items, today().isoformat()))
+        raise CatalogueError(
+            f"gpuhunt failed ({type(error).__name__}: {error}), and nothing was changed. Check the connection."
+        ) from error
+    fetched = _chosen(_offers(items, today().isoformat()))
+    if not fetched:
+        raise CatalogueError("gpuhunt returned no price of a known GPU, and nothing was changed. Try again later.")
+    path = current_prices_file()
+    providers = {offer.provider for offer in fetched}
+    earlier = [offer for offer in (read_offers(path) if path.is_file() else ()) if offer.provider not in providers]
+    write_prices(path, (*fetched, *earlier))
+    kept = sorted({f"{offer.provider} ({offer.date})" for offer in earlier})
+    notes = (f"Not fetched; earlier prices are kept: {', '.join(kept)}.",) if kept else ()
+    return RefreshedPrices(path=path, offers=read_offers(path), notes=notes)
 
 
-def _gpuhunt_items() -> Sequence[Any]:
+def _gpuhunt_items() -> Sequence[CatalogItem]:
     """Download gpuhunt's catalogues, without providers that need an account."""
     import gpuhunt
 
@@ -160,13 +114,13 @@ def _gpuhunt_items() -> Sequence[Any]:
     try:
         catalog = gpuhunt.Catalog(auto_reload=False)
         catalog.load()
-        items: Sequence[Any] = catalog.query(min_gpu_count=1)
+        items: Sequence[CatalogItem] = catalog.query(min_gpu_count=1)
     finally:
         logger.setLevel(level)
     return items
 
 
-def _from_gpuhunt(items: Iterable[Any], date: str) -> Iterator[Offer]:
+def _offers(items: Sequence[CatalogItem], date: str) -> Iterator[Offer]:
     """Convert gpuhunt's items to offers. gpuhunt has separate items for on-demand and spot prices."""
     spot: dict[tuple[str, str, str], float] = {}
     for item in items:
@@ -199,9 +153,10 @@ def _gpu_of(name: str | None, gibibytes: float | None, instance: str) -> str | N
             found = find_gpu(text)
         except UnknownGpuError:
             continue
-        size = bytes_to_gibibytes(found.memory_bytes)
-        if gibibytes is None or abs(gibibytes / size - 1) <= MEMORY_TOLERANCE:
-            return form_of(found.name, instance)
+        forms = (names[found.name] for form, names in FORMS if found.name in names and form.search(instance))
+        found = find_gpu(next(forms, found.name))
+        if gibibytes is None or abs(gibibytes / bytes_to_gibibytes(found.memory_bytes) - 1) <= MEMORY_TOLERANCE:
+            return found.name
     return None
 
 
@@ -242,7 +197,7 @@ def _spot_price(offer: Offer) -> float:
 
 
 def write_prices(path: Path, offers: Iterable[Offer]) -> None:
-    """Write offers to a JSON file that `load_offers` reads. The offers must have on-demand prices."""
+    """Write offers to a JSON file that `read_offers` reads. The offers must have on-demand prices."""
 
     def heading(offer: Offer) -> tuple[str, str, str, str]:
         return offer.provider, offer.date, offer.source, offer.region or ""

@@ -1,6 +1,7 @@
 """Rental prices of GPUs, with dates and sources, and the cheapest current offer of a GPU.
 
-`offers.toml` holds price lists: the provider, the date and source of the prices, and a row for each machine. A newer
+`offers.toml` holds price lists: the provider, the date and source of the prices, and a row for each machine. Your own
+files have the same keys (`read_offers`). A newer
 price of a machine replaces an older price. A fresh price of a GPU takes precedence over older prices of the same GPU. A
 price that is more than two years older than the newest price is never used. Example::
 
@@ -14,18 +15,18 @@ price that is more than two years older than the newest price is never used. Exa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date as calendar_date
 from datetime import datetime, timezone
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.base.checked import Checked, read_json, read_toml
-from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
+from lightning_predict.base.checked import DAY, MONTH, Checked, File, read_csv, read_json, read_toml, read_yaml, shown
+from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.base.files import user_folder
-from lightning_predict.hardware import gpu_names
+from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.layouts import is_same_machine
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
@@ -80,12 +81,12 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Providers by kind. Marketplaces rent out machines of third parties. Specialised clouds offer mainly GPUs."""
 
-LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
-OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
+COMMON_KEYS: Final = ("provider", "date", "source", "region", "max_gpus", "currency")
+"""Keys that a list may have for all of its offers, so that the offers need not repeat them."""
 
-MAX_GPUS_KEY: Final = "max_gpus"
-"""Price-list key for providers that rent single GPUs of a machine at the same price per GPU. Its value is the
-maximum number of GPUs in one machine."""
+OWN_KEYS: Final = ("instance", "gpu", "num_gpus", "usd_per_hour", "spot_usd_per_hour", "spot", "in_stock")
+
+CURRENCY: Final = "USD"
 
 
 @final
@@ -166,19 +167,8 @@ class Offer:
         return {None: "", True: "in stock", False: "sold out"}[self.in_stock]
 
 
-def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
-    """Load all offers of a price list file, in the file's order.
-
-    Args:
-        path: A TOML or JSON file of `[[price_list]]` tables with provider, date, source, offers and optionally region.
-            Each offer has instance, gpu (a catalogue name), num_gpus, usd_per_hour and optionally spot_usd_per_hour and
-            in_stock. None loads the package's files and the prices that `lightning-predict offers --refresh` fetched.
-
-    Raises:
-        CatalogueError: The file is missing or malformed, or an offer is invalid. The message names the offer.
-    """
-    if path is not None:
-        return _parse_offers((read_json if path.suffix == ".json" else read_toml)(path, CatalogueError))
+def load_offers() -> tuple[Offer, ...]:
+    """Return the offers that ship with the package, and those that `lightning-predict offers --refresh` fetched."""
     current = current_prices_file()
     changed = current.stat().st_mtime_ns if current.is_file() else 0
     return _shipped_offers() + (_fetched_offers(current, changed) if changed else ())
@@ -304,57 +294,155 @@ def _years_before(date: str, years: int) -> str:
 @cache
 def _shipped_offers() -> tuple[Offer, ...]:
     """Load the prices that ship with the package: `offers.toml`, and prices fetched for the release."""
-    return load_offers(OFFERS_FILE) + (load_offers(RELEASE_FILE) if RELEASE_FILE.is_file() else ())
+    return read_offers(OFFERS_FILE) + (read_offers(RELEASE_FILE) if RELEASE_FILE.is_file() else ())
 
 
 @lru_cache(maxsize=1)
 def _fetched_offers(path: Path, _changed: int) -> tuple[Offer, ...]:
     """Load fetched prices; the cache is valid until the file changes."""
-    return load_offers(path)
+    return read_offers(path)
 
 
-def _parse_offers(document: Checked) -> tuple[Offer, ...]:
-    document.check_keys({"price_list"})
-    known_gpus = frozenset(gpu_names())
+def read_offers(path: str | os.PathLike[str]) -> tuple[Offer, ...]:
+    """Read the offers of a file, in order.
+
+    YAML, TOML and JSON files have a list of offers under `offers`, or several such lists under `price_list`; a YAML
+    file may be the list itself. Values that all offers of a list share may be given once, beside `offers`. A CSV file
+    has a column for each key. The keys of an offer are::
+
+        provider, instance, gpu    # any name that the catalogue knows
+        usd_per_hour               # of the whole machine, in US dollars
+        date                       # the day or month that the price holds for
+        num_gpus                   # default: 1
+        max_gpus                   # if single GPUs are rented at the same price each (default: the whole machine)
+        spot, spot_usd_per_hour    # whether the price is a spot price; or the spot price of the same machine
+        region, in_stock, source   # optional
+
+    Args:
+        path: The file.
+
+    Raises:
+        CatalogueError: The file is missing, malformed or invalid. The message names the line, or the offer.
+        UnknownGpuError: An offer's GPU is not in the catalogue. The message suggests the nearest names.
+    """
+    file = Path(path).expanduser()
+    suffix = file.suffix.lower()
+    if suffix not in _READERS:
+        raise CatalogueError(
+            f"{file.name} has another ending than {', '.join(_READERS)}; give it the ending of its format."
+        )
+    if not file.is_file():
+        raise CatalogueError(f"{os.fspath(path)} does not exist; give a file of offers ({', '.join(_READERS)}).")
     offers: dict[tuple[object, ...], Offer] = {}
-    for price_list in _tables(document.member("price_list"), "provider", "date"):
-        price_list.check_keys(LIST_KEYS, {"region", MAX_GPUS_KEY})
-        for row in _tables(price_list.member("offers"), "instance"):
-            offer = _parse_offer(row, price_list, known_gpus)
-            key = (offer.provider, offer.instance, offer.gpu, offer.num_gpus, offer.region, offer.date)
-            if key in offers:
-                raise row.error("is listed twice for one date; remove one of the two.")
-            offers[key] = offer
+    for row, common in _rows(_READERS[suffix](file)):
+        offer = _offer(row, common, file.name)
+        key = (offer.provider, offer.instance, offer.gpu, offer.num_gpus, offer.region, offer.date, offer.spot)
+        if key in offers:
+            raise row.error("is listed twice for one date; remove one of the two.")
+        offers[key] = offer
     return tuple(offers.values())
 
 
-def _tables(value: Checked, *named: str) -> list[Checked]:
-    tables = value.items(named=named)
-    if not tables:
-        raise value.unexpected("a list of tables that is not empty")
-    return tables
+def _read_csv_offers(path: Path) -> Checked:
+    """Read the rows of a CSV file. An empty cell is a missing value."""
+    rows = list(read_csv(path, CatalogueError, name=path.name))
+    filled = [{name: cell for name, cell in row.value.items() if cell.strip()} for row in rows]
+    return Checked(filled, File(path.name, CatalogueError))
 
 
-def _parse_offer(row: Checked, price_list: Checked, known_gpus: frozenset[str]) -> Offer:
-    row.check_keys(OFFER_KEYS, {"spot_usd_per_hour", "in_stock"})
-    gpu = row.member("gpu")
-    if gpu.words() not in known_gpus:
-        raise gpu.unexpected("a name of the GPU catalogue; see gpu_names()")
-    price = row.member("usd_per_hour").positive()
-    spot = row.optional("spot_usd_per_hour", Checked.positive, None)
+_READERS: Final[Mapping[str, Callable[[Path], Checked]]] = {
+    ".yaml": partial(read_yaml, error=CatalogueError),
+    ".yml": partial(read_yaml, error=CatalogueError),
+    ".toml": partial(read_toml, error=CatalogueError),
+    ".json": partial(read_json, error=CatalogueError),
+    ".csv": _read_csv_offers,
+}
+
+
+def _rows(document: Checked) -> Iterator[tuple[Checked, Checked]]:
+    """Yield each offer of a document, with the list that has the common values."""
+    is_mapping = isinstance(document.value, dict)
+    if is_mapping and document.has("price_list"):
+        document.check_keys({"price_list"})
+        lists = _items(document.member("price_list"), "provider", "date")
+    else:
+        lists = [document if is_mapping else replace(document, value={"offers": document.value})]
+    for one in lists:
+        one.check_keys({"offers"}, COMMON_KEYS)
+        for row in _items(one.member("offers"), "instance"):
+            yield row, one
+
+
+def _items(value: Checked, *named: str) -> list[Checked]:
+    if not isinstance(value.value, list) or not value.value:
+        raise value.unexpected("a list that is not empty, of offers with provider, instance, gpu, usd_per_hour, date")
+    return value.items(named=named)
+
+
+def _offer(row: Checked, common: Checked, file_name: str) -> Offer:
+    row.check_keys((), (*OWN_KEYS, *COMMON_KEYS))
+
+    def given(name: str) -> Checked:
+        return row if row.has(name) or not common.has(name) else common
+
+    given("currency").optional("currency", _check_currency, None)
+    price, num_gpus = _price(row.member("usd_per_hour")), row.optional("num_gpus", _count, 1)
+    spot = row.optional("spot_usd_per_hour", _price, None)
     if spot is not None and spot > price:
         raise row.member("spot_usd_per_hour").error(f"is {spot:g}, above the on-demand price; were the two exchanged?")
-    num_gpus = row.member("num_gpus").integer(minimum=1)
     return Offer(
-        provider=price_list.member("provider").words(),
-        instance=row.member("instance").words(),
-        gpu=gpu.words(),
+        provider=_text(given("provider").member("provider")),
+        instance=_text(row.member("instance")),
+        gpu=_gpu_name(row.member("gpu")),
         num_gpus=num_gpus,
-        max_gpus=price_list.optional(MAX_GPUS_KEY, lambda value: value.integer(minimum=num_gpus), None),
+        max_gpus=given("max_gpus").optional("max_gpus", _count, None),
         usd_per_hour=price,
         spot_usd_per_hour=spot,
-        in_stock=row.optional("in_stock", Checked.flag, None),
-        region=price_list.optional("region", Checked.words, None),
-        date=price_list.member("date").date(),
-        source=price_list.member("source").url(),
+        spot=row.optional("spot", _flag, False),
+        region=given("region").optional("region", _text, None),
+        in_stock=row.optional("in_stock", _flag, None),
+        date=_day(given("date").member("date", expected="the day or month that the price holds for")),
+        source=given("source").optional("source", _text, file_name),
     )
+
+
+def _price(value: Checked) -> float:
+    return value.parsed().positive("in US dollars per hour of the whole machine")
+
+
+def _count(value: Checked) -> int:
+    return value.parsed().integer(minimum=1)
+
+
+def _flag(value: Checked) -> bool:
+    written = {"true": True, "false": False}
+    return written[str(value.value).lower()] if str(value.value).lower() in written else value.flag()
+
+
+def _text(value: Checked) -> str:
+    """Return a value that may be a string or a number as a non-blank string."""
+    if isinstance(value.value, int | float) and not isinstance(value.value, bool):
+        return str(value.value)
+    return value.words().strip()
+
+
+def _day(value: Checked) -> str:
+    """Return a day or month as a string. YAML parses days as dates."""
+    day = replace(value, value=str(value.value)) if isinstance(value.value, calendar_date | int) else value
+    return day.matching("the day or month that the price holds for, like 2026-11 or 2026-11-21", MONTH, DAY)
+
+
+def _gpu_name(value: Checked) -> str:
+    """Return the catalogue name of a GPU; raise `UnknownGpuError` with the nearest names."""
+    try:
+        return find_gpu(_text(value)).name
+    except UnknownGpuError as error:
+        raise replace(value, file=replace(value.file, error=UnknownGpuError)).error(f"is unknown: {error}") from None
+
+
+def _check_currency(value: Checked) -> None:
+    """Raise an error for prices in another currency than US dollars."""
+    if value.words().strip().upper() != CURRENCY:
+        raise value.error(
+            f"is {shown(value.value)}; prices are compared in US dollars only. Convert them, and leave this key out."
+        )

@@ -82,7 +82,6 @@ RUNPOD_ACCELERATORS: Final[Mapping[str, str]] = {
 }
 """RunPod's accelerator names, which distinguish form factors."""
 
-_CATALOGUE: Final = "SkyPilot catalogue"
 _SAME_INSTANCE_NAMES: Final = frozenset({"aws", "gcp", "lambda"})
 _GEFORCE: Final = re.compile(r"RTX-")
 
@@ -124,7 +123,7 @@ def sky_task(
         accelerators=f"{sky_accelerator(offer.gpu, offer.provider)}:{offer.num_gpus}",
         cloud=cloud,
         region=None if cloud is None or offer.region is None else _region(cloud, offer.region),
-        instance_type=None if cloud is None else _instance(cloud, offer),
+        instance_type=None if cloud is None else sky_instance(cloud, offer.instance),
         use_spot=offer.spot,
         num_nodes=None if machines == 1 else machines,
         comment=_comment(offer, cloud, prediction),
@@ -232,13 +231,6 @@ def _is_called(gpu: Gpu, name: str) -> bool:
         return find_gpu(name) == gpu
     except UnknownGpuError:
         return False
-
-
-def _instance(cloud: str, offer: Offer) -> str | None:
-    """Return SkyPilot's name of the machine; None if the price list uses other names."""
-    if offer.source.startswith(_CATALOGUE):
-        return offer.instance
-    return sky_instance(cloud, offer.instance)
 
 
 def sky_instance(cloud: str, instance: str) -> str | None:

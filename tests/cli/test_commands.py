@@ -422,7 +422,7 @@ def test_offers_of_several_gpus_are_of_one_machine(run: Run) -> None:
         (["--provider", "Lamda"], "No offer of 'Lamda' is listed. Did you mean 'Lambda'?"),
         (["--gpu", "P4", "--provider", "Lambda"], "No offer of P4 from Lambda is listed."),
         (["--gpu", "T5"], "'T5' is not a GPU of the catalogue"),
-        (["--region", "here"], "region and date are for a price file of your own; give it with --offers."),
+        (["--region", "here"], "region is for a price file of your own; give it with --offers."),
     ],
 )
 def test_offers_refuses_what_is_not_there(options: list[str], problem: str, run: Run) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.base.errors import CatalogueError
-from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, machine_offer, offers_for
+from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, machine_offer, offers_for, read_offers
 from lightning_predict.cost.prediction import offer_for
 from lightning_predict.cost.price_files import with_spot_prices
 from lightning_predict.hardware import gpu_names
@@ -203,7 +203,7 @@ offers = [
 def load(folder: Path, text: str) -> tuple[Offer, ...]:
     path = folder / "mine.toml"
     path.write_text(text, encoding="utf-8")
-    return load_offers(path)
+    return read_offers(path)
 
 
 def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
@@ -219,11 +219,6 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            'gpu = "T4"',
-            'gpu = "T5"',
-            "mine.toml: price_list['P 2026-05'].offers['i'].gpu is 'T5'; expected a name of the GPU",
-        ),
         ("= 1.5", "= 0", "mine.toml: price_list['P 2026-05'].offers['i'].usd_per_hour is 0; expected a finite number"),
         (
             "= 1.5",
@@ -241,9 +236,9 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
             "mine.toml: price_list['P 2026-05'].offers['i'].num_gpus is 0; expected an integer of at least",
         ),
         (
-            "num_gpus = 2, ",
+            "usd_per_hour = 1.5, ",
             "",
-            "mine.toml: price_list['P 2026-05'].offers['i'].num_gpus is missing; expected it in every such",
+            "mine.toml: price_list['P 2026-05'].offers['i'].usd_per_hour is missing; expected it in every such",
         ),
         (
             'instance = "i", ',
@@ -255,11 +250,11 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
             "sport_usd",
             "mine.toml: price_list['P 2026-05'].offers['i'] has the field 'sport_usd_per_hour'; expected",
         ),
-        ('date = "2026-05"\n', "", "mine.toml: price_list[0].date is missing; expected it in every such file."),
+        ('date = "2026-05"\n', "", "offers['i'].date is missing; expected the day or month that the price"),
         (
             '"2026-05"',
             '"soon"',
-            "mine.toml: price_list['P soon'].date is 'soon'; expected a date like 2025, 2025-03 or",
+            "mine.toml: price_list['P soon'].date is 'soon'; expected the day or month that",
         ),
         (
             'provider = "P"',
@@ -267,16 +262,11 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
             "mine.toml: price_list[0].provider is ''; expected a text that is not blank.",
         ),
         (
-            "https://example.com",
-            "a friend",
-            "mine.toml: price_list['P 2026-05'].source is 'a friend'; expected an address that starts with",
-        ),
-        (
             "[[price_list]]",
             "[price_list]",
             "mine.toml: price_list is {'date': '2026-05', 'offers': [{'gpu': 'T4', 'in_stock': ...;",
         ),
-        ("[[price_list]]", "[[offers]]", "mine.toml: the whole file has the field 'offers'; expected only"),
+        ("[[price_list]]", "[[offers]]", "mine.toml: offers[0] has the field 'offers'; expected only"),
         (
             "    { instance",
             '    "x", { instance',

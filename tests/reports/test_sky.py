@@ -88,15 +88,6 @@ def test_a_machine_with_several_gpus_is_rented_and_paid_for_as_a_whole() -> None
             {"provider": "RunPod", "instance": "1x A100 SXM", "gpu": "A100-SXM-80GB", "region": None},
             {"cloud": "runpod", "accelerators": "A100-80GB-SXM:1"},
         ),
-        (
-            {
-                "provider": "RunPod",
-                "instance": "1x_H100_SECURE",
-                "gpu": "H100-SXM-80GB",
-                "source": "SkyPilot catalogue x",
-            },
-            {"cloud": "runpod", "region": "us-east-1", "instance_type": "1x_H100_SECURE", "accelerators": "H100-SXM:1"},
-        ),
         # A machine with a card attached has no name of its own.
         (
             {"provider": "GCP", "instance": "n1-highmem-8 + 1x V100", "gpu": "V100-SXM2-16GB", "region": "us-west1"},
