@@ -205,11 +205,6 @@ def test_steps_under_autocast_have_evidence_of_their_own_where_there_is_some() -
     assert calibration_for(CHANGES["compile"], mixed) is GAIN_CALIBRATION["compile infer mixed"]
 
 
-def test_waiting_is_what_the_heading_says() -> None:
-    told = " ".join(str(lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"])).split())
-    assert "250 ms of waits for the loader" in told
-
-
 def test_a_loader_that_is_waited_for_is_the_first_thing_to_change() -> None:
     """A step of some milliseconds behind a wait of a quarter of a second; twice the batch waits twice as long."""
     told = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"])
@@ -289,20 +284,6 @@ def test_accumulated_batches_wait_for_the_loader_each() -> None:
     told = lp.advise(replace(trained(256), loader_seconds=(0.25,)), ["L4"])["accumulation"].simulated_gain
     assert told is not None
     assert 1.0 < told < 1.02
-
-
-def test_the_gain_of_padding_is_shown_for_the_gpu_where_it_is_largest() -> None:
-    # A vocabulary of 50,257 halves the rate of a B200's products; an L40S does not notice it.
-    trace = lp.Trace.load("examples/gpt2.json.gz")
-    found = lp.advise(trace, ["L40S", "A100-SXM-80GB", "B200-SXM-180GB"])
-    padding = found["padding"]
-    assert list(padding.simulated_gains) == ["L40S", "A100-SXM-80GB", "B200-SXM-180GB"]
-    assert padding.simulated_gain == padding.simulated_gains["L40S"] < 1.05
-    assert padding.simulated_gains["B200-SXM-180GB"] > 1.2
-    short = " ".join(str(found).split())  # torch.compile pads, too, and gains more
-    assert re.search(r"on B200-SXM-180GB, 1\.\d\d× of it by padding odd sizes", short)  # noqa: RUF001
-    told = " ".join(found.text(verbose=True).split())
-    assert re.search(r"padding \(simulated 1\.0\d×, 1\.\d\d× on A100-SXM-80GB, 1\.\d\d× on B200", told)  # noqa: RUF001
 
 
 def test_changes_that_do_not_apply_are_behind_a_fold_of_the_report() -> None:

@@ -31,7 +31,7 @@ def call(
         ("Optimizer.step#AdamW.step", None),
     ],
 )
-def test_operators_are_told_from_everything_else(name: str, expected: str | None) -> None:
+def test_only_dispatcher_operators_have_a_name(name: str, expected: str | None) -> None:
     assert operator_name(call(name, [], [])) == expected
 
 
@@ -50,35 +50,35 @@ def test_operators_are_told_from_everything_else(name: str, expected: str | None
         ("something new", "something new"),
     ],
 )
-def test_types_bear_torchs_names(kind: str, dtype: str) -> None:
+def test_dtypes_have_torchs_names(kind: str, dtype: str) -> None:
     assert tensors_of(call("aten::relu", [[2]], [kind])) == (TensorInfo((2,), dtype),)
 
 
-def test_lists_are_flattened_and_take_the_dtype_beside_them() -> None:
+def test_list_of_tensors_takes_its_dtype_from_the_call() -> None:
     lstm = call("aten::lstm", [[3, 2, 4], [[1, 2, 5], [1, 2, 5]]], ["c10::Half", "TensorList"])
-    assert [(tensor.shape, tensor.dtype) for tensor in tensors_of(lstm)] == [
-        ((3, 2, 4), "float16"),
-        ((1, 2, 5), "float16"),
-        ((1, 2, 5), "float16"),
-    ]
-
-
-def test_a_list_alone_takes_the_dtype_of_what_was_called_inside_else_float32() -> None:
+    expected = [((3, 2, 4), "float16"), ((1, 2, 5), "float16"), ((1, 2, 5), "float16")]
+    assert [(tensor.shape, tensor.dtype) for tensor in tensors_of(lstm)] == expected
     inner = call("aten::mul_", [[4]], ["c10::BFloat16"])
     listed = call("aten::_foreach_mul_", [[[4], [5]], []], ["TensorList", "Scalar"], children=(inner,))
     assert {tensor.dtype for tensor in tensors_of(listed)} == {"bfloat16"}
     assert {tensor.dtype for tensor in tensors_of(call("aten::cat", [[[4], [5]]], ["TensorList"]))} == {"float32"}
 
 
-def test_numbers_that_were_wrapped_as_tensors_are_no_inputs() -> None:
-    assert len(tensors_of(call("aten::mul", [[2, 3], []], ["float", "double"]))) == 1
-    assert len(tensors_of(call("aten::add_", [[], []], ["float", "long int"]))) == 1
-    assert len(tensors_of(call("aten::mul", [[], []], ["float", "float"]))) == 2
-    assert len(tensors_of(call("aten::add", [[], []], ["long int", "long int"]))) == 2
-    assert len(tensors_of(call("aten::lerp_", [[2], [], []], ["float", "double", "double"]))) == 3
+@pytest.mark.parametrize(
+    ("name", "sizes", "types", "count"),
+    [
+        ("aten::mul", [[2, 3], []], ["float", "double"], 1),
+        ("aten::add_", [[], []], ["float", "long int"], 1),
+        ("aten::mul", [[], []], ["float", "float"], 2),
+        ("aten::add", [[], []], ["long int", "long int"], 2),
+        ("aten::lerp_", [[2], [], []], ["float", "double", "double"], 3),
+    ],
+)
+def test_python_numbers_do_not_count_as_tensors(name: str, sizes: list[Any], types: list[str], count: int) -> None:
+    assert len(tensors_of(call(name, sizes, types))) == count
 
 
-def test_the_output_that_compiled_code_passes_along_is_no_input() -> None:
+def test_output_argument_of_compiled_code_is_not_an_input() -> None:
     sizes = [[8], [4, 8], [8, 8], [], [], [4, 8]]
     types = ["float", "float", "float", "Scalar", "Scalar", "float"]
     product = call("aten::addmm", sizes, types, ["", "", "", "1", "0.5", ""])
@@ -87,7 +87,7 @@ def test_the_output_that_compiled_code_passes_along_is_no_input() -> None:
     assert len(tensors_of(call("aten::mm", [[4, 8], [8, 8], [4, 8]], ["float"] * 3))) == 2
 
 
-def test_arguments_have_their_names_and_values() -> None:
+def test_arguments_have_names_and_values() -> None:
     values = ["", "", "", "[2, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "4"]
     types = ["float", "float", "", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"]
     sizes: list[Any] = [[1, 4, 8, 8], [4, 1, 3, 3], [], [], [], [], [], [], []]
@@ -112,12 +112,12 @@ def test_numbers_of_enumerations_become_names() -> None:
     ("text", "value"),
     [("1e-05", 1e-05), ("0.", 0.0), ("-3", -3), ("-inf", "-inf"), ("[True, False]", [True, False]), ("[]", [])],
 )
-def test_printed_values_are_read(text: str, value: Any) -> None:
+def test_printed_values_are_parsed(text: str, value: Any) -> None:
     filled = call("aten::masked_fill", [[2], [2], []], ["float", "bool", "Scalar"], ["", "", text])
     assert arguments_of(filled) == {"value": value}
 
 
-def test_attention_that_computes_in_another_type_says_so() -> None:
+def test_attention_has_the_dtype_in_which_it_computes() -> None:
     flash = call("aten::_scaled_dot_product_flash_attention", [[1, 2, 3, 4]] * 3, ["c10::Half"] * 3)
     sizes: list[Any] = [[1, 2, 3, 4]] * 3 + [[]] * 5
     types = ["float"] * 3 + ["", "Scalar", "Scalar", "", "Scalar"]
@@ -132,7 +132,7 @@ def test_attention_that_computes_in_another_type_says_so() -> None:
     }
 
 
-def test_what_a_recorder_in_the_process_added_is_used() -> None:
+def test_tensors_added_by_a_recorder_are_used() -> None:
     listed = call("aten::cat", [[[4], [5]], []], ["TensorList", "Scalar"], ["", "0"])
     rows = [[[[4], "bfloat16", 3, "cuda"], [[5], "bfloat16", 4, "cuda"]], []]
     listed.details = {**listed.details, RECORDED_TENSORS: rows}

@@ -1,20 +1,35 @@
+"""Notes on the code path of a recording: memory format, cuDNN's choice, compiled code, weights of batch norms."""
+
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+import lightning_predict as lp
+from lightning_predict.hardware.lookup import is_other_vendor
 from lightning_predict.record.operand_strides import CHANNELS_LAST
-from lightning_predict.record.recorded_on import code_path_notes
+from lightning_predict.record.recorded_on import code_path_notes, unknown_gpu_note
 from lightning_predict.record.trace import Flags, Kernel, Operation, TensorInfo, Trace
 
 WEIGHT = TensorInfo((8, 3, 3, 3), "float16")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(TensorInfo((4, 4), "float32"),) * 2)
+IMAGES = (2, 3, 8, 8)
 
 
-def convolution(dtype: str, **arguments: bool) -> Operation:
-    images = TensorInfo((2, 3, 8, 8), dtype)
-    return Operation(name="aten::convolution", phase="forward", inputs=(images, WEIGHT), arguments=arguments)
+def convolution(dtype: str, shape: tuple[int, ...] = IMAGES, *, is_last: bool = False) -> Operation:
+    arguments = {CHANNELS_LAST: True} if is_last else {}
+    inputs = (TensorInfo(shape, dtype), WEIGHT)
+    return Operation(name="aten::convolution", phase="forward", inputs=inputs, arguments=arguments)
+
+
+def backward(*, is_last: bool) -> Operation:
+    """Make the backward pass of a convolution, whose images are its second tensor."""
+    forward = convolution("float16", is_last=is_last)
+    inputs = (TensorInfo((2, 8, 6, 6), "float16"), *forward.inputs)
+    return replace(forward, name="aten::convolution_backward", phase="backward", inputs=inputs)
 
 
 def trace(*operations: Operation) -> Trace:
@@ -27,43 +42,35 @@ CONVERTS = (
 )
 
 
-def test_a_plain_step_needs_no_note() -> None:
+@pytest.mark.parametrize(
+    ("operation", "is_noted"),
+    [
+        (convolution("float16"), True),
+        (convolution("bfloat16"), True),
+        (convolution("float16", is_last=True), False),
+        (convolution("float32"), False),
+        (convolution("float16", (2, 1, 8, 8)), False),  # one channel or one pixel lies alike in both layouts
+        (convolution("float16", (2, 3, 1, 1)), False),
+        (backward(is_last=False), True),
+        (backward(is_last=True), False),
+        (PRODUCT, False),
+    ],
+)
+def test_convolutions_in_16_bits_with_channels_first_are_noted(operation: Operation, is_noted: bool) -> None:
+    assert (CONVERTS in code_path_notes(trace(operation))) == is_noted
+
+
+@pytest.mark.parametrize(("is_on", "word"), [(True, "on"), (False, "off")])
+def test_benchmark_flag_of_cudnn_is_noted_if_known(is_on: bool, word: str) -> None:
+    step = replace(trace(convolution("float32")), flags=Flags(cudnn_benchmark=is_on))
+    assert code_path_notes(step) == (
+        f"cudnn.benchmark is {word}; predictions of convolutions do not tell on from off.",
+    )
+    assert code_path_notes(replace(step, recorder="kineto")) == ()  # a file does not contain the flag
     assert code_path_notes(trace(PRODUCT)) == ()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "is_last", "is_said"),
-    [("float16", False, True), ("bfloat16", False, True), ("float16", True, False), ("float32", False, False)],
-)
-def test_16_bit_convolutions_with_channels_first_are_said(dtype: str, is_last: bool, is_said: bool) -> None:
-    arguments = {CHANNELS_LAST: True} if is_last else {}
-    assert (CONVERTS in code_path_notes(trace(convolution(dtype, **arguments)))) == is_said
-
-
-@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 3, 1, 1)])
-def test_one_channel_or_one_pixel_lies_alike_in_both_layouts(shape: tuple[int, ...]) -> None:
-    """As after the pooling of a squeeze-and-excitation block, in a step that is channels last elsewhere."""
-    images = TensorInfo(shape, "float16")
-    one = Operation(name="aten::convolution", phase="forward", inputs=(images, WEIGHT))
-    assert CONVERTS not in code_path_notes(trace(one))
-
-
-def test_the_images_of_a_backward_pass_are_its_second_tensor() -> None:
-    gradient, images = TensorInfo((2, 8, 6, 6), "float16"), TensorInfo((2, 3, 8, 8), "float16")
-    backward = Operation(name="aten::convolution_backward", phase="backward", inputs=(gradient, images, WEIGHT))
-    assert CONVERTS in code_path_notes(trace(backward))
-    assert CONVERTS not in code_path_notes(trace(replace(backward, arguments={CHANNELS_LAST: True})))
-
-
-@pytest.mark.parametrize("is_on", [True, False])
-def test_the_switch_of_cudnns_choice_is_said_beside_convolutions(is_on: bool) -> None:
-    one = replace(trace(convolution("float32")), flags=Flags(cudnn_benchmark=is_on))
-    word = "on" if is_on else "off"
-    assert code_path_notes(one) == (f"cudnn.benchmark is {word}; predictions of convolutions do not tell on from off.",)
-    assert code_path_notes(replace(one, recorder="kineto")) == ()  # a file does not say
-
-
-def test_what_was_measured_holds_it_all() -> None:
+def test_measured_step_has_only_a_note_on_compile_time() -> None:
     kernel = Kernel(
         name="k",
         seconds=1e-6,
@@ -81,6 +88,41 @@ def test_what_was_measured_holds_it_all() -> None:
     )
 
 
-def test_a_compiled_step_without_kernels_is_said_to_be_incomplete() -> None:
+def test_compiled_step_without_kernels_is_noted_as_incomplete() -> None:
     (note,) = code_path_notes(replace(trace(PRODUCT), compiled=True))
     assert note.startswith("The compiled step was recorded without its kernels: matmuls and convolutions are predicted")
+
+
+@pytest.mark.parametrize(("precision", "is_noted"), [("16-true", True), ("16-mixed", False), ("bf16-true", False)])
+def test_float16_weights_of_batch_norms_are_noted(precision: str, *, is_noted: bool) -> None:
+    """CuDNN takes float16 data only with float32 weights."""
+    dtype = {"16-true": torch.float16, "16-mixed": torch.float32, "bf16-true": torch.bfloat16}[precision]
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to(dtype)
+        images = torch.empty(4, 3, 16, 16, dtype=dtype)
+    step = lp.capture(lambda: model(images).float().sum().backward(), precision=precision)
+    notes = lp.predict(step, ["T4"], history=False).notes
+    assert any("Batch norms with float16 weights" in note for note in notes) is is_noted
+
+
+def test_gpu_of_another_vendor_is_noted() -> None:
+    step = replace(trace(), device="cuda", gpu_reported_name="AMD Radeon Graphics 42", step_seconds=(0.1,))
+    assert unknown_gpu_note(step) == (
+        "Recorded on AMD Radeon Graphics 42, which is not NVIDIA's. Its 0 measured kernels are ignored: all times "
+        "are predicted from shapes. Only its measured step is known of this GPU."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("AMD Instinct MI300X", True),
+        ("Radeon RX 7900 XTX", True),
+        ("Intel(R) Data Center GPU Max 1550", True),
+        ("Apple M2", True),
+        ("NVIDIA GeForce RTX 4090", False),
+        ("Tesla V100-SXM2-16GB", False),
+    ],
+)
+def test_other_vendors_are_known_by_their_words(name: str, expected: bool) -> None:
+    assert is_other_vendor(name) == expected

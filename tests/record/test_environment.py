@@ -31,7 +31,7 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
 
 
-def test_parameters_in_their_order(model: nn.Sequential) -> None:
+def test_parameters_are_described_in_order(model: nn.Sequential) -> None:
     model[0].weight.requires_grad_(False)
     assert describe_parameters([model]) == (
         Parameter(name="0.weight", shape=(4, 8), dtype="float32", requires_grad=False),
@@ -41,7 +41,7 @@ def test_parameters_in_their_order(model: nn.Sequential) -> None:
     )
 
 
-def test_parameters_of_several_models_are_told_apart_and_shared_ones_counted_once() -> None:
+def test_shared_parameters_of_several_models_are_described_once() -> None:
     first = nn.Linear(2, 2, bias=False)
     second = nn.Sequential(first, nn.Linear(2, 1, bias=False))
     assert [parameter.name for parameter in describe_parameters([first, second])] == [
@@ -50,7 +50,7 @@ def test_parameters_of_several_models_are_told_apart_and_shared_ones_counted_onc
     ]
 
 
-def test_leaves_are_numbered() -> None:
+def test_leaves_have_numbers_as_names() -> None:
     leaves = [torch.zeros(2, requires_grad=True), torch.zeros(3, dtype=torch.bfloat16)]
     assert describe_leaves(leaves) == (
         Parameter(name="parameter_0", shape=(2,), dtype="float32"),
@@ -58,29 +58,28 @@ def test_leaves_are_numbered() -> None:
     )
 
 
-def test_memory_by_hand(model: nn.Sequential) -> None:
+def test_memory_has_parameters_gradients_and_state(model: nn.Sequential) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(3, 8)).sum().backward()
     optimizer.step()
-    memory = measure_memory([model], [], [optimizer], has_backward=True, peak_bytes=None)
+    memory = measure_memory([model], [], [optimizer], has_backward=True)
     # 44 parameters of 4 bytes; buffers: 8 floats and one int64. Adam: two moments, and a step count of 4 bytes each.
     assert memory == Memory(
         parameter_bytes=44 * 4 + 8 * 4 + 8, gradient_bytes=44 * 4, optimizer_state_bytes=2 * 44 * 4 + 4 * 4
     )
 
 
-def test_gradients_that_were_cleared_again_count_as_large_as_their_parameters(model: nn.Sequential) -> None:
+def test_freed_gradients_count_with_the_size_of_their_parameters(model: nn.Sequential) -> None:
     model[0].bias.requires_grad_(False)
     memory = measure_memory([model], [], [], has_backward=True, peak_bytes=7)
-    assert memory.gradient_bytes == (44 - 4) * 4
-    assert memory.peak_bytes == 7
-    assert measure_memory([model], [], [], has_backward=False, peak_bytes=None).gradient_bytes == 0
+    assert (memory.gradient_bytes, memory.peak_bytes) == ((44 - 4) * 4, 7)
+    assert measure_memory([model], [], [], has_backward=False).gradient_bytes == 0
 
 
-def test_memory_without_a_model_is_that_of_the_leaves_or_unknown() -> None:
+def test_memory_without_a_model_has_the_leaves() -> None:
     leaf = torch.zeros(10, requires_grad=True)
-    assert measure_memory([], [leaf], [], has_backward=False, peak_bytes=None).parameter_bytes == 40
-    assert measure_memory([], [], [], has_backward=True, peak_bytes=None) == Memory()
+    assert measure_memory([], [leaf], [], has_backward=False).parameter_bytes == 40
+    assert measure_memory([], [], [], has_backward=True) == Memory()
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def precision() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("precision")
-def test_flags_by_the_older_and_the_newer_switch() -> None:
+def test_tf32_flag_is_read_from_old_and_new_switch() -> None:
     assert read_flags(None) == Flags()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
@@ -104,11 +103,8 @@ def test_flags_by_the_older_and_the_newer_switch() -> None:
     assert read_flags(None).matmul_tf32
 
 
-def test_software_names_torch() -> None:
+def test_software_has_the_versions_of_torch_and_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert software_versions()["torch"] == torch.__version__
-
-
-def test_a_torch_of_rocm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rocm" not in software_versions()
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
     assert software_versions()["rocm"] == "6.4.43482"
@@ -123,7 +119,7 @@ def test_a_torch_of_rocm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (nn.Linear(8, 2), False, False),
     ],
 )
-def test_fast_paths_of_evaluation_are_known(layer: nn.Module, training: bool, expected: bool) -> None:
+def test_fused_path_of_evaluation_is_detected(layer: nn.Module, training: bool, expected: bool) -> None:
     assert has_fast_evaluation(nn.Sequential(layer).train(training)) is expected
     assert has_fast_evaluation(None) is False
 
@@ -165,19 +161,19 @@ assert has_compiled_code(other)
         (None, None),  # the compiler was never loaded
     ],
 )
-def test_what_compiling_took_is_the_compilers_own_account(
+def test_compile_time_is_read_from_the_compiler(
     utilities: ModuleType | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utilities)
     assert compilations().seconds_since(Compilations()) == seconds
 
 
-def test_compiled_code_is_found_on_the_model_among_live_objects_and_by_the_compilers_counters() -> None:
+def test_compiled_code_is_found_by_objects_and_counters() -> None:
     ran = run(COMPILED)
     assert ran.returncode == 0, ran.stderr
 
 
-def test_compilations_are_counted_from_a_moment_on() -> None:
+def test_compilations_are_counted_since_an_earlier_state() -> None:
     before = Compilations(frames=3, seconds=10.0)
     after = Compilations(frames=5, seconds=12.5)
     assert (after.frames_since(before), after.seconds_since(before)) == (2, 2.5)
@@ -187,7 +183,7 @@ def test_compilations_are_counted_from_a_moment_on() -> None:
     assert Compilations(frames=2, seconds=1.0).seconds_since(before) == 1.0
 
 
-def test_the_same_work_makes_as_many_autograd_nodes() -> None:
+def test_equal_work_creates_equally_many_autograd_nodes() -> None:
     weight = torch.ones(2, requires_grad=True)
     counts = []
     for powers in (1, 1, 2):

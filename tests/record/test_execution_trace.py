@@ -44,12 +44,6 @@ def test_tensors_have_numbers_and_outputs_are_there(trace: Trace) -> None:
     assert product.arguments == {"beta": 1, "alpha": 1}
 
 
-def test_lists_of_tensors_are_flattened(trace: Trace) -> None:
-    norm = next(operation for operation in trace.operations if operation.name == "aten::_foreach_norm")
-    assert [tensor.shape for tensor in norm.inputs] == [(16, 8), (16,), (4, 16), (4,)]
-    assert len(norm.outputs) == 4
-
-
 def test_there_are_no_times(trace: Trace) -> None:
     assert trace.profiled_seconds is None
     assert not trace.has_measured_kernels

@@ -44,11 +44,6 @@ def test_of_several_steps_the_median_one_that_did_something_is_taken(tmp_path: P
     assert "was taken" not in notes_of(chosen)
 
 
-def test_an_odd_number_of_steps_has_one_in_the_middle(tmp_path: Path) -> None:
-    trace = import_trace(write(tmp_path / "p.json", list(steps([9, 4, 2]))))
-    assert len(trace.operations) == 4
-
-
 def test_steps_without_device_work_are_empty_only_where_others_have_some(tmp_path: Path) -> None:
     host_only = [
         *(mark(number, 1000.0 * number, 1000.0 * number + 100 + number) for number in range(3)),
@@ -243,18 +238,6 @@ def test_a_file_that_says_how_many_processes_trained_keeps_their_collectives(tmp
     trace = import_trace(write(tmp_path / "p.json", exchanging_step(), distributedInfo=info))
     assert (trace.world_size, trace.num_nodes, len(trace.kernels)) == (2, 1, 4)  # each sees its own GPU
     assert trace.profiled_seconds == pytest.approx(200e-6)
-
-
-def test_an_unmarked_file_says_how_many_updates_it_holds(tmp_path: Path) -> None:
-    device = Device()
-    for start in (0.0, 200.0):
-        device.product(start, 50)
-        device.events.append(event("Optimizer.step#SGD.step", start + 50, 20, "user_annotation"))
-    trace = import_trace(write(tmp_path / "p.json", device.events))
-    assert (
-        trace.notes[0]
-        == "The file marks no steps (ProfilerStep#): all of it counts as one step, with 2 updates of an optimizer."
-    )
 
 
 def old_training_step() -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.base.errors import TraceFormatError
 from lightning_predict.base.note import is_decisive
 from lightning_predict.record.imports import import_trace
 from lightning_predict.record.trace import Operation, Trace
@@ -34,10 +32,6 @@ def the(trace: Trace, name: str) -> Operation:
     """The one operation of a name."""
     (found,) = [operation for operation in trace.operations if operation.name == name]
     return found
-
-
-def test_the_hand_written_file_says_that_it_is_synthetic() -> None:
-    assert json.loads(SYNTHETIC.read_text())["comment"].startswith("SYNTHETIC: written by hand")
 
 
 def test_the_operations_of_a_step_their_phases_and_their_kernels(cuda: Trace) -> None:
@@ -178,39 +172,11 @@ def test_the_gpu_and_the_software_are_read_from_the_head(cuda: Trace) -> None:
     assert "does not contain the TF32 setting" in cuda.notes[-1]
 
 
-def test_another_step_of_the_file() -> None:
-    trace = import_trace(SYNTHETIC, step=3)
-    assert names(trace.operations) == ["aten::sigmoid"]
-    assert trace.operations[0].kernels[0].start_seconds == pytest.approx(25e-6)
-
-
-def test_a_step_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(TraceFormatError, match=r"has no ProfilerStep#12; the steps that it marks: 3, 4\."):
-        import_trace(SYNTHETIC, step=12)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b'{"traceEvents": [', gzip.compress(b"[1]", mtime=0)[:-3]],
-    ids=["empty", "cut off", "cut off and compressed"],
-)
-def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "broken.json.gz"
-    path.write_bytes(content)
-    with pytest.raises(TraceFormatError, match=r"broken\.json\.gz is (not valid JSON|damaged gzip)"):
-        import_trace(path)
-
-
 def test_infinite_numbers_and_raw_control_characters_do_not_stop_the_import(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     row = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":0,"dur":1,"args":{"x":Infinity,"y":"a\tb"}}'
     path.write_text(f"[{row}]")
     assert names(import_trace(path).operations) == ["aten::mm"]
-
-
-def test_a_saved_import_is_the_same_trace(cuda: Trace, tmp_path: Path) -> None:
-    cuda.save(str(tmp_path / "imported.json.gz"))
-    assert Trace.load(str(tmp_path / "imported.json.gz")) == cuda
 
 
 def test_a_real_profile_has_the_operations_that_the_dispatch_recorder_sees() -> None:
@@ -251,11 +217,6 @@ def test_a_real_profile_of_compiled_code() -> None:
     # Linear(8, 16) and Linear(16, 4) on 4 rows; the output that compiled code passes along is left out.
     assert products == [("forward", [(16,), (4, 8), (8, 16)]), ("forward", [(4,), (4, 16), (16, 4)])]
     assert "aten::mm" in names(trace.operations, "backward")
-
-
-def test_both_marked_steps_of_a_real_profile_are_alike() -> None:
-    first, second = (import_trace(TRACES / "cpu_mixed.json.gz", step=step) for step in (0, 1))
-    assert counted(first.operations) == counted(second.operations)
 
 
 def test_reading_and_writing_need_no_torch(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -34,24 +35,25 @@ def step(device: str, layout: torch.memory_format) -> None:
     model(images).sum().backward()
 
 
-def convolutions(operations: list[Operation] | tuple[Operation, ...]) -> dict[str, bool]:
+def recorded(run: Callable[[str], None], recorder: str) -> Sequence[Operation]:
+    """Record a step on the CPU or the meta device, or on the CPU by the profiler."""
+    if recorder != "profiler":
+        return operations_of(lambda: run(recorder))
+    profiler = ProfilerRecorder(cuda=False)
+    profiler.start()
+    run("cpu")
+    profiler.stop()
+    return profiler.trace().operations
+
+
+def convolutions(operations: Sequence[Operation]) -> dict[str, bool]:
     return {o.name: bool(o.arguments.get(CHANNELS_LAST)) for o in operations if o.name in IMAGES_AT}
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("recorder", ["cpu", "meta", "profiler"])
 @pytest.mark.parametrize(("layout", "is_last"), [(torch.contiguous_format, False), (torch.channels_last, True)])
-def test_the_layout_of_a_convolution_is_recorded(device: str, layout: torch.memory_format, is_last: bool) -> None:
-    found = convolutions(operations_of(lambda: step(device, layout)))
-    assert found == {"aten::convolution": is_last, "aten::convolution_backward": is_last}
-
-
-@pytest.mark.parametrize(("layout", "is_last"), [(torch.contiguous_format, False), (torch.channels_last, True)])
-def test_the_profiler_records_it_as_well(layout: torch.memory_format, is_last: bool) -> None:
-    recorder = ProfilerRecorder(cuda=False)
-    recorder.start()
-    step("cpu", layout)
-    recorder.stop()
-    found = convolutions(recorder.trace().operations)
+def test_memory_format_of_convolutions_is_recorded(recorder: str, layout: torch.memory_format, is_last: bool) -> None:
+    found = convolutions(recorded(lambda device: step(device, layout), recorder))
     assert found == {"aten::convolution": is_last, "aten::convolution_backward": is_last}
 
 
@@ -75,7 +77,7 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("precision", [None, "16-mixed"])
 @pytest.mark.parametrize(("layout", "is_last"), [(torch.contiguous_format, False), (torch.channels_last, True)])
-def test_the_layout_reaches_every_convolution_on_meta(
+def test_memory_format_reaches_every_convolution_on_meta(
     layout: torch.memory_format, is_last: bool, precision: str | None
 ) -> None:
     with torch.device("meta"):
@@ -88,7 +90,7 @@ def test_the_layout_reaches_every_convolution_on_meta(
 
 @pytest.mark.parametrize("sizes", [(2, 4, 6, 6), (2, 4, 5, 6, 6)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_meta_lays_a_convolution_out_as_a_gpu_does(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_convolution_on_meta_has_the_strides_of_cuda(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
     images = torch.empty(sizes, device="meta", dtype=dtype)
     weight = torch.empty(8, 4, *(3 for _ in sizes[2:]), device="meta", dtype=dtype).to(memory_format=layout)
@@ -103,7 +105,7 @@ def test_meta_lays_a_convolution_out_as_a_gpu_does(sizes: tuple[int, ...], dtype
 
 
 @given(st.lists(st.integers(2, 5), min_size=4, max_size=5))
-def test_torch_has_the_same_idea_of_it(sizes: list[int]) -> None:
+def test_channels_last_agrees_with_torch(sizes: list[int]) -> None:
     layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
     images = torch.zeros(sizes)
     assert not is_channels_last(images.shape, images.stride())
@@ -111,14 +113,20 @@ def test_torch_has_the_same_idea_of_it(sizes: list[int]) -> None:
     assert is_channels_last(last.shape, last.stride())
 
 
-def test_what_is_no_image_has_no_layout() -> None:
-    assert not is_channels_last((4, 4), (1, 4))
-    assert not is_channels_last((2, 3, 8, 8), ())  # not recorded
-    assert not is_channels_last((2, 1, 8, 8), (64, 1, 8, 1))  # one channel: both layouts are one
-    assert not is_channels_last((2, 8, 1, 1), (8, 1, 1, 1))  # one pixel: the same
+@pytest.mark.parametrize(
+    ("sizes", "strides"),
+    [
+        ((4, 4), (1, 4)),  # no image
+        ((2, 3, 8, 8), ()),  # not recorded
+        ((2, 1, 8, 8), (64, 1, 8, 1)),  # one channel or one pixel lies alike in both formats
+        ((2, 8, 1, 1), (8, 1, 1, 1)),
+    ],
+)
+def test_ambiguous_strides_are_not_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    assert not is_channels_last(sizes, strides)
 
 
-def products(operations: list[Operation] | tuple[Operation, ...], word: str = SECOND_TRANSPOSED) -> list[bool]:
+def products(operations: Sequence[Operation], word: str = SECOND_TRANSPOSED) -> list[bool]:
     return [bool(o.arguments.get(word)) for o in operations if o.name in SECOND_FACTOR_POSITION]
 
 
@@ -135,11 +143,13 @@ PRODUCTS_TRANSPOSED = [True, False, True, False]
 FIRST_FACTORS_TRANSPOSED = [False, True, False, False]
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_transposed_factor_is_recorded(device: str) -> None:
-    operations = operations_of(lambda: products_step(device))
+@pytest.mark.parametrize("recorder", ["cpu", "meta", "profiler"])
+def test_transposed_factors_are_recorded(recorder: str) -> None:
+    operations = recorded(products_step, recorder)
     assert products(operations) == PRODUCTS_TRANSPOSED
     assert products(operations, FIRST_TRANSPOSED) == FIRST_FACTORS_TRANSPOSED
+    if recorder == "profiler":  # which sees no results
+        return
     # Followed through the views alone, as in traces that were recorded before, it is the same.
     before = [
         replace(o, arguments={k: v for k, v in o.arguments.items() if k != SECOND_TRANSPOSED}) for o in operations
@@ -149,18 +159,15 @@ def test_a_transposed_factor_is_recorded(device: str) -> None:
     assert transposed_matmuls(operations) == transposed_matmuls(before)
 
 
-def test_the_profiler_records_transposed_factors_as_well() -> None:
-    recorder = ProfilerRecorder(cuda=False)
-    recorder.start()
-    products_step("cpu")
-    recorder.stop()
-    assert products(recorder.trace().operations) == PRODUCTS_TRANSPOSED
-    assert products(recorder.trace().operations, FIRST_TRANSPOSED) == FIRST_FACTORS_TRANSPOSED
-
-
-def test_a_matrix_lies_transposed_where_its_rows_are_neighbours() -> None:
-    assert is_transposed((4, 8), (1, 4))
-    assert is_transposed((2, 4, 8), (32, 1, 4))
-    assert not is_transposed((4, 8), (8, 1))
-    assert not is_transposed((4, 8), ())  # not recorded
-    assert not is_transposed((1, 8), (1, 1))  # one row: both orders are one
+@pytest.mark.parametrize(
+    ("sizes", "strides", "expected"),
+    [
+        ((4, 8), (1, 4), True),
+        ((2, 4, 8), (32, 1, 4), True),
+        ((4, 8), (8, 1), False),
+        ((4, 8), (), False),  # not recorded
+        ((1, 8), (1, 1), False),  # one row: both orders are one
+    ],
+)
+def test_column_major_matrices_are_transposed(sizes: tuple[int, ...], strides: tuple[int, ...], expected: bool) -> None:
+    assert is_transposed(sizes, strides) is expected

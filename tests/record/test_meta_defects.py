@@ -10,7 +10,6 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.kernels.translation import work_items
-from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.trace import Trace
 
 
@@ -44,20 +43,6 @@ def test_images_that_are_16_bits_already_meet_cast_weights_from_the_first_step_o
     assert [[tensor.dtype for tensor in inputs] for inputs in read] == [["float16"] * 3] * 2
 
 
-def test_only_the_first_step_to_warm_up_on_the_cpu_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-    start = DispatchRecorder.start
-
-    def counted(self: DispatchRecorder) -> None:
-        started.append(self)
-        start(self)
-
-    monkeypatch.setattr(DispatchRecorder, "start", counted)
-    model, data = nn.Linear(8, 8), torch.ones(4, 8)
-    lp.capture(lambda: model(data).sum().backward(), warmup_steps=4, precision="bf16-mixed")
-    assert len(started) == 2  # one of four to warm up, and the recorded one
-
-
 def test_an_operation_that_the_meta_device_lacks_is_named_with_its_line() -> None:
     with torch.device("meta"):
         layer, index = nn.Linear(8, 8), torch.zeros(4, dtype=torch.long)
@@ -72,14 +57,6 @@ def test_an_operation_that_the_meta_device_lacks_is_named_with_its_line() -> Non
         lp.capture(step)
     assert "aten::bincount" in str(caught.value)
     assert "record on the CPU or a GPU" in str(caught.value)
-
-
-def test_another_error_of_the_step_stays_its_own() -> None:
-    def step() -> None:
-        raise RuntimeError("out of luck")
-
-    with pytest.raises(RuntimeError, match=r"^out of luck$"):
-        lp.capture(step)
 
 
 def _attention(*shape: int) -> Trace:

@@ -63,13 +63,3 @@ def test_a_limit_that_was_set_meanwhile_stays() -> None:
         assert sys.getrecursionlimit() == LIMIT + 1
     finally:
         sys.setrecursionlimit(LIMIT)
-
-
-def test_a_recorder_that_ends_deeper_than_the_limit_leaves_it_higher() -> None:
-    room = RecursionHeadroom()
-    room.open()
-    try:
-        called_at(-20, room.close)
-        assert sys.getrecursionlimit() == LIMIT + FRAMES
-    finally:
-        sys.setrecursionlimit(LIMIT)

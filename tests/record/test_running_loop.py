@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def measured(host: float, device: float, *, batches: int = 1, steps: int = 8) ->
     batches=st.sampled_from([1, 2, 8, 64]),
     steps=st.integers(3, 12),
 )
-def test_a_running_step_takes_as_long_as_the_slower_of_host_and_device(
+def test_running_step_takes_as_long_as_the_slower_of_host_and_device(
     host: float, device: float, batches: int, steps: int
 ) -> None:
     standing, of_host, block = measured(host, device, batches=batches, steps=steps)
@@ -72,36 +73,29 @@ def test_a_running_step_takes_as_long_as_the_slower_of_host_and_device(
     assert found == pytest.approx(batches * max(host, device), rel=0.5 / (steps * batches))
 
 
-def test_the_example_of_a_block() -> None:
-    block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8)
-    assert running_step_seconds(block, standing=0.12, host=0.03) == pytest.approx((0.86 - 0.12) / 7)
-
-
-def test_waits_that_a_busy_device_works_through_discard_no_block() -> None:
-    # 8 steps of 30 ms on the device, 10 ms on the host and 5 ms between two: the host is ahead of the device all along.
-    block = StepBlock(seconds=8 * 0.030 + 0.005, waited_seconds=7 * 0.005, steps=8)
-    assert running_step_seconds(block, standing=0.035, host=0.010) == pytest.approx(0.030, rel=0.01)
-    slow = StepBlock(seconds=8 * 0.030 + 0.005, waited_seconds=7 * 0.025, steps=8)  # the device may run dry
-    assert running_step_seconds(slow, standing=0.035, host=0.010) is None
-
-
-def test_a_block_that_waited_for_its_loader_says_nothing() -> None:
-    assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.03, steps=8), standing=0.13, host=0.12) is None
-    assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.0, steps=2), standing=0.5, host=0.1) is None
-
-
-def test_what_a_host_waited_for_batches_is_taken_out_where_the_step_follows_the_host() -> None:
-    block = StepBlock(seconds=1.01, waited_seconds=0.01, steps=10)
-    assert running_step_seconds(block, standing=0.1, host=0.1) == pytest.approx(0.1)
-    # A device that is done 0.06 after its host used the wait.
-    assert running_step_seconds(block, standing=0.11, host=0.05) == pytest.approx((1.01 - 0.11) / 9)
-
-
-def test_a_running_step_is_neither_half_of_a_standing_one_nor_longer_than_the_block_shows() -> None:
-    assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.0, steps=8), standing=0.9, host=0.1) == 1.0 / 8
-    block = StepBlock(seconds=4.0, waited_seconds=0.0, steps=8)
-    assert running_step_seconds(block, standing=0.9, host=0.1) == pytest.approx(0.45)
-    assert running_step_seconds(block, standing=0.1, host=0.1) == 0.5
+@pytest.mark.parametrize(
+    ("seconds", "waited", "steps", "standing", "host", "expected"),
+    [
+        (0.86, 0.0, 8, 0.12, 0.03, (0.86 - 0.12) / 7),
+        # 8 steps of 30 ms on the device and 10 on the host, 5 ms between two: the host is ahead of the device.
+        (8 * 0.030 + 0.005, 7 * 0.005, 8, 0.035, 0.010, 0.030),
+        (8 * 0.030 + 0.005, 7 * 0.025, 8, 0.035, 0.010, None),  # the device may run dry
+        (1.0, 0.03, 8, 0.13, 0.12, None),  # waited for its loader
+        (1.0, 0.0, 2, 0.5, 0.1, None),  # too few steps
+        (1.01, 0.01, 10, 0.1, 0.1, 0.1),  # the step follows its host: the wait is excluded
+        (1.01, 0.01, 10, 0.11, 0.05, (1.01 - 0.11) / 9),  # the device, done 0.06 after its host, used the wait
+        (1.0, 0.0, 8, 0.9, 0.1, 1.0 / 8),  # no longer than the block shows
+        (4.0, 0.0, 8, 0.9, 0.1, 0.45),  # at least half of an isolated step
+        (4.0, 0.0, 8, 0.1, 0.1, 0.5),
+    ],
+)
+def test_running_step_follows_from_a_block(
+    seconds: float, waited: float, steps: int, standing: float, host: float, expected: float | None
+) -> None:
+    found = running_step_seconds(
+        StepBlock(seconds=seconds, waited_seconds=waited, steps=steps), standing=standing, host=host
+    )
+    assert found == (None if expected is None else pytest.approx(expected, rel=0.01))
 
 
 @pytest.mark.parametrize(
@@ -114,11 +108,11 @@ def test_a_running_step_is_neither_half_of_a_standing_one_nor_longer_than_the_bl
         (1, BLOCKS_OF_A_RUN * BLOCK_BATCHES - 1, 0),
     ],
 )
-def test_a_block_is_as_long_as_the_run_allows(batches: int, after: int | None, steps: int) -> None:
+def test_block_length_depends_on_batches_and_rest_of_run(batches: int, after: int | None, steps: int) -> None:
     assert block_steps(batches=batches, steps_after=after) == steps
 
 
-def test_a_block_is_tried_twice() -> None:
+def test_block_is_tried_twice() -> None:
     timer = BlockTimer()
     for _ in range(2):
         assert timer.may_begin
@@ -129,7 +123,7 @@ def test_a_block_is_tried_twice() -> None:
     assert timer.block is None
 
 
-def test_a_trace_holds_what_was_read() -> None:
+def test_trace_gets_the_times_of_the_block() -> None:
     plain = Trace(operations=(), device="cuda", recorder="profiler", step_seconds=(0.12, 0.14, 0.12))
     block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8)
     found = with_running_loop(plain, hosts=(0.03, 0.03, 0.03), block=block)
@@ -143,22 +137,7 @@ def test_a_trace_holds_what_was_read() -> None:
     assert with_running_loop(plain, hosts=(0.03,) * 3, block=of_two).running_step_seconds is None
 
 
-def test_the_file_keeps_the_readings(tmp_path: object) -> None:
-    path = f"{tmp_path}/step.json"
-    trace = Trace(
-        operations=(),
-        device="cuda",
-        recorder="profiler",
-        step_seconds=(0.12,),
-        host_seconds_unprofiled=(0.03,),
-        running_step_seconds=0.1,
-        running_steps=8,
-    )
-    trace.save(path)
-    assert Trace.load(path) == trace
-
-
-def test_capture_times_steps_alone_and_then_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_times_isolated_steps_and_then_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(0.03, 0.1)
     monkeypatch.setattr(recording, "_wait_in_use", lambda: queue.wait)
     monkeypatch.setattr(time, "perf_counter", lambda: queue.now)
@@ -175,40 +154,22 @@ def test_capture_times_steps_alone_and_then_a_block(monkeypatch: pytest.MonkeyPa
     assert (len(seconds), hosts, block) == (8, [], None)
 
 
-class _Accelerator:
-    """`torch.accelerator` as it is on a machine with one kind of device."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.waited: list[torch.device] = []
-
-    def current_accelerator(self) -> torch.device:
-        return torch.device(self.kind)
-
-    def synchronize(self, device: torch.device) -> None:
-        self.waited.append(device)
-
-
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_a_clock_waits_for_every_kind_of_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerator = _Accelerator(kind)
+def test_clock_waits_for_every_kind_of_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    accelerator = SimpleNamespace(current_accelerator=lambda: torch.device(kind), synchronize=waited.append)
     monkeypatch.setattr(torch, "accelerator", accelerator)
     wait = waiting.wait_for(torch.device(kind, 0))
     assert wait is not None
     wait()
-    assert accelerator.waited == [torch.device(kind, 0)]
-
-
-@pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_an_older_torch_waits_by_the_device_s_own_module(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch, "accelerator")
+    assert waited == [torch.device(kind, 0)]
+    monkeypatch.delattr(torch, "accelerator")  # older releases have a module of each kind
     monkeypatch.setattr(getattr(torch, kind), "synchronize", lambda: kind)
-    wait = waiting.wait_for(torch.device(kind, 0))
-    assert wait is not None
-    assert wait() == kind
+    older = waiting.wait_for(torch.device(kind, 0))
+    assert older is not None
+    assert older() == kind
 
 
-def test_nothing_is_waited_for_on_the_cpu() -> None:
-    assert waiting.wait_for(torch.device("cpu")) is None
-    assert waiting.wait_for(torch.device("meta")) is None
-    assert waiting.wait_for(torch.device("xla", 0)) is None  # torch_xla is not imported
+@pytest.mark.parametrize("kind", ["cpu", "meta", "xla"])
+def test_clock_does_not_wait_without_a_device(kind: str) -> None:
+    assert waiting.wait_for(torch.device(kind)) is None  # torch_xla is not imported

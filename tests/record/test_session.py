@@ -18,7 +18,7 @@ from lightning_predict.record.profiler import ProfilerRecorder, _peak_of
 from lightning_predict.record.session import CaptureSession
 from tests.processes import run
 from tests.record.test_hooks import hooks_left
-from tests.record.workloads import Training, counted, mixed_step, names, perceptron_step
+from tests.record.workloads import Training, names, perceptron_step
 
 CPU = torch.device("cpu")
 
@@ -63,28 +63,6 @@ def test_a_trace_says_what_surrounds_the_step() -> None:
     assert nothing_is_left()
 
 
-def test_the_number_of_updates_may_be_given() -> None:
-    assert session_of(perceptron_step()).trace(optimizer_steps=3).optimizer_steps == 3
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_both_recorders_find_model_and_optimizers_themselves(compiled: bool) -> None:
-    step = perceptron_step()
-    step()
-    session = CaptureSession(device=CPU, compiled=False)
-    if compiled:  # the same, through the profiler
-        session._recorder = ProfilerRecorder(cuda=False)
-        session._prepare = lambda: None  # type: ignore[method-assign]
-    session.start()
-    step()
-    trace = session.trace()
-    assert trace.recorder == ("profiler" if compiled else "dispatch")
-    assert trace.optimizer_steps == 1
-    if not compiled:
-        assert len(trace.parameters) == 4
-        assert trace.memory.optimizer_state_bytes == 2 * 212 * 4 + 4 * 4
-
-
 def test_parameters_without_a_module_are_the_leaves_that_were_read() -> None:
     weight = torch.ones(3, 2, requires_grad=True)
     session = CaptureSession(device=CPU, compiled=False)
@@ -109,16 +87,6 @@ def test_compiled_code_and_fast_evaluation_choose_the_profiler() -> None:
         results.append(teacher(torch.ones(1, 3, 8)))
     assert session.trace().recorder == "profiler"
     assert torch.allclose(results[0], expected, atol=1e-6)
-
-
-def test_the_meta_device_is_recorded_and_named() -> None:
-    step = mixed_step("meta")
-    session = CaptureSession(device=torch.device("meta"), model=step.model)
-    session.start()
-    step()
-    trace = session.trace()
-    assert (trace.device, trace.recorder) == ("meta", "dispatch")
-    assert trace.memory.optimizer_state_bytes is not None
 
 
 def test_a_session_may_pause_and_go_on() -> None:
@@ -191,23 +159,6 @@ def test_whatever_fails_inside_is_restored_and_told(
         with pytest.raises(CaptureError, match=r"recording it failed: ZeroDivisionError: a bug of ours"):
             session.trace()
     assert nothing_is_left()
-
-
-def test_a_failure_while_recording_is_told_and_not_taken_for_a_short_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise ZeroDivisionError("a bug of ours")
-
-    monkeypatch.setattr(DispatchRecorder, "_record", fail)
-    session = session_of(perceptron_step())
-    with pytest.raises(CaptureError, match="The step ran, but recording it failed"):
-        session.trace()
-
-
-def test_the_operations_of_a_session_are_those_of_its_recorder() -> None:
-    step = mixed_step("cpu")
-    step()
-    by_modes, by_profiler = (session_of(step, compiled=compiled).trace() for compiled in (False, True))
-    assert counted(by_modes.operations) == counted(by_profiler.operations)
 
 
 COMPILED = """

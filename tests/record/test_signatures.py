@@ -1,11 +1,22 @@
-"""Names of arguments against the schemas of the torch that is installed."""
+"""Argument names of operations, compared with torch's schemas, and arguments of whole calls."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
-from lightning_predict.record.signatures import SIGNATURES, name_values, signature
+from lightning_predict.record.signatures import (
+    ATTENTION,
+    SIGNATURES,
+    WHOLE_OPERATIONS,
+    backward_name,
+    computes,
+    name_values,
+    signature,
+    whole_arguments,
+)
 
 
 @pytest.mark.parametrize("name", sorted(SIGNATURES))
@@ -18,17 +29,15 @@ def test_every_signature_is_one_of_torchs(name: str) -> None:
     assert set(SIGNATURES[name]) <= known
 
 
-def test_the_overload_is_told_by_where_the_tensors_are() -> None:
+def test_positions_of_tensors_select_the_overload() -> None:
     assert signature("aten::where", [True, True]) is None
     packed = signature("aten::lstm", [True, True, True, True] + [False] * 5)
     padded = signature("aten::lstm", [True, True, True] + [False] * 6)
-    assert packed is not None
-    assert packed[:2] == ("@data", "@batch_sizes")
-    assert padded is not None
-    assert padded[-1] == "batch_first"
+    assert (packed or ())[:2] == ("@data", "@batch_sizes")
+    assert (padded or ())[-1] == "batch_first"
 
 
-def test_values_are_named_and_tensors_and_nothing_left_out() -> None:
+def test_values_without_tensors_are_named() -> None:
     # convolution: three tensors (the bias is missing), then stride, padding, dilation, ...
     values = ["input", "weight", None, [2, 2], [1, 1], [1, 1], False, [0, 0], 4]
     kinds = [True, True, None, False, False, False, False, False, False]
@@ -40,7 +49,45 @@ def test_values_are_named_and_tensors_and_nothing_left_out() -> None:
         "output_padding": [0, 0],
         "groups": 4,
     }
-
-
-def test_what_the_table_does_not_list_has_no_names() -> None:
     assert name_values("my_library::op", [1], is_tensor=[False]) == {}
+
+
+RECURRENT = {"has_biases": True, "num_layers": 2, "dropout": 0.0, "train": True, "bidirectional": False}
+PLAIN = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "attn_mask": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "values", "expected"),
+    [
+        (ATTENTION, 3, [], PLAIN),
+        (
+            ATTENTION,
+            4,
+            [0.1, False, 0.5, True],
+            PLAIN | {"dropout_p": 0.1, "scale": 0.5, "enable_gqa": True, "attn_mask": True},
+        ),
+        ("aten::gru", 3, [True, 2, 0.0, True, False, True], RECURRENT | {"batch_first": True}),
+        ("aten::gru", 4, [True, 2, 0.0, True, False], RECURRENT | {"packed": True}),
+    ],
+)
+def test_whole_call_has_named_arguments(name: str, tensors: int, values: list[Any], expected: dict[str, Any]) -> None:
+    kinds = [True] * tensors + [False] * len(values)
+    assert whole_arguments(name, [*["tensor"] * tensors, *values], is_tensor=kinds) == expected
+
+
+def test_backward_passes_have_distinct_names() -> None:
+    names = {backward_name(name) for name in WHOLE_OPERATIONS}
+    assert len(names) == len(WHOLE_OPERATIONS)
+    assert names.isdisjoint(WHOLE_OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", True),
+        ("aten::_cudnn_rnn", True),
+        ("aten::transpose", False),
+    ],
+)
+def test_computing_parts_are_known(part: str, expected: bool) -> None:
+    assert computes(part) is expected

@@ -171,22 +171,3 @@ def test_a_layer_that_is_computed_again_holds_what_it_wrote_until_the_next_one_i
         sum(one.allocated_at <= index <= (one.freed_at or 0) for one in own) for index in range(len(trace.operations))
     ]
     assert max(levels) < 4 * 2
-
-
-def test_lives_are_kept_in_the_file(tmp_path: object) -> None:
-    variables: dict[str, torch.Tensor] = {}
-
-    def step() -> None:
-        variables["kept"] = torch.exp(torch.zeros(3))
-        held = torch.zeros(4) + 1
-        for _ in range(40):
-            torch.relu(variables["kept"])
-        del held
-        for _ in range(80):
-            torch.relu(variables["kept"])
-
-    trace = recorded(step)
-    assert trace.held
-    assert any(operation.freed for operation in trace.operations)
-    trace.save(f"{tmp_path}/step.json")
-    assert lp.Trace.load(f"{tmp_path}/step.json") == trace
