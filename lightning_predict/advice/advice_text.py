@@ -308,7 +308,7 @@ def numbered(advice: Advice) -> list[EvaluatedChange]:
 
 def _rows(advice: Advice) -> list[tuple[str, ...]]:
     """Return the rows of the table: recommended changes, and their best combination."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             f"{number:<2} {change.words}",
             "" if change.seconds is None else duration(change.seconds),

@@ -595,8 +595,9 @@ def _trace_from_json(document: Checked) -> Trace:
 
 def _record(row: Checked, record: type[Record], special: Mapping[str, Read] | None = None) -> Record:
     """Read a record from an object with its fields."""
-    row.check_keys(optional=_names(record))
-    return record(**_fields_of(row, record, special or {}))
+    kind: type[Any] = record
+    row.check_keys(optional=_names(kind))
+    return record(**_fields_of(row, kind, special or {}))
 
 
 def _fields_of(row: Checked, record: type, special: Mapping[str, Read]) -> dict[str, Any]:

@@ -31,14 +31,14 @@ def advice() -> lp.Advice:
     return lp.advise(trained(4096), GPUS, iterations=10_000)
 
 
-def test_every_change_is_answered_and_found_by_its_name(advice: lp.Advice) -> None:
+def test_advice_contains_every_change_by_name(advice: lp.Advice) -> None:
     assert set(advice) == set(CHANGES)
     assert advice["bf16-mixed"].words == 'Trainer(precision="bf16-mixed")'
     with pytest.raises(InvalidArgumentError, match="change='bf32' is not known"):
         advice["bf32"]
 
 
-def test_a_number_stands_only_where_pairs_prove_it(advice: lp.Advice) -> None:
+def test_gain_is_shown_only_with_evidence(advice: lp.Advice) -> None:
     for name, advised in advice.items():
         rows = [row for key, row in GAIN_CALIBRATION.items() if key.split(" ")[0] == CHANGES[name].kind]
         proven = any(row.is_enough for row in rows)
@@ -52,7 +52,7 @@ def test_a_number_stands_only_where_pairs_prove_it(advice: lp.Advice) -> None:
     assert advice["compile"].simulated_gain is not None
 
 
-def test_gains_are_told_for_the_first_gpu_and_hold_for_what_they_save(advice: lp.Advice) -> None:
+def test_gains_and_savings_are_for_the_first_gpu(advice: lp.Advice) -> None:
     assert advice.on == "L4"
     half = advice["bf16-mixed"]
     assert half.gain is not None
@@ -64,7 +64,7 @@ def test_gains_are_told_for_the_first_gpu_and_hold_for_what_they_save(advice: lp
     assert half.seconds_saved == pytest.approx(before.total_seconds * (1 - 1 / half.gain.middle))
 
 
-def test_the_chain_takes_one_precision_and_nothing_that_is_not_allowed(advice: lp.Advice) -> None:
+def test_chain_has_one_precision_and_only_allowed_side_effects(advice: lp.Advice) -> None:
     assert advice.chain is not None
     assert sum(CHANGES[name].slot == "precision" for name in advice.chain.names) == 1
     assert not any("digits" in CHANGES[name].side_effects for name in advice.chain.names)
@@ -73,7 +73,7 @@ def test_the_chain_takes_one_precision_and_nothing_that_is_not_allowed(advice: l
     assert careful["bf16-mixed"].verdict == "faster"  # the change is listed, and its gain left out
 
 
-def test_tables_files_and_loggers_hold_the_same_gains(advice: lp.Advice) -> None:
+def test_text_json_and_loggers_have_the_same_gains(advice: lp.Advice) -> None:
     half = advice["bf16-mixed"].gain
     assert half is not None
     assert advice.metrics()["predict/advice/bf16-mixed/gain"] == half.middle
@@ -89,7 +89,7 @@ def test_tables_files_and_loggers_hold_the_same_gains(advice: lp.Advice) -> None
     assert advice.to_pandas().loc["bf16-mixed", "gain"] == half.middle
 
 
-def test_the_gain_of_compile_tells_its_part_by_padding() -> None:
+def test_compile_gain_states_the_part_from_padding() -> None:
     """An odd vocabulary is slow on an A100 and not on an L40S, so the gain of compile differs widely between them."""
     trace = lp.Trace.load(str(Path(__file__).parents[2] / "examples" / "gpt2.json.gz"))  # 50,257 words
     advice = lp.advise(trace, ["A100-SXM-80GB", "L40S"])
@@ -100,7 +100,7 @@ def test_the_gain_of_compile_tells_its_part_by_padding() -> None:
     assert f"on L40S, {part})" in " ".join(advice.text(verbose=True).split())
 
 
-def test_nothing_is_rented_for_a_run_that_ends_before_a_machine_would_be_ready() -> None:
+def test_no_gpu_is_recommended_for_a_very_short_run() -> None:
     """As `predict` says it: what to rent of ten hours, and of a second that it is too little."""
     step = trained(4096)
     long = str(lp.advise(step, ["L4"], iterations=1_000_000))
@@ -112,14 +112,14 @@ def test_nothing_is_rented_for_a_run_that_ends_before_a_machine_would_be_ready()
     assert "Rent:" not in short
 
 
-def test_a_recorded_step_that_its_host_bounds_is_told_so() -> None:
+def test_advice_for_a_profile_is_for_its_own_gpu() -> None:
     told = lp.advise(profiled(kernel_seconds=4e-6, every=100e-6, rows=64), ["L4"])
     assert told.on == GPU  # the one in use, though it was not asked for
     assert told["compile"].verdict == "no"
     assert "capture the same step on the meta device" in (told["compile"].why_not or "")
 
 
-def test_an_unknown_price_is_refused() -> None:
+def test_unknown_side_effect_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="allow='maths' is not known; choose among numerics, digits"):
         lp.advise(trained(8), ["L4"], allow=["maths"])
 
@@ -137,7 +137,7 @@ PROVEN = MeasuredPairs(
 )
 
 
-def test_a_gain_is_told_as_a_power_with_a_width_that_grows() -> None:
+def test_calibrated_gain_is_a_power_and_its_interval_widens() -> None:
     told = PROVEN.calibrated_gain(4.0)
     assert told.middle == pytest.approx(2.0)
     assert math.log(told.high / told.middle) == pytest.approx(0.1 + 0.2 * math.log(2.0))
@@ -145,14 +145,14 @@ def test_a_gain_is_told_as_a_power_with_a_width_that_grows() -> None:
     assert replace(PROVEN, shift=math.log(1.1)).calibrated_gain(4.0).middle == pytest.approx(2.2)
 
 
-def test_beyond_the_largest_gain_of_its_pairs_a_gain_grows_as_simulated() -> None:
+def test_power_ends_at_the_largest_validated_gain() -> None:
     # A power of a half up to 2, and the remainder of 4 unchanged: sqrt(2) x 2.
     far = replace(PROVEN, max_validated_gain=2.0)
     assert far.calibrated_gain(4.0).middle == pytest.approx(2 * math.sqrt(2))
     assert far.calibrated_gain(1.5) == PROVEN.calibrated_gain(1.5)
 
 
-def test_a_change_whose_pairs_refute_the_simulation_is_worth_a_try_without_a_number(advice: lp.Advice) -> None:
+def test_refuted_simulation_shows_no_gain(advice: lp.Advice) -> None:
     """On families that were kept apart, a constant gain was nearer than the simulated gain of `model.half()`."""
     for name in ("half", "bf16-true"):
         half = advice[name]
@@ -163,7 +163,7 @@ def test_a_change_whose_pairs_refute_the_simulation_is_worth_a_try_without_a_num
     assert "half (try it: on measured pairs, a constant gain was nearer" in " ".join(advice.text(verbose=True).split())
 
 
-def test_pairs_prove_a_gain_only_if_a_constant_is_not_nearer() -> None:
+def test_evidence_requires_the_simulation_to_beat_a_constant() -> None:
     assert PROVEN.is_enough
     assert not PROVEN.is_refuted
     constant = replace(PROVEN, median_error=0.07)
@@ -176,12 +176,12 @@ def test_pairs_prove_a_gain_only_if_a_constant_is_not_nearer() -> None:
     assert PROVEN.words == "simulated, 5 % off in the median (a constant 6 %): 10 pairs, pairs"
 
 
-def test_each_row_says_what_beats_what(advice: lp.Advice) -> None:
+def test_evidence_states_both_errors(advice: lp.Advice) -> None:
     assert "simulated, 8 % off in the median (a constant 19 %): 87 pairs" in " ".join(advice.text(verbose=True).split())
     assert GAIN_CALIBRATION["batch"].is_enough
 
 
-def test_releases_of_torch_have_evidence_of_their_own() -> None:
+def test_old_torch_releases_have_their_own_evidence() -> None:
     forward = replace(trained(8), operations=tuple(one for one in trained(8).operations if one.phase == "forward"))
     change = CHANGES["channels_last"]
     for release, row in (("1.12.1", " before torch 2.1"), ("2.0", " before torch 2.1"), ("2.10.0+cu130", "")):
@@ -192,20 +192,20 @@ def test_releases_of_torch_have_evidence_of_their_own() -> None:
     assert calibration_for(change, replace(forward, software={})) is GAIN_CALIBRATION["channels_last infer"]
 
 
-def test_too_few_pairs_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_pairs_are_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(GAIN_CALIBRATION["amp train"], pairs=MIN_PAIRS - 1)
     monkeypatch.setitem(GAIN_CALIBRATION, "amp train", few)
     assert calibration_for(CHANGES["bf16-mixed"], trained(8)) is None
 
 
-def test_steps_under_autocast_have_evidence_of_their_own_where_there_is_some() -> None:
+def test_autocast_steps_have_their_own_evidence_if_available() -> None:
     forward = replace(trained(8), operations=tuple(one for one in trained(8).operations if one.phase == "forward"))
     plain, mixed = (replace(forward, flags=Flags(autocast_dtype=dtype)) for dtype in (None, "float16"))
     assert calibration_for(CHANGES["compile"], plain) is GAIN_CALIBRATION["compile infer"]
     assert calibration_for(CHANGES["compile"], mixed) is GAIN_CALIBRATION["compile infer mixed"]
 
 
-def test_a_loader_that_is_waited_for_is_the_first_thing_to_change() -> None:
+def test_slow_loader_is_the_first_recommendation() -> None:
     """A step of some milliseconds behind a wait of a quarter of a second; twice the batch waits twice as long."""
     told = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"])
     assert told.chain is not None
@@ -229,14 +229,14 @@ def test_a_loader_that_is_waited_for_is_the_first_thing_to_change() -> None:
         (0.7, 0.85, 1.05, "slower"),
     ],
 )
-def test_what_an_interval_says(low: float, middle: float, high: float, verdict: str) -> None:
+def test_verdict_follows_from_the_interval(low: float, middle: float, high: float, verdict: str) -> None:
     from lightning_predict.advice.advice import _verdict
     from lightning_predict.base.interval import Interval
 
     assert _verdict(Interval(low, middle, high)) == verdict
 
 
-def test_what_is_not_allowed_is_listed_behind_what_is() -> None:
+def test_disallowed_changes_are_listed_last() -> None:
     from lightning_predict.advice.advice_text import numbered
 
     step = trained(4096)
@@ -246,7 +246,7 @@ def test_what_is_not_allowed_is_listed_behind_what_is() -> None:
     assert gains == sorted(gains, reverse=True)
 
 
-def test_a_step_that_does_not_fit_and_layers_that_a_loader_leaves_alone_are_told() -> None:
+def test_heading_states_that_the_step_does_not_fit() -> None:
     large = replace(trained(64), memory=replace(trained(64).memory, peak_bytes=30 * 2**30))
     assert "It does not fit in the memory of one L4" in " ".join(str(lp.advise(large, ["L4"])).split())
     waiting = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"], allow=[])
@@ -255,7 +255,7 @@ def test_a_step_that_does_not_fit_and_layers_that_a_loader_leaves_alone_are_told
     assert waiting.layers.columns == ("L4",)
 
 
-def test_what_would_make_a_step_fit_is_named() -> None:
+def test_heading_names_changes_that_make_the_step_fit() -> None:
     # Of each of 24 blocks the backward pass reads some 14 tensors of 64 x 512 x 1,024 float32; checkpointed, one.
     with torch.device("meta"):
         block = (torch.nn.TransformerEncoderLayer(1024, 16, batch_first=True) for _ in range(24))
@@ -268,7 +268,7 @@ def test_what_would_make_a_step_fit_is_named() -> None:
     assert all(f"{name} (" in told.partition(" GiB).")[0] for name in fitting)
 
 
-def test_compiling_takes_no_more_memory_for_masks_and_views() -> None:
+def test_compiled_step_needs_no_memory_for_masks_and_views() -> None:
     # Dropout's masks stay bytes, and views inside a kernel have no owner: they were counted as part of the batch.
     with torch.device("meta"):
         block = (torch.nn.TransformerEncoderLayer(256, 4, batch_first=True) for _ in range(2))
@@ -279,14 +279,14 @@ def test_compiling_takes_no_more_memory_for_masks_and_views() -> None:
     assert memory <= 1.02 * (advice.before["L4"].memory_bytes or 0.0)
 
 
-def test_accumulated_batches_wait_for_the_loader_each() -> None:
+def test_each_accumulated_batch_waits_for_the_loader() -> None:
     """The update is all that two batches save: the wait of 0.25 s comes with either."""
     told = lp.advise(replace(trained(256), loader_seconds=(0.25,)), ["L4"])["accumulation"].simulated_gain
     assert told is not None
     assert 1.0 < told < 1.02
 
 
-def test_changes_that_do_not_apply_are_behind_a_fold_of_the_report() -> None:
+def test_html_folds_changes_that_do_not_apply() -> None:
     found = lp.advise(lp.Trace.load("examples/gpt2.json.gz"), ["L40S"])
     shown, fold = found.to_html().split("<details>", 1)
     assert "Not applicable" not in shown

@@ -64,7 +64,7 @@ def calls(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], object]]:
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("length", [512, WIDTH])  # the second has scores of the shape of queries
-def test_it_is_what_a_capture_of_one_call_holds(length: int, dropout: float, is_masked: bool) -> None:
+def test_fused_attention_equals_a_capture_of_the_fused_call(length: int, dropout: float, is_masked: bool) -> None:
     written = captured(is_fused=False, length=length, is_masked=is_masked, dropout=dropout)
     whole = captured(is_fused=True, length=length, is_masked=is_masked, dropout=dropout)
     changed = fused(written)
@@ -80,7 +80,7 @@ def test_it_is_what_a_capture_of_one_call_holds(length: int, dropout: float, is_
         assert after.memory_bytes < before.memory_bytes
 
 
-def test_where_there_is_none_or_it_is_fused_it_says_so() -> None:
+def test_reason_is_given_without_unfused_attention() -> None:
     why_not = CHANGES["sdpa"].why_not
     assert why_not(captured(is_fused=True), None) == "attention is one call already"
     assert why_not(profiled(kernel_seconds=1e-3, every=1e-4), None) == "the step holds no attention that is written out"
@@ -91,7 +91,7 @@ def test_where_there_is_none_or_it_is_fused_it_says_so() -> None:
     assert why_not(softmax_alone, None) == "the step holds no attention that is written out"
 
 
-def test_scores_that_are_read_otherwise_are_kept() -> None:
+def test_attention_whose_scores_are_read_elsewhere_is_kept() -> None:
     """Weights that are returned, here to their sum, are no attention that one call could make."""
     with torch.device("meta"):
         query, key, value = (torch.randn(16, 32, 8) for _ in range(3))
@@ -104,7 +104,7 @@ def test_scores_that_are_read_otherwise_are_kept() -> None:
     assert CHANGES["sdpa"].why_not(lp.capture(step), None) == "the step holds no attention that is written out"
 
 
-def test_a_recording_without_results_says_what_is_missing() -> None:
+def test_recording_without_data_flow_is_rejected() -> None:
     trace = captured(is_fused=False)
     blind = replace(trace, operations=tuple(replace(one, outputs=()) for one in trace.operations))
     assert "pass it as `followed`" in (CHANGES["sdpa"].why_not(blind, None) or "")

@@ -34,7 +34,7 @@ def seconds(trace: Trace, name: str = "A100-SXM-40GB") -> float:
     return lp.predict(trace, [name], history=False)[name].iteration_seconds
 
 
-def test_twice_the_batch_is_what_a_capture_of_it_holds(step: Trace) -> None:
+def test_doubled_batch_equals_a_capture_of_that_size(step: Trace) -> None:
     captured, grown = trained(1024), with_batch(step, 2)
     assert grown.samples == captured.samples
     assert [(one.name, [tensor.shape for tensor in one.inputs]) for one in grown.operations] == [
@@ -67,20 +67,20 @@ def layouts(trace: Trace) -> list[tuple[str, bool]]:
     return [(one.name, CHANNELS_LAST in one.arguments) for one in trace.operations if one.name in kinds]
 
 
-def test_channels_last_is_what_a_capture_in_it_holds() -> None:
+def test_channels_last_equals_a_capture_in_channels_last() -> None:
     turned, captured = in_channels_last(images()), images(torch.channels_last)
     assert layouts(turned) == layouts(captured)
     assert seconds(turned) == pytest.approx(seconds(captured), rel=0.05)
 
 
-def test_a_fused_optimizer_updates_every_parameter_once(step: Trace) -> None:
+def test_fused_optimizer_updates_every_parameter_once(step: Trace) -> None:
     (update,) = [one for one in changed("fused_optimizer", step).operations if one.phase == "optimizer"]
     # Parameters, gradients and two moments of two blocks with two layers each, in four bytes.
     parameters = 4 * (WIDTH * WIDTH + WIDTH) * 4
     assert sum(tensor.size_bytes for tensor in update.inputs) == 4 * parameters
 
 
-def test_checkpointing_repeats_the_forward_pass_of_blocks_only(step: Trace) -> None:
+def test_checkpointing_repeats_only_the_forward_pass_of_blocks(step: Trace) -> None:
     """But for the end of each block: its backward pass reads the input of `second`, which torch does not run again."""
     again = changed("checkpointing", step)
     forward = [one.name for one in step.operations if one.phase == "forward" and one.module]
@@ -90,7 +90,7 @@ def test_checkpointing_repeats_the_forward_pass_of_blocks_only(step: Trace) -> N
 
 
 @pytest.mark.parametrize("ends", ["in a product", "in a norm"])
-def test_checkpointing_is_what_a_capture_with_it_holds(ends: str) -> None:
+def test_checkpointed_step_takes_the_time_of_a_checkpointed_capture(ends: str) -> None:
     """A step of a 3 x 3 convolution at the end of a block was told 28 % too slow."""
 
     def block() -> nn.Module:
@@ -113,7 +113,7 @@ def test_checkpointing_is_what_a_capture_with_it_holds(ends: str) -> None:
     assert seconds(turned) == pytest.approx(seconds(recorded), rel=0.02)
 
 
-def test_padding_grows_a_vocabulary_to_whole_lines() -> None:
+def test_padding_rounds_a_vocabulary_up_to_cache_lines() -> None:
     with torch.device("meta"):
         model, tokens = nn.Linear(768, 50257), torch.empty(64, 768)
     trace = lp.capture(lambda: model(tokens).sum().backward(), warmup_steps=0)
@@ -123,13 +123,13 @@ def test_padding_grows_a_vocabulary_to_whole_lines() -> None:
     }
 
 
-def test_waits_for_the_loader_leave_the_cycle() -> None:
+def test_loader_change_removes_waits_from_the_cycle() -> None:
     trace = replace(trained(64), loader_seconds=(0.5, 0.7))
     before, after = (lp.predict(one, ["L4"], history=False)["L4"] for one in (trace, changed("loader", trace)))
     assert before.cycle_seconds - after.cycle_seconds == pytest.approx(0.6)
 
 
-def test_graphs_leave_the_device_alone() -> None:
+def test_cuda_graphs_change_only_the_host() -> None:
     trace = trained(8)
     graphed, assumptions = CHANGES["cuda_graphs"].apply(trace, Assumptions())
     assert graphed.operations == trace.operations
@@ -158,7 +158,7 @@ def test_graphs_leave_the_device_alone() -> None:
         ("padding", trained(8), "L4", "no parameter has a long side"),
     ],
 )
-def test_what_does_not_apply_says_why(name: str, trace: Trace, on: str, words: str | None) -> None:
+def test_inapplicable_change_gives_the_reason(name: str, trace: Trace, on: str, words: str | None) -> None:
     why_not = CHANGES[name].why_not(trace, gpu(on))
     if words is None:
         assert why_not is None
@@ -167,13 +167,13 @@ def test_what_does_not_apply_says_why(name: str, trace: Trace, on: str, words: s
         assert words in why_not
 
 
-def test_a_trace_without_shapes_says_how_to_record_them() -> None:
+def test_trace_without_shapes_names_record_shapes() -> None:
     trace = profiled(kernel_seconds=1e-3, every=1e-4)
     blind = replace(trace, operations=tuple(replace(one, inputs=()) for one in trace.operations))
     assert "record it with record_shapes=True" in (CHANGES["16-mixed"].why_not(blind, None) or "")
 
 
-def test_an_unknown_change_lists_the_known_ones() -> None:
+def test_unknown_change_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError, match="change='bf32' is not known; choose one of bf16-mixed, 16-mixed"):
         change_named("bf32")
 
@@ -209,7 +209,7 @@ def of_blocks(*, is_checkpointed: bool) -> Trace:
     return lp.capture(lambda: model(rows).sum().backward(), samples_per_step=4096)
 
 
-def test_no_checkpointing_is_what_a_capture_without_it_holds() -> None:
+def test_step_without_checkpointing_equals_a_plain_capture() -> None:
     again, plain = of_blocks(is_checkpointed=True), of_blocks(is_checkpointed=False)
     changed_back = changed("no_checkpointing", again)
     products = [one.name for one in plain.operations if one.name in ("aten::addmm", "aten::mm", "aten::relu")]

@@ -32,7 +32,7 @@ def step(request: pytest.FixtureRequest) -> Trace:
     return lp.capture(train, samples_per_step=BATCH, precision=request.param)
 
 
-def test_tables_and_interaction_are_one_call_each_way(step: Trace) -> None:
+def test_tables_and_interaction_become_one_call_per_pass(step: Trace) -> None:
     fused = with_fused_tables(step)
     names = [one.name for one in fused.operations]
     for name in (LOOK_UPS, UPDATES, INTERACTION, f"{INTERACTION}_backward"):
@@ -46,7 +46,7 @@ def test_tables_and_interaction_are_one_call_each_way(step: Trace) -> None:
         assert names.count(name) == [one.name for one in step.operations].count(name)
 
 
-def test_the_interaction_reads_vectors_once_and_writes_what_the_top_reads(step: Trace) -> None:
+def test_interaction_reads_vectors_once_and_writes_the_input_of_the_top_layers(step: Trace) -> None:
     problems = {
         fused.operations[item.operations[0]].name: item.problems
         for fused in [with_fused_tables(step)]
@@ -64,7 +64,7 @@ def test_the_interaction_reads_vectors_once_and_writes_what_the_top_reads(step: 
     assert [problem.dims[:4] for problem in problems[UPDATES]] == [(BATCH, 1, rows, WIDTH) for rows in reversed(ROWS)]
 
 
-def test_it_takes_less_and_sparse_gradients_more_of_that(step: Trace) -> None:
+def test_fused_tables_are_faster_and_sparse_gradients_cost_some_of_it(step: Trace) -> None:
     plain, fused, sparse = (
         lp.predict(one, ["V100-SXM2-32GB"], history=False)["V100-SXM2-32GB"].device_seconds
         for one in (step, with_fused_tables(step), with_fused_tables(step, has_sparse_gradients=True))
@@ -72,7 +72,7 @@ def test_it_takes_less_and_sparse_gradients_more_of_that(step: Trace) -> None:
     assert fused < sparse < plain
 
 
-def test_a_step_without_several_tables_has_no_such_change(step: Trace) -> None:
+def test_fused_tables_need_several_tables(step: Trace) -> None:
     assert CHANGES["fused_tables"].why_not(step, None) is None
     with torch.device("meta"):
         model, data = nn.Linear(8, 8), torch.empty(4, 8)

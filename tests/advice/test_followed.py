@@ -59,7 +59,7 @@ def captured() -> Trace:
     return trained(256)
 
 
-def test_a_followed_profile_knows_tensors_and_modules(captured: Trace) -> None:
+def test_profile_gets_tensors_and_modules_from_a_capture(captured: Trace) -> None:
     profile = as_profiled(captured)
     married = with_data_flow(profile, captured)
     forward = [one for one in captured.operations if one.phase != "optimizer"]
@@ -69,7 +69,7 @@ def test_a_followed_profile_knows_tensors_and_modules(captured: Trace) -> None:
     assert married.parameters == captured.parameters
 
 
-def test_compiling_a_profile_asks_for_the_followed_step_and_then_answers(captured: Trace) -> None:
+def test_compile_what_if_of_a_profile_needs_a_capture(captured: Trace) -> None:
     profile = as_profiled(captured)
     with pytest.raises(InvalidArgumentError, match="capture the same step on the meta device"):
         what_if("compile", profile, [GPU])
@@ -78,7 +78,7 @@ def test_compiling_a_profile_asks_for_the_followed_step_and_then_answers(capture
     assert after.iteration_seconds < before.iteration_seconds
 
 
-def test_capture_follows_one_step_more_and_says_so_where_it_cannot(captured: Trace) -> None:
+def test_capture_on_cuda_adds_data_flow_or_a_note(captured: Trace) -> None:
     with torch.device("meta"):
         layer, rows = nn.Linear(8, 8), torch.randn(4, 8)
 
@@ -95,7 +95,7 @@ def test_capture_follows_one_step_more_and_says_so_where_it_cannot(captured: Tra
     assert other.notes[-1].startswith("Tensors could not be followed: Of the operations that ran on the GPU only")
 
 
-def test_memory_that_was_measured_stays_in_the_ratio_of_what_is_derived() -> None:
+def test_measured_memory_scales_with_derived_memory() -> None:
     """Half of what the blocks keep for twice the measured bytes: the changed step follows the ratio.
 
     Each of the blocks keeps 64 MiB of 8,192 rows, in addition to 64 MiB of gradients, which come when it is gone.
@@ -109,14 +109,14 @@ def test_memory_that_was_measured_stays_in_the_ratio_of_what_is_derived() -> Non
     assert 0 < fresh[1].reserved_bytes < 10**10
 
 
-def test_another_step_is_refused(captured: Trace) -> None:
+def test_capture_of_another_step_is_rejected(captured: Trace) -> None:
     with pytest.raises(InvalidArgumentError, match=r"only \d+% are in the followed step"):
         with_data_flow(as_profiled(captured), trained(8))
     with pytest.raises(InvalidArgumentError, match="holds no results of operations"):
         with_data_flow(as_profiled(captured), profiled(kernel_seconds=1e-3, every=1e-4))
 
 
-def test_a_profile_is_cast_with_what_flows_between_products() -> None:
+def test_profile_in_half_precision_casts_all_activations() -> None:
     half = in_precision(profiled(kernel_seconds=1e-3, every=1e-4), "float16")
     dtypes = {tensor.dtype for one in half.operations for tensor in one.inputs}
     assert dtypes == {"float16"}

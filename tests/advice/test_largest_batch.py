@@ -44,7 +44,7 @@ def largest(trace: Trace, name: str = "L4") -> LargestBatch:
     return largest_batch(ScaledMemory(trace), layout_of(name), Strategy())
 
 
-def test_largest_batch_fills_the_memory_beside_the_model() -> None:
+def test_largest_batch_fills_the_memory_that_the_model_leaves() -> None:
     found = largest(kept())
     # Weight, gradient and hidden; 2 MiB hold the batches, cuBLAS has two workspaces of 8.125 MiB. An L4's 24 GiB, less
     # ECC and the driver (1/16, 3 %), less 800 MiB of context.

@@ -26,11 +26,11 @@ GPUS = [gpu("L4"), gpu("A100-SXM-80GB")]
         ("", "outside modules"),
     ],
 )
-def test_members_of_lists_are_one(module: str | None, name: str) -> None:
+def test_members_of_module_lists_are_merged(module: str | None, name: str) -> None:
     assert module_kind(module) == name
 
 
-def test_rows_add_up_to_the_devices_time_and_hold_the_optimizer() -> None:
+def test_rows_add_up_to_the_device_time_with_the_optimizer() -> None:
     trace = trained()
     table = layer_table(trace, GPUS, None)
     modules = {row.module: row for row in table.rows}
@@ -46,7 +46,7 @@ def test_rows_add_up_to_the_devices_time_and_hold_the_optimizer() -> None:
     assert first >= products + 0.5 * update
 
 
-def test_a_gelu_in_parts_is_named() -> None:
+def test_unfused_gelu_is_named() -> None:
     table = layer_table(trained(), GPUS, None)
     (named,) = [row for row in table.rows if row.pattern is not None]
     assert named.module == "*"
@@ -54,7 +54,7 @@ def test_a_gelu_in_parts_is_named() -> None:
     assert str(table).startswith("Where it goes")
 
 
-def test_a_changed_step_has_a_column_of_its_own() -> None:
+def test_changed_step_has_its_own_column() -> None:
     trace = trained()
     table = layer_table(trace, GPUS[:1], None, after=trained(1024))
     assert table.columns == ("L4", "L4, changed")

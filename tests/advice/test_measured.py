@@ -21,14 +21,14 @@ def gain_of(name: str, trace: Trace, gpu: str = GPU) -> float:
     return gain(before, after)
 
 
-def test_a_step_that_the_host_bounds_gains_nothing_by_half_precision() -> None:
+def test_host_bound_profile_gains_nothing_from_half_precision() -> None:
     """Forty launches, one in 100 us, of kernels of 4 and 32 us: the device could be infinitely fast."""
     trace = profiled(kernel_seconds=4e-6, every=100e-6, rows=64)
     assert gain_of("half", trace) == pytest.approx(1.0, abs=0.02)
     assert 0.9 < gain_of("16-mixed", trace) <= 1.0  # the casts are launched, too
 
 
-def test_a_step_that_the_device_bounds_gains_what_its_kernels_do() -> None:
+def test_device_bound_profile_gains_as_much_as_its_kernels() -> None:
     """Products of 8 ms on ordinary lanes go to tensor cores, additions of 1 ms move half of the bytes."""
     trace = profiled(kernel_seconds=1e-3, every=20e-6)
     changed, _ = CHANGES["half"].apply(trace, Assumptions())
@@ -41,7 +41,7 @@ def test_a_step_that_the_device_bounds_gains_what_its_kernels_do() -> None:
     assert changed.measured_steps[0] == pytest.approx(products + additions, rel=0.05)
 
 
-def test_what_the_step_holds_beyond_its_operations_stays() -> None:
+def test_time_outside_operations_is_kept() -> None:
     """A step that takes 30 ms longer than its kernels and launches say does so with the change, too."""
     short, long = (
         profiled(kernel_seconds=1e-3, every=20e-6),
@@ -54,7 +54,7 @@ def test_what_the_step_holds_beyond_its_operations_stays() -> None:
     assert gain_of("half", long) < gain_of("half", short)
 
 
-def test_operations_that_a_change_leaves_keep_their_kernels() -> None:
+def test_unchanged_operations_keep_their_kernels() -> None:
     trace = profiled(kernel_seconds=1e-3, every=20e-6)
     changed, _ = CHANGES["tf32"].apply(trace, Assumptions())
     for before, after in zip(trace.operations, changed.operations, strict=True):
@@ -65,7 +65,7 @@ def test_operations_that_a_change_leaves_keep_their_kernels() -> None:
             assert after.kernels[0].seconds < before.kernels[0].seconds
 
 
-def test_a_step_without_kernels_keeps_its_measured_pace() -> None:
+def test_step_time_without_kernels_is_scaled() -> None:
     """Measured at twice the time by shapes, it is predicted at twice the time of the changed shapes."""
     trace = profiled(kernel_seconds=1e-3, every=20e-6)
     from dataclasses import replace
@@ -79,7 +79,7 @@ def test_a_step_without_kernels_keeps_its_measured_pace() -> None:
 
 
 @pytest.mark.recorded
-def test_half_precision_does_not_help_the_recorded_resnet_that_its_host_bounds() -> None:
+def test_half_precision_does_not_help_a_host_bound_resnet() -> None:
     """213 ms of launches and 40 ms of kernels on an A100."""
     trace = lp.Trace.load(recording("married_resnet50_a100.json.gz"))
     for name in ("16-mixed", "bf16-mixed", "half"):
@@ -87,13 +87,13 @@ def test_half_precision_does_not_help_the_recorded_resnet_that_its_host_bounds()
 
 
 @pytest.mark.recorded
-def test_half_precision_helps_the_recorded_resnet_that_its_device_bounds() -> None:
+def test_half_precision_helps_a_device_bound_resnet() -> None:
     """ResNet-50 trains about twice as fast in mixed precision on a V100 in NVIDIA's own tables (2.0 to 2.4 times)."""
     trace = lp.Trace.load(recording("married_resnet50_v100.json.gz"))
     assert 1.6 <= gain_of("16-mixed", trace, "V100-SXM2-32GB") <= 2.6
 
 
 @pytest.mark.recorded
-def test_compiling_is_told_for_a_recording_that_knows_its_tensors() -> None:
+def test_compile_gain_of_a_profile_with_data_flow_is_plausible() -> None:
     trace = lp.Trace.load(recording("married_resnet50_v100.json.gz"))
     assert 1.0 <= gain_of("compile", trace, "V100-SXM2-32GB") <= 1.6

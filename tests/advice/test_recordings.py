@@ -24,7 +24,7 @@ MISSING = ("recording", "samples a step holds is not known", "capture the same s
 
 @pytest.mark.recorded
 @pytest.mark.parametrize("name", NAMES)
-def test_each_change_answers_or_says_why(name: str) -> None:
+def test_every_change_applies_or_gives_a_reason(name: str) -> None:
     trace = lp.import_trace(recording(f"{name}.json.gz"))
     assert trace.has_measured_kernels
     reasons = {change.name: change.why_not(trace, None) for change in CHANGES.values()}

@@ -86,7 +86,7 @@ def saved(report: MemoryReport) -> dict[str, float]:
     return {saving.description: saving.bytes for saving in report.savings}
 
 
-def test_checkpointed_blocks_need_about_what_a_capture_of_them_does(trace: Trace, report: MemoryReport) -> None:
+def test_checkpointed_blocks_need_the_memory_of_a_checkpointed_capture(trace: Trace, report: MemoryReport) -> None:
     """Torch repeats a block only as far as its backward pass needs: at most the widest result, 16 MiB, is too much."""
     told, captured_so = reserved(checkpointed(trace)), reserved(captured(checkpoints=True))
     widest = SAMPLES * TOKENS * 4 * WIDTH * 4
@@ -96,17 +96,17 @@ def test_checkpointed_blocks_need_about_what_a_capture_of_them_does(trace: Trace
     assert size > 5 / 6 * 0.7 * reserved(trace) / 2  # of six blocks, one is whole at a time
 
 
-def test_what_half_the_batch_saves_is_the_difference_of_two_captures(trace: Trace, report: MemoryReport) -> None:
+def test_saving_of_half_the_batch_equals_the_difference_of_captures(trace: Trace, report: MemoryReport) -> None:
     assert saved(report)[f"a batch of {SAMPLES // 2}"] == reserved(trace) - reserved(captured(samples=SAMPLES // 2))
 
 
-def test_savings_are_ranked_and_never_more_than_there_is(report: MemoryReport) -> None:
+def test_savings_are_ranked_and_below_the_total(report: MemoryReport) -> None:
     sizes = list(saved(report).values())
     assert sizes == sorted(sizes, reverse=True)
     assert all(0.02 * report.breakdown.total_bytes <= size < report.breakdown.total_bytes for size in sizes)
 
 
-def test_state_in_8_bits_saves_three_quarters_of_it() -> None:
+def test_optimizer_state_in_8_bits_saves_three_quarters() -> None:
     """A layer of 256 MiB whose two moments are 512; segments are multiples of 2 MiB."""
     with torch.device("meta"):
         model, data = nn.Linear(8192, 8192, bias=False), torch.empty(2, 8192)
@@ -124,7 +124,7 @@ def test_state_in_8_bits_saves_three_quarters_of_it() -> None:
     assert found.largest is None  # how many samples a step holds was not said
 
 
-def test_the_report_says_the_same_in_every_form(report: MemoryReport) -> None:
+def test_report_agrees_in_text_html_and_markdown(report: MemoryReport) -> None:
     class Text(HTMLParser):
         def __init__(self) -> None:
             super().__init__()
@@ -146,5 +146,5 @@ def test_the_report_says_the_same_in_every_form(report: MemoryReport) -> None:
     assert report.as_dict()["savings"] == saved(report)
 
 
-def test_of_a_step_without_a_model_there_is_no_report(trace: Trace) -> None:
+def test_report_needs_a_known_model(trace: Trace) -> None:
     assert memory_report(replace(trace, memory=Memory()), gpu("L4")) is None

@@ -10,7 +10,7 @@ import lightning_predict as lp
 from tests.advice.example_steps import REPORTED, trained
 
 
-def test_ddp_and_fsdp_exclude_each_other_and_answer_the_question_both_ways() -> None:
+def test_gains_of_ddp_and_fsdp_are_reciprocal() -> None:
     ddp, fsdp = (lp.advise(trained(256), ["8xL4"], strategy=name) for name in ("ddp", "fsdp"))
     assert ddp["ddp"].why_not == "the strategy is ddp already"
     assert fsdp["fsdp"].why_not == "the strategy is fsdp already"
@@ -25,14 +25,14 @@ def test_ddp_and_fsdp_exclude_each_other_and_answer_the_question_both_ways() -> 
     assert ddp["fsdp"].memory < ddp.before["8xL4"].memory_bytes
 
 
-def test_one_gpu_has_nothing_to_share() -> None:
+def test_sharding_does_not_apply_to_one_gpu() -> None:
     told = lp.advise(trained(256), ["L4"])
     assert told["fsdp"].verdict == "no"
     assert told["fsdp"].why_not == told["ddp"].why_not == "one L4 shares nothing; ask for several, as 8xL4"
     assert "fsdp, ddp (one L4 shares nothing" in " ".join(told.text(verbose=True).split())
 
 
-def test_accumulation_saves_updates_on_one_gpu_and_exchanges_on_several() -> None:
+def test_accumulation_saves_updates_and_gradient_exchanges() -> None:
     """Of n batches an update, n - 1 updates are saved."""
     step = trained(256)
     told = lp.advise(step, ["L4"])
@@ -46,7 +46,7 @@ def test_accumulation_saves_updates_on_one_gpu_and_exchanges_on_several() -> Non
     assert several["accumulation"].simulated_gain > 1
 
 
-def test_a_run_of_accumulated_batches_on_one_gpu_takes_each_batch_once() -> None:
+def test_accumulated_run_takes_each_batch_once() -> None:
     """1,000 batches are 250 steps of four, each three batches without the update longer than a recorded one."""
     step = trained(256)
     plain, four = (lp.predict(step, ["L4"], iterations=1000, strategy=name)["L4"] for name in ("ddp", "accumulate=4"))
@@ -57,7 +57,7 @@ def test_a_run_of_accumulated_batches_on_one_gpu_takes_each_batch_once() -> None
     assert four.total_seconds == pytest.approx(plain.total_seconds - 750 * update)
 
 
-def test_a_step_measured_on_several_gpus_is_told_by_the_ratio_of_two_predictions() -> None:
+def test_measured_step_on_several_gpus_is_scaled_by_two_predictions() -> None:
     """Both sides hold the measured step, so the gain comes from two predictions alone."""
     step = replace(trained(256), gpu_reported_name=REPORTED, world_size=8, step_seconds=(0.05, 0.05))
     told = lp.advise(step, ["8xA100-SXM-40GB"])

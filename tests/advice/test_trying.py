@@ -56,7 +56,7 @@ def meta_step(batch_size: int) -> Callable[[], object]:
         ("batch_size", torch.float32, 4),
     ],
 )
-def test_a_step_of_the_meta_device_runs_here_with_and_without_the_change(
+def test_meta_step_runs_on_this_machine_with_and_without_the_change(
     name: str, dtype: torch.dtype, samples: int
 ) -> None:
     RAN.clear()
@@ -73,7 +73,7 @@ def test_a_step_of_the_meta_device_runs_here_with_and_without_the_change(
     assert (tried.steps, tried.device) == (4, "cpu")
 
 
-def test_a_gain_is_samples_a_second_after_over_before() -> None:
+def test_measured_gain_is_throughput_after_over_before() -> None:
     now = 0.0
 
     def make_step(batch_size: int, change: str | None = None) -> Callable[[], object]:
@@ -97,7 +97,7 @@ def test_a_gain_is_samples_a_second_after_over_before() -> None:
     assert doubled.gain.middle == 1.5  # 2 samples in 3 s before, 4 in 4 s after
 
 
-def test_what_cannot_be_tried_is_said() -> None:
+def test_untestable_change_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="'loader' cannot be made to a step from outside; give the function"):
         try_change("loader", meta_step, batch_size=2)
     with pytest.raises(InvalidArgumentError, match="steps=3 is too few"):
@@ -108,7 +108,7 @@ def test_what_cannot_be_tried_is_said() -> None:
         try_change("tf32", lambda _samples: lambda: None, batch_size=2)
 
 
-def test_meta_tensors_of_an_object_are_named() -> None:
+def test_meta_tensors_inside_an_object_are_rejected() -> None:
     class Batch:
         def __init__(self) -> None:
             self.rows = torch.empty(2, 4, device="meta")
@@ -121,7 +121,7 @@ def test_meta_tensors_of_an_object_are_named() -> None:
         try_change("tf32", make_step, batch_size=2)
 
 
-def test_the_command_tries_a_change_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_tries_a_change_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import lightning_predict as lp
 
     script, trace = tmp_path / "a_training_script.py", tmp_path / "step.json.gz"

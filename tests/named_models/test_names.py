@@ -13,13 +13,13 @@ from lightning_predict.record.named_models.names import parse_model_name
 from lightning_predict.record.named_models.options import StepOptions
 
 
-def test_a_name_has_a_library() -> None:
+def test_name_starts_with_a_library() -> None:
     found = parse_model_name("hf:Qwen/Qwen2.5-7B")
     assert (found.library, found.name, found.configuration) == ("hf", "Qwen/Qwen2.5-7B", None)
 
 
 @pytest.mark.parametrize("text", ["Qwen/Qwen2.5-7B", "keras:resnet50", "hf:", ""])
-def test_other_names_are_refused_with_examples(text: str) -> None:
+def test_unknown_name_is_rejected_with_examples(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"expected for example hf:Qwen/Qwen2\.5-7B, timm:"):
         parse_model_name(text)
 
@@ -32,7 +32,9 @@ def test_other_names_are_refused_with_examples(text: str) -> None:
         ({"_class_name": "UNet2DModel"}, "diffusers", "mine"),
     ],
 )
-def test_a_folder_has_a_configuration(tmp_path: Path, content: dict[str, object], library: str, name: str) -> None:
+def test_folder_with_a_configuration_is_read(
+    tmp_path: Path, content: dict[str, object], library: str, name: str
+) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
@@ -41,25 +43,25 @@ def test_a_folder_has_a_configuration(tmp_path: Path, content: dict[str, object]
         assert (found.library, found.name, found.configuration) == (library, name, content)
 
 
-def test_the_denoiser_of_a_pipeline_is_found(tmp_path: Path) -> None:
+def test_denoiser_of_a_pipeline_is_found(tmp_path: Path) -> None:
     (tmp_path / "unet").mkdir()
     (tmp_path / "model_index.json").write_text("{}", encoding="utf-8")
     (tmp_path / "unet" / "config.json").write_text('{"_class_name": "UNet2DModel"}', encoding="utf-8")
     assert parse_model_name(str(tmp_path)).library == "diffusers"
 
 
-def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_configuration_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"has no config\.json; give that file"):
         parse_model_name(str(tmp_path))
 
 
-def test_a_configuration_of_no_library_is_refused(tmp_path: Path) -> None:
+def test_configuration_of_an_unknown_library_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"layers": 3}', encoding="utf-8")
     with pytest.raises(InvalidArgumentError, match="has none of the keys _class_name, model_type, architecture"):
         parse_model_name(str(tmp_path))
 
 
-def test_a_shipped_configuration_has_a_source_and_other_names() -> None:
+def test_shipped_configuration_has_source_and_aliases() -> None:
     found = shipped("hf", "qwen/qwen2.5-7b-instruct")
     assert found.name == "Qwen/Qwen2.5-7B"
     assert found.config["num_key_value_heads"] == 4
@@ -67,13 +69,13 @@ def test_a_shipped_configuration_has_a_source_and_other_names() -> None:
     assert found.date >= "2026"
 
 
-def test_each_shipped_configuration_can_be_read() -> None:
+def test_every_shipped_configuration_can_be_read() -> None:
     models = {one.name for one in shipped_models("hf").values()}
     assert len(models) >= 60
     assert len({one.name for one in shipped_models("diffusers").values()}) == 3
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
+def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Did you mean 'qwen/qwen2.5-7b'\? Download the config.json"):
         shipped("hf", "Qwen/Qwen2.5-7")
 
@@ -87,11 +89,11 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         ({"lora_targets": "q_proj"}, "needs LoRA, whose layers it names: add lora=16"),
     ],
 )
-def test_wrong_options_are_refused(values: dict[str, object], text: str) -> None:
+def test_invalid_options_are_rejected(values: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
         StepOptions(**values)  # type: ignore[arg-type]
 
 
-def test_the_default_precision_is_that_of_most_trainings() -> None:
+def test_default_precision_is_bf16() -> None:
     assert StepOptions().numbers().word == "bf16-mixed"
     assert StepOptions(lora=8).numbers().word == "bf16-true"

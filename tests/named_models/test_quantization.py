@@ -49,7 +49,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_a_layer_has_half_a_byte_a_value_and_its_scales(double: bool) -> None:
+def test_4_bit_layer_stores_half_a_byte_per_value_and_scales(double: bool) -> None:
     model = model_of()
     assert as_4bit(model, compute_dtype=torch.bfloat16, double=double) == 3
     layer: Any = model.get_submodule("1.0")
@@ -63,7 +63,7 @@ def test_a_layer_has_half_a_byte_a_value_and_its_scales(double: bool) -> None:
     assert parameter_counts(model) == (whole, whole - 3 * VALUES)
 
 
-def test_the_weight_is_dequantized_in_both_passes() -> None:
+def test_weight_is_dequantized_in_both_passes() -> None:
     model = model_of()
     as_4bit(model, compute_dtype=torch.bfloat16)
     trace = recorded(model, torch.optim.AdamW(trained(model)))
@@ -73,7 +73,7 @@ def test_the_weight_is_dequantized_in_both_passes() -> None:
     assert not [note for note in prediction.notes if "unknown" in note]
 
 
-def test_frozen_layers_take_less_memory_in_four_bits() -> None:
+def test_frozen_layers_need_less_memory_in_4_bits() -> None:
     plain, packed = model_of(blocks=40), model_of(blocks=40)
     as_4bit(packed, compute_dtype=torch.bfloat16)
     allocated = [
@@ -94,7 +94,7 @@ def test_frozen_layers_take_less_memory_in_four_bits() -> None:
         (32, True, 0),
     ],
 )
-def test_an_optimizer_holds_its_states(bits: Any, paged: bool, state_bytes: int) -> None:
+def test_optimizer_states_have_the_expected_size(bits: Any, paged: bool, state_bytes: int) -> None:
     with torch.device("meta"):
         layer, data = nn.Linear(WIDTH, WIDTH, bias=False), torch.empty(4, WIDTH)
     optimizer = BlockwiseAdamW(layer.parameters(), bits=bits, paged=paged)
@@ -127,7 +127,7 @@ def test_small_states_keep_32_bits() -> None:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_our_layers_equal_those_of_bitsandbytes(double: bool) -> None:
+def test_layers_equal_the_layers_of_bitsandbytes(double: bool) -> None:
     library = pytest.importorskip("bitsandbytes")
     ours, theirs = model_of(), model_of()
     as_4bit(ours, compute_dtype=torch.bfloat16, double=double)
@@ -148,7 +148,7 @@ def test_our_layers_equal_those_of_bitsandbytes(double: bool) -> None:
     assert seconds[0] == pytest.approx(seconds[1], rel=0.06)  # the library reads scales within its product
 
 
-def test_qlora_of_a_named_model(gpt2: str) -> None:
+def test_named_model_is_recorded_with_qlora(gpt2: str) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4, quantization="nf4-double", optimizer="adamw_8bit", checkpointing=True)
@@ -170,7 +170,7 @@ def test_qlora_of_a_named_model(gpt2: str) -> None:
         ({"optimizer": "adamw_4bit"}, "expected one of adamw, adam, sgd, adamw_8bit"),
     ],
 )
-def test_other_settings_are_refused(options: dict[str, Any], message: str) -> None:
+def test_other_settings_are_rejected(options: dict[str, Any], message: str) -> None:
     refused: Callable[..., StepOptions] = StepOptions
     with pytest.raises(InvalidArgumentError, match=message):
         refused(**options)

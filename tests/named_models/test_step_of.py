@@ -63,7 +63,7 @@ def check_same(named: Trace, own: Trace) -> None:
     assert ours.step.device_seconds == pytest.approx(theirs.step.device_seconds, rel=1e-9)
 
 
-def test_a_text_model_equals_a_script(gpt2: str) -> None:
+def test_text_model_equals_a_script(gpt2: str) -> None:
     transformers = pytest.importorskip("transformers")
     named = lp.step_of(gpt2, batch_size=2, length=64)
     config = transformers.GPT2Config(
@@ -78,7 +78,7 @@ def test_a_text_model_equals_a_script(gpt2: str) -> None:
     assert sum(math.prod(one.shape) for one in named.parameters) == sum(one.numel() for one in model.parameters())
 
 
-def test_an_image_model_of_timm_equals_a_script() -> None:
+def test_timm_model_equals_a_script() -> None:
     timm = pytest.importorskip("timm")
     named = lp.step_of("timm:vit_tiny_patch16_224", batch_size=4, precision="32-true")
     with torch.device("meta"):
@@ -88,7 +88,7 @@ def test_an_image_model_of_timm_equals_a_script() -> None:
     check_same(named, own)
 
 
-def test_the_note_describes_the_step(gpt2: str) -> None:
+def test_note_describes_the_step(gpt2: str) -> None:
     pytest.importorskip("transformers")
     note = lp.step_of(gpt2, batch_size=2, length=64, precision="bf16-true", optimizer="sgd").notes[0]
     # 2 blocks of 12 * 64^2 + 13 * 64, the tables of 500 words and 128 positions, and the last norm
@@ -98,7 +98,7 @@ def test_the_note_describes_the_step(gpt2: str) -> None:
     )
 
 
-def test_checkpointing_computes_the_forward_pass_again(gpt2: str) -> None:
+def test_checkpointing_repeats_the_forward_pass(gpt2: str) -> None:
     pytest.importorskip("transformers")
     plain, checkpointed = (lp.step_of(gpt2, length=64, checkpointing=value) for value in (False, True))
     attentions = [
@@ -108,7 +108,7 @@ def test_checkpointing_computes_the_forward_pass_again(gpt2: str) -> None:
     assert attentions == [2, 4]  # of two blocks
 
 
-def test_adapters_are_trained_alone(gpt2: str) -> None:
+def test_only_adapters_are_trained(gpt2: str) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4)
@@ -130,7 +130,7 @@ def test_adapters_are_trained_alone(gpt2: str) -> None:
         ("32-true", None, "32-true", None),
     ],
 )
-def test_adapters_are_trained_in_the_precision_of_the_heading(
+def test_adapters_are_trained_in_the_stated_precision(
     gpt2: str, precision: str | None, quantization: str | None, words: str, autocast: str | None
 ) -> None:
     pytest.importorskip("transformers")
@@ -144,7 +144,7 @@ def test_adapters_are_trained_in_the_precision_of_the_heading(
     assert products == {autocast or "float32"}
 
 
-def test_a_length_is_required_and_checked(gpt2: str) -> None:
+def test_length_is_required_and_checked(gpt2: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(InvalidArgumentError, match="length= is missing"):
         lp.step_of(gpt2)
@@ -152,7 +152,7 @@ def test_a_length_is_required_and_checked(gpt2: str) -> None:
         lp.step_of(gpt2, length=129)
 
 
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def absent(name: str) -> None:
         raise ImportError(name)
 
@@ -163,7 +163,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "pip install transformers" in capsys.readouterr().err
 
 
-def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+def test_unknown_architecture_is_rejected(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     file = tmp_path / "config.json"
     file.write_text(json.dumps(GPT2 | {"architectures": ["MineForCausalLM"]}), encoding="utf-8")
@@ -193,7 +193,7 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
         ("openai/whisper-medium", 0.764, "Whisper: 769 M with positions and the head tied"),
     ],
 )
-def test_parameters_of_shipped_models(name: str, billions: float, source: str) -> None:
+def test_shipped_models_have_the_published_number_of_parameters(name: str, billions: float, source: str) -> None:
     transformers = pytest.importorskip("transformers")
     from lightning_predict.record.named_models.configurations import shipped
 
@@ -204,7 +204,7 @@ def test_parameters_of_shipped_models(name: str, billions: float, source: str) -
     assert sum(one.numel() for one in model.parameters()) == pytest.approx(1e9 * billions, rel=0.006), source
 
 
-def test_the_command_line_names_a_model(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_takes_a_model_name(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     assert main(["predict", gpt2, "--length", "64", "--batch-size", "2", "--gpus", "T4"]) == 0
     out, err = capsys.readouterr()

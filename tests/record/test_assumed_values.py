@@ -143,7 +143,7 @@ def _lines(trace: Trace) -> list[object]:
     ],
 )
 @pytest.mark.parametrize("warmup_steps", [0, 1])
-def test_a_step_that_reads_values_is_recorded_as_on_the_cpu_with_such_values(
+def test_meta_step_that_reads_values_equals_the_cpu_step(
     make: Callable[[str], Callable[[], object]], assumed: str, warmup_steps: int
 ) -> None:
     on_meta = lp.capture(make("meta"), warmup_steps=warmup_steps)
@@ -162,7 +162,7 @@ def _ctc(device: str) -> Callable[[], object]:
     return lambda: functional.ctc_loss(scores, targets, torch.full((2,), 9), torch.tensor([3, 2])).backward()
 
 
-def test_a_ctc_loss_has_the_shapes_of_the_cpu() -> None:
+def test_ctc_loss_on_meta_has_the_shapes_of_the_cpu() -> None:
     shapes = []
     for device in ("meta", "cpu"):
         trace = lp.capture(_ctc(device))
@@ -197,9 +197,7 @@ def _few(data: Tensor, count: int) -> Tensor:
         (lambda data: _kinds(data) == torch.unique(_kinds(data))[0], 50),
     ],
 )
-def test_the_bound_of_a_size_follows_from_the_operations_before(
-    make_mask: Callable[[Tensor], Tensor], rows: int
-) -> None:
+def test_size_bound_follows_from_earlier_operations(make_mask: Callable[[Tensor], Tensor], rows: int) -> None:
     assert _rows_selected(make_mask) == rows
 
 
@@ -216,7 +214,7 @@ def _kinds(data: Tensor) -> Tensor:
         (lambda index: torch.bincount(index), "does not have on the meta device"),
     ],
 )
-def test_an_integer_that_may_become_a_size_is_refused(read: Callable[[Tensor], object], said: str) -> None:
+def test_unknown_integer_is_rejected(read: Callable[[Tensor], object], said: str) -> None:
     with torch.device("meta"):
         layer, data, index = nn.Linear(4, 4), torch.empty(2, 4), torch.zeros(2, dtype=torch.long)
 
@@ -229,7 +227,7 @@ def test_an_integer_that_may_become_a_size_is_refused(read: Callable[[Tensor], o
     assert "CPU" in str(caught.value)
 
 
-def test_a_sparse_product_on_meta_is_refused_by_our_error() -> None:
+def test_sparse_product_on_meta_is_rejected() -> None:
     # The transpose of a sparse meta tensor has no stored elements, so that its product would be free.
     with torch.device("meta"):
         places, values = torch.zeros(2, 5, dtype=torch.long), torch.empty(5)
@@ -243,7 +241,7 @@ def test_a_sparse_product_on_meta_is_refused_by_our_error() -> None:
         lp.capture(step)
 
 
-def test_an_error_that_follows_from_an_assumption_names_it() -> None:
+def test_error_after_an_assumption_names_it() -> None:
     with torch.device("meta"):
         data, mask = torch.empty(6, 4, requires_grad=True), torch.zeros(6, dtype=torch.bool)
 
@@ -258,7 +256,7 @@ def test_an_error_that_follows_from_an_assumption_names_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["a meta tensor", "the Meta device"])
-def test_an_error_that_the_step_raises_itself_stays_its_own(text: str) -> None:
+def test_error_of_the_step_is_unchanged(text: str) -> None:
     def step() -> None:
         raise ValueError(text)
 
@@ -266,7 +264,7 @@ def test_an_error_that_the_step_raises_itself_stays_its_own(text: str) -> None:
         lp.capture(step)
 
 
-def test_autocast_applies_to_a_step_that_reads_values() -> None:
+def test_autocast_applies_to_steps_that_read_values() -> None:
     with torch.device("meta"):
         layer, data, mask = nn.Linear(4, 4), torch.empty(6, 4), torch.zeros(6, dtype=torch.bool)
     trace = lp.capture(lambda: layer(data)[mask].float().sum().backward(), precision="bf16-mixed")
@@ -275,7 +273,7 @@ def test_autocast_applies_to_a_step_that_reads_values() -> None:
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_masks_are_true_in_the_share_that_is_given(share: float) -> None:
+def test_mask_share_sets_the_true_elements(share: float) -> None:
     """A masked language model multiplies a quarter of its tokens with the vocabulary."""
     with torch.device("meta"):
         head, hidden = nn.Linear(8, 50), torch.empty(4, 16, 8)
@@ -294,6 +292,6 @@ def test_masks_are_true_in_the_share_that_is_given(share: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_another_share_is_refused(share: float) -> None:
+def test_invalid_mask_share_is_rejected(share: float) -> None:
     with pytest.raises(lp.LightningPredictError, match="expected a share above 0 and at most 1"):
         lp.capture(lambda: None, mask_share=share)

@@ -37,7 +37,7 @@ def summary(found: list[FoundOperation]) -> list[tuple[str, int]]:
     return [(item.name, len(item.work)) for item in found]
 
 
-def test_composites_are_descended_into_and_operations_are_not() -> None:
+def test_composites_are_replaced_by_their_parts() -> None:
     found = select(
         op("aten::conv2d", 0, 50),
         op("aten::convolution", 1, 48),
@@ -50,7 +50,7 @@ def test_composites_are_descended_into_and_operations_are_not() -> None:
     assert summary(found) == [("aten::convolution", 2)]
 
 
-def test_a_composite_that_launches_work_itself_has_a_kernel_of_its_own_here() -> None:
+def test_composite_that_launches_kernels_is_an_operation() -> None:
     # RMS normalisation is taken apart on the CPU and fused on CUDA.
     found = select(op("aten::_fused_rms_norm", 0, 20), op("aten::empty", 1, 2), *kernel(5, 1))
     assert summary(found) == [("aten::_fused_rms_norm", 1)]
@@ -58,12 +58,12 @@ def test_a_composite_that_launches_work_itself_has_a_kernel_of_its_own_here() ->
     assert summary(parts) == [("aten::pow", 0), ("aten::mean", 0)]
 
 
-def test_maximum_of_two_tensors_is_taken_apart_and_along_a_dimension_not() -> None:
+def test_only_maximum_of_two_tensors_is_a_composite() -> None:
     found = select(op("aten::max", 0, 9), op("aten::maximum", 1, 5), op("aten::max", 10, 9), op("aten::empty", 11, 2))
     assert summary(found) == [("aten::maximum", 0), ("aten::max", 0)]
 
 
-def test_compiled_code_shows_its_products_and_its_fused_kernels() -> None:
+def test_compiled_code_has_matmuls_and_fused_kernels() -> None:
     found = select(
         event("Torch-Compiled Region: 0/0", 0, 100),
         event("CompiledFunction", 5, 90, number=4),
@@ -83,7 +83,7 @@ def test_compiled_code_shows_its_products_and_its_fused_kernels() -> None:
     ]
 
 
-def test_parts_of_a_backward_pass_are_drawn_together_by_number() -> None:
+def test_backward_parts_are_joined_by_sequence_number() -> None:
     found = select(
         op("aten::scaled_dot_product_attention", 0, 50, 5),
         op("aten::bmm", 5, 10, 6),
@@ -120,7 +120,7 @@ def test_parts_of_a_backward_pass_are_drawn_together_by_number() -> None:
     assert joined.duration == 45
 
 
-def test_a_forward_that_is_recomputed_inside_a_node_stands_alone() -> None:
+def test_recomputed_forward_pass_is_not_joined() -> None:
     found = select(
         op("aten::scaled_dot_product_attention", 0, 50, 5),
         op("aten::sum", 60, 10, 6),
@@ -133,7 +133,7 @@ def test_a_forward_that_is_recomputed_inside_a_node_stands_alone() -> None:
     assert summary(found)[2:] == [("aten::scaled_dot_product_attention_backward", 1), ("aten::addmm", 1)]
 
 
-def test_numbers_of_two_threads_are_told_apart_by_the_links_between_forward_and_backward() -> None:
+def test_sequence_numbers_are_separated_by_thread() -> None:
     def link(kind: str, start: float, tid: int, number: int) -> dict[str, Any]:
         return {"ph": kind, "cat": "fwdbwd", "name": "fwdbwd", "id": number, "pid": 9, "tid": tid, "ts": start}
 
@@ -154,7 +154,7 @@ def test_numbers_of_two_threads_are_told_apart_by_the_links_between_forward_and_
     assert summary(found)[4:] == [("aten::threshold_backward", 0), ("aten::lstm_backward", 0)]
 
 
-def test_only_the_last_call_that_saw_a_number_made_the_node() -> None:
+def test_last_call_with_a_sequence_number_created_the_node() -> None:
     # A copy of the batch reads autograd's counter before the product does, and takes no number.
     found = select(
         op("aten::to", 0, 20, 7),

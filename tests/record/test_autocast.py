@@ -112,7 +112,7 @@ def key(operation: Operation) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_operations_are_those_of_the_cpu_where_the_lists_agree(dtype: torch.dtype) -> None:
+def test_autocast_on_meta_equals_the_cpu_if_the_lists_agree(dtype: torch.dtype) -> None:
     counts = {}
     for device, kind in (("cpu", "cpu"), ("meta", "cuda")):
         with torch.device(device):
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-def test_lightnings_precision_records_operation_by_operation_what_autocast_runs_on_the_cpu(precision: str) -> None:
+def test_precision_on_meta_gives_the_operations_of_cpu_autocast(precision: str) -> None:
     sequences, casts, backward = {}, {}, {}
     for device in ("cpu", "meta"):
         with torch.device(device):
@@ -180,7 +180,7 @@ def test_lightnings_precision_records_operation_by_operation_what_autocast_runs_
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_operations_are_those_of_cuda_by_its_own_lists(dtype: torch.dtype) -> None:
+def test_autocast_on_meta_equals_cuda_lists(dtype: torch.dtype) -> None:
     with torch.device("meta"):
         model, images = Mixed().requires_grad_(False), torch.zeros(2, 3, 8, 8)
     on_meta = recorded(model, images, "cuda", dtype, backward=False)
@@ -206,7 +206,7 @@ def linear_step(dtype: torch.dtype = torch.float32) -> Callable[[], None]:
     return lambda: layer(data).sum().backward()
 
 
-def test_a_precision_of_lightning_casts_on_the_meta_device() -> None:
+def test_lightning_precision_casts_on_meta() -> None:
     assert products(linear_step()) == [("forward", "float32"), ("backward", "float32")]
     assert products(linear_step(), precision="bf16-mixed") == [("forward", "bfloat16"), ("backward", "bfloat16")]
     assert products(linear_step(), precision="16-mixed") == [("forward", "float16"), ("backward", "float16")]
@@ -217,13 +217,13 @@ def test_a_precision_of_lightning_casts_on_the_meta_device() -> None:
     ]
 
 
-def test_the_trace_knows_its_autocast_and_the_state_is_put_back() -> None:
+def test_autocast_is_stored_and_restored() -> None:
     trace = capture(linear_step(), precision="bf16-mixed")
     assert trace.flags.autocast_dtype == "bfloat16"
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_an_autocast_of_the_steps_own_is_applied_on_the_meta_device() -> None:
+def test_autocast_inside_the_step_applies_on_meta() -> None:
     layer, data = nn.Linear(8, 4, device="meta"), torch.zeros(2, 8, device="meta")
 
     def step() -> None:
@@ -235,7 +235,7 @@ def test_an_autocast_of_the_steps_own_is_applied_on_the_meta_device() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns it off where there is no CUDA")
-def test_an_autocast_for_cuda_holds_on_the_meta_device_of_a_machine_without() -> None:
+def test_cuda_autocast_applies_on_meta_without_cuda() -> None:
     layer, data = nn.Linear(8, 4, device="meta"), torch.zeros(2, 8, device="meta")
 
     def step() -> None:
@@ -254,7 +254,7 @@ def test_an_autocast_for_cuda_holds_on_the_meta_device_of_a_machine_without() ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns it off where there is no CUDA")
-def test_an_autocast_for_cuda_that_was_made_before_is_said_to_be_off() -> None:
+def test_cuda_autocast_created_before_the_step_is_off_with_a_note() -> None:
     layer, data = nn.Linear(8, 4, device="meta"), torch.zeros(2, 8, device="meta")
     with pytest.warns(UserWarning, match="Disabling autocast"):
         context = torch.autocast("cuda", dtype=torch.bfloat16)
@@ -272,7 +272,7 @@ def test_an_autocast_for_cuda_that_was_made_before_is_said_to_be_off() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns it off where there is no CUDA")
-def test_an_autocast_for_cuda_casts_nothing_on_the_cpu_and_that_is_said() -> None:
+def test_cuda_autocast_on_the_cpu_casts_nothing_with_a_note() -> None:
     layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
 
     def step() -> None:
@@ -288,7 +288,7 @@ def test_an_autocast_for_cuda_casts_nothing_on_the_cpu_and_that_is_said() -> Non
     ) in trace.notes
 
 
-def test_a_parameter_that_is_used_twice_is_cast_once_a_forward_pass() -> None:
+def test_parameter_is_cast_once_per_forward_pass() -> None:
     layer, data = nn.Linear(8, 8, device="meta", bias=False), torch.zeros(2, 8, device="meta")
 
     def step() -> None:
@@ -324,7 +324,7 @@ def reversible(data: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-def test_what_a_backward_pass_computes_again_by_itself_is_not_under_autocast() -> None:
+def test_recomputation_by_a_custom_function_has_no_autocast() -> None:
     weight = torch.zeros(8, 8, device="meta", requires_grad=True)
     data = torch.zeros(2, 8, device="meta", requires_grad=True)
 
@@ -341,7 +341,7 @@ def test_what_a_backward_pass_computes_again_by_itself_is_not_under_autocast() -
     assert products(whole, precision="bf16-mixed") == products(forward_alone) == expected
 
 
-def test_checkpointing_computes_again_under_autocast() -> None:
+def test_checkpointing_recomputes_under_autocast() -> None:
     layer, data = nn.Linear(8, 8, device="meta", bias=False), torch.zeros(2, 8, device="meta", requires_grad=True)
 
     def step() -> None:
@@ -351,7 +351,7 @@ def test_checkpointing_computes_again_under_autocast() -> None:
     assert found == [("forward", "bfloat16"), *[("backward", "bfloat16")] * (len(found) - 1)]
 
 
-def test_attention_of_float32_says_what_autocast_computes_it_in() -> None:
+def test_float32_attention_states_its_compute_dtype() -> None:
     query = torch.zeros(1, 2, 4, 8, device="meta", requires_grad=True)
     trace = capture(lambda: functional.scaled_dot_product_attention(query, query, query).sum(), precision="bf16-mixed")
     attention = next(o for o in trace.operations if "attention" in o.name)
@@ -361,7 +361,7 @@ def test_attention_of_float32_says_what_autocast_computes_it_in() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_in_16_bits_is_16_bits_on_every_device(dtype: torch.dtype, masked: bool) -> None:
+def test_16_bit_attention_is_recorded_alike_on_every_device(dtype: torch.dtype, masked: bool) -> None:
     name = str(dtype).removeprefix("torch.")
     found = {}
     for device in ("cpu", "meta"):
@@ -381,29 +381,29 @@ def test_attention_in_16_bits_is_16_bits_on_every_device(dtype: torch.dtype, mas
     assert [phase for _, phase, _, _ in found["meta"]] == ["forward", "backward"]
 
 
-def test_what_cuda_refuses_is_refused_in_words() -> None:
+def test_operation_banned_under_autocast_is_rejected() -> None:
     rates = torch.full((4,), 0.5, device="meta")
     with pytest.raises(CaptureError, match="binary_cross_entropy cannot run under autocast on CUDA; use"):
         capture(lambda: functional.binary_cross_entropy(rates, rates), precision="16-mixed")
 
 
-def test_another_precision_than_the_models_is_refused() -> None:
+def test_precision_that_differs_from_the_model_is_rejected() -> None:
     with pytest.raises(CaptureError, match=r"'bf16-true' means parameters in bfloat16, .* some in float32; make the"):
         capture(linear_step(), precision="bf16-true")
 
 
-def test_an_unknown_precision_is_refused() -> None:
+def test_unknown_precision_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="precision='fp4' is not known; expected one of bf16-mixed"):
         capture(linear_step(), precision="fp4")
 
 
-def test_a_step_on_the_cpu_runs_under_torchs_own_autocast() -> None:
+def test_cpu_step_uses_torchs_autocast() -> None:
     layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
     assert products(lambda: layer(data).sum().backward(), precision="bf16-mixed")[0] == ("forward", "bfloat16")
 
 
 @pytest.mark.parametrize(("reentrant", "again"), [(True, 2), (False, 1)])
-def test_what_is_computed_again_is_so_under_the_autocast_that_the_step_entered(reentrant: bool, again: int) -> None:
+def test_checkpointing_recomputes_under_the_autocast_of_the_step(reentrant: bool, again: int) -> None:
     with torch.device("meta"):
         block = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
         data = torch.zeros(4, 8, requires_grad=True)
@@ -418,7 +418,7 @@ def test_what_is_computed_again_is_so_under_the_autocast_that_the_step_entered(r
     assert [one.outputs[0].dtype for one in products] == ["float16"] * (2 + again)
 
 
-def test_steps_that_are_recorded_at_once_leave_torch_as_it_was() -> None:
+def test_concurrent_recordings_restore_torch() -> None:
     owners: dict[str, Any] = {
         "__init__": torch.autocast,
         "__enter__": torch.autocast,
@@ -453,7 +453,7 @@ def test_steps_that_are_recorded_at_once_leave_torch_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_an_autocast_by_the_device_of_a_tensor_is_that_of_cuda(dtype: torch.dtype | None) -> None:
+def test_autocast_for_the_meta_device_counts_as_cuda(dtype: torch.dtype | None) -> None:
     """PEFT's experts enter `autocast(device_type=weight.device.type)`, which torch refuses for "meta"."""
     with torch.device("meta"):
         layer, data = nn.Linear(8, 8), torch.empty(4, 8)

@@ -78,7 +78,7 @@ def captured(reentrant: bool | None, recorder: str) -> Trace:
 
 @pytest.mark.parametrize("recorder", ["cpu", "meta", "profiler", "callback"])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_names_shares_and_memory_are_those_without_it(recorder: str, reentrant: bool) -> None:
+def test_checkpointing_keeps_names_and_memory(recorder: str, reentrant: bool) -> None:
     plain, checked = captured(None, recorder), captured(reentrant, recorder)
     assert checked.parameters == plain.parameters
     assert [parameter.name for parameter in plain.parameters][:2] == ["layers.0.0.weight", "layers.0.0.bias"]
@@ -92,7 +92,7 @@ def test_names_shares_and_memory_are_those_without_it(recorder: str, reentrant: 
     assert [pair for pair in forward[1] if pair[0] in products] == [pair for pair in forward[0] if pair[0] in products]
 
 
-def test_recomputation_that_is_added_needs_the_memory_of_recorded_checkpointing() -> None:
+def test_added_recomputation_needs_the_memory_of_a_checkpointed_capture() -> None:
     layout = layout_of("2xA100-SXM-80GB")
     plain, again = (RankMemory(decoder_trace(again=again)) for again in (False, True))
     found = plain.tensor_bytes(layout, parse_strategy("ddp,recompute=full"))
@@ -100,7 +100,7 @@ def test_recomputation_that_is_added_needs_the_memory_of_recorded_checkpointing(
     assert found < 0.95 * plain.tensor_bytes(layout, parse_strategy("ddp"))
 
 
-def test_a_part_that_is_called_before_its_model_is_no_second_root() -> None:
+def test_part_called_before_its_model_is_no_second_root() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     watch = ModuleWatch()
     watch.open()
@@ -154,7 +154,7 @@ def decoder_trace(*, again: bool) -> Trace:
     return lp.capture(step, samples_per_step=8)
 
 
-def test_the_backward_pass_of_attention_reads_what_was_computed_again() -> None:
+def test_backward_pass_of_attention_reads_recomputed_tensors() -> None:
     # The projection to queries, keys and values of the first forward pass is not kept: 8 x 128 rows of 768.
     trace = decoder_trace(again=True)
     written = {
@@ -170,7 +170,7 @@ def test_the_backward_pass_of_attention_reads_what_was_computed_again() -> None:
 
 
 @pytest.mark.parametrize("words", ["ddp,tensor=2", "ddp,pipeline=2,micro_batches=4", "fsdp", "zero2,tensor=2"])
-def test_sharing_traffic_and_memory_are_those_of_the_model_without_checkpointing(words: str) -> None:
+def test_checkpointing_changes_no_sharding_or_traffic(words: str) -> None:
     plain, again = decoder_trace(again=False), decoder_trace(again=True)
     strategy, layout = parse_strategy(words), layout_of("2xA100-SXM-80GB")
     models = [split_model(trace) for trace in (plain, again)]

@@ -31,7 +31,7 @@ def registry() -> dict[str, set[bool]]:
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the list is written from one release of torch")
-def test_the_list_is_the_registry_of_the_torch_that_it_was_written_from() -> None:
+def test_composite_list_equals_the_registry_of_torch() -> None:
     overloads = registry()
     whole = {name for name, kinds in overloads.items() if kinds == {True}}
     partly = {name for name, kinds in overloads.items() if kinds == {True, False}}
@@ -40,7 +40,7 @@ def test_the_list_is_the_registry_of_the_torch_that_it_was_written_from() -> Non
     assert partly - own_tests == set(PARTLY_COMPOSITE)
 
 
-def test_no_operation_that_torch_still_has_turned_into_one_with_its_own_kernel() -> None:
+def test_composites_have_no_kernels_in_any_release() -> None:
     overloads = registry()
     assert {name for name in COMPOSITE_OPERATIONS if overloads.get(name, {True}) == {False}} == set()
 
@@ -58,7 +58,5 @@ def test_no_operation_that_torch_still_has_turned_into_one_with_its_own_kernel()
         ("my_library::fused", ["aten::mm"], False),
     ],
 )
-def test_composites_are_told_by_name_and_in_doubt_by_what_they_call(
-    name: str, children: list[str], expected: bool
-) -> None:
+def test_composites_are_known_by_name_or_inner_calls(name: str, children: list[str], expected: bool) -> None:
     assert is_composite(name, children) is expected

@@ -38,7 +38,7 @@ def _updates(trace: Trace) -> list[str]:
     return [one.name for one in trace.operations if one.phase == "optimizer"]
 
 
-def test_the_default_update_on_meta_is_that_of_cuda() -> None:
+def test_update_on_meta_has_the_defaults_of_cuda() -> None:
     default, together = (lp.capture(_adamw_step(foreach=foreach)) for foreach in (None, True))
     assert _updates(default) == _updates(together)
     assert _updates(default).count("aten::_foreach_addcdiv_") == 1
@@ -46,7 +46,7 @@ def test_the_default_update_on_meta_is_that_of_cuda() -> None:
     assert (default.flags.foreach, together.flags.foreach) == (None, True)
 
 
-def test_an_update_one_by_one_is_predicted_as_asked_for() -> None:
+def test_update_without_foreach_takes_more_host_time() -> None:
     default, together, single = (
         lp.predict(lp.capture(_adamw_step(foreach=foreach)), [_GPU], history=False)[_GPU].step.host_seconds
         for foreach in (None, True, False)
@@ -56,12 +56,12 @@ def test_an_update_one_by_one_is_predicted_as_asked_for() -> None:
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_a_choice_of_the_step_is_recorded_on_each_device(device: str) -> None:
+def test_foreach_choice_is_recorded_on_every_device(device: str) -> None:
     choices = (None, True, False)
     assert [lp.capture(_adamw_step(device, foreach=foreach)).flags.foreach for foreach in choices] == [*choices]
 
 
-def test_clipping_on_meta_takes_all_gradients_together() -> None:
+def test_clipping_on_meta_uses_foreach() -> None:
     names = _updates(lp.capture(_adamw_step(clips=True)))
     assert "aten::_foreach_norm" in names
     assert "aten::_foreach_mul_" in names
@@ -82,7 +82,7 @@ class _Own(torch.optim.Optimizer):
                 parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
 
 
-def test_an_optimizer_outside_torch_is_predicted_as_it_runs() -> None:
+def test_custom_optimizer_is_recorded_one_by_one() -> None:
     with torch.device("meta"):
         model, data = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), torch.ones(2, 16)
     own = _Own(model.parameters())
@@ -96,7 +96,7 @@ def test_an_optimizer_outside_torch_is_predicted_as_it_runs() -> None:
     assert _updates(trace).count("aten::add_") == 8  # a weight and a bias in each of four layers
 
 
-def test_capturable_and_fused_optimizers_are_recorded_on_meta() -> None:
+def test_capturable_and_fused_optimizers_run_on_meta() -> None:
     assert _updates(lp.capture(_adamw_step(capturable=True)))
     assert _updates(lp.capture(_adamw_step(fused=True)))
     with torch.device("meta"):
@@ -110,7 +110,7 @@ def test_capturable_and_fused_optimizers_are_recorded_on_meta() -> None:
     assert _updates(lp.capture(step)) == ["aten::_fused_sgd_"]
 
 
-def test_before_torch_2_the_default_is_one_by_one_but_a_choice_holds() -> None:
+def test_torch_1_updates_one_by_one_unless_chosen() -> None:
     default, together, single = (lp.capture(_adamw_step(foreach=foreach)) for foreach in (None, True, False))
     old = for_torch_release(default, "1.13")
     assert not any(name.startswith("aten::_foreach_") for name in _updates(old))
@@ -138,7 +138,7 @@ def _allocated(explicit: bool | None, release: str | None) -> float:
     return memory.allocated.middle / GIBIBYTE
 
 
-def test_zero_grad_follows_the_step_and_else_the_release() -> None:
+def test_zero_grad_follows_the_step_or_the_release() -> None:
     now = {explicit: _allocated(explicit, None) for explicit in (None, True, False)}
     then = {explicit: _allocated(explicit, "1.13") for explicit in (None, True, False)}
     assert now[None] == now[True] < now[False]
@@ -169,7 +169,7 @@ def _scaled(device: str, dtype: torch.dtype, *, unscales: bool = False) -> tuple
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="GradScaler is on")
 @pytest.mark.parametrize("unscales", [False, True])
-def test_a_grad_scaler_under_float16_is_on_for_meta_tensors(*, unscales: bool) -> None:
+def test_grad_scaler_is_on_for_meta_under_float16(*, unscales: bool) -> None:
     trace, scaler = _scaled("meta", torch.float16, unscales=unscales)
     names = [one.name for one in trace.operations]
     # On CUDA: the loss is scaled, gradients are unscaled and checked, the host waits, the update runs, the scale moves.
@@ -186,7 +186,7 @@ def test_a_grad_scaler_under_float16_is_on_for_meta_tensors(*, unscales: bool) -
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="GradScaler is on")
 @pytest.mark.parametrize(("device", "dtype"), [("meta", torch.bfloat16), ("cpu", torch.float16)])
-def test_a_grad_scaler_stays_off_otherwise(device: str, dtype: torch.dtype) -> None:
+def test_grad_scaler_stays_off_otherwise(device: str, dtype: torch.dtype) -> None:
     trace, _ = _scaled(device, dtype)
     assert not any("_amp_" in one.name for one in trace.operations)
     assert any("GradScaler is off" in note for note in trace.notes) is (device == "cpu")

@@ -46,14 +46,14 @@ for freed in ("while it is recorded", "afterwards", "as the thread ends"):
 """
 
 
-def test_a_long_chain_is_recorded_on_a_small_stack_whenever_it_is_freed() -> None:
+def test_long_chain_is_freed_on_a_small_stack() -> None:
     ran = run(STEP)
     assert ran.returncode == 0, ran.stderr
     # 10,000 products forward and back, the sum, and for its gradient ones and their expansion; a detach for `.grad`.
     assert ran.stdout == 3 * "20004 None\n"
 
 
-def test_what_a_graph_holds_of_itself_is_freed_with_it() -> None:
+def test_held_nodes_are_freed_with_their_graph() -> None:
     gc.collect()
     others = set(graph_release._keepers)  # of graphs that earlier tests' models still hold
     weight = torch.ones(1, requires_grad=True)
@@ -87,7 +87,7 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("layers", [2, 400])
-def test_every_block_is_recorded_alike_however_many_there_are(layers: int) -> None:
+def test_all_blocks_of_a_deep_model_are_recorded_alike(layers: int) -> None:
     """Autograd's nodes of 400 blocks are more than 10,000."""
     with torch.device("meta"):
         model = nn.Sequential(*(Block() for _ in range(layers)))
@@ -105,7 +105,7 @@ def test_every_block_is_recorded_alike_however_many_there_are(layers: int) -> No
     assert by_block[1:] == by_block[:1] * (layers - 1) or by_block[1:-1] == by_block[1:2] * (layers - 2)
 
 
-def test_the_time_of_a_layer_does_not_grow_with_their_number() -> None:
+def test_time_per_layer_does_not_depend_on_depth() -> None:
     """By how much a step grows with each layer, from 32 to 64 and from 64 to 256 of them; in a pipeline, too."""
     steps = {layers: recorded_step(layers) for layers in (32, 64, 256)}
     for gpu, strategy in (("H100-SXM-80GB", "ddp"), ("8xH100-SXM-80GB", "ddp,pipeline=8,micro_batches=8")):

@@ -35,7 +35,7 @@ def operations_of(step: Callable[[], object]) -> list[Operation]:
     return record(step).operations
 
 
-def test_a_linear_layer_forward_and_backward() -> None:
+def test_linear_layer_is_recorded_in_both_passes() -> None:
     layer = nn.Linear(8, 4)
     data = torch.zeros(2, 8)
     operations = operations_of(lambda: layer(data).sum().backward())
@@ -52,7 +52,7 @@ def test_a_linear_layer_forward_and_backward() -> None:
     ]
 
 
-def test_storages_are_numbered_and_views_and_in_place_results_share_the_number() -> None:
+def test_views_and_in_place_results_share_a_storage_id() -> None:
     layer = nn.Linear(8, 4, bias=False)
     data = torch.zeros(2, 8)
     operations = operations_of(lambda: layer(data).relu_())
@@ -74,7 +74,7 @@ def test_storages_are_numbered_and_views_and_in_place_results_share_the_number()
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_recurrent_layers_are_whole_forward_and_backward(layer: nn.RNNBase, name: str, device: str) -> None:
+def test_recurrent_layer_is_one_operation_per_pass(layer: nn.RNNBase, name: str, device: str) -> None:
     layer = layer.to(device)
     data = torch.zeros(5, 2, 4, device=device, requires_grad=True)
     operations = operations_of(lambda: layer(data)[0].sum().backward())
@@ -98,7 +98,7 @@ def test_recurrent_layers_are_whole_forward_and_backward(layer: nn.RNNBase, name
     assert parts.isdisjoint(names(operations))
 
 
-def test_a_packed_sequence_is_marked() -> None:
+def test_packed_sequence_is_marked() -> None:
     layer = nn.GRU(4, 3)
     packed = nn.utils.rnn.pack_padded_sequence(torch.zeros(5, 2, 4), torch.tensor([5, 3]))
     whole = [o for o in operations_of(lambda: layer(packed)) if o.name == "aten::gru"]
@@ -108,7 +108,7 @@ def test_a_packed_sequence_is_marked() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_attention_is_whole_with_its_arguments(device: str) -> None:
+def test_attention_is_one_operation_with_arguments(device: str) -> None:
     query = torch.zeros(2, 4, 6, 8, device=device, requires_grad=True)
     key = torch.zeros(2, 2, 6, 8, device=device, requires_grad=True)
     mask = torch.ones(6, 6, dtype=torch.bool, device=device)
@@ -142,7 +142,7 @@ def test_attention_is_whole_with_its_arguments(device: str) -> None:
     assert whole[1].inputs == grouped.inputs
 
 
-def test_attention_inside_a_function_of_torch_is_seen_and_the_function_is_put_back() -> None:
+def test_attention_inside_torch_functions_is_recorded() -> None:
     original = functional.scaled_dot_product_attention
     layer = nn.MultiheadAttention(8, 2, batch_first=True)
     data = torch.randn(2, 3, 8)
@@ -154,7 +154,7 @@ def test_attention_inside_a_function_of_torch_is_seen_and_the_function_is_put_ba
     assert functional.scaled_dot_product_attention is original
 
 
-def test_projections_inside_a_function_of_torch_are_cast_with_their_bias() -> None:
+def test_projections_inside_torch_functions_are_cast() -> None:
     with torch.device("meta"):
         layer, data = nn.MultiheadAttention(8, 2, batch_first=True), torch.empty(2, 3, 8)
     trace = lp.capture(lambda: layer(data, data, data, need_weights=False), precision="bf16-mixed")
@@ -162,7 +162,7 @@ def test_projections_inside_a_function_of_torch_are_cast_with_their_bias() -> No
     assert {tensor.dtype for tensor in attention.inputs} == {"bfloat16"}
 
 
-def test_root_mean_square_norm_is_whole() -> None:
+def test_rms_norm_is_one_operation() -> None:
     norm = nn.RMSNorm(8)
     whole = [o for o in operations_of(lambda: norm(torch.zeros(2, 8)).sum().backward()) if "rms" in o.name]
     assert names(whole) == ["aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"]
@@ -171,7 +171,7 @@ def test_root_mean_square_norm_is_whole() -> None:
     assert [tensor.shape for tensor in whole[1].inputs] == [(2, 8), (2, 8), (8,)]  # with the gradient
 
 
-def test_two_backward_passes_through_one_attention_are_two() -> None:
+def test_second_backward_pass_through_attention_is_recorded() -> None:
     query = torch.randn(1, 1, 4, 8, requires_grad=True)
 
     def step() -> None:
@@ -182,7 +182,7 @@ def test_two_backward_passes_through_one_attention_are_two() -> None:
     assert names(operations_of(step)).count("aten::scaled_dot_product_attention_backward") == 2
 
 
-def test_a_recorded_step_changes_neither_weights_nor_random_numbers() -> None:
+def test_recording_changes_no_weights_or_random_numbers() -> None:
     plain, watched = mixed_step("cpu", seed=3), mixed_step("cpu", seed=3)
     plain.model.perceptron.insert(1, nn.Dropout(0.3))  # type: ignore[union-attr, operator]
     watched.model.perceptron.insert(1, nn.Dropout(0.3))  # type: ignore[union-attr, operator]
@@ -200,7 +200,7 @@ def test_a_recorded_step_changes_neither_weights_nor_random_numbers() -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_phases_of_a_step_with_clipping_and_averaging() -> None:
+def test_clipping_and_averaging_have_the_right_phases() -> None:
     step = perceptron_step(clip=True)
     average = [parameter.detach().clone() for parameter in step.model.parameters()]
 
@@ -222,7 +222,7 @@ def test_phases_of_a_step_with_clipping_and_averaging() -> None:
     assert first["forward"] < first["backward"] < first["optimizer"] < first["other"]
 
 
-def test_phases_when_the_whole_step_runs_in_the_optimizers_closure() -> None:
+def test_closure_of_an_optimizer_has_the_right_phases() -> None:
     step = perceptron_step()
 
     def closure() -> Tensor:
@@ -246,7 +246,7 @@ def test_phases_when_the_whole_step_runs_in_the_optimizers_closure() -> None:
     assert recorder.optimizers.optimizers == [step.optimizer]
 
 
-def test_phases_of_two_optimizers_in_one_step() -> None:
+def test_two_optimizers_have_the_right_phases() -> None:
     generator, critic = perceptron_step(seed=1), perceptron_step(seed=2)
     critic_model = nn.Linear(4, 1)
     critic_optimizer = torch.optim.AdamW(critic_model.parameters())
@@ -268,7 +268,7 @@ def test_phases_of_two_optimizers_in_one_step() -> None:
     assert recorder.optimizers.optimizers == [generator.optimizer, critic_optimizer]
 
 
-def test_accumulation_and_zeroing() -> None:
+def test_accumulation_and_zeroing_have_the_right_phases() -> None:
     step = perceptron_step()
 
     def window() -> None:
@@ -287,7 +287,7 @@ def test_accumulation_and_zeroing() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_what_checkpointing_recomputes_is_backward_and_counted(use_reentrant: bool) -> None:
+def test_recomputation_by_checkpointing_is_backward(use_reentrant: bool) -> None:
     block = nn.Linear(8, 8)
     query = torch.randn(1, 1, 4, 8, requires_grad=True)
 
@@ -312,7 +312,7 @@ def test_what_checkpointing_recomputes_is_backward_and_counted(use_reentrant: bo
 @pytest.mark.parametrize(
     ("options", "name"), [({"foreach": True}, "aten::_foreach_addcdiv_"), ({"fused": True}, "aten::_fused_adamw_")]
 )
-def test_foreach_and_fused_optimizers_list_every_parameter(options: dict[str, Any], name: str) -> None:
+def test_foreach_and_fused_updates_list_every_parameter(options: dict[str, Any], name: str) -> None:
     step = perceptron_step(**options)
     step()
     update = next(o for o in operations_of(step) if o.name == name)
@@ -323,7 +323,7 @@ def test_foreach_and_fused_optimizers_list_every_parameter(options: dict[str, An
     assert len(shapes) == 4 * (3 if name.endswith("addcdiv_") else 5)
 
 
-def test_operations_know_their_module_in_both_directions() -> None:
+def test_operations_have_their_module_in_both_passes() -> None:
     step = perceptron_step()
     operations = record(step, step.model).operations
     assert [o.module for o in operations if o.name == "aten::addmm"] == ["0", "3"]
@@ -332,7 +332,7 @@ def test_operations_know_their_module_in_both_directions() -> None:
     assert [o.module for o in operations if o.name == "aten::threshold_backward"] == ["1"]
 
 
-def test_composites_are_taken_apart_in_inference_mode_too() -> None:
+def test_composites_are_decomposed_in_inference_mode() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4))
     data = torch.randn(2, 8)
     results = []
@@ -349,7 +349,7 @@ def test_composites_are_taken_apart_in_inference_mode_too() -> None:
     assert torch.equal(*results)
 
 
-def test_an_operator_of_another_library_is_recorded_by_its_name() -> None:
+def test_custom_operator_is_recorded_by_name() -> None:
     @torch.library.custom_op("lightning_predict_tests::twice", mutates_args=())
     def twice(data: Tensor) -> Tensor:
         return data * 2
@@ -358,7 +358,7 @@ def test_an_operator_of_another_library_is_recorded_by_its_name() -> None:
     assert names(operations)[-1] == "lightning_predict_tests::twice"
 
 
-def test_a_users_mode_that_is_still_open_at_stop_stays_open() -> None:
+def test_modes_of_the_user_stay_open_at_stop() -> None:
     class UsersDispatch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))

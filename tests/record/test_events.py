@@ -43,7 +43,7 @@ def test_calls_nest_by_time_on_their_own_thread() -> None:
     ]
 
 
-def test_of_two_calls_that_start_together_the_longer_is_outside_and_of_equals_the_first_numbered() -> None:
+def test_calls_that_start_together_nest_by_length_and_number() -> None:
     rows = [
         event("inner", 0, 4, external_id=2),
         event("outer", 0, 9, external_id=1),
@@ -62,7 +62,7 @@ def test_of_two_calls_that_start_together_the_longer_is_outside_and_of_equals_th
 @given(
     st.lists(st.tuples(st.integers(0, 100), st.integers(1, 50), st.integers(1, 3)), min_size=1, max_size=40),
 )
-def test_no_call_is_lost_and_each_begins_inside_its_parent(rows: list[tuple[int, int, int]]) -> None:
+def test_every_call_begins_inside_its_parent(rows: list[tuple[int, int, int]]) -> None:
     events = [event(f"op{index}", start, length, tid=tid) for index, (start, length, tid) in enumerate(rows)]
     profile = read_profile(events, "f", step=None)
     calls = list(profile.calls())
@@ -83,19 +83,19 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("step", "expected"), [(None, ["b"]), (3, ["a"]), (4, ["b"])])
-def test_a_marked_step_is_taken_alone_and_the_last_where_nobody_chose(step: int | None, expected: list[str]) -> None:
+def test_marked_step_is_selected_by_number_or_median(step: int | None, expected: list[str]) -> None:
     profile = read_profile({"traceEvents": STEPS}, "f", step=step)
     assert [root.name for root in profile.roots] == expected
 
 
-def test_an_unmarked_file_is_taken_whole() -> None:
+def test_unmarked_file_is_one_step() -> None:
     profile = read_profile([event("a", 5, 2), event("k", 8, 4, "kernel", correlation=1)], "f", step=None)
     assert profile.start == 5
     assert profile.end == pytest.approx(12)
     assert [work.name for work in profile.stray_work] == ["k"]
 
 
-def test_device_work_goes_to_its_launch_else_to_the_call_that_it_names_else_to_nobody() -> None:
+def test_device_work_belongs_to_its_launch_or_named_call() -> None:
     rows = [
         event("op", 0, 20, external_id=5),
         event("cudaLaunchKernel", 2, 3, "cuda_runtime", correlation=7, external_id=5),
@@ -110,7 +110,7 @@ def test_device_work_goes_to_its_launch_else_to_the_call_that_it_names_else_to_n
     assert [work.name for work in profile.stray_work] == ["k3"]
 
 
-def test_work_that_another_step_launched_is_left_out_though_it_ran_in_this_one() -> None:
+def test_device_work_of_another_step_is_excluded() -> None:
     rows = [
         *STEPS,
         event("cudaLaunchKernel", 2, 1, "cuda_runtime", correlation=7),
@@ -121,7 +121,7 @@ def test_work_that_another_step_launched_is_left_out_though_it_ran_in_this_one()
     assert not any(call.device_work for call in profile.calls())
 
 
-def test_files_of_older_releases_spell_categories_and_keys_in_another_way() -> None:
+def test_older_spelling_of_categories_and_keys_is_read() -> None:
     rows = [
         event("aten::mm", 0, 20, "Operator") | {"args": {"external id": 5, "Input dims": [[2, 3]]}},
         event("cudaLaunchKernel", 2, 3, "Runtime", correlation=7),
@@ -150,6 +150,6 @@ def test_files_of_older_releases_spell_categories_and_keys_in_another_way() -> N
         ([{**event("a", 0, 1), "ts": "soon"}], None, r"\[0\]\.ts is 'soon'; expected a finite number"),
     ],
 )
-def test_what_is_no_profile_is_refused(document: Any, step: int | None, message: str) -> None:
+def test_invalid_profile_is_rejected(document: Any, step: int | None, message: str) -> None:
     with pytest.raises(TraceFormatError, match=message):
         read_profile(document, "f", step=step)

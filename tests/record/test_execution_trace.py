@@ -24,7 +24,7 @@ def trace() -> Trace:
     return import_trace(RECORDED)
 
 
-def test_it_has_the_operations_that_the_dispatch_recorder_sees(trace: Trace) -> None:
+def test_execution_trace_has_the_operations_of_the_dispatch_recorder(trace: Trace) -> None:
     step = perceptron_step(clip=True)
     step()
     assert counted(trace.operations) == counted(operations_of(step))
@@ -33,7 +33,7 @@ def test_it_has_the_operations_that_the_dispatch_recorder_sees(trace: Trace) -> 
     assert "aten::lerp_" in names(trace.operations, "optimizer")
 
 
-def test_tensors_have_numbers_and_outputs_are_there(trace: Trace) -> None:
+def test_tensors_have_ids_and_outputs(trace: Trace) -> None:
     relu = next(operation for operation in trace.operations if operation.name == "aten::relu")
     product = next(operation for operation in trace.operations if operation.name == "aten::addmm")
     # Linear(8, 16) on 4 rows, then ReLU of its output.
@@ -44,7 +44,7 @@ def test_tensors_have_numbers_and_outputs_are_there(trace: Trace) -> None:
     assert product.arguments == {"beta": 1, "alpha": 1}
 
 
-def test_there_are_no_times(trace: Trace) -> None:
+def test_execution_trace_has_no_times(trace: Trace) -> None:
     assert trace.profiled_seconds is None
     assert not trace.has_measured_kernels
     assert {operation.host_seconds for operation in trace.operations} == {None}
@@ -58,7 +58,7 @@ def changed(tmp_path: Path, **fields: Any) -> Path:
     return path
 
 
-def test_a_marked_step_may_be_chosen(tmp_path: Path) -> None:
+def test_marked_step_of_an_execution_trace_is_selected(tmp_path: Path) -> None:
     document = json.loads(gzip.decompress(RECORDED.read_bytes()))
     nodes = document["nodes"]
     first = min(node["id"] for node in nodes if node["name"] == "aten::linear")
@@ -76,12 +76,12 @@ def test_a_marked_step_may_be_chosen(tmp_path: Path) -> None:
         import_trace(path, step=6)
 
 
-def test_another_file_is_refused_with_what_it_may_be(tmp_path: Path) -> None:
+def test_file_without_schema_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match=r"its field 'schema' is None.*export_chrome_trace holds 'traceEvents'"):
         import_trace(changed(tmp_path, schema=None))
 
 
-def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_older_schema_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TraceVersionError, match=r"schema 1\.0\.1; this release reads 1\.1\.x.*Record it again"):
         import_trace(changed(tmp_path, schema="1.0.1"))
 
@@ -96,7 +96,7 @@ def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
         ({"nodes": []}, "holds no operations"),
     ],
 )
-def test_a_wrong_node_is_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_node_is_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = changed(tmp_path, **fields)
     with pytest.raises(TraceFormatError, match=message):
         import_trace(path)

@@ -68,7 +68,7 @@ def step(counts: Counter[str]) -> list[Tensor]:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("where", BEFORE)
 @pytest.mark.parametrize("error", [RuntimeError("ours"), StopIteration(), GeneratorExit()])
-def test_an_error_of_ours_never_reaches_the_step(
+def test_error_of_the_recorder_never_reaches_the_step(
     monkeypatch: pytest.MonkeyPatch, where: str, after: bool, error: BaseException
 ) -> None:
     plain: Counter[str] = Counter()

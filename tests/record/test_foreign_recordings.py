@@ -29,7 +29,7 @@ def notes_of(trace: Trace) -> str:
     return "\n".join(trace.notes)
 
 
-def test_of_several_steps_the_median_one_that_did_something_is_taken(tmp_path: Path) -> None:
+def test_median_step_with_work_is_selected(tmp_path: Path) -> None:
     # 5 products (warm-up, 320 us), 3 (200), 4 (260), 3 (200), and a stub that ends the recording.
     path = write(tmp_path / "p.json", list(steps([5, 3, 4, 3, 0])))
     trace = import_trace(path)
@@ -44,7 +44,7 @@ def test_of_several_steps_the_median_one_that_did_something_is_taken(tmp_path: P
     assert "was taken" not in notes_of(chosen)
 
 
-def test_steps_without_device_work_are_empty_only_where_others_have_some(tmp_path: Path) -> None:
+def test_steps_without_device_work_are_skipped_if_others_have_some(tmp_path: Path) -> None:
     host_only = [
         *(mark(number, 1000.0 * number, 1000.0 * number + 100 + number) for number in range(3)),
         *(event(f"aten::op{number}", 1000.0 * number + 10, 20) for number in range(3)),
@@ -70,7 +70,7 @@ def queued_step(*, wait: bool) -> list[dict[str, Any]]:
     return [mark(6, 0, 380), *device.events]
 
 
-def test_kernels_that_the_step_before_had_queued_are_left_out(tmp_path: Path) -> None:
+def test_kernels_queued_by_the_previous_step_are_excluded(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", queued_step(wait=False)))
     assert sum(kernel.seconds for kernel in trace.kernels) == pytest.approx(100e-6)
     assert names(trace.operations) == ["aten::mm", "aten::mm"]
@@ -78,7 +78,7 @@ def test_kernels_that_the_step_before_had_queued_are_left_out(tmp_path: Path) ->
     assert trace.profiled_seconds == pytest.approx(380e-6)  # no wait: the mark's own length
 
 
-def test_a_step_that_waits_for_the_one_before_begins_after_the_wait(tmp_path: Path) -> None:
+def test_wait_for_the_previous_step_is_excluded(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", queued_step(wait=True)))
     assert len(trace.kernels) == 2
     # The wait ends at 312 us. Products at 320 and 350; launches 5 us later, kernels 8 us after those: the first runs
@@ -88,7 +88,7 @@ def test_a_step_that_waits_for_the_one_before_begins_after_the_wait(tmp_path: Pa
     assert "The host first waited 0.31 ms for the step before" in notes_of(trace)
 
 
-def test_a_kernel_without_a_launch_after_the_steps_first_stays(tmp_path: Path) -> None:
+def test_kernel_without_a_launch_is_kept_with_a_note(tmp_path: Path) -> None:
     device = Device()
     device.product(10, 50)
     device.launch(100, 20, known=False)
@@ -97,7 +97,7 @@ def test_a_kernel_without_a_launch_after_the_steps_first_stays(tmp_path: Path) -
     assert "Kernels launched outside every known operation: 1, 28.6% of the device time (sgemm)." in trace.notes
 
 
-def test_the_loaders_next_is_no_time_of_the_step(tmp_path: Path) -> None:
+def test_loader_time_is_separate_from_the_step(tmp_path: Path) -> None:
     device = Device()
     device.product(1010, 50)
     sizes: dict[str, Any] = {"Input Dims": [[3, 8, 8]], "Input type": ["float"]}
@@ -118,7 +118,7 @@ def test_the_loaders_next_is_no_time_of_the_step(tmp_path: Path) -> None:
     assert with_loader.total_seconds - without.total_seconds == pytest.approx(1000e-6)
 
 
-def test_what_a_loader_runs_on_the_gpu_is_kept(tmp_path: Path) -> None:
+def test_kernels_of_a_loader_are_kept(tmp_path: Path) -> None:
     device = Device()
     device.product(20, 50)
     loading = event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 90, "user_annotation")
@@ -135,7 +135,7 @@ def one_product(*, shapes: bool = True) -> list[dict[str, Any]]:
 UNKNOWN: dict[str, Any] = {"id": 0, "name": "NVIDIA PG777-123", "totalGlobalMem": 50_000_000_000}
 
 
-def test_an_unknown_gpu_is_warned_of_and_stands_in_the_table(tmp_path: Path) -> None:
+def test_unknown_gpu_gives_a_warning_and_a_note(tmp_path: Path) -> None:
     path = write(tmp_path / "p.json", one_product(), gpu=UNKNOWN)
     with pytest.warns(
         UserWarning, match=r"'NVIDIA PG777-123' is not a GPU of the catalogue.* 1 measured kernels are left"
@@ -147,14 +147,14 @@ def test_an_unknown_gpu_is_warned_of_and_stands_in_the_table(tmp_path: Path) -> 
     assert result["T4"].coverage.get("measured", 0.0) == 0.0
 
 
-def test_a_file_that_names_no_gpu_is_warned_of(tmp_path: Path) -> None:
+def test_file_without_a_gpu_gives_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"does not name the GPU.* --gpu V100-SXM2-16GB"):
         trace = import_trace(write(tmp_path / "p.json", one_product(), gpu={}))
     assert trace.gpu_reported_name is None
     assert "does not name the GPU" in lp.predict(trace, ["T4"], history=False).notes[0]
 
 
-def test_without_shapes_and_without_a_known_gpu_nothing_is_predicted(tmp_path: Path) -> None:
+def test_unknown_gpu_without_shapes_is_rejected(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="not a GPU of the catalogue"):
         trace = import_trace(write(tmp_path / "p.json", one_product(shapes=False), gpu=UNKNOWN))
     with pytest.raises(
@@ -163,7 +163,7 @@ def test_without_shapes_and_without_a_known_gpu_nothing_is_predicted(tmp_path: P
         lp.predict(trace, ["T4"])
 
 
-def test_the_user_may_name_the_gpu(tmp_path: Path) -> None:
+def test_gpu_argument_overrides_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "p.json", one_product(shapes=False), gpu=UNKNOWN)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -176,18 +176,18 @@ def test_the_user_may_name_the_gpu(tmp_path: Path) -> None:
         import_trace(path, gpu="V1000")
 
 
-def test_shapes_missing_is_said(tmp_path: Path) -> None:
+def test_missing_shapes_are_noted(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", one_product(shapes=False)))
     assert "recorded without record_shapes=True" in notes_of(trace)
     assert "record_shapes" not in notes_of(import_trace(write(tmp_path / "s.json", one_product())))
 
 
-def test_rows_that_number_the_gpus_in_another_way_still_name_them(tmp_path: Path) -> None:
+def test_device_row_with_another_number_names_the_gpu(tmp_path: Path) -> None:
     gpu = {"id": 5, "name": V100, "totalGlobalMem": 16_945_512_448}
     assert import_trace(write(tmp_path / "p.json", one_product(), gpu=gpu)).gpu_reported_name == V100
 
 
-def test_recordings_of_amd_are_refused_in_words(tmp_path: Path) -> None:
+def test_amd_recording_is_rejected(tmp_path: Path) -> None:
     for row in (
         {"id": 0, "name": "AMD Instinct MI300X", "warpSize": 64},
         {"id": 0, "name": "", "warpSize": 64},
@@ -202,7 +202,7 @@ def test_recordings_of_amd_are_refused_in_words(tmp_path: Path) -> None:
         import_trace(write(tmp_path / "hip.json", launched, gpu={}))
 
 
-def test_a_trace_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_empty_trace_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"holds no operations.*Record a step that runs the model"):
         lp.predict(Trace(operations=(), device="cuda", recorder="kineto"), ["T4"])
     neither = import_trace(write(tmp_path / "p.json", [event("aten::convolution", 0, 20)]))
@@ -221,7 +221,7 @@ def exchanging_step() -> list[dict[str, Any]]:
     return [mark(1, 0, 200), *device.events]
 
 
-def test_collectives_of_an_unknown_number_of_gpus_are_left_out_and_said(tmp_path: Path) -> None:
+def test_collectives_without_world_size_are_removed_with_a_note(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", exchanging_step()))
     # 60 + 10 + 20 us of 60 + 30 + 10 + 20 = 120 are its own: 25 % are NCCL's.
     assert sum(kernel.seconds for kernel in trace.kernels) == pytest.approx(90e-6)
@@ -233,7 +233,7 @@ def test_collectives_of_an_unknown_number_of_gpus_are_left_out_and_said(tmp_path
     assert trace.operations[1].phase == "optimizer"
 
 
-def test_a_file_that_says_how_many_processes_trained_keeps_their_collectives(tmp_path: Path) -> None:
+def test_collectives_with_world_size_are_kept(tmp_path: Path) -> None:
     info = {"backend": "nccl", "rank": 0, "world_size": 2}
     trace = import_trace(write(tmp_path / "p.json", exchanging_step(), distributedInfo=info))
     assert (trace.world_size, trace.num_nodes, len(trace.kernels)) == (2, 1, 4)  # each sees its own GPU
@@ -263,7 +263,7 @@ def old_training_step() -> list[dict[str, Any]]:
     ]
 
 
-def test_torch_1_9_has_a_backward_pass_and_strides(tmp_path: Path) -> None:
+def test_torch_1_9_profile_gets_backward_pass_and_strides(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "old.json", old_training_step()))
     assert [(operation.phase, operation.name) for operation in trace.operations] == [
         ("forward", "aten::convolution"),

@@ -26,7 +26,7 @@ def hooks_left() -> int:
     return sum(len(registry) for registry in registries)
 
 
-def test_the_update_is_inside_and_the_closure_is_not() -> None:
+def test_optimizer_update_excludes_its_closure() -> None:
     weight = nn.Parameter(torch.ones(2))
     seen: list[bool] = []
 
@@ -59,7 +59,7 @@ def test_the_update_is_inside_and_the_closure_is_not() -> None:
     assert weight.tolist() == [-1.5, -1.5]  # 1 - 0.5 x (1 + 2 + 2): gradients add up
 
 
-def test_an_optimizer_that_steps_while_autograd_runs_is_inside_and_backward_goes_on() -> None:
+def test_optimizer_step_inside_a_backward_pass_is_tracked() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.5)
     watch = OptimizerWatch()
@@ -79,7 +79,7 @@ def test_an_optimizer_that_steps_while_autograd_runs_is_inside_and_backward_goes
     assert watch.steps == 1
 
 
-def test_modules_are_known_by_their_qualified_name() -> None:
+def test_modules_have_qualified_names() -> None:
     names: list[str | None] = []
 
     class Probe(nn.Module):
@@ -97,7 +97,7 @@ def test_modules_are_known_by_their_qualified_name() -> None:
     assert watch.roots == [model]
 
 
-def test_without_a_model_the_outermost_modules_give_the_names() -> None:
+def test_outermost_modules_name_the_parts_without_a_model() -> None:
     watch = ModuleWatch()
     first, second = nn.Sequential(nn.Linear(1, 1)), nn.Sequential(nn.ReLU(), nn.ReLU())
     watch.open()
@@ -107,7 +107,7 @@ def test_without_a_model_the_outermost_modules_give_the_names() -> None:
     assert watch.roots == [first, second]
 
 
-def test_a_call_that_raises_leaves_nothing_open() -> None:
+def test_failing_module_call_is_closed() -> None:
     class Broken(nn.Module):
         def forward(self) -> None:
             raise ValueError("mine")
@@ -122,7 +122,7 @@ def test_a_call_that_raises_leaves_nothing_open() -> None:
     watch.close()
 
 
-def test_other_threads_are_left_alone() -> None:
+def test_other_threads_are_not_tracked() -> None:
     watch = ModuleWatch()
     watch.open()
     thread = threading.Thread(target=lambda: nn.ReLU()(torch.zeros(1)))
@@ -132,7 +132,7 @@ def test_other_threads_are_left_alone() -> None:
     assert watch.roots == []
 
 
-def test_closing_removes_every_hook_and_closing_twice_is_harmless() -> None:
+def test_closing_twice_removes_every_hook() -> None:
     before = hooks_left()
     optimizers, modules = OptimizerWatch(), ModuleWatch()
     optimizers.open()
@@ -144,7 +144,7 @@ def test_closing_removes_every_hook_and_closing_twice_is_harmless() -> None:
     assert hooks_left() == before
 
 
-def test_a_model_whose_names_cannot_be_asked_for_still_runs() -> None:
+def test_model_that_cannot_list_its_modules_runs() -> None:
     class Odd(nn.Linear):
         def named_modules(self, *args: Any, **kwargs: Any) -> Any:
             raise ValueError("not now")

@@ -34,7 +34,7 @@ def the(trace: Trace, name: str) -> Operation:
     return found
 
 
-def test_the_operations_of_a_step_their_phases_and_their_kernels(cuda: Trace) -> None:
+def test_step_has_operations_with_phases_and_kernels(cuda: Trace) -> None:
     assert [(o.phase, o.name, len(o.kernels)) for o in cuda.operations] == [
         ("other", "aten::_to_copy", 1),  # the batch's copy to the device
         ("other", "aten::zero_", 1),  # zero_grad
@@ -61,7 +61,7 @@ def test_the_operations_of_a_step_their_phases_and_their_kernels(cuda: Trace) ->
     ]
 
 
-def test_no_kernel_of_the_step_is_lost_and_none_is_counted_twice(cuda: Trace) -> None:
+def test_every_kernel_is_counted_once(cuda: Trace) -> None:
     # The durations of the file's kernels, copies and fills from 2000 us on add up to 193 us.
     assert sum(kernel.seconds for kernel in cuda.kernels) == pytest.approx(193e-6)
     assert len(cuda.kernels) == 22
@@ -69,7 +69,7 @@ def test_no_kernel_of_the_step_is_lost_and_none_is_counted_twice(cuda: Trace) ->
     assert lost in cuda.notes
 
 
-def test_a_kernel_has_all_that_the_driver_reports(cuda: Trace) -> None:
+def test_kernel_has_the_fields_of_the_driver(cuda: Trace) -> None:
     (kernel,) = the(cuda, "aten::addmm").kernels
     assert kernel.name == "ampere_sgemm_128x64_tn"
     assert kernel.seconds == pytest.approx(12e-6)
@@ -85,7 +85,7 @@ def test_a_kernel_has_all_that_the_driver_reports(cuda: Trace) -> None:
     assert (stray.stream, stray.launch_start_seconds) == (20, None)
 
 
-def test_host_times_are_from_the_beginning_of_the_step(cuda: Trace) -> None:
+def test_host_times_start_with_the_step(cuda: Trace) -> None:
     convolution = the(cuda, "aten::convolution")
     assert convolution.host_start_seconds == pytest.approx(205e-6)
     assert convolution.host_seconds == pytest.approx(110e-6)
@@ -97,7 +97,7 @@ def test_host_times_are_from_the_beginning_of_the_step(cuda: Trace) -> None:
     assert cuda.profiled_seconds == pytest.approx(3000e-6)
 
 
-def test_waits_are_calls_that_synchronize_and_the_loaders(cuda: Trace, tmp_path: Path) -> None:
+def test_waits_are_synchronizations_and_loader_calls(cuda: Trace, tmp_path: Path) -> None:
     # The step begins at 2000; item() synchronizes from 2037 to 2045.
     (own,) = cuda.waits
     assert own.start_seconds == pytest.approx(37e-6)
@@ -117,7 +117,7 @@ def test_waits_are_calls_that_synchronize_and_the_loaders(cuda: Trace, tmp_path:
     ]
 
 
-def test_the_waits_of_a_thread_that_launches_nothing_are_its_own(tmp_path: Path) -> None:
+def test_waits_of_threads_without_launches_are_ignored(tmp_path: Path) -> None:
     # Thread 1 computes and synchronizes; thread 9, which pins memory, waits for its copies.
     device = Device()
     device.product(0, 30)
@@ -130,16 +130,14 @@ def test_the_waits_of_a_thread_that_launches_nothing_are_its_own(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("head", "category"), [({"with_stack": 1}, "cpu_op"), ({}, "python_function"), ({}, "cpu_op")])
-def test_python_stacks_are_told_by_the_head_or_by_their_events(
-    head: dict[str, int], category: str, tmp_path: Path
-) -> None:
+def test_python_stacks_are_detected_by_header_or_events(head: dict[str, int], category: str, tmp_path: Path) -> None:
     event = {"ph": "X", "name": "aten::exp", "pid": 1, "tid": 1, "ts": 100, "dur": 9, "args": {}}
     path = tmp_path / "stacks.json"
     path.write_text(json.dumps(head | {"traceEvents": [event | {"cat": "cpu_op"}, event | {"cat": category}]}))
     assert import_trace(path).has_python_stacks == (bool(head) or category == "python_function")
 
 
-def test_inputs_and_arguments(cuda: Trace) -> None:
+def test_operations_have_inputs_and_arguments(cuda: Trace) -> None:
     convolution = the(cuda, "aten::convolution")
     assert [tensor.shape for tensor in convolution.inputs] == [(2, 3, 16, 16), (8, 3, 3, 3), (8,)]
     assert convolution.arguments["padding"] == [1, 1]
@@ -163,7 +161,7 @@ def test_inputs_and_arguments(cuda: Trace) -> None:
     assert update.arguments["beta2"] == 0.999
 
 
-def test_the_gpu_and_the_software_are_read_from_the_head(cuda: Trace) -> None:
+def test_gpu_and_software_are_read_from_the_header(cuda: Trace) -> None:
     assert (cuda.device, cuda.recorder) == ("cuda", "kineto")
     assert cuda.gpu_reported_name == "NVIDIA A100-SXM4-40GB"
     assert cuda.gpu_memory_bytes == 42405855232
@@ -172,14 +170,14 @@ def test_the_gpu_and_the_software_are_read_from_the_head(cuda: Trace) -> None:
     assert "does not contain the TF32 setting" in cuda.notes[-1]
 
 
-def test_infinite_numbers_and_raw_control_characters_do_not_stop_the_import(tmp_path: Path) -> None:
+def test_infinite_numbers_and_control_characters_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     row = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":0,"dur":1,"args":{"x":Infinity,"y":"a\tb"}}'
     path.write_text(f"[{row}]")
     assert names(import_trace(path).operations) == ["aten::mm"]
 
 
-def test_a_real_profile_has_the_operations_that_the_dispatch_recorder_sees() -> None:
+def test_real_profile_has_the_operations_of_the_dispatch_recorder() -> None:
     trace = import_trace(TRACES / "cpu_mixed.json.gz")
     step = mixed_step("cpu")
     step()
@@ -192,7 +190,7 @@ def test_a_real_profile_has_the_operations_that_the_dispatch_recorder_sees() -> 
     assert len(whole) == 6  # two attentions and one LSTM, forward and backward
 
 
-def test_a_real_profile_of_mixed_precision() -> None:
+def test_real_profile_of_mixed_precision_has_casts() -> None:
     trace = import_trace(TRACES / "cpu_mixed_bfloat16.json.gz")
     assert trace.flags.autocast_dtype == "bfloat16"
     products = [o for o in trace.operations if o.name == "aten::addmm"]
@@ -200,7 +198,7 @@ def test_a_real_profile_of_mixed_precision() -> None:
     assert {o.phase for o in trace.operations if o.name == "aten::_to_copy"} == {"forward", "backward"}
 
 
-def test_a_real_profile_of_a_step_inside_the_optimizers_closure() -> None:
+def test_real_profile_of_a_closure_has_the_right_phases() -> None:
     trace = import_trace(TRACES / "cpu_closure.json.gz")
     step = perceptron_step(clip=True, foreach=True)
     step()
@@ -210,7 +208,7 @@ def test_a_real_profile_of_a_step_inside_the_optimizers_closure() -> None:
     assert names(trace.operations, "optimizer")[-1].startswith("aten::_foreach")
 
 
-def test_a_real_profile_of_compiled_code() -> None:
+def test_real_profile_of_compiled_code_has_matmuls() -> None:
     trace = import_trace(TRACES / "cpu_compiled.json.gz")
     assert trace.compiled
     products = [(o.phase, [tensor.shape for tensor in o.inputs]) for o in trace.operations if o.name == "aten::addmm"]
@@ -219,7 +217,7 @@ def test_a_real_profile_of_compiled_code() -> None:
     assert "aten::mm" in names(trace.operations, "backward")
 
 
-def test_reading_and_writing_need_no_torch(tmp_path: Path) -> None:
+def test_import_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from lightning_predict.record.imports import import_trace; "
         f"import_trace({str(SYNTHETIC)!r}).save({str(tmp_path / 'x.json')!r}); sys.exit('torch' in sys.modules)"
@@ -230,7 +228,7 @@ def test_reading_and_writing_need_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "visible", "nodes"), [(8, 1, 1), (4, 1, 1), (16, 1, 2), (16, 8, 2), (8, 4, 2), (1, 1, 1)]
 )
-def test_processes_that_see_one_gpu_each_share_a_machine(size: int, visible: int, nodes: int, tmp_path: Path) -> None:
+def test_number_of_machines_follows_from_visible_gpus(size: int, visible: int, nodes: int, tmp_path: Path) -> None:
     rows = [{"id": number, "name": V100, "totalGlobalMem": 16_945_512_448} for number in range(visible)]
     file = write(
         tmp_path / "rank0.json",
@@ -243,7 +241,7 @@ def test_processes_that_see_one_gpu_each_share_a_machine(size: int, visible: int
 
 
 @pytest.mark.parametrize(("updates", "known"), [(0, "no update of an optimizer"), (3, "3 updates of an optimizer")])
-def test_a_file_without_marks_is_said_to_count_as_one_step(updates: int, known: str, tmp_path: Path) -> None:
+def test_unmarked_file_is_noted_as_one_step(updates: int, known: str, tmp_path: Path) -> None:
     device = Device()
     device.product(10, 50)
     done = [event("Optimizer.step#SGD.step", 100 + 20 * number, 10, "user_annotation") for number in range(updates)]

@@ -19,7 +19,7 @@ def step(length: int) -> None:
     model(data).sum().backward()
 
 
-def test_few_lengths_are_each_recorded_with_their_share() -> None:
+def test_each_length_is_recorded_with_its_share() -> None:
     trace = capture_lengths(step, {128: 3, 512: 1}, samples_per_step=8)
     assert [kind.share for kind in trace.kinds] == [0.75, 0.25]
     sizes = [
@@ -33,7 +33,7 @@ def test_few_lengths_are_each_recorded_with_their_share() -> None:
     assert lp.predict(trace, ["T4"])["T4"].device_seconds == pytest.approx(0.75 * one + 0.25 * four)
 
 
-def test_the_longest_stands_for_itself_and_groups_for_their_mean() -> None:
+def test_lengths_are_grouped_except_the_longest() -> None:
     found = shares_of_lengths([*range(1, 101), 500], kinds=5)  # 100 lengths once each, in four groups of 25
     assert found == pytest.approx({500: 1 / 101, 13: 25 / 101, 38: 25 / 101, 63: 25 / 101, 88: 25 / 101})
     assert sum(found.values()) == pytest.approx(1)
@@ -51,6 +51,6 @@ def test_the_longest_stands_for_itself_and_groups_for_their_mean() -> None:
         ([8], 0, "kinds=0 is no number of lengths; expected 1 or more."),
     ],
 )
-def test_what_is_no_histogram_is_refused(lengths: Any, kinds: int, words: str) -> None:
+def test_invalid_histogram_is_rejected(lengths: Any, kinds: int, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         capture_lengths(step, lengths, kinds=kinds)

@@ -30,14 +30,14 @@ def product_at(rate: float, kernel: str) -> Trace:
 
 
 @pytest.mark.parametrize(("share", "is_tf32"), [(0.9, False), (4.0, True)])
-def test_blackwells_float32_products_are_tf32_if_faster_than_float32_can_be(share: float, is_tf32: bool) -> None:
+def test_matmul_faster_than_float32_peak_used_tf32(share: float, is_tf32: bool) -> None:
     rate = share * B200.peak_flops_per_second["float32"]
     trace = product_at(rate, "nvjet_sm100_sss_128x256_64x5_2x1_2cta_h_bz_TNN")
     assert trace.flags.matmul_tf32 is is_tf32
     assert any("its matmul kernels show that it was on" in note for note in trace.notes) is is_tf32
 
 
-def test_the_rate_of_other_kernels_does_not_tell() -> None:
+def test_rate_of_other_kernels_is_no_evidence_of_tf32() -> None:
     assert not product_at(4 * B200.peak_flops_per_second["float32"], "some_kernel").flags.matmul_tf32
 
 
@@ -53,14 +53,14 @@ def lost_notes(trace: Trace) -> list[str]:
     return [note for note in trace.notes if "recorded no kernel" in note]
 
 
-def test_launches_without_kernels_are_counted_in_a_note() -> None:
+def test_lost_kernels_are_noted() -> None:
     assert lost_notes(products(20, 3)) == [
         "The profiler recorded no kernel for 3 of 20 kernel launches. Operations without kernels are predicted from "
         "their shapes."
     ]
 
 
-def test_a_cuda_graph_whose_kernels_were_all_lost_is_counted() -> None:
+def test_lost_cuda_graph_is_noted() -> None:
     device = Device()
     device.product(100, 50)
     lost = event("cudaGraphLaunch", 300, 6, "cuda_runtime", correlation=9)
@@ -69,6 +69,6 @@ def test_a_cuda_graph_whose_kernels_were_all_lost_is_counted() -> None:
     )
 
 
-def test_no_note_without_losses_or_without_any_kernel() -> None:
+def test_no_note_without_lost_kernels() -> None:
     assert lost_notes(products(20, 0)) == []
     assert lost_notes(products(20, 20)) == []  # no counters at all: another note says so

@@ -16,7 +16,7 @@ from lightning_predict.record.trace import Trace
 @pytest.mark.parametrize(
     "convolve", [torch.ops.aten.conv2d, torch.ops.aten.conv2d.default], ids=["by its name", "by an overload"]
 )
-def test_a_convolution_of_an_exported_program_casts_its_bias_with_its_image(convolve: object) -> None:
+def test_exported_convolution_casts_bias_and_images(convolve: object) -> None:
     with torch.device("meta"):
         layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(2)]
         images = torch.empty(2, 8, 16, 16)
@@ -33,7 +33,7 @@ def test_a_convolution_of_an_exported_program_casts_its_bias_with_its_image(conv
 
 
 @pytest.mark.parametrize("warmup_steps", [1, 3])
-def test_images_that_are_16_bits_already_meet_cast_weights_from_the_first_step_on(warmup_steps: int) -> None:
+def test_16_bit_images_meet_cast_weights(warmup_steps: int) -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 14 * 14, 2))
         images = torch.empty(2, 3, 16, 16, dtype=torch.float16)
@@ -43,7 +43,7 @@ def test_images_that_are_16_bits_already_meet_cast_weights_from_the_first_step_o
     assert [[tensor.dtype for tensor in inputs] for inputs in read] == [["float16"] * 3] * 2
 
 
-def test_an_operation_that_the_meta_device_lacks_is_named_with_its_line() -> None:
+def test_operation_missing_on_meta_is_named_with_its_line() -> None:
     with torch.device("meta"):
         layer, index = nn.Linear(8, 8), torch.zeros(4, dtype=torch.long)
 
@@ -65,7 +65,7 @@ def _attention(*shape: int) -> Trace:
     return lp.capture(lambda: functional.scaled_dot_product_attention(query, query, query).sum().backward())
 
 
-def test_attention_of_windows_in_a_fifth_dimension_keeps_all_scores() -> None:
+def test_five_dimensional_attention_is_not_fused() -> None:
     # 2 images of 4 windows of 196 tokens, 3 heads of 32: torch's fused kernels take four dimensions, and refuse five.
     four, five = _attention(8, 3, 196, 32), _attention(2, 3, 4, 196, 32)
     names = [[one.operation for item in work_items(trace) for one in item.problems] for trace in (four, five)]

@@ -37,7 +37,7 @@ ALLOWED = {
 The profiler opens torch's own library, and only if it is loaded."""
 
 
-def test_no_call_of_ours_may_load_a_library() -> None:
+def test_package_loads_no_native_libraries() -> None:
     found: dict[str, set[str]] = {}
     for path in (ROOT / "lightning_predict").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -47,7 +47,7 @@ def test_no_call_of_ours_may_load_a_library() -> None:
     assert found == ALLOWED
 
 
-def test_the_profiler_opens_a_library_only_if_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiler_opens_only_loaded_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lib").mkdir()
     copy(Path(torch.__file__).parent / "lib" / "libshm.so", tmp_path / "lib" / "libtorch_cpu.so")
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
@@ -55,14 +55,14 @@ def test_the_profiler_opens_a_library_only_if_it_is_loaded(tmp_path: Path, monke
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_the_version_of_cudnn_is_read_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_version_is_read_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"nvidia-cudnn-cu12": "9.10.2.21"}
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(environment, "version", versions.__getitem__)
     assert environment.software_versions()["cudnn"] == "9.10.2.21"
 
 
-def test_a_damaged_cudnn_does_not_end_a_training(tmp_path: Path) -> None:
+def test_damaged_cudnn_does_not_end_a_training(tmp_path: Path) -> None:
     ran = run("-m", "tests.record.test_native_libraries", tmp_path)
     assert (ran.returncode, ran.stdout.split()) == (0, ["predicted"]), ran.stderr
 

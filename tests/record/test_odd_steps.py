@@ -388,7 +388,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(STEPS))
-def test_the_result_is_the_same_with_and_without_the_dispatch_recorder(name: str) -> None:
+def test_dispatch_recorder_does_not_change_the_result(name: str) -> None:
     torch.manual_seed(0)
     expected = STEPS[name]()
     session = CaptureSession(device=torch.device("cpu"), compiled=False)
@@ -405,7 +405,7 @@ def test_the_result_is_the_same_with_and_without_the_dispatch_recorder(name: str
 
 
 @pytest.mark.parametrize("name", sorted(set(STEPS) - {"fake_tensors"}))
-def test_the_result_is_the_same_with_and_without_the_profiler(name: str) -> None:
+def test_profiler_does_not_change_the_result(name: str) -> None:
     torch.manual_seed(0)
     expected = STEPS[name]()
     recorder = ProfilerRecorder(cuda=False)
@@ -419,7 +419,7 @@ def test_the_result_is_the_same_with_and_without_the_profiler(name: str) -> None
     assert nothing_is_left()
 
 
-def test_operations_inside_a_subclass_are_recorded_and_nested_tensors_are_named() -> None:
+def test_operations_inside_subclasses_are_recorded() -> None:
     def captured(name: str) -> Any:
         session = CaptureSession(device=torch.device("cpu"), compiled=False)
         session.start()
@@ -437,7 +437,7 @@ def test_operations_inside_a_subclass_are_recorded_and_nested_tensors_are_named(
     assert "aten::linear" in note
 
 
-def test_a_mode_around_the_recorder_sees_subclasses_as_they_are() -> None:
+def test_outer_dispatch_mode_sees_subclasses_unchanged() -> None:
     with FlopCounterMode(display=False):
         session = CaptureSession(device=torch.device("cpu"), compiled=False)
         session.start()
@@ -447,7 +447,7 @@ def test_a_mode_around_the_recorder_sees_subclasses_as_they_are() -> None:
     assert nothing_is_left()
 
 
-def test_a_step_of_very_many_operations_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_with_too_many_operations_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     # 150,000 tiny operations took 166 MiB.
     monkeypatch.setattr(dispatch, "MAX_OPERATIONS", 100)
     ran = []
@@ -463,7 +463,7 @@ def test_a_step_of_very_many_operations_is_cut_and_says_so(monkeypatch: pytest.M
     assert len(ran) >= 300
 
 
-def test_a_step_of_300_000_operations_costs_at_most_100_mib() -> None:
+def test_recording_300_000_operations_needs_at_most_100_mib() -> None:
     ran = run("from benchmarks.speed.recording_speed import large\nfor figure in large():\n    print(figure.value)\n")
     _, mebibytes, message = ran.stdout.splitlines()
     assert "The step was cut after 75,000 operations" in message

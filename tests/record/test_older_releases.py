@@ -23,12 +23,14 @@ from lightning_predict.record.trace import Operation, TensorInfo
         (8, 3, 20, None),  # nothing makes an image of 8 larger than 8 + 2 * 2 - 2 = 10
     ],
 )
-def test_strides_of_known_networks(image: int, taps: int, result: int, expected: tuple[int, int] | None) -> None:
+def test_strides_of_known_networks_are_solved(
+    image: int, taps: int, result: int, expected: tuple[int, int] | None
+) -> None:
     assert solved_geometry(image=image, filter_size=taps, result=result) == expected
 
 
 @given(st.integers(1, 64), st.integers(1, 7), st.integers(1, 4), st.integers(0, 6))
-def test_what_is_found_gives_the_result(image: int, taps: int, stride: int, padding: int) -> None:
+def test_solved_geometry_gives_the_result(image: int, taps: int, stride: int, padding: int) -> None:
     result = (image + 2 * padding - taps) // stride + 1
     if result < 1 or padding >= taps:
         return
@@ -41,7 +43,7 @@ def tensors(*shapes: tuple[int, ...]) -> tuple[TensorInfo, ...]:
     return tuple(TensorInfo(shape, "float32") for shape in shapes)
 
 
-def test_a_convolution_without_a_backward_pass_takes_what_the_next_operation_reads() -> None:
+def test_convolution_takes_its_result_from_the_next_operation() -> None:
     convolution = Operation(name="aten::convolution", phase="forward", inputs=tensors((4, 6, 32, 32), (12, 3, 3, 3)))
     norm = Operation(name="aten::cudnn_batch_norm", phase="forward", inputs=tensors((4, 12, 16, 16), (12,)))
     completed = with_current_names([convolution, norm])[0]
@@ -50,7 +52,7 @@ def test_a_convolution_without_a_backward_pass_takes_what_the_next_operation_rea
     assert with_current_names([convolution])[0] == convolution  # the outputs are unknown
 
 
-def test_arguments_that_are_there_stay() -> None:
+def test_recorded_arguments_are_kept() -> None:
     own = Operation(
         name="aten::convolution",
         phase="forward",
@@ -60,6 +62,6 @@ def test_arguments_that_are_there_stay() -> None:
     assert with_current_names([own]) == (own,)
 
 
-def test_a_convolution_of_no_such_result_is_left_alone() -> None:
+def test_impossible_convolution_is_unchanged() -> None:
     assert convolution_arguments((1, 4, 8, 8), (8, 4, 3, 3), (1, 8, 20, 20)) is None
     assert convolution_arguments((1, 4, 8, 8), (8, 3, 3, 3), (1, 8, 8, 8)) is None  # 4 channels in groups of 3

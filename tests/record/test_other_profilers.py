@@ -166,7 +166,7 @@ print("alive")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_profiler_of_the_user_keeps_its_events_and_ours_ends_in_words(case: str, tmp_path: Path) -> None:
+def test_profiler_of_the_user_keeps_its_events(case: str, tmp_path: Path) -> None:
     program, printed = CASES[case]
     ran = run(PROGRAM + program, tmp_path / "theirs.json")
     assert (ran.returncode, ran.stdout) == (0, printed), ran.stderr[-3000:]
@@ -215,6 +215,6 @@ print(torch.equal(plain, fitted([RuntimePredictor(["T4"], print_table=False)])))
 
 
 @pytest.mark.parametrize("kind", ["Trainer's", "own"])
-def test_a_profiler_in_a_fit_with_attention_in_evaluation_mode_ends_no_process(kind: str, tmp_path: Path) -> None:
+def test_profiler_in_a_fit_does_not_end_the_process(kind: str, tmp_path: Path) -> None:
     ran = run(FIT, tmp_path, kind)
     assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["True"]), ran.stderr[-3000:]

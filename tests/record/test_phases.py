@@ -8,10 +8,13 @@ import pytest
 
 from lightning_predict.record.phases import PhaseRules
 
+Call = tuple[str, dict[str, Any], str]
+"""Name of an operation, facts about it, and its expected phase."""
+
 NO_GRAD = {"grad_enabled": False}
-BACKWARD = ("aten::mm", {"in_backward": True, **NO_GRAD}, "backward")
-FORWARD = ("aten::addmm", {"builds_graph": True}, "forward")
-STEP_ENDS = ("", {}, "")
+BACKWARD: Call = ("aten::mm", {"in_backward": True, **NO_GRAD}, "backward")
+FORWARD: Call = ("aten::addmm", {"builds_graph": True}, "forward")
+STEP_ENDS: Call = ("", {}, "")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,7 @@ STEP_ENDS = ("", {}, "")
         pytest.param([("aten::_amp_foreach_non_finite_check_and_unscale_", {}, "optimizer")], id="loss scaling"),
     ],
 )
-def test_phases_follow_the_order_of_a_step(calls: list[tuple[str, dict[str, Any], str]]) -> None:
+def test_phases_follow_the_order_of_a_step(calls: list[Call]) -> None:
     rules = PhaseRules()
     for call in calls:
         name, facts, phase = call

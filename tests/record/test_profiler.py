@@ -33,14 +33,14 @@ def profiled(step: Step) -> Trace:
     return recorder.trace()
 
 
-def test_the_profiler_and_the_dispatch_recorder_name_every_operation_the_same_way() -> None:
+def test_profiler_and_dispatch_recorder_agree_on_all_layers() -> None:
     step = mixed_step("cpu")
     step()
     assert counted(profiled(step).operations) == counted(operations_of(step))
 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
-def test_they_agree_on_everything_for_a_small_step(options: dict[str, Any]) -> None:
+def test_profiler_and_dispatch_recorder_agree_on_a_small_step(options: dict[str, Any]) -> None:
     step = perceptron_step(clip=True, **options)
     step()
     # While a mode is on, autograd adds and detaches out of place, and `torch.tensor` is made up of other parts.
@@ -58,7 +58,7 @@ def test_they_agree_on_everything_for_a_small_step(options: dict[str, Any]) -> N
     assert seen == watched
 
 
-def test_arguments_agree_wherever_the_profiler_names_them() -> None:
+def test_profiler_and_dispatch_recorder_agree_on_arguments() -> None:
     step = mixed_step("cpu")
     step()
     seen = [o for o in profiled(step).operations if o.phase == "forward" and o.name != "aten::detach"]
@@ -72,7 +72,7 @@ def test_arguments_agree_wherever_the_profiler_names_them() -> None:
     assert compared > 40
 
 
-def test_tensors_have_numbers_devices_and_the_dtypes_of_lists() -> None:
+def test_profiled_tensors_have_ids_devices_and_dtypes() -> None:
     step = perceptron_step(foreach=True)
     step()
     trace = profiled(step)
@@ -88,7 +88,7 @@ def test_tensors_have_numbers_devices_and_the_dtypes_of_lists() -> None:
     assert len(set(ids)) == len(ids) == 6  # two biases, two weights, the data and the hidden layer
 
 
-def test_a_profiled_step_changes_neither_weights_nor_random_numbers() -> None:
+def test_profiling_changes_no_weights_or_random_numbers() -> None:
     plain, watched = perceptron_step(seed=4), perceptron_step(seed=4)
     states = []
     for step in (plain, watched):
@@ -104,7 +104,7 @@ def test_a_profiled_step_changes_neither_weights_nor_random_numbers() -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_parts_follow_one_another() -> None:
+def test_parts_of_a_step_are_joined_in_order() -> None:
     recorder = ProfilerRecorder(cuda=False)
     for value in (1.0, 2.0):
         recorder.start()
@@ -116,7 +116,7 @@ def test_parts_follow_one_another() -> None:
     assert starts == sorted(starts)  # type: ignore[type-var]
 
 
-def test_a_later_copy_of_an_operation_has_all_that_it_has() -> None:
+def test_shifted_operation_keeps_all_fields() -> None:
     kernel = Kernel(
         name="gemm",
         seconds=1e-3,
@@ -163,7 +163,7 @@ def marked(step: Training) -> Trace:
     ("make", "products"),
     [(perceptron_step, {"0", "3"}), (partial(mixed_step, "cpu"), {"perceptron.0", "perceptron.2", "attention"})],
 )
-def test_modules_are_those_that_the_dispatch_recorder_sees(make: Callable[[], Training], products: set[str]) -> None:
+def test_profiler_and_dispatch_recorder_agree_on_modules(make: Callable[[], Training], products: set[str]) -> None:
     step = make()
     step()
     recorder = DispatchRecorder(step.model)
@@ -179,7 +179,7 @@ def test_modules_are_those_that_the_dispatch_recorder_sees(make: Callable[[], Tr
     assert {module for name, phase, module in seen if name == "aten::mm" and phase == "backward"} == products
 
 
-def test_a_mark_that_a_stop_leaves_open_is_closed() -> None:
+def test_open_module_mark_is_closed_at_stop() -> None:
     watch = ModuleWatch(marks=True)
     model = torch.nn.Linear(2, 2)
     model.register_forward_hook(lambda *_: watch.close())  # a stop in the middle of a call
@@ -193,7 +193,7 @@ def test_a_mark_that_a_stop_leaves_open_is_closed() -> None:
 
 
 @pytest.mark.parametrize("level", [None, "0"])
-def test_kineto_logs_nothing_without_cuda_unless_a_level_is_set(level: str | None) -> None:
+def test_kineto_is_quiet_unless_a_log_level_is_set(level: str | None) -> None:
     """Kineto of torch 2.13 and 2.14 logs two lines a profile, above errors."""
     code = (
         "import os, torch\nfrom lightning_predict.record.profiler import ProfilerRecorder\n"
@@ -210,7 +210,7 @@ def test_kineto_logs_nothing_without_cuda_unless_a_level_is_set(level: str | Non
 
 
 @pytest.mark.skipif(profiler._kineto_level() is None, reason="this build of torch hides the level of messages")
-def test_kineto_is_quiet_during_a_recording_on_cuda_and_speaks_again_afterwards() -> None:
+def test_kineto_is_quiet_only_during_a_recording() -> None:
     code = (
         "import sys, torch\nfrom lightning_predict.record import profiler\nown = torch.profiler.profile\n"
         "profiler.profile = lambda activities, **options: own(activities=activities[:1], **options)\n"
@@ -229,7 +229,7 @@ def test_kineto_is_quiet_during_a_recording_on_cuda_and_speaks_again_afterwards(
     assert users.count("profiler_start") == (release >= (2, 13))
 
 
-def test_warm_up_kernels_before_a_step_are_not_in_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_kernels_are_not_in_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA, more kernels than a profile may lose run before the step; here the CPU runs them."""
     launch, launched = profiler._launch_warm_up_kernels, []
 

@@ -19,7 +19,7 @@ from tests.record.test_session import nothing_is_left
 from tests.record.workloads import counted, mixed_step, perceptron_step
 
 
-def test_a_step_runs_as_often_as_promised_and_the_last_is_recorded() -> None:
+def test_last_of_the_warm_up_steps_is_recorded() -> None:
     runs: list[int] = []
 
     def step() -> None:
@@ -34,7 +34,7 @@ def test_a_step_runs_as_often_as_promised_and_the_last_is_recorded() -> None:
     assert nothing_is_left()
 
 
-def test_warm_steps_are_timed() -> None:
+def test_warm_up_steps_are_timed() -> None:
     def step() -> None:
         time.sleep(0.01)
         torch.zeros(2).exp()
@@ -45,7 +45,7 @@ def test_warm_steps_are_timed() -> None:
     assert trace.profiled_seconds >= 0.01
 
 
-def test_model_optimizer_and_memory_are_found() -> None:
+def test_capture_finds_model_optimizer_and_memory() -> None:
     step = perceptron_step()
     trace = capture(step)
     assert trace.optimizer_steps == 1
@@ -79,7 +79,7 @@ def blocks_step(*, in_a_model: bool) -> Callable[[], None]:
     return step
 
 
-def test_operations_and_parameters_of_several_models_have_the_same_names() -> None:
+def test_several_models_have_consistent_names() -> None:
     apart, together = (capture(blocks_step(in_a_model=one)) for one in (False, True))
     assert {parameter.name.rpartition(".")[0] for parameter in apart.parameters} == {
         *(f"FeedForward.{index}.{part}" for index in range(3) for part in ("up", "down")),
@@ -93,7 +93,7 @@ def test_operations_and_parameters_of_several_models_have_the_same_names() -> No
     assert renamed == [(one.name, one.phase, one.module) for one in together.operations]
 
 
-def test_a_part_that_is_called_before_its_model_has_its_name_in_the_model() -> None:
+def test_part_called_before_its_model_has_its_name_in_the_model() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
 
     def step() -> None:
@@ -103,7 +103,7 @@ def test_a_part_that_is_called_before_its_model_has_its_name_in_the_model() -> N
     assert modules == {"0", "1"}
 
 
-def test_inference_is_a_step_too() -> None:
+def test_inference_is_recorded_as_a_forward_pass() -> None:
     model, data = nn.Linear(8, 4), torch.zeros(2, 8)
     for guard in (torch.no_grad, torch.inference_mode):
 
@@ -125,19 +125,19 @@ def test_inference_is_a_step_too() -> None:
         ({"step": print, "samples_per_step": 0}, "samples_per_step is 0; expected 1 or more, or None"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         capture(**arguments)
 
 
-def test_a_step_without_torch_is_no_step() -> None:
+def test_step_without_operations_is_rejected() -> None:
     with pytest.raises(CaptureError, match="Nothing was recorded"):
         capture(lambda: 1 + 1)
 
 
 @pytest.mark.parametrize("method", ["named_modules", "named_parameters", "named_buffers"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_module_that_does_not_list_what_it_holds_is_named(method: str, device: str) -> None:
+def test_module_that_cannot_list_its_parameters_is_named(method: str, device: str) -> None:
     def fails(self: nn.Module, *args: object, **kwargs: object) -> None:
         raise RuntimeError("made at the first call")
 
@@ -151,7 +151,7 @@ def test_a_module_that_does_not_list_what_it_holds_is_named(method: str, device:
     assert nothing_is_left()
 
 
-def test_an_error_of_the_step_comes_through() -> None:
+def test_error_of_the_step_is_raised() -> None:
     runs: list[int] = []
 
     def step() -> None:
@@ -165,7 +165,7 @@ def test_an_error_of_the_step_comes_through() -> None:
     assert nothing_is_left()
 
 
-def test_the_cpu_and_the_meta_device_give_the_same_operations() -> None:
+def test_cpu_and_meta_give_the_same_operations() -> None:
     traces = {device: capture(mixed_step(device, clip=False, foreach=False)) for device in ("cpu", "meta")}
     assert {device: trace.device for device, trace in traces.items()} == {"cpu": "cpu", "meta": "meta"}
     assert counted(traces["cpu"].operations) == counted(traces["meta"].operations)
@@ -216,7 +216,7 @@ def gpt_step(device: str, *, layers: int, width: int, heads: int, length: int, w
     return step
 
 
-def test_gpt2_large_is_captured_on_the_meta_device() -> None:
+def test_gpt2_large_is_captured_on_meta() -> None:
     trace = capture(gpt_step("meta", layers=36, width=1280, heads=20, length=1024, words=50257))
     # 774,030,080 shared, and the untied head's 50257 x 1280 once more: 838,359,040 parameters.
     assert sum(math.prod(parameter.shape) for parameter in trace.parameters) == 838_359_040
@@ -230,7 +230,7 @@ def test_gpt2_large_is_captured_on_the_meta_device() -> None:
     assert flops == 1024 * (36 * (24 * 1280**2 + 4 * 1024 * 1280) + 2 * 1280 * 50257)
 
 
-def test_code_compiled_earlier_counts_only_where_the_step_may_call_it() -> None:
+def test_compiled_code_counts_only_if_the_step_may_call_it() -> None:
     compiled, plain, data = torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4), torch.rand(2, 4)
     compiled(data).sum().backward()  # compiled before any capture
 

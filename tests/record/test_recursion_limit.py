@@ -27,7 +27,7 @@ LIMIT = sys.getrecursionlimit()
 
 
 @pytest.mark.parametrize("depth", [20, 22, 25])
-def test_a_step_may_call_itself_as_deep_as_without_a_recorder(depth: int) -> None:
+def test_recursion_is_as_deep_as_without_a_recorder(depth: int) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
 
     def step() -> None:
@@ -42,7 +42,7 @@ def test_a_step_may_call_itself_as_deep_as_without_a_recorder(depth: int) -> Non
     assert sys.getrecursionlimit() == LIMIT
 
 
-def test_the_limit_is_that_of_before_whichever_of_two_ends_first() -> None:
+def test_recursion_limit_is_restored_by_the_last_recorder() -> None:
     first, second = RecursionHeadroom(), RecursionHeadroom()
     for one in (first, second, first):
         one.open()
@@ -54,7 +54,7 @@ def test_the_limit_is_that_of_before_whichever_of_two_ends_first() -> None:
     assert sys.getrecursionlimit() == LIMIT
 
 
-def test_a_limit_that_was_set_meanwhile_stays() -> None:
+def test_recursion_limit_of_the_user_is_kept() -> None:
     room = RecursionHeadroom()
     room.open()
     try:

@@ -44,7 +44,7 @@ def nothing_is_left() -> bool:
     )
 
 
-def test_a_trace_says_what_surrounds_the_step() -> None:
+def test_trace_has_the_environment_of_the_step() -> None:
     step = perceptron_step()
     step()
     trace = session_of(step).trace(step_seconds=[0.1, 0.2], loader_seconds=[0.01], samples=4, batches=2)
@@ -63,7 +63,7 @@ def test_a_trace_says_what_surrounds_the_step() -> None:
     assert nothing_is_left()
 
 
-def test_parameters_without_a_module_are_the_leaves_that_were_read() -> None:
+def test_leaves_are_parameters_without_a_module() -> None:
     weight = torch.ones(3, 2, requires_grad=True)
     session = CaptureSession(device=CPU, compiled=False)
     session.start()
@@ -73,7 +73,7 @@ def test_parameters_without_a_module_are_the_leaves_that_were_read() -> None:
     assert trace.memory.parameter_bytes == trace.memory.gradient_bytes == 24
 
 
-def test_compiled_code_and_fast_evaluation_choose_the_profiler() -> None:
+def test_compiled_code_and_fused_evaluation_use_the_profiler() -> None:
     step = perceptron_step()
     assert session_of(step, compiled=True).trace().recorder == "profiler"
     assert session_of(step, compiled=True).trace().compiled is True
@@ -89,7 +89,7 @@ def test_compiled_code_and_fast_evaluation_choose_the_profiler() -> None:
     assert torch.allclose(results[0], expected, atol=1e-6)
 
 
-def test_a_session_may_pause_and_go_on() -> None:
+def test_session_may_pause() -> None:
     step = perceptron_step()
     for compiled in (False, True):
         session = CaptureSession(device=CPU, model=step.model, compiled=compiled)
@@ -104,7 +104,7 @@ def test_a_session_may_pause_and_go_on() -> None:
         assert trace.optimizer_steps == 2
 
 
-def test_a_second_profiler_is_refused_by_either_recorder() -> None:
+def test_second_profiler_is_rejected() -> None:
     for compiled in (False, True):
         session = CaptureSession(device=CPU, compiled=compiled)
         with profile(activities=[ProfilerActivity.CPU], acc_events=True) as users:
@@ -117,7 +117,7 @@ def test_a_second_profiler_is_refused_by_either_recorder() -> None:
     assert nothing_is_left()
 
 
-def test_starting_twice_is_refused_and_recording_goes_on() -> None:
+def test_starting_twice_is_rejected() -> None:
     session = CaptureSession(device=CPU, compiled=False)
     session.start()
     with pytest.raises(CaptureError, match=r"recording already; call stop\(\)"):
@@ -138,7 +138,7 @@ def test_nothing_recorded_is_an_error() -> None:
 
 @pytest.mark.parametrize(("recorder", "compiled"), [(DispatchRecorder, False), (ProfilerRecorder, True)])
 @pytest.mark.parametrize("broken", ["start", "stop"])
-def test_whatever_fails_inside_is_restored_and_told(
+def test_failing_start_or_stop_is_reported(
     recorder: type, compiled: bool, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(recorder, broken)
@@ -200,12 +200,12 @@ print("as before")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_code_stays_compiled_and_gives_the_same_bits() -> None:
+def test_compiled_code_stays_compiled() -> None:
     ran = run(COMPILED)
     assert ran.stdout == "as before\n", ran.stderr
 
 
-def test_tensors_of_the_steps_own_class_are_made_as_without_a_recorder() -> None:
+def test_tensor_subclass_of_the_step_can_be_created() -> None:
     # In a process of its own: the class lives as long as anything does that was made of it.
     ran = run(
         """
@@ -237,7 +237,7 @@ print(trace.memory.parameter_bytes == 32, Labelled(torch.ones(2)).sum().item() =
     assert ran.stdout.splitlines() == ["False", "True dispatch True", "True True"], ran.stderr
 
 
-def test_the_highest_memory_is_read_off_the_recorded_allocations() -> None:
+def test_peak_memory_is_read_from_allocations() -> None:
     def event(total: int, size: int, kind: int) -> dict[str, Any]:
         return {"name": "[memory]", "args": {"Total Allocated": total, "Bytes": size, "Device Type": kind}}
 
@@ -298,7 +298,7 @@ print(bool(own_tensor_kinds()))
 """
 
 
-def test_a_class_of_tensors_that_somebody_imported_changes_no_recording_on_the_meta_device() -> None:
+def test_imported_tensor_subclass_changes_no_recording() -> None:
     ran = run(IMPORTED)
     assert ran.stdout.split() == ["False"], ran.stderr
 
@@ -327,12 +327,12 @@ print(trace.recorder, len(steps), "aten::addmm" in {one.name for one in trace.op
 """
 
 
-def test_a_step_that_creates_such_tensors_is_recorded_at_the_first_attempt() -> None:
+def test_step_that_creates_a_subclass_is_recorded_at_once() -> None:
     ran = run(CREATED)
     assert ran.stdout.split() == ["dispatch", "2", "True"], ran.stderr
 
 
-def test_a_step_that_defines_their_class_is_recorded_by_the_profiler_at_a_second_attempt() -> None:
+def test_step_that_defines_a_subclass_is_profiled() -> None:
     lines = "\n\nclass Labelled(torch.Tensor):\n    pass\n"
     assert lines in CREATED
     inside = CREATED.replace(lines, "").replace(

@@ -33,7 +33,7 @@ PARTS = [
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("owner", "name"), PARTS, ids=[f"{owner.__name__}.{name}" for owner, name in PARTS])
 @pytest.mark.parametrize("recorder", ["dispatch", "profiler"])
-def test_an_error_in_one_part_leaves_no_other_open(
+def test_error_in_one_part_stops_all_others(
     owner: type, name: str, recorder: str, late: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(owner, name)
@@ -65,7 +65,7 @@ def test_an_error_in_one_part_leaves_no_other_open(
     assert nothing_is_left()
 
 
-def test_an_interrupt_while_a_session_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_at_the_start_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -78,7 +78,7 @@ def test_an_interrupt_while_a_session_starts_leaves_nothing(monkeypatch: pytest.
         assert nothing_is_left()
 
 
-def test_both_recorders_of_a_fit_stop_though_the_first_fails() -> None:
+def test_both_recorders_of_a_fit_stop_after_an_error() -> None:
     class Part:
         def __init__(self, error: BaseException | None = None) -> None:
             self.stopped = False

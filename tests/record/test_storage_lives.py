@@ -26,7 +26,7 @@ def written_by(trace: Trace, name: str) -> Operation:
     return next(operation for operation in trace.operations if operation.name == name)
 
 
-def test_what_dies_after_its_last_use_is_not_listed() -> None:
+def test_storage_freed_after_its_last_use_is_not_listed() -> None:
     data = torch.zeros(4)
 
     def step() -> None:
@@ -38,7 +38,7 @@ def test_what_dies_after_its_last_use_is_not_listed() -> None:
     assert trace.held == ()
 
 
-def test_what_a_variable_holds_beyond_its_last_use_is_listed_where_it_is_freed() -> None:
+def test_storage_held_by_a_variable_is_freed_later() -> None:
     data = torch.zeros(4)
 
     def step() -> None:
@@ -55,7 +55,7 @@ def test_what_a_variable_holds_beyond_its_last_use_is_listed_where_it_is_freed()
     assert 40 <= index < 40 + 64  # operations 1 to 40 ran while it was held; all are asked every 64
 
 
-def test_what_the_loop_still_holds_is_there_at_the_end() -> None:
+def test_storage_held_by_the_loop_survives_the_step() -> None:
     variables: dict[str, torch.Tensor] = {}
     data = torch.zeros(4)
 
@@ -67,7 +67,7 @@ def test_what_the_loop_still_holds_is_there_at_the_end() -> None:
     assert trace.held == tuple(tensor.id for tensor in written_by(trace, "aten::exp").outputs)
 
 
-def test_gradients_are_there_at_the_end_and_those_of_the_step_before_may_live_through_the_forward_pass() -> None:
+def test_gradients_of_the_previous_step_may_live_through_the_forward_pass() -> None:
     layer = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     data = torch.zeros(4, 3)
@@ -92,7 +92,7 @@ def test_gradients_are_there_at_the_end_and_those_of_the_step_before_may_live_th
     assert set(updates) <= set(first.held or ())
 
 
-def test_the_backward_pass_of_attention_writes_the_gradients_of_its_inputs() -> None:
+def test_backward_pass_of_attention_writes_gradients_of_its_inputs() -> None:
     query, key, value = (torch.zeros(2, 4, 16, 8, requires_grad=True) for _ in range(3))
 
     def step() -> None:
@@ -108,7 +108,7 @@ def test_the_backward_pass_of_attention_writes_the_gradients_of_its_inputs() -> 
     assert written <= read
 
 
-def test_what_a_function_of_the_forward_pass_held_is_gone_when_the_backward_pass_begins() -> None:
+def test_locals_of_the_forward_pass_are_freed_before_the_backward_pass() -> None:
     data = torch.zeros(4, requires_grad=True)
 
     def loss(kept: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ class ComputedAgain(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("layers", [3, 6])
-def test_a_layer_that_is_computed_again_holds_what_it_wrote_until_the_next_one_is(layers: int) -> None:
+def test_recomputed_layer_is_freed_by_the_next_layer(layers: int) -> None:
     width, samples = 16, 4
     model = nn.ModuleList(
         nn.Sequential(nn.Linear(width, 4 * width), nn.Sigmoid(), nn.Linear(4 * width, width)) for _ in range(layers)

@@ -17,7 +17,7 @@ def described(numbers: StorageIds, tensor: torch.Tensor) -> TensorInfo:
     return info
 
 
-def test_a_tensor_without_plain_sizes_has_no_description() -> None:
+def test_tensor_without_plain_sizes_has_no_description() -> None:
     nested = [torch.ones(2, 4), torch.ones(5, 4)]
     for tensor in (
         torch.nested.nested_tensor(nested, layout=torch.jagged),
@@ -26,7 +26,7 @@ def test_a_tensor_without_plain_sizes_has_no_description() -> None:
         assert StorageIds().describe(tensor) is None
 
 
-def test_views_share_a_number_and_copies_do_not() -> None:
+def test_views_share_an_id_but_copies_do_not() -> None:
     numbers = StorageIds()
     base = torch.zeros(2, 3)
     assert described(numbers, base) == TensorInfo((2, 3), "float32", 0, "cpu")
@@ -35,7 +35,7 @@ def test_views_share_a_number_and_copies_do_not() -> None:
     assert described(numbers, base.view(torch.int32)).id == 0
 
 
-def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
+def test_id_of_a_freed_storage_is_not_reused() -> None:
     numbers = StorageIds()
     met = set()
     for _ in range(20):  # the allocator gives the same place again and again
@@ -48,7 +48,7 @@ def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
     assert met == set(range(20))
 
 
-def test_meta_tensors_have_numbers_and_sparse_ones_have_none() -> None:
+def test_meta_tensors_have_ids_but_sparse_ones_do_not() -> None:
     numbers = StorageIds()
     assert described(numbers, torch.zeros(2, device="meta", dtype=torch.bfloat16)) == TensorInfo(
         (2,), "bfloat16", 0, "meta"
@@ -79,12 +79,12 @@ def test_lists_are_flattened_in_order() -> None:
         (slice(1), "slice"),
     ],
 )
-def test_arguments_become_json(value: object, expected: object) -> None:
+def test_arguments_are_converted_to_json(value: object, expected: object) -> None:
     assert json_argument(value) == expected
     json.dumps(json_argument(value), allow_nan=False)
 
 
-def test_a_sparse_gradient_on_the_meta_device_holds_the_rows_that_were_asked_for() -> None:
+def test_sparse_gradient_on_meta_has_the_requested_rows() -> None:
     table = torch.nn.EmbeddingBag(1000, 8, mode="sum", sparse=True, device="meta")
     table(torch.zeros(16, 3, dtype=torch.int64, device="meta")).sum().backward()
     assert table.weight.grad is not None

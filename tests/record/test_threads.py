@@ -53,7 +53,7 @@ def recorded(width: int, order: Order, found: dict[int, Any]) -> None:
             moment.set()  # where this thread has failed, no other thread waits for it
 
 
-def test_two_threads_record_their_own_steps_and_leave_nothing_patched() -> None:
+def test_two_threads_record_their_own_steps() -> None:
     order, found = Order(), dict[int, Any]()
     threads = [threading.Thread(target=recorded, args=(width, order, found)) for width in (4, 5)]
     for thread in threads:
