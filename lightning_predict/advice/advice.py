@@ -24,7 +24,7 @@ from lightning_predict.advice.what_if import gain, predicted_with
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
-from lightning_predict.base.ties import ordered
+from lightning_predict.base.ties import NOTICEABLE, ordered
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.hardware import Gpu
@@ -39,10 +39,6 @@ from lightning_predict.run.history import read_history
 from lightning_predict.run.measured_gains import measured_gains
 from lightning_predict.step_predictor import layout_in_use
 from lightning_predict.weights.source import AnyWeights
-
-MAX_HARMFUL_GAIN: Final = 0.98
-"""A change whose predicted gain is below this factor is called slower; gains from here to `WORTH_IT` are noise."""
-
 
 _REFUTED: Final = "try it: on measured pairs, a constant gain was nearer than the simulated one"
 _UNPROVEN: Final = "try it: too few measured pairs to promise a number"
@@ -286,7 +282,7 @@ def _verdict(interval: Interval[float]) -> ChangeVerdict:
     middle = interval.middle
     is_faster = middle > 1
     doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval extends beyond 1
-    if MAX_HARMFUL_GAIN <= middle < WORTH_IT or abs(middle - 1) < doubt:
+    if 1 - NOTICEABLE <= middle < WORTH_IT or abs(middle - 1) < doubt:
         return "noise"
     return "faster" if is_faster else "slower"
 

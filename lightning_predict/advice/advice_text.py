@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.advice.changes import CHANGES, change_named
 from lightning_predict.advice.layers import LayerTable, layer_lines
+from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import MissingDependencyError
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import ordered
-from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, listed, usd
+from lightning_predict.reports.format import duration, gibibytes, listed, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
 from lightning_predict.reports.table_notes import MAX_NOTES
@@ -240,7 +241,7 @@ HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you 
 
 def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
     """Yield the advice as lines: changes, the chain, rejected changes (`verbose`: all), modules, the GPU to rent."""
-    yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
+    yield from textwrap.wrap(_heading(advice), TEXT_WIDTH)
     rows = _rows(advice)
     yield ""
     if rows:
@@ -256,7 +257,7 @@ def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
     if rent:
         yield ""
         for line in rent:
-            yield from textwrap.wrap(line, PLAIN_WIDTH, subsequent_indent="  ")
+            yield from textwrap.wrap(line, TEXT_WIDTH, subsequent_indent="  ")
 
 
 def short_lines(advice: Advice) -> tuple[str, ...]:
@@ -461,7 +462,7 @@ def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | Non
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, PLAIN_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.wrap(text, TEXT_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def advice_html(advice: Advice) -> str:

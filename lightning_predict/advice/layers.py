@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from lightning_predict.base.ties import clearly_less, ordered
+from lightning_predict.base.ties import NOTICEABLE, clearly_less, ordered
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
@@ -26,9 +26,6 @@ from lightning_predict.weights.source import AnyWeights
 
 MAX_ROWS: Final = 10
 """Maximum number of rows."""
-
-SMALLEST_SHARE: Final = 0.02
-"""Rows with a smaller share on every GPU are merged into one row."""
 
 SHARE_OF_NOTHING: Final = 0.001
 """The row of merged rows is omitted if its share of the device time is at most this value on every GPU."""
@@ -138,7 +135,7 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
         for module in modules
     }
     shown = ordered(modules, lambda module: parts[0].get(module, 0.0), reverse=True) if parts else []
-    kept = [module for module in shown if not clearly_less(shares[module], SMALLEST_SHARE)][:MAX_ROWS]
+    kept = [module for module in shown if not clearly_less(shares[module], NOTICEABLE)][:MAX_ROWS]
     patterns = _patterns(trace.operations)
     rows = [
         LayerRow(module=module, seconds=tuple(part.get(module, 0.0) for part in parts), pattern=patterns.get(module))

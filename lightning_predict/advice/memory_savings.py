@@ -17,6 +17,7 @@ from lightning_predict.advice.changes import change_named
 from lightning_predict.advice.largest_batch import ScaledMemory, largest_batch
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.ties import NOTICEABLE
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.layouts.strategy import Strategy
@@ -27,9 +28,6 @@ from lightning_predict.memory.step_memory import memory_need, step_memory
 from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
-
-MIN_SAVING: Final = 0.02
-"""Minimum saving to report, as a share of the step's memory."""
 
 CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
 """Names of changes that may reduce memory."""
@@ -53,7 +51,7 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
     breakdown = memory_breakdown(trace, gpu, reserved_bytes=needed)
     if breakdown is None:
         return None
-    least = MIN_SAVING * breakdown.total_bytes
+    least = NOTICEABLE * breakdown.total_bytes
     is_derived = trace.memory.peak_bytes is None and trace.memory.reserved_bytes is None
     derived = memory if is_derived else None
     scaled = None if why_no_other_batch(trace) is not None else ScaledMemory(trace, derived)

@@ -16,13 +16,19 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 if TYPE_CHECKING:
     from lightning_predict.base.interval import Interval
 
-GAP = 2
-SENTENCE_WIDTH = 120
+GAP: Final = 2
+"""Spaces between two columns."""
+
+NAMES_SHOWN: Final = 5
+"""Maximum number of names that a message lists."""
+
+TEXT_WIDTH: Final = 120
+"""Maximum width of printed text, and of a terminal that shows all columns."""
 
 
 @final
@@ -55,8 +61,8 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
-    """Wrap each sentence to `SENTENCE_WIDTH` characters."""
-    return [line for text in texts for line in textwrap.wrap(text, SENTENCE_WIDTH, subsequent_indent="  ") or [""]]
+    """Wrap each sentence to `TEXT_WIDTH` characters."""
+    return [line for text in texts for line in textwrap.wrap(text, TEXT_WIDTH, subsequent_indent="  ") or [""]]
 
 
 def json_value(value: object) -> Any:

@@ -97,7 +97,10 @@ def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
     return np.minimum(value, limit) if takes_smaller else np.maximum(value, limit)
 
 
-OUTSIDE: Final = 0.05
+CONFIDENCE: Final = 0.9
+"""Probability that an interval contains the actual value."""
+
+OUTSIDE: Final = (1 - CONFIDENCE) / 2
 """Probability that a value is below the interval, and probability that a value is above the interval."""
 
 NORMAL_95: Final = NormalDist().inv_cdf(1 - OUTSIDE)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
+from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.escaping import markdown_text
 from lightning_predict.base.files import FILE_SECONDS, in_hook
 from lightning_predict.base.guard import own_error
 from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
 from lightning_predict.observe.rank_agreement import wait_seconds
-from lightning_predict.reports.format import PLAIN_WIDTH, encoding_at_hand, is_terminal, print_text, width_at_hand
+from lightning_predict.reports.format import encoding_at_hand, is_terminal, print_text, width_at_hand
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
 
@@ -205,7 +206,7 @@ def table_text(predictions: Predictions, *, verbose: bool = False, reason: str |
 
     console = Console(file=_LikeStandardOutput())
     if not (console.is_terminal or console.is_jupyter):
-        console.width = PLAIN_WIDTH
+        console.width = TEXT_WIDTH
     with console.capture() as capture:
         print_table(predictions, console, verbose=verbose)
     first = "" if reason is None else f"{reason}\n"

@@ -15,15 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, final
 
+from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.reports.format import duration, duration_interval, usd
 
 RENEWED_SECONDS: Final = 1.0
 """Minimum seconds between two updates of the text, because a bar may request the text after each batch."""
-
-WIDE_COLUMNS: Final = 120
-"""Minimum terminal width for showing the interval. Output that is not a terminal counts as this wide."""
 
 NARROW_COLUMNS: Final = 100
 """Minimum terminal width for showing the cost. At a width of 80 columns, Rich's bar leaves 19 for all items."""
@@ -45,8 +43,8 @@ def left_in_words(
     """
     if left is None:
         return None
-    columns = shutil.get_terminal_size((WIDE_COLUMNS, 1)).columns if columns is None else columns
-    time = f"{'≤ ' if at_most else ''}{duration_interval(left) if columns >= WIDE_COLUMNS else duration(left.middle)}"
+    columns = shutil.get_terminal_size((TEXT_WIDTH, 1)).columns if columns is None else columns
+    time = f"{'≤ ' if at_most else ''}{duration_interval(left) if columns >= TEXT_WIDTH else duration(left.middle)}"
     if usd_per_hour is None or columns < NARROW_COLUMNS:
         return time
     return f"{time}, {usd(seconds_to_hours(left.middle) * usd_per_hour)}"

@@ -38,7 +38,7 @@ from lightning_predict.embeddings.step import (
     training_links,
 )
 from lightning_predict.embeddings.tables import EmbeddingTable, OptimizerState
-from lightning_predict.hardware.layouts import Layout, layout_of
+from lightning_predict.hardware.layouts import MACHINE_GPUS, Layout, layout_of
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import COLLECTIVES, Array
@@ -48,9 +48,6 @@ from lightning_predict.weights.source import AnyWeights
 
 MAX_PASSES: Final = 4
 """Maximum number of passes over all tables to improve the mixture. Changes after the second pass are rare."""
-
-MAX_GPUS: Final = 8
-"""Number of GPUs that are tried for a whole table, least loaded first."""
 
 LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
 """Logarithms of message sizes from 1 byte to 1 PiB, sixteen per doubling, for interpolation."""
@@ -206,7 +203,7 @@ def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Seq
         if kind != WHOLE:
             yield Assignment(table, kind)
             continue
-        for gpu in np.argsort(search.gpu_seconds(without), kind="stable")[:MAX_GPUS].tolist():
+        for gpu in np.argsort(search.gpu_seconds(without), kind="stable")[:MACHINE_GPUS].tolist():
             yield Assignment(table, WHOLE, gpu)
 
 

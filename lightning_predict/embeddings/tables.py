@@ -25,17 +25,11 @@ from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.roofline import SECTOR_BYTES
 from lightning_predict.kernels.translation import compute_dtype, translate
-from lightning_predict.record.trace import Operation, Trace
+from lightning_predict.record.trace import DTYPE_BYTES, Operation, Trace
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
-INDEX_BYTES: Final = 8
-"""Bytes per index, and per length of a bag: torch's default is int64."""
-
 MAX_ALPHA: Final = 4.0
 """Maximum exponent of Zipf's law. With larger exponents, lookups read only a few rows."""
-
-STATE_BYTES: Final = 4
-"""Bytes per number of the optimizer state (float32)."""
 
 
 @final
@@ -112,7 +106,7 @@ class EmbeddingTable:
         Args:
             share: Share of the rows; only indices that point to these rows count.
         """
-        return self.vectors * (self.pooling * share + self.is_pooled) * INDEX_BYTES
+        return self.vectors * (self.pooling * share + self.is_pooled) * DTYPE_BYTES["int64"]
 
 
 @final
@@ -125,14 +119,14 @@ class OptimizerState:
 
     def size_bytes(self, rows: float, dim: float) -> float:
         """Return the size of the optimizer state of `rows` rows in bytes."""
-        return STATE_BYTES * rows * (self.per_element * dim + self.per_row)
+        return DTYPE_BYTES["float32"] * rows * (self.per_element * dim + self.per_row)
 
     def traffic_bytes(self, rows: float, dim: float) -> float:
         """Return the bytes to read and write the optimizer state of `rows` scattered rows.
 
         Whole memory sectors are transferred.
         """
-        sectors = math.ceil(STATE_BYTES * dim / SECTOR_BYTES) * self.per_element + self.per_row
+        sectors = math.ceil(DTYPE_BYTES["float32"] * dim / SECTOR_BYTES) * self.per_element + self.per_row
         return 2 * rows * sectors * SECTOR_BYTES
 
 

@@ -197,6 +197,9 @@ def _is_gpu(name: str) -> bool:
 NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
 """Number of GPUs per NVLink domain (a rack of 18 trays), for GPUs whose NVLink connects several machines."""
 
+MACHINE_GPUS: Final = 8
+"""GPUs of the usual machine with several."""
+
 TRAY_GPUS: Final = 4
 """Number of GPUs per tray. Trays of a rack are rented separately."""
 

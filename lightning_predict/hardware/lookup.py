@@ -19,6 +19,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Final
 
+from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.base.units import bytes_to_gibibytes, gibibytes_to_bytes
 from lightning_predict.hardware.catalogue import load_catalogue
@@ -88,8 +89,6 @@ SMALLEST_REPORTED_SHARE: Final = 0.85
 """Minimum ratio of reported to nominal memory. ECC takes 6 %, and the driver takes up to 0.6 GiB on small cards."""
 
 LARGEST_REPORTED_SHARE: Final = 1.02
-
-NEAREST_NAMES: Final = 5
 
 LISTING: Final = "lightning_predict.gpu_names()"
 """Python code that lists all names, for error messages. The command line replaces this text with a command."""
@@ -255,9 +254,9 @@ def _unknown_message(name: str) -> str:
     """Return the error message for an unknown name, with the nearest names."""
     index = _catalogue_index()
     maker = other_vendor(name)
-    words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)
+    words = difflib.get_close_matches(normalise(name), index, n=4 * NAMES_SHOWN, cutoff=0.5)
     rows = {row.name: row for word in words for row in index[word]}
-    names = [row.name for row in rows.values() if maker in (None, row.vendor)][:NEAREST_NAMES]
+    names = [row.name for row in rows.values() if maker in (None, row.vendor)][:NAMES_SHOWN]
     nearest = f"The nearest names are {', '.join(names)}." if names else "No name is near it."
     if maker is not None:
         return (

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.checked import positive_number, shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import flops_to_teraflops, teraflops_to_flops
@@ -30,9 +31,6 @@ OwnRates = Mapping[str, float | Mapping[str, float]]
 ABOVE_PEAK: Final = 1.1
 """Maximum ratio of a measured rate to the peak of the GPU at its own clock. Some boards boost a few percent above the
 data sheet."""
-
-NAMES: Final = 4
-"""Maximum number of names in an error message."""
 
 BELOW_PEAK: Final = 0.02
 """Minimum ratio of a measured rate to the peak. A smaller rate is probably in another unit."""
@@ -94,7 +92,7 @@ def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layou
             )
     names = sorted({layout.gpu.name for layout in layouts})
     if common and len(names) > 1:
-        some = ", ".join(names[:NAMES]) + " …" * (len(names) > NAMES)
+        some = ", ".join(names[:NAMES_SHOWN]) + " …" * (len(names) > NAMES_SHOWN)
         raise InvalidArgumentError(
             f"measured={shown(dict(common))} does not name its GPU, and there are {len(names)}: {some}. "
             f"Name it, as in {{{names[0]!r}: {{...}}}} (on the command line {names[0]}:bf16=...)."

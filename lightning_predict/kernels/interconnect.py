@@ -35,7 +35,7 @@ import numpy as np
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
-from lightning_predict.hardware.layouts import NVLINK_DOMAINS, Layout, in_domains, largest_machine
+from lightning_predict.hardware.layouts import MACHINE_GPUS, NVLINK_DOMAINS, Layout, in_domains, largest_machine
 from lightning_predict.hardware.records import NVIDIA, Gpu
 from lightning_predict.hardware.slices import BETWEEN, is_slice
 from lightning_predict.kernels.operations import COLLECTIVES, Array, shape_batch
@@ -55,9 +55,6 @@ NETWORK_BYTES_PER_SECOND: Final = {
 
 NVIDIA's data sheets list four adapters of 100 Gbit/s for the DGX-1, eight of 200 Gbit/s for the DGX A100, and eight
 of 400 Gbit/s for the DGX H100 and B200."""
-
-RAIL_GPUS: Final = 8
-"""Number of GPUs of those reference systems."""
 
 ETHERNET_BYTES_PER_SECOND: Final = 12_500_000_000.0
 """Network bandwidth of one machine without NVLink."""
@@ -208,7 +205,7 @@ def network_bytes_per_second(layout: Layout) -> float:
         return ETHERNET_BYTES_PER_SECOND
     reference = NETWORK_BYTES_PER_SECOND[layout.gpu.architecture]
     # Each GPU of a tray has its own adapter, and a domain has several trays.
-    return reference * layout.gpus_per_node / RAIL_GPUS if layout.gpu.name in NVLINK_DOMAINS else reference
+    return reference * layout.gpus_per_node / MACHINE_GPUS if layout.gpu.name in NVLINK_DOMAINS else reference
 
 
 def link_assumption_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
@@ -380,5 +377,5 @@ def _rail_limit(layout: Layout, interconnect: Interconnect) -> float:
     if layout.gpu.name in NVLINK_DOMAINS:
         return 1.0
     if layout.network is None:
-        return max(RAIL_GPUS / layout.gpus_per_node, 1.0)
+        return max(MACHINE_GPUS / layout.gpus_per_node, 1.0)
     return max(min(layout.network.gpus / layout.gpus_per_node, layout.network.adapters), 1.0)

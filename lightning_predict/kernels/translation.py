@@ -30,7 +30,8 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.ties import ordered
+from lightning_predict.base.answers import NAMES_SHOWN
+from lightning_predict.base.ties import NEGLIGIBLE, ordered
 from lightning_predict.kernels.memory_bound import is_free, is_known, transfer_of, untranslated
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
@@ -294,12 +295,6 @@ def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple
 # --- Notes for the user
 
 
-SHARE_TO_NAME: Final = 0.01
-"""Minimum share of the time of an operation that a note names."""
-
-MAX_NAMES: Final = 5
-
-
 def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasured: Array) -> tuple[str, ...]:
     """Return a note on unknown operations that take a relevant share of the time.
 
@@ -317,12 +312,12 @@ def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasure
         for name in item.unknown:
             spent[name] = spent.get(name, np.zeros(len(seconds))) + seconds[:, column] * unmeasured[:, column]
     shares = {name: own / np.where(total > 0, total, 1.0) for name, own in spent.items()}
-    worth_naming = sorted(name for name, share in shares.items() if share.max(initial=0.0) >= SHARE_TO_NAME)
+    worth_naming = sorted(name for name, share in shares.items() if share.max(initial=0.0) >= NEGLIGIBLE)
     named = ordered(worth_naming, lambda name: float(shares[name].max()), reverse=True)
     if not named:
         return ()
-    texts = [f"{name} ({_range(shares[name])} of the time)" for name in named[:MAX_NAMES]]
-    others = f" and {len(named) - MAX_NAMES} more" if len(named) > MAX_NAMES else ""
+    texts = [f"{name} ({_range(shares[name])} of the time)" for name in named[:NAMES_SHOWN]]
+    others = f" and {len(named) - NAMES_SHOWN} more" if len(named) > NAMES_SHOWN else ""
     if len(named) == 1:
         return (f"{texts[0]} is unknown. It is timed as a copy of its tensors and may take far longer.",)
     listed = ", ".join(texts) + others

@@ -17,6 +17,7 @@ import numpy as np
 from lightning_predict.base.units import mebibytes_to_bytes
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.roofline import LINK_SHARE
 from lightning_predict.layouts.gradients import (
     ROOT,
     UnitSegment,
@@ -48,9 +49,6 @@ from lightning_predict.uncertainty import OFFLOAD_SPREAD
 HOST_BYTES_PER_SECOND: Final = 200_000_000_000.0
 """Memory bandwidth that the optimizer step reaches on the CPUs of a machine."""
 
-PCIE_SHARE: Final = 0.8
-"""Share of the PCIe bandwidth that copies from pinned memory reach."""
-
 OPTIMIZER_STATES, STATE_BYTES = 3, 4
 """Number of states per parameter (Adam's two moments and the master copy), and bytes per state (float32)."""
 
@@ -68,7 +66,7 @@ def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_p
         gpu: The GPU; its PCIe bandwidth counts.
         gpus_per_node: Number of GPUs that share the CPUs of one machine.
     """
-    copying = trained_bytes / (PCIE_SHARE * gpu.pcie_bytes_per_second)
+    copying = trained_bytes / (LINK_SHARE * gpu.pcie_bytes_per_second)
     traffic = 2 * state_bytes + trained_bytes  # state is read and written, gradients are read
     computing = traffic * gpus_per_node / HOST_BYTES_PER_SECOND
     return (copying + computing) * np.array([1 / OFFLOAD_SPREAD, 1.0, OFFLOAD_SPREAD])

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Literal, final
+from typing import Literal, final
 
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.layouts.gradients import experts_module, parameter_bytes
@@ -39,13 +39,7 @@ from lightning_predict.layouts.strategy import Recompute, Strategy
 from lightning_predict.layouts.tensor_parallel import SplitModel, split_model
 from lightning_predict.memory.simulation import Blocks, blocks_of, copies_of
 from lightning_predict.memory.storages import Cause, Storage
-from lightning_predict.record.trace import Operation, Parameter, Trace
-
-FUSED_PROBABILITY_BYTES: Final = 4
-"""Bytes per logit of the float32 probabilities that Megatron's fused cross entropy keeps."""
-
-FUSED_GRADIENT_BYTES: Final = 2
-"""Bytes per logit of the gradient."""
+from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Trace
 
 Pass = tuple[bool, int]
 """Whether the pass is a backward pass, and the part of the blocks."""
@@ -457,7 +451,7 @@ class _KindFinder:
         is_expert, is_weight = experts_module(module) is not None, self._is_weight(one)
         fused = None
         if self._is_of_vocabulary(one):
-            item_bytes = FUSED_PROBABILITY_BYTES if one.cause == "activation" else FUSED_GRADIENT_BYTES
+            item_bytes = DTYPE_BYTES["float32"] if one.cause == "activation" else DTYPE_BYTES["bfloat16"]
             fused = self._logits * item_bytes if one is self._loss[one.cause] else 0
             return _Kind("vocabulary", is_weight=False, is_expert=False, fused_bytes=fused)
         if tensor is None:

@@ -16,7 +16,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lightning_predict.base.answers import CommandAnswer, aligned, json_value
+from lightning_predict.base.answers import TEXT_WIDTH, CommandAnswer, aligned, json_value
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.planning.expected_cost import missed_deadlines
 from lightning_predict.planning.exports import plan_json, read_plan, write_plan
@@ -28,9 +28,6 @@ from lightning_predict.planning.replay import evenly, likely_factors, replay, sl
 from lightning_predict.reports.format import duration, share, significant, usd
 
 _WRITTEN: Final = ("plan.json", "gantt.html", "sky", "slurm")
-
-FILE_WIDTH: Final = 120
-"""Width of tables if the output is not a terminal."""
 
 
 def plan(
@@ -75,7 +72,7 @@ def plan(
     def show() -> None:
         console = Console()
         if not console.is_terminal:
-            console.width = FILE_WIDTH
+            console.width = TEXT_WIDTH
         planned(console)  # prints while the planner runs
 
     return CommandAnswer(data=lambda: json.loads(plan_json(planned(Console(quiet=True)))) | {"notes": notes}, show=show)

@@ -50,7 +50,7 @@ from typing import Any, Final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.checked import Checked, File, read_csv, read_yaml, shown
 from lightning_predict.base.errors import PlanningFormatError
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import CONFIDENCE, Interval
 from lightning_predict.base.units import hours_to_seconds
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import at_spot_prices
@@ -72,10 +72,6 @@ from lightning_predict.planning.times import Times, times_of_runs, times_of_trac
 from lightning_predict.planning.validation import check_problem, check_situation
 from lightning_predict.run.history import read_history
 from lightning_predict.run.progress import PROGRESS_PREFIX, PlanSlot, Progress, read_progress
-
-DEADLINE_PROBABILITY: Final = 0.9
-"""Default probability of meeting each deadline."""
-
 
 _TOP_KEYS: Final = frozenset({"nodes", "machines", "jobs"})
 _TOP_OPTIONAL: Final = frozenset(
@@ -126,7 +122,7 @@ def read_problem(path: Path) -> PlanningProblem:
         postponement_factor=_number(document, "postponement_factor", 1.0),
         restart_seconds=_number(document, "restart_seconds", RESTART_SECONDS),
         checkpoint_seconds=document.optional("checkpoint_seconds", _float, None),
-        probability=_number(document, "probability", DEADLINE_PROBABILITY),
+        probability=_number(document, "probability", CONFIDENCE),
     )
     check_problem(problem)
     return problem

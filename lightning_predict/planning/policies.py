@@ -23,7 +23,7 @@ from statistics import median
 from typing import Final, final
 
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.base.ties import least
+from lightning_predict.base.ties import NEGLIGIBLE, least
 from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.planning.annealing import MOST_JOBS, annealed_stages
 from lightning_predict.planning.expected_cost import DRAWS, is_uncertain, plan_outlook, time_draws
@@ -61,10 +61,6 @@ def policy(name: str) -> AbstractPolicy:
 
 HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
 """Horizons to try in addition to the planner's own horizon, relative to the median run time of the jobs."""
-
-
-WORTH_A_MOVE: Final = 0.01
-"""Relative cost difference below which plans count as equal."""
 
 
 PREDICTED_TIMES: Final = 0.5
@@ -212,7 +208,7 @@ def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: flo
     affordable = _affordable(problem, plans, spent_usd=spent_usd)
     if affordable:
         safe = _safest(affordable, problem.probability)
-        enough = (1 + WORTH_A_MOVE) * min(map(_usd, safe))
+        enough = (1 + NEGLIGIBLE) * min(map(_usd, safe))
         good = [plan for plan in safe if _usd(plan) <= enough]
         fewest = min(len(plan.segments) for plan in good)
         early = sorted(good, key=lambda plan: sum(outcome.end_seconds for outcome in plan.outcomes))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
+from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.base.guard import own_error
 from lightning_predict.record.graph_release import HeldNodes, drain
@@ -86,9 +87,6 @@ _OUTSIDE: Final = -1
 
 _ACCUMULATES: Final = 2**64 - 1
 """Sequence number of nodes that accumulate into `.grad`. Such nodes may run between any other nodes."""
-
-_NAMES_SHOWN: Final = 5
-"""Maximum number of operations that a note names."""
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
@@ -278,7 +276,7 @@ class DispatchRecorder:
     def _notes(self) -> Iterator[str]:
         yield from self.assumptions
         if self._passed_over:
-            shown = [name for name, _ in self._passed_over.most_common(_NAMES_SHOWN)]
+            shown = [name for name, _ in self._passed_over.most_common(NAMES_SHOWN)]
             more = ", ..." if len(self._passed_over) > len(shown) else ""
             yield (
                 f"{sum(self._passed_over.values())} operations on tensors that the recorder cannot read (nested, or "

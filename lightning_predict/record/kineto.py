@@ -23,8 +23,11 @@ from typing import Any, Final, final
 from lightning_predict.base.checked import MAX_INTEGER
 from lightning_predict.base.errors import InvalidArgumentError, TraceFormatError, UnknownGpuError
 from lightning_predict.base.note import Note
+from lightning_predict.base.ties import NEGLIGIBLE
 from lightning_predict.base.units import microseconds_to_seconds, seconds_to_milliseconds
 from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import MACHINE_GPUS
+from lightning_predict.hardware.own_rates import ABOVE_PEAK
 from lightning_predict.record.attribution import (
     CUDA_GRAPH,
     LOADER_MARK,
@@ -102,9 +105,6 @@ _TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")
 _UNCERTAIN_TF32: Final = re.compile(r"nvjet_(sm\d+_)?sss_")
 """Names of kernels with float32 operands that do not distinguish TF32 from float32, as in Blackwell's cuBLAS."""
 
-_ABOVE_PEAK: Final = 1.1
-"""Ratio to the GPU's float32 peak above which a matmul must have used TF32. Boost clocks explain a smaller ratio."""
-
 
 def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
     """Return whether float32 matmuls used TF32, by their kernels and the float32 peak of the GPU (None if unknown)."""
@@ -113,7 +113,7 @@ def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
     ]
     if any(_TF32_KERNEL.search(kernel.name) for one in products for kernel in one.kernels):
         return True
-    return peak is not None and any(_rate_of(one) > _ABOVE_PEAK * peak for one in products)
+    return peak is not None and any(_rate_of(one) > ABOVE_PEAK * peak for one in products)
 
 
 def _rate_of(product: Operation) -> float:
@@ -209,15 +209,12 @@ def _float32_peak(row: dict[str, Any]) -> float | None:
 
 _KERNEL_LAUNCH: Final = re.compile(r"_*(cuda|cu)(LaunchKernel\w*|GraphLaunch)")
 
-_FEW_LOST: Final = 0.01
-"""Share of launches without kernels up to which no note is given."""
-
 
 def _lost_kernels(profile: Profile) -> Iterator[str]:
     """Yield a note on launches whose kernels the profiler lost, as may happen at the start of a session."""
     launches = [call for call in profile.calls() if call.is_launch and _KERNEL_LAUNCH.fullmatch(call.name)]
     lost = sum(not call.device_work for call in launches)
-    if _FEW_LOST * len(launches) < lost < len(launches):
+    if NEGLIGIBLE * len(launches) < lost < len(launches):
         yield (
             f"The profiler recorded no kernel for {lost:,} of {len(launches):,} kernel launches. Operations without "
             "kernels are predicted from their shapes."
@@ -370,10 +367,6 @@ def _device_rows(profile: Profile) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-GPUS_OF_A_MACHINE: Final = 8
-"""Assumed number of GPUs per machine if each process in a file sees only one GPU."""
-
-
 def _processes(profile: Profile) -> tuple[int, int]:
     """Return the numbers of processes and machines in the training; 1 and 1 if the file does not state them."""
     distributed = profile.header.get("distributedInfo")
@@ -382,7 +375,7 @@ def _processes(profile: Profile) -> tuple[int, int]:
         return 1, 1
     per_node = max(len(_device_rows(profile)), 1)
     if per_node == 1:  # each process may see its own GPU alone
-        per_node = min(size, GPUS_OF_A_MACHINE)
+        per_node = min(size, MACHINE_GPUS)
     return size, size // per_node if size % per_node == 0 else 1
 
 
@@ -395,10 +388,6 @@ def _loader_microseconds(profile: Profile) -> float:
     return total
 
 
-_SHORT_WAIT: Final = 0.01
-"""Minimum share of the step above which a wait for the previous step is reported."""
-
-
 def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
     """Yield notes on content within the step's time that does not belong to the step."""
     if profile.earlier_work:
@@ -408,7 +397,7 @@ def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
             "before the step's own and belong to the step before."
         )
     waited = microseconds_to_seconds(profile.waited)
-    if profile.waited > _SHORT_WAIT * (profile.end - profile.start):
+    if profile.waited > NEGLIGIBLE * (profile.end - profile.start):
         yield (
             f"The host first waited {seconds_to_milliseconds(waited):.2f} ms for the step before: the step begins "
             "there and ends with its last kernel."

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+from lightning_predict.base.ties import NOTICEABLE
 from lightning_predict.record.trace import Trace
 
 BLOCK_BATCHES: Final = 8
@@ -29,18 +30,11 @@ MIN_BATCHES: Final = 3
 BLOCKS_OF_A_RUN: Final = 4
 """Minimum length of the remaining run, as a number of blocks, for timing a block before the first prediction."""
 
-WAITED_SHARE: Final = 0.02
-"""Maximum share of a block that is spent waiting for batches. With longer waits, the device catches up with the
-host."""
-
 HOST_AHEAD_SHARE: Final = 0.9
 """Maximum share of a block that host work and waits may take, so that the device never runs out of work."""
 
 MAX_TRIES: Final = 2
 """Maximum number of attempts to time a block. If epochs are shorter than a block, no attempt succeeds."""
-
-IDLE_SHARE: Final = 0.02
-"""Maximum time from the host's end to the device's end of a host-bound step, as a share of the step."""
 
 
 @final
@@ -147,10 +141,10 @@ def running_step_seconds(block: StepBlock, *, standing: float, host: float) -> f
     """
     is_ahead = block.steps * host + block.waited_seconds <= HOST_AHEAD_SHARE * block.seconds
     if block.steps * block.batches < MIN_BATCHES or (
-        block.waited_seconds > WAITED_SHARE * block.seconds and not is_ahead
+        block.waited_seconds > NOTICEABLE * block.seconds and not is_ahead
     ):
         return None
-    follows_host = standing - host <= IDLE_SHARE * standing
+    follows_host = standing - host <= NOTICEABLE * standing
     seconds = block.seconds - (block.waited_seconds if follows_host else 0.0)
     once = 1 / block.batches
     running = (seconds - once * standing) / (block.steps - once)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import CONFIDENCE, Interval
 from lightning_predict.kernels.operations import Array
 from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 
@@ -149,10 +149,6 @@ class RunEstimate:
     def high_seconds(self) -> float | None:
         """Upper end of the 90 % interval; None if `time` is None."""
         return None if self.time is None else self.time.high
-
-
-CONFIDENCE: Final = 0.9
-"""Probability that the time of a new run is inside the interval."""
 
 
 @final

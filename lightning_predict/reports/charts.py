@@ -18,6 +18,7 @@ from typing import Final, final
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.ties import ordered
 from lightning_predict.base.units import hours_to_seconds, seconds_to_milliseconds
+from lightning_predict.timeline.verdict import MAX_PARTS
 
 LOG_AXIS_SPREAD: Final = 20.0
 """The axis of a bar chart is logarithmic if the ratio of the largest to the smallest value exceeds this number."""
@@ -39,9 +40,6 @@ _TICKS: Final = 6
 _TICKS_NARROW: Final = 4
 _LEFT: Final = 64
 _RADIUS: Final = 9
-
-MAX_PARTS: Final = 8
-"""Maximum number of named parts of a bar. Smaller parts are merged into `OTHER`."""
 
 OTHER: Final = "other"
 

@@ -16,15 +16,12 @@ from numpy.typing import NDArray
 from lightning_predict.base.errors import MissingDependencyError
 from lightning_predict.base.units import seconds_to_milliseconds
 from lightning_predict.cost.prediction import Prediction
+from lightning_predict.reports.charts import LOG_AXIS_SPREAD
 from lightning_predict.reports.format import milliseconds, usd
 from lightning_predict.reports.predictions import Predictions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-LOG_AXIS_SPREAD: Final = 20.0
-"""The axis is logarithmic if the slowest GPU takes more than this many times as long as the fastest GPU, because
-shorter bars would be unreadable."""
 
 _COLOR: Final = "#4878a8"
 _COLOR_IN_USE: Final = "#d1733b"

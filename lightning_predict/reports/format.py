@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.escaping import terminal_text
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import (
@@ -22,9 +23,6 @@ from lightning_predict.base.units import (
     bytes_to_gibibytes,
     seconds_to_milliseconds,
 )
-
-PLAIN_WIDTH: Final = 120
-"""Maximum number of characters on a line of plain text."""
 
 SAME_SIDES: Final = 10
 """Intervals whose sides differ by at most this many percentage points are shown as `±` with the larger side."""
@@ -59,10 +57,10 @@ in seconds from which the next pair applies."""
 
 
 def width_at_hand() -> int:
-    """Return the line width in characters: the number of columns of a narrow terminal, otherwise `PLAIN_WIDTH`."""
+    """Return the line width in characters: the number of columns of a narrow terminal, otherwise `TEXT_WIDTH`."""
     if not is_terminal():
-        return PLAIN_WIDTH
-    return min(PLAIN_WIDTH, shutil.get_terminal_size((PLAIN_WIDTH, 1)).columns)
+        return TEXT_WIDTH
+    return min(TEXT_WIDTH, shutil.get_terminal_size((TEXT_WIDTH, 1)).columns)
 
 
 def is_terminal() -> bool:

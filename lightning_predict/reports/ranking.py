@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
+from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.escaping import markdown_text
 from lightning_predict.base.interval import NORMAL_95, Interval
-from lightning_predict.base.ties import TIE, clearly_less, least, ordered
+from lightning_predict.base.ties import NEGLIGIBLE, TIE, clearly_less, least, ordered
 from lightning_predict.base.units import hours_to_seconds, seconds_to_hours
 from lightning_predict.cost.offers import kind_of_provider
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
 from lightning_predict.cost.priced_gpus import GROUPS
 from lightning_predict.reports.format import (
-    PLAIN_WIDTH,
     duration,
     duration_interval,
     gibibytes,
@@ -39,10 +39,6 @@ from lightning_predict.reports.format import (
     usd_per_hour,
 )
 from lightning_predict.reports.table_rows import STEPS_SHOWN, bound_by, name_in_use
-
-EQUAL: Final = 0.01
-"""Relative difference below which two times, or two costs, count as equal. Predictions are far less accurate than
-this."""
 
 
 @final
@@ -259,7 +255,7 @@ def frontier(candidates: Sequence[RankedGpu]) -> tuple[RankedGpu, ...]:
     left = [one for one in candidates if one.cost_usd is not None]
     while (fastest := _fastest(left)) is not None:
         best.append(fastest)
-        left = [one for one in left if _cost(one) * (1 + EQUAL) < _cost(fastest)]
+        left = [one for one in left if _cost(one) * (1 + NEGLIGIBLE) < _cost(fastest)]
     return tuple(best)
 
 
@@ -299,12 +295,12 @@ def shorten_frontier(front: Sequence[RankedGpu], most: int) -> tuple[RankedGpu, 
     return tuple(left)
 
 
-def ranking_lines(ranking: Ranking, *, width: int = PLAIN_WIDTH) -> tuple[str, ...]:
+def ranking_lines(ranking: Ranking, *, width: int = TEXT_WIDTH) -> tuple[str, ...]:
     """Return the ranking as lines of at most `width` characters."""
     return tuple(line for text in (*advice(ranking), *remarks(ranking)) for line in _wrapped(text, width))
 
 
-def lines_of_run(ranking: Ranking, *, when: str, news: str, width: int = PLAIN_WIDTH) -> tuple[str, ...]:
+def lines_of_run(ranking: Ranking, *, when: str, news: str, width: int = TEXT_WIDTH) -> tuple[str, ...]:
     """Return the ranking of a run in progress as lines; the first line states the remaining time.
 
     Args:
@@ -457,7 +453,7 @@ def _stale(candidate: RankedGpu, ranking: Ranking) -> str:
 
 def _is_slower(candidate: RankedGpu, in_use: MachineTimes) -> bool:
     """Return whether the run would take longer than on the machine in use; slower GPUs are never recommended."""
-    return candidate.seconds > (1 + EQUAL) * in_use.seconds
+    return candidate.seconds > (1 + NEGLIGIBLE) * in_use.seconds
 
 
 def _is_worth_renting(candidate: RankedGpu, in_use: MachineTimes) -> bool:
@@ -603,7 +599,7 @@ def _fastest(candidates: Sequence[RankedGpu]) -> RankedGpu | None:
 def _equal_least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]) -> list[RankedGpu]:
     """Return the candidates within 1 % of the minimum value, in order."""
     smallest = min(map(value, candidates), default=0.0)
-    return [one for one in candidates if value(one) <= smallest * (1 + EQUAL)]
+    return [one for one in candidates if value(one) <= smallest * (1 + NEGLIGIBLE)]
 
 
 def _rivals(

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, final
 
+from lightning_predict.base.answers import GAP, TEXT_WIDTH
 from lightning_predict.base.escaping import terminal_text
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
-from lightning_predict.reports.format import PLAIN_WIDTH, ascii_text
+from lightning_predict.reports.format import ascii_text
 from lightning_predict.reports.table_columns import Column, columns_of
 from lightning_predict.reports.table_notes import table_notes
 from lightning_predict.reports.table_rows import TableLine, lines_of
@@ -26,9 +27,6 @@ from lightning_predict.reports.table_rows import TableLine, lines_of
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-GAP: Final = 2
-"""Spaces between two columns."""
 
 _UNKNOWN: Final = "unknown"
 
@@ -48,14 +46,14 @@ def plain_table(
         notes: Additional notes.
     """
     predictions = predictions if verbose else predictions.shown()
-    shown = grid(predictions, PLAIN_WIDTH, columns=columns, verbose=verbose, fold=not verbose)
+    shown = grid(predictions, TEXT_WIDTH, columns=columns, verbose=verbose, fold=not verbose)
     header_lines = max(column.header.count("\n") for column in shown.columns)
     headers = ["\n" * (header_lines - column.header.count("\n")) + column.header for column in shown.columns]
     rule = ["-" * width for width in shown.widths]
-    heading = () if predictions.heading is None else (*_wrapped(predictions.heading, PLAIN_WIDTH), "")
+    heading = () if predictions.heading is None else (*_wrapped(predictions.heading, TEXT_WIDTH), "")
     lines = [line for row in (headers, rule, *shown.rows) for line in _aligned(row, shown)]
     texts = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
-    below = [line for note in texts for line in _wrapped(note, PLAIN_WIDTH)]
+    below = [line for note in texts for line in _wrapped(note, TEXT_WIDTH)]
     return terminal_text("\n".join([*heading, *lines, *(("", *below) if below else ())]))
 
 
@@ -83,7 +81,7 @@ def print_table(
     if console is None:
         console = Console()
         if not (console.is_terminal or console.is_jupyter):
-            console.width = PLAIN_WIDTH
+            console.width = TEXT_WIDTH
     if console.options.ascii_only:  # without a Unicode encoding, printing an unsupported character would raise an error
         text = ascii_text(plain_table(predictions, columns=columns, verbose=verbose, notes=notes))
         console.out(text.encode(console.encoding, "replace").decode(console.encoding), highlight=False)

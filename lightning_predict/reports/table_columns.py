@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.fields import Field
-from lightning_predict.base.ties import ordered
+from lightning_predict.base.ties import NEGLIGIBLE, ordered
 from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.format import (
@@ -31,7 +31,6 @@ from lightning_predict.reports.format import (
 )
 from lightning_predict.reports.table_rows import (
     LARGE_PART,
-    SHARE_TO_MENTION,
     TableLine,
     bound_by,
     name_in_use,
@@ -108,7 +107,7 @@ def waits_for_loader(predictions: AbstractPredictions) -> bool:
     lines: list[TableLine] = [*predictions.values()]
     if predictions.machine is not None:
         lines.append(predictions.machine)
-    return any(one.loader_share >= SHARE_TO_MENTION for one in lines)
+    return any(one.loader_share >= NEGLIGIBLE for one in lines)
 
 
 def column_names(asked: Collection[str]) -> tuple[str, ...]:

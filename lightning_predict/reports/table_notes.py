@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.base.note import is_decisive, is_detail
+from lightning_predict.base.ties import NEGLIGIBLE
 from lightning_predict.cost.offers import OLD_DAYS, day_of
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
 from lightning_predict.hardware.lookup import other_forms
@@ -22,7 +23,6 @@ from lightning_predict.reports.format import duration, gibibytes, listed, millis
 from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, is_mostly_extrapolated
 from lightning_predict.reports.table_rows import (
     LARGE_PART,
-    SHARE_TO_MENTION,
     TableLine,
     bound_by,
     folded_gpus,
@@ -195,7 +195,7 @@ def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
         yield "Interval (90 %): nine in ten measured times should lie in it."
     if any(prediction.validation_is_estimated for prediction in predictions.values()):
         yield "Total: validation time is estimated from the forward pass of a training step."
-    writing = [one for one in predictions.values() if _checkpoint_share(one) >= SHARE_TO_MENTION]
+    writing = [one for one in predictions.values() if _checkpoint_share(one) >= NEGLIGIBLE]
     if writing:
         how = ", estimated from their size" if any(one.checkpoint_is_estimated for one in writing) else ""
         yield f"Total: {duration(max(one.checkpoint_seconds or 0.0 for one in writing))} for checkpoints{how}."
@@ -211,9 +211,7 @@ def sum_note(predictions: AbstractPredictions) -> Iterable[str]:
     if one.total.middle <= 0 or (validation + writing + other) < LARGE_PART * one.total.middle:
         return
     amounts = ((validation, "validation"), (writing, "checkpoints"), (other, "pauses between epochs"))
-    parts = [
-        f"{duration(amount)} of {name}" for amount, name in amounts if amount >= SHARE_TO_MENTION * one.total.middle
-    ]
+    parts = [f"{duration(amount)} of {name}" for amount, name in amounts if amount >= NEGLIGIBLE * one.total.middle]
     yield f"{one.gpu}: the total has {duration(one.run.training_seconds)} of steps, {', '.join(parts)}."
 
 

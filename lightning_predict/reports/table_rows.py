@@ -20,9 +20,6 @@ from lightning_predict.reports.format import duration
 STEPS_SHOWN: Final = 1000
 """If the length of the run is unknown, times and costs are shown for this number of steps."""
 
-SHARE_TO_MENTION: Final = 0.01
-"""Parts of a total are mentioned from this share."""
-
 LARGE_PART: Final = 0.1
 """Parts of a total other than training steps, and waits for the loader, are shown without `verbose` from this share."""
 

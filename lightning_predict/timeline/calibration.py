@@ -26,7 +26,7 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.base.ties import clearly_less
+from lightning_predict.base.ties import NOTICEABLE, clearly_less
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.record.trace import Kernel, Trace
@@ -59,9 +59,6 @@ HOST_BOUND_SHARE: Final = 0.05
 
 SLOWEST_PROFILER: Final = 20.0
 """Upper bound on the factor by which a profiler slows the host."""
-
-HOST_TOLERANCE: Final = 0.02
-"""Relative tolerance."""
 
 
 @final
@@ -206,7 +203,7 @@ def _calibrate_with_kernels(
     recorded = running if steps > 1 else float(found.seconds[0])
     own_gap = gap
     if step < recorded and is_host_bound:
-        least = (1 + HOST_TOLERANCE) * replay.seconds(host_factor=host_factor / SLOWEST_PROFILER, steps=steps)
+        least = (1 + NOTICEABLE) * replay.seconds(host_factor=host_factor / SLOWEST_PROFILER, steps=steps)
         if least < recorded:
             host_factor = _solve(
                 lambda one: replay.seconds(host_factor=one, steps=steps), max(step, least), highest=host_factor
@@ -226,7 +223,7 @@ def _calibrate_with_kernels(
         residual_seconds=max(step - explained, 0.0),
         device_seconds=float(found.active_with_gaps_seconds[0]),
         added_host_seconds=added,
-        running_share=share if share < 1 - HOST_TOLERANCE else 1.0,
+        running_share=share if share < 1 - NOTICEABLE else 1.0,
         is_host_assumed=not (is_host_bound or read is not None or has_recorded_launches(trace)),
     )
 
@@ -242,7 +239,7 @@ def _unprofiled(trace: Trace, replay: RecordedSimulation) -> tuple[float, float]
     recorded = replay.host_seconds(1.0)
     if read >= recorded:
         return 1.0, read - recorded
-    least = (1 + HOST_TOLERANCE) * replay.host_seconds(1 / SLOWEST_PROFILER)
+    least = (1 + NOTICEABLE) * replay.host_seconds(1 / SLOWEST_PROFILER)
     return (_solve(replay.host_seconds, read, highest=1.0), 0.0) if least < min(read, recorded) else None
 
 

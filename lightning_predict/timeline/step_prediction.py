@@ -23,7 +23,7 @@ import numpy as np
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.note import Note, decisive, details
-from lightning_predict.base.ties import clearly_less
+from lightning_predict.base.ties import NEGLIGIBLE, clearly_less
 from lightning_predict.base.units import seconds_to_milliseconds
 from lightning_predict.hardware.records import NVIDIA, Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes
@@ -151,10 +151,6 @@ class StepPrediction:
             return self
         low, high = ends_of_measured(step_seconds)
         return replace(self, interval=Interval(low, statistics.median(step_seconds), high))
-
-
-SMALLEST_SHARE: Final = 0.01
-"""Minimum share of unexplained step time that is reported in a note."""
 
 
 def predict_steps(
@@ -336,7 +332,7 @@ def _beyond_operations(trace: Trace, own: StepCalibration, python: float) -> Ite
     seconds = python + own.residual_seconds
     is_measured = own.device_seconds > 0
     step = statistics.median(trace.measured_steps) if is_measured else trace.profiled_seconds
-    if seconds <= 0 or (step is not None and seconds < SMALLEST_SHARE * step):
+    if seconds <= 0 or (step is not None and seconds < NEGLIGIBLE * step):
         return
     share = f" ({seconds / step:.0%})" if step is not None and trace.device == "cuda" else ""
     yield (

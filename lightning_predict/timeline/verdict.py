@@ -16,7 +16,7 @@ from typing import Final, Literal, final
 
 import numpy as np
 
-from lightning_predict.base.ties import clearly_less, ordered
+from lightning_predict.base.ties import NOTICEABLE, clearly_less, ordered
 from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.simulation import HostOperation, SimulatedTimeline
 from lightning_predict.uncertainty import summed_by_owner
@@ -26,9 +26,6 @@ COMPARED_SPEED: Final = 2.0
 
 MAX_PARTS: Final = 8
 """Maximum number of parts of a step to show."""
-
-SMALLEST_SHARE: Final = 0.02
-"""Minimum share of the time for a part to be shown alone. Smaller parts are combined."""
 
 OTHERS: Final = "other modules"
 
@@ -107,7 +104,7 @@ def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
     """Group the modules of a step into at most `MAX_PARTS` parts to show.
 
     The common prefix of all names is removed. Then the longest part is split into its children repeatedly. The
-    splitting stops when more than `MAX_PARTS` parts would reach `SMALLEST_SHARE` of the time. Children with a number as
+    splitting stops when more than `MAX_PARTS` parts would reach `NOTICEABLE` of the time. Children with a number as
     their name are merged into `*` if a part has too many children. Smaller parts are combined. Example::
 
         >>> parts = {"attention": 2.0, "mlp": 3.0}
@@ -153,11 +150,11 @@ def _child(group: str, below: Sequence[str], *, is_merged: bool) -> str:
 
 
 def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]:
-    """List groups with at least `SMALLEST_SHARE` of the time, longest first."""
+    """List groups with at least `NOTICEABLE` of the time, longest first."""
     together: dict[str, float] = {}
     for module, group in groups.items():
         together[group] = together.get(group, 0.0) + seconds[module]
-    least = SMALLEST_SHARE * sum(seconds.values())
+    least = NOTICEABLE * sum(seconds.values())
     large = sorted(one for one in together if not clearly_less(together[one], least))
     return ordered(large, together.__getitem__, reverse=True)
 

@@ -22,7 +22,7 @@ from lightning_predict.base.errors import (
     WeightsHashError,
 )
 from lightning_predict.base.timeout import run_with_timeout
-from lightning_predict.weights.files import sha256
+from lightning_predict.weights.files import MAX_BYTES, sha256
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, parse_manifest
 from lightning_predict.weights.source import Address, address_of, shown_url
 
@@ -33,12 +33,6 @@ PAUSE_SECONDS: Final = 0.5
 """Seconds before the first retry. The pause doubles before the second retry."""
 
 REDIRECTS: Final = 3
-MAX_MANIFEST_BYTES: Final = 1 << 22
-"""Maximum size of a manifest. The shipped manifest has 100 kB."""
-
-MAX_FILE_BYTES: Final = 1 << 27
-"""Maximum size of a weights file. The largest shipped file has 1 MB."""
-
 CHUNK_BYTES: Final = 1 << 16
 
 REMEDY: Final = (
@@ -88,7 +82,7 @@ class Download:
 
     def manifest(self) -> Manifest:
         """Download `<address>/manifest.json`, and parse it."""
-        content = self.content(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        content = self.content(MANIFEST_NAME, MAX_BYTES)
         where = f"{self._address.shown}/{MANIFEST_NAME}"
         return parse_manifest(content.decode("utf-8", errors="replace"), where=where)
 
@@ -99,10 +93,10 @@ class Download:
             WeightsDownloadError: The download failed, or the file is larger than the manifest states.
             WeightsHashError: The checksum differs from the manifest.
         """
-        if entry.bytes > MAX_FILE_BYTES:
+        if entry.bytes > MAX_BYTES:
             raise WeightsDownloadError(
                 f"{self._address.shown}/{name} has {entry.bytes:,} bytes by its manifest; expected at most "
-                f"{MAX_FILE_BYTES:,}. Nothing was fetched."
+                f"{MAX_BYTES:,}. Nothing was fetched."
             )
         content = self.content(name, entry.bytes)
         if sha256(content) != entry.sha256:

@@ -8,7 +8,8 @@ import pytest
 
 from lightning_predict.base.errors import LightningPredictError, MissingDependencyError
 from lightning_predict.base.interval import Interval
-from lightning_predict.reports.figures import LOG_AXIS_SPREAD, figure_pixels, iteration_figure
+from lightning_predict.reports.charts import LOG_AXIS_SPREAD
+from lightning_predict.reports.figures import figure_pixels, iteration_figure
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.testing import with_values
 from tests.reports.example import BARE, FULL, MINIMAL

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_predict.base.note import is_decisive
+from lightning_predict.base.ties import NOTICEABLE
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.record.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.timeline.calibration import (
     GAP_SECONDS,
     HOST_BOUND_SHARE,
-    HOST_TOLERANCE,
     RecordedSimulation,
     StepCalibration,
     calibrate_step,
@@ -210,8 +210,8 @@ def test_a_step_no_longer_than_its_kernels_makes_a_host_no_faster_than_the_devic
     # around the operation and its launch, in it, and before it. Within 2 % of 1.1 ms nothing is seen of it any more.
     device = 100 * (10e-6 + GAP)
     own = anchored(recorded(100, 10e-6, every=50e-6, steps=(shorter * device,)))
-    assert own.host.factor == pytest.approx((1 + HOST_TOLERANCE) * device / (100 * (50e-6 - 4 * EVENT)), rel=1e-3)
-    assert own.device_factor == pytest.approx(shorter / (1 + HOST_TOLERANCE), rel=1e-3)
+    assert own.host.factor == pytest.approx((1 + NOTICEABLE) * device / (100 * (50e-6 - 4 * EVENT)), rel=1e-3)
+    assert own.device_factor == pytest.approx(shorter / (1 + NOTICEABLE), rel=1e-3)
 
 
 def test_a_device_bound_step_says_nothing_of_its_host() -> None:
@@ -356,7 +356,7 @@ def test_a_wait_at_the_ends_of_less_than_two_percent_is_left_in() -> None:
     live = in_a_loop(recorded(400, 70e-6, python=3e-4), host=1.0)
     (standing,), running = live.step_seconds, live.running_step_seconds
     assert running is not None
-    assert (1 - HOST_TOLERANCE) * standing < running < standing
+    assert (1 - NOTICEABLE) * standing < running < standing
     shown = predicted(replace(live, running_step_seconds=None))["SMALL"]
     assert shown.seconds == standing
     assert not any("synchronization" in note for note in shown.notes)

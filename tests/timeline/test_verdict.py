@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.base.ties import NOTICEABLE
 from lightning_predict.timeline.simulation import HostOperation, launch_schedule, simulate_timeline
 from lightning_predict.timeline.verdict import (
     COMPARED_SPEED,
     MAX_PARTS,
     OTHERS,
-    SMALLEST_SHARE,
     Verdict,
     module_groups,
     verdicts,
@@ -136,9 +136,9 @@ def test_the_longest_part_is_split_first() -> None:
 
 
 def test_small_parts_are_shown_together() -> None:
-    groups = module_groups({"a": 1.0, "b": SMALLEST_SHARE / 2, "c": SMALLEST_SHARE / 3})
+    groups = module_groups({"a": 1.0, "b": NOTICEABLE / 2, "c": NOTICEABLE / 3})
     assert groups == {"a": "a", "b": OTHERS, "c": OTHERS}
-    assert module_groups({"a": 1.0, "b": SMALLEST_SHARE / 2}) == {"a": "a", "b": "b"}  # one alone keeps its name
+    assert module_groups({"a": 1.0, "b": NOTICEABLE / 2}) == {"a": "a", "b": "b"}  # one alone keeps its name
 
 
 def test_a_module_that_contains_the_others_keeps_its_name() -> None:
@@ -158,8 +158,7 @@ def test_every_module_has_a_part_and_there_are_as_few_as_can_be_read(seconds: di
     large = {
         group
         for group in set(groups.values())
-        if sum(own for module, own in seconds.items() if groups[module] == group)
-        > SMALLEST_SHARE * sum(seconds.values())
+        if sum(own for module, own in seconds.items() if groups[module] == group) > NOTICEABLE * sum(seconds.values())
     }
     assert len(large - {OTHERS}) <= MAX_PARTS
 

@@ -33,6 +33,7 @@ from lightning_predict.own_weights.measuring.benchmarks import Words, benchmark_
 from lightning_predict.own_weights.measuring.clock import Timing, own_stream, time_call
 from lightning_predict.own_weights.measuring.management import UNKNOWN_STATE, GpuState
 from lightning_predict.own_weights.measuring.run import DTYPES, check_device, name_of, tf32_switched
+from lightning_predict.record.trace import DTYPE_BYTES
 
 SIDE: Final = 8192
 """Side of the square matrices, if memory allows: large enough to use all multiprocessors of the largest GPUs."""
@@ -44,7 +45,6 @@ COLUMNS: Final = 4096
 MEMORY_SHARE: Final = 0.25
 """Maximum share of the GPU's memory that the tensors use."""
 
-FLOAT32_BYTES: Final = 4
 TENSORS: Final = 3
 """Number of tensors of a matmul or an addition: two inputs and an output."""
 
@@ -157,13 +157,13 @@ def device_seconds(timing: Timing) -> float:
 
 def largest_side(gpu: Gpu) -> int:
     """Return `SIDE`, halved until three matrices fit into `MEMORY_SHARE` of the memory."""
-    most = math.isqrt(int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES)))
+    most = math.isqrt(int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * DTYPE_BYTES["float32"])))
     return next(side for side in (SIDE >> step for step in range(SIDE.bit_length())) if side <= most)
 
 
 def largest_rows(gpu: Gpu) -> int:
     """Return the number of rows of `COLUMNS` elements that fit into `MEMORY_SHARE` of the memory."""
-    most = int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES))
+    most = int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * DTYPE_BYTES["float32"]))
     return min(ELEMENTS, most) // COLUMNS
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, final
 
 import torch
 
-from lightning_predict.base.units import megahertz_to_hertz
+from lightning_predict.base.units import KILO, megahertz_to_hertz
 
 REASONS: Final = {
     0x04: "power",
@@ -29,8 +29,6 @@ REASONS: Final = {
     0x100: "clock setting",
 }
 """Bits of `nvmlDeviceGetCurrentClocksEventReasons` that mean a reduced clock under load (NVML documentation)."""
-
-MILLIWATTS_OF_A_WATT: Final = 1000
 
 
 @final
@@ -89,8 +87,8 @@ def read_state(device: torch.device) -> GpuState:
     return GpuState(
         clock_hz=None if clock is None else megahertz_to_hertz(clock),
         highest_clock_hz=None if highest is None else megahertz_to_hertz(highest),
-        power_watts=None if power is None else power / MILLIWATTS_OF_A_WATT,
-        power_limit_watts=None if limit is None else limit / MILLIWATTS_OF_A_WATT,
+        power_watts=None if power is None else power / KILO,
+        power_limit_watts=None if limit is None else limit / KILO,
         held_back_by=tuple(dict.fromkeys(word for bit, word in REASONS.items() if (reasons or 0) & bit)),
     )
 

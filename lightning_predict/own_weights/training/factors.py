@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.base.interval import CONFIDENCE
 from lightning_predict.base.units import MICROSECOND
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array, OperationShape
@@ -38,9 +39,6 @@ little."""
 
 MIN_GAIN: Final = 0.1
 """A factor must lower the mean error of rows that it was not computed from by at least this share."""
-
-INTERVAL_SHARE: Final = 0.9
-"""Share of measurements inside the interval."""
 
 MIN_HALF_WIDTH: Final = 0.02
 """Minimum half width of the interval in log(seconds)."""
@@ -101,7 +99,7 @@ def factor_of(residuals: Array, group: Group) -> MeasuredFactor:
     count = len(residuals)
     median = (_weighted_quantile(residuals, weights, 0.5) - _weighted_quantile(-residuals, weights, 0.5)) / 2
     middle = median * count / (count + SHRINK_ROWS)
-    level = min(INTERVAL_SHARE * (1 + 1 / count), 1.0)  # split-conformal correction: one more row counts as error
+    level = min(CONFIDENCE * (1 + 1 / count), 1.0)  # split-conformal correction: one more row counts as error
     half_width = _weighted_quantile(np.abs(residuals - middle), weights, level)
     return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, MIN_HALF_WIDTH), rows=count)
 

@@ -21,6 +21,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from lightning_predict.base.errors import MeasurementTableError, UnknownGpuError
+from lightning_predict.base.interval import CONFIDENCE
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
@@ -50,9 +51,6 @@ TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
 
 FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03)
 """Training plan of networks that start from scratch."""
-
-INTERVAL_SHARE: Final = 0.9
-"""Share of measurements inside the interval."""
 
 MIN_CALIBRATION_ROWS: Final = 5
 """Minimum number of calibration rows for an operation's own interval."""
@@ -207,7 +205,7 @@ def weighted_quantile(errors: Array, weights: Array) -> float:
     order = np.argsort(errors)  # (errors,)
     total = np.cumsum(weights[order])
     # Split-conformal correction: one additional row with an infinite error is assumed.
-    level = min(INTERVAL_SHARE * (1 + 1 / len(errors)), 1.0) * total[-1]
+    level = min(CONFIDENCE * (1 + 1 / len(errors)), 1.0) * total[-1]
     reached = np.searchsorted(total, level * (1 - 1e-9))  # rounding must not move the result by one row
     return float(max(errors[order][min(reached, len(errors) - 1)], 1e-3))
 
