@@ -18,15 +18,12 @@ other parts of the machine and the cooling count only if `overhead` includes the
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
 from lightning_predict.hardware import Gpu
-
-if TYPE_CHECKING:
-    from lightning_predict.cost.prediction import PredictionFields
 
 IDLE_SHARE: Final = 0.2
 """Power of a waiting GPU, as a share of its power limit; a rounded figure."""
@@ -99,26 +96,6 @@ def energy(
         overhead=overhead,
         co2_kilograms=None if grid_grams_per_kwh is None else grams_to_kilograms(kilowatt_hours * grid_grams_per_kwh),
     )
-
-
-def prediction_energy(prediction: PredictionFields) -> Energy | None:
-    """Estimate the energy of a predicted run; None if the length of the run or the GPU is unknown.
-
-    Raises:
-        InvalidArgumentError: A value of `prediction.supply` is outside its range.
-    """
-    layout = prediction.layout
-    if prediction.total_seconds is None or layout is None:
-        return None
-    found = energy(
-        prediction.total_seconds,
-        layout.gpu,
-        num_gpus=layout.count,
-        busy_share=min(prediction.device_seconds / prediction.iteration_seconds, 1.0),
-        grid_grams_per_kwh=prediction.supply.grams_per_kwh,
-        overhead=prediction.supply.overhead,
-    )
-    return replace(found, gpu=layout.name)
 
 
 def _check(word: str, value: float, low: float, high: float) -> None:

@@ -23,13 +23,13 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.fields import Field, fields_of
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import minutes_to_seconds, seconds_to_hours
+from lightning_predict.cost.energy import Energy, energy
 from lightning_predict.cost.offers import OWN_PRICE_MACHINE, USER, Offer, cheapest_offer, day_of, machine_offer
 from lightning_predict.hardware.layouts import Layout, find_machine, in_trays
 from lightning_predict.memory.step_memory import MemoryFit, MemoryNeed
 from lightning_predict.run.workload import Run
 
 if TYPE_CHECKING:
-    from lightning_predict.cost.energy import Energy
     from lightning_predict.timeline.step_prediction import StepPrediction
     from lightning_predict.timeline.verdict import Verdict
 
@@ -96,9 +96,19 @@ def _mfu(one: PredictionFields) -> float | None:
 
 
 def _energy(one: PredictionFields) -> Energy | None:
-    from lightning_predict.cost.energy import prediction_energy
-
-    return prediction_energy(one)
+    """Estimate the energy of a run; None if its length or the GPU is unknown."""
+    layout = one.layout
+    if one.total_seconds is None or layout is None:
+        return None
+    estimate = energy(
+        one.total_seconds,
+        layout.gpu,
+        num_gpus=layout.count,
+        busy_share=min(one.device_seconds / one.iteration_seconds, 1.0),
+        grid_grams_per_kwh=one.supply.grams_per_kwh,
+        overhead=one.supply.overhead,
+    )
+    return replace(estimate, gpu=layout.name)
 
 
 class PredictionFields:

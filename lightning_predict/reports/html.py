@@ -44,8 +44,8 @@ from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_o
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text
-from lightning_predict.reports.table import Grid, grid
-from lightning_predict.reports.table_columns import Column, columns_of
+from lightning_predict.reports.table import grid
+from lightning_predict.reports.table_columns import Column, Grid, columns_of
 from lightning_predict.reports.table_notes import energy_note, table_notes
 
 STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="utf-8")

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.base.answers import GAP, TEXT_WIDTH
 from lightning_predict.base.escaping import terminal_text
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.reports.format import ascii_text
-from lightning_predict.reports.table_columns import Column, columns_of
+from lightning_predict.reports.table_columns import Column, Grid, columns_of
 from lightning_predict.reports.table_notes import table_notes
 from lightning_predict.reports.table_rows import TableLine, lines_of
 
@@ -96,32 +96,6 @@ def print_table(
         console.print()
     for note in below:
         console.print(Text("\n".join(_wrapped(note, console.width)), style="dim"))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Columns and cell texts of one table.
-
-    Attributes:
-        columns: The columns that are shown.
-        rows: The cell texts of each row. A line break in a text breaks the cell.
-        unknown: Titles of the columns without any known value.
-        hidden: Titles of the columns that were dropped for lack of space.
-        lines: What each row describes.
-    """
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-    unknown: tuple[str, ...]
-    hidden: tuple[str, ...]
-    lines: tuple[TableLine, ...]
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Width of each column in characters."""
-        texts = zip((column.header for column in self.columns), *self.rows, strict=True)
-        return tuple(max(len(line) for text in column for line in text.split("\n")) for column in texts)
 
 
 def grid(

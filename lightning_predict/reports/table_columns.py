@@ -79,6 +79,32 @@ class Column:
         return (self.cell(line) or "") if self.field.on_machine else ""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Columns and cell texts of one table.
+
+    Attributes:
+        columns: The columns that are shown.
+        rows: The cell texts of each row. A line break in a text breaks the cell.
+        unknown: Titles of the columns without any known value.
+        hidden: Titles of the columns that were dropped for lack of space.
+        lines: What each row describes.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    unknown: tuple[str, ...]
+    hidden: tuple[str, ...]
+    lines: tuple[TableLine, ...]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Width of each column in characters."""
+        texts = zip((column.header for column in self.columns), *self.rows, strict=True)
+        return tuple(max(len(line) for text in column for line in text.split("\n")) for column in texts)
+
+
 def columns_of(
     predictions: AbstractPredictions, *, verbose: bool = False, asked: Collection[str] = ()
 ) -> tuple[Column, ...]:

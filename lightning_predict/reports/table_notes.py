@@ -1,16 +1,17 @@
-"""Notes below a table of predictions, in order of importance.
+"""Notes below a table of predictions: one catalogue of sentences, by the condition that each of them states.
 
 Without `verbose`, a table has at most `MAX_NOTES` notes. Details that change no decision, such as the sources of
-prices, appear only with `verbose`. Each function yields no note if its fact does not apply. Example::
+prices, appear only with `verbose`. Example::
 
-    table_notes(result, grid(result))   # ("L4: too large …", …, "verbose adds the methods and 4 more notes.")
+    NOTES["too large"](result)          # one sentence, or none
+    table_notes(result, grid(result))   # ("Too large: L4 lacks …", …, "verbose adds the methods and 4 more notes.")
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 from lightning_predict.base.note import is_decisive, is_detail
 from lightning_predict.base.ties import NEGLIGIBLE
@@ -18,20 +19,20 @@ from lightning_predict.cost.offers import OLD_DAYS, day_of
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
 from lightning_predict.hardware.lookup import other_forms
 from lightning_predict.hardware.records import NVIDIA
-from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, share, significant, usd_per_hour
-from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, is_mostly_extrapolated
+from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, Grid, is_mostly_extrapolated
 from lightning_predict.reports.table_rows import (
     LARGE_PART,
-    TableLine,
     bound_by,
     folded_gpus,
     is_bound_by_loader,
     shown_period,
 )
 
-if TYPE_CHECKING:
-    from lightning_predict.reports.table import Grid
+Rule = Callable[[AbstractPredictions], Iterable[str]]
+"""Yields a note if its condition holds."""
+
+Key = TypeVar("Key")
 
 MAX_NOTES: Final = 3
 """Maximum number of notes below a table without `verbose`."""
@@ -73,48 +74,22 @@ def table_notes(
         asked_by: Option that shows the omitted notes, as the user would type the option.
         asked_for: Notes that answer an option of the user. These notes come last and are never omitted.
     """
-    decisive = (*(note for note in predictions.notes if is_decisive(note)), *prediction_notes(predictions, is_decisive))
-    folded = () if verbose else tuple(folded_note(predictions))
-    ranked = (
-        *large_note(predictions),
-        *tight_note(predictions),
-        *precision_note(predictions),
-        *decisive,
-        *time_limit_note(predictions),
-        *whole_machine_note(predictions),
-        *folded,
-        *vendor_note(predictions),
-        *extrapolation_note(predictions),
-        *asked_note(predictions),
-        *epoch_note(predictions),
-        *sum_note(predictions),
-        *loader_rate_note(predictions),
-        *old_price_note(predictions),
-        *(note for note in predictions.notes if _is_plain(note)),
-        *prediction_notes(predictions, _is_plain),
-        *end_notes(predictions),
-        *replicas_note(predictions),
-        *uncertain_bottleneck_note(predictions),
-        *indirect_note(predictions),
-        *([f"Unknown for all rows: {', '.join(shown.unknown)}."] if shown.unknown else ()),
-        *([f"Columns left out (line too narrow): {', '.join(shown.hidden)}."] if shown.hidden else ()),
-    )
-    details = (
-        *base_shares_note(predictions),
-        *in_use_note(predictions),
-        *total_notes(predictions),
-        *bound_notes(predictions),
-        *(coverage_note(predictions) if not verbose or "coverage" in [one.field.name for one in shown.columns] else ()),
-        *price_notes(predictions),
-        *(note for note in predictions.notes if is_detail(note)),
-        *prediction_notes(predictions, is_detail),
-    )
+    found = {name: tuple(rule(predictions)) for name, rule in NOTES.items()}
+    if verbose:
+        found["folded"] = ()
+        if "coverage" not in [one.field.name for one in shown.columns]:
+            found["methods"] = ()
+    found["unknown columns"] = (f"Unknown for all rows: {', '.join(shown.unknown)}.",) if shown.unknown else ()
+    hidden = f"Columns left out (line too narrow): {', '.join(shown.hidden)}."
+    found["hidden columns"] = (hidden,) if shown.hidden else ()
+    details = tuple(note for name in DETAILS for note in found[name])
+    ranked = tuple(note for name, notes in found.items() if name not in DETAILS for note in notes)
     if verbose:
         return (*ranked, *details, *asked_for)
     brief = ranked[: max(MAX_NOTES - len(asked_for), 0)]
-    omitted = [note for note in ranked[len(brief) :] if note not in folded]
-    more = len(omitted) + sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
-    rows = len(folded_gpus(predictions)) if any(note not in brief for note in folded) else 0
+    more = sum(note not in found["folded"] for note in ranked[len(brief) :])
+    more += sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
+    rows = len(folded_gpus(predictions)) if any(note not in brief for note in found["folded"]) else 0
     others = predictions.left_out
     what = [
         *([f"{others} other GPU{'' if others == 1 else 's'}"] if others else []),
@@ -129,38 +104,6 @@ def table_notes(
     return (*brief, *asked_for, f"{asked_by} adds {together}.")
 
 
-def prediction_notes(predictions: AbstractPredictions, is_wanted: Callable[[str], bool]) -> Iterable[str]:
-    """Yield the notes of individual predictions; a note that several GPUs share appears once, with their names.
-
-    Args:
-        predictions: The predictions.
-        is_wanted: Returns whether to yield a note.
-    """
-    names_of_note: dict[str, list[str]] = {}
-    for prediction in predictions.values():
-        for note in prediction.notes:
-            if is_wanted(note):
-                names_of_note.setdefault(note, []).append(prediction.gpu)
-    for note, names in names_of_note.items():
-        yield note if len(names) == len(predictions) else f"{listed(names)}: {note}"
-
-
-def _is_plain(note: str) -> bool:
-    """Return whether a note is neither decisive nor a detail."""
-    return not is_decisive(note) and not is_detail(note)
-
-
-def folded_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the GPUs that have no row of their own (`folded_gpus`)."""
-    names_of_gpu: dict[str, list[str]] = {}
-    found = folded_gpus(predictions)
-    for name, one in found.items():
-        names_of_gpu.setdefault(one.gpu, []).append(name)
-    for gpu, names in names_of_gpu.items():
-        limit = {"host": "CPU"}.get(bound_by(found[names[0]]), bound_by(found[names[0]]))
-        yield f"{listed(names)} would not be faster than the cheaper {gpu}: the {limit} limits this step."
-
-
 def energy_note(predictions: AbstractPredictions) -> str:
     """Return a note on the assumptions behind the energies."""
     supplies = {one.supply for one in predictions.values()}
@@ -171,39 +114,148 @@ def energy_note(predictions: AbstractPredictions) -> str:
     return f"Energy (upper estimate): {of}, at its power limit while it computes.{grid}"
 
 
-def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the error that the prediction for the GPU in use would have without the measured step."""
-    own = predictions.get(predictions.used_gpu or "")
-    if own is None or own.measured_seconds is None or own.unmeasured_seconds is None:
-        return
-    error = 100 * (own.unmeasured_seconds / own.measured_seconds - 1)
-    yield (
-        f"{own.gpu}: a step takes {milliseconds(own.measured_seconds)} ms (measured). Without that measurement, the "
-        f"prediction is {milliseconds(own.unmeasured_seconds)} ms ({error:+.0f} %)."
-    )
+def _names_by(
+    predictions: Iterable[Prediction] | AbstractPredictions, key: Callable[[Prediction], Key | None]
+) -> dict[Key, list[str]]:
+    """Return the names of the GPUs by a value, in order; GPUs with the value None are left out."""
+    names: dict[Key, list[str]] = {}
+    for one in predictions.values() if isinstance(predictions, AbstractPredictions) else predictions:
+        value = key(one)
+        if value is not None:
+            names.setdefault(value, []).append(one.gpu)
+    return names
 
 
-def end_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note if the run may end earlier."""
-    if shown_period(predictions).times is None and any(prediction.at_most for prediction in predictions.values()):
-        yield "≤: the run may end earlier."
+def _given(is_wanted: Callable[[str], bool]) -> Rule:
+    """Return a rule for the notes that the predictions have; a note that several GPUs share names them once."""
+
+    def rule(predictions: AbstractPredictions) -> Iterator[str]:
+        yield from (note for note in predictions.notes if is_wanted(note))
+        names: dict[str, list[str]] = {}
+        for one in predictions.values():
+            for note in filter(is_wanted, one.notes):
+                names.setdefault(note, []).append(one.gpu)
+        for note, gpus in names.items():
+            yield note if len(gpus) == len(predictions) else f"{listed(gpus)}: {note}"
+
+    return rule
 
 
-def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield notes on the parts of the total time and the meaning of its interval."""
-    if predictions:
-        yield "Interval (90 %): nine in ten measured times should lie in it."
-    if any(prediction.validation_is_estimated for prediction in predictions.values()):
-        yield "Total: validation time is estimated from the forward pass of a training step."
-    writing = [one for one in predictions.values() if _checkpoint_share(one) >= NEGLIGIBLE]
-    if writing:
-        how = ", estimated from their size" if any(one.checkpoint_is_estimated for one in writing) else ""
-        yield f"Total: {duration(max(one.checkpoint_seconds or 0.0 for one in writing))} for checkpoints{how}."
+def _too_large(predictions: AbstractPredictions) -> Iterator[str]:
+    missing = [
+        (one, f"{one.gpu} lacks at least {gibibytes(-one.memory_free_bytes)} GiB")
+        for one in predictions.values()
+        if one.memory_fit == "exceeds" and one.memory_free_bytes is not None and one.memory_free_bytes < 0
+    ]
+    if missing:
+        remedy = "`lightning-predict trace memory` shows what fills the memory and what would help"
+        if any(one.num_gpus > 1 for one, _ in missing):
+            remedy += ". `lightning-predict parallel` finds ways to split the model among GPUs"
+        yield f"Too large: {listed([words for _, words in missing], most=2)}. {remedy}."
 
 
-def sum_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the parts of the total other than training steps, if these parts are large."""
-    one: TableLine | None = next(iter(predictions.values()), None) if predictions.machine is None else None
+def _tight(predictions: AbstractPredictions) -> Iterator[str]:
+    tight = []
+    for one in (one for one in predictions.values() if one.memory_fit == "tight"):
+        chance = one.memory.fit_probability
+        likely = "" if chance is None else f" ({share(chance)} likely to fit)"
+        tight.append(f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare{likely}")
+    if tight:
+        yield f"Tight memory: {listed(tight)}. Run a few steps before you rent for long."
+
+
+def _other_precision(predictions: AbstractPredictions) -> Iterator[str]:
+    for precision, names in _names_by(predictions, lambda one: one.precision).items():
+        yield f"{listed(names)}: predicted in {precision}, the precision to use there, because bfloat16 is emulated."
+
+
+def _time_limit(predictions: AbstractPredictions) -> Iterator[str]:
+    reached = [
+        f"{one.gpu} {one.total_seconds / one.cycle_seconds:,.0f}"
+        for one in predictions.values()
+        if one.is_cut_off and one.total_seconds is not None and one.cycle_seconds
+    ]
+    if reached:
+        yield f"The time limit ends the run. Steps until then, without validation: {listed(reached)}."
+
+
+def _whole_machine(predictions: AbstractPredictions) -> Iterator[str]:
+    for one in predictions.values():
+        paid, price = one.price.machine_gpus, one.usd_per_hour
+        if paid is not None and price is not None and one.num_gpus == 1 and paid > 1 and one.fits is not False:
+            each = usd_per_hour(price / paid)
+            yield f"{one.gpu}: sold only in machines of {paid}; the cost pays for all {paid} ({each} for each GPU)."
+
+
+def _folded(predictions: AbstractPredictions) -> Iterator[str]:
+    cheaper = folded_gpus(predictions)
+    names: dict[str, list[str]] = {}
+    for name, one in cheaper.items():
+        names.setdefault(one.gpu, []).append(name)
+    for gpu, gpus in names.items():
+        bound = bound_by(cheaper[gpus[0]])
+        limit = "CPU" if bound == "host" else bound
+        yield f"{listed(gpus)} would not be faster than the cheaper {gpu}: the {limit} limits this step."
+
+
+def _other_vendor(predictions: AbstractPredictions) -> Iterator[str]:
+    makers = _names_by(predictions, lambda one: one.layout.gpu.vendor)
+    for maker, names in makers.items():
+        if maker != NVIDIA:
+            yield (
+                f"{listed(names)}: not validated, may be several times too fast. Times are extrapolated from NVIDIA "
+                f"GPUs by data sheet, without measurements on GPUs by {maker}; the intervals are doubled."
+            )
+
+
+def _marked(predictions: AbstractPredictions) -> list[Prediction]:
+    return [one for one in predictions.values() if is_mostly_extrapolated(one)]
+
+
+def _extrapolated(predictions: AbstractPredictions) -> Iterator[str]:
+    marked = _marked(predictions)
+    if marked:
+        whose = "this GPU's" if len(marked) == 1 else "these GPUs'"
+        on = f"the {marked[0].gpu}" if len(marked) == 1 else "them"
+        part = _share_range([one.base_share for one in marked])
+        yield (
+            f"{EXTRAPOLATION_MARK} {part} of {whose} time is extrapolated from other GPUs (no measurements on {on})."
+        )
+
+
+def _extrapolated_shares(predictions: AbstractPredictions) -> Iterator[str]:
+    marked = _marked(predictions)
+    if len(marked) > 1:
+        names = _names_by(marked, lambda one: share(one.base_share))
+        shares = ", ".join(f"{part} ({', '.join(gpus)})" for part, gpus in names.items())
+        yield f"{EXTRAPOLATION_MARK} Extrapolated share of each GPU: {shares}."
+
+
+def _share_range(shares: Sequence[float]) -> str:
+    """Format the range of several shares: `42 to 61 %`."""
+    low, high = share(min(shares)), share(max(shares))
+    return high if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def _ambiguous_name(predictions: AbstractPredictions) -> Iterator[str]:
+    gpus = {one.layout.requested_name: one.layout.gpu for one in predictions.values()}
+    for asked, gpu in gpus.items():
+        if asked is not None:
+            yield f"{asked} is ambiguous: predicted as {gpu.name}. Also available: {listed(other_forms(asked, gpu))}."
+
+
+def _epoch(predictions: AbstractPredictions) -> Iterator[str]:
+    epochs = [
+        f"{one.gpu} {duration(one.epoch_seconds)}"
+        for one in predictions.values()
+        if one.total_seconds is None and one.epoch_seconds is not None
+    ]
+    if epochs:
+        yield f"Time of a training epoch: {listed(epochs)}."
+
+
+def _large_parts(predictions: AbstractPredictions) -> Iterator[str]:
+    one = next(iter(predictions.values()), None) if predictions.machine is None else None
     if one is None or one.total is None or one.is_cut_off or not one.iterations or one.run.training_seconds is None:
         return
     validation, writing = one.validation_seconds or 0.0, one.checkpoint_seconds or 0.0
@@ -215,24 +267,7 @@ def sum_note(predictions: AbstractPredictions) -> Iterable[str]:
     yield f"{one.gpu}: the total has {duration(one.run.training_seconds)} of steps, {', '.join(parts)}."
 
 
-def _checkpoint_share(prediction: Prediction) -> float:
-    if not prediction.total_seconds or prediction.checkpoint_seconds is None:
-        return 0.0
-    return prediction.checkpoint_seconds / prediction.total_seconds
-
-
-def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the loader's time if the loader is the bottleneck."""
-    bound = [prediction.loader_seconds for prediction in predictions.values() if is_bound_by_loader(prediction)]
-    if bound:
-        yield (
-            f"Bound by loader: it takes {milliseconds(max(bound))} ms per step on any GPU (included in the "
-            "total). Use more workers; a faster GPU would not help."
-        )
-
-
-def loader_rate_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on layouts that need more than `LOADER_RATE` samples per second, if the loader was not measured."""
+def _loader_rate(predictions: AbstractPredictions) -> Iterator[str]:
     rates = {
         one.gpu: one.samples_per_second / one.layout.nodes
         for one in predictions.values()
@@ -240,189 +275,11 @@ def loader_rate_note(predictions: AbstractPredictions) -> Iterable[str]:
     }
     most = max(rates, key=rates.__getitem__, default=None)
     if most is not None and rates[most] >= LOADER_RATE:
-        yield (
-            f"{most}: each machine needs {significant(rates[most])} samples/s from its loader, whose speed was not "
-            "measured."
-        )
+        rate = significant(rates[most])
+        yield f"{most}: each machine needs {rate} samples/s from its loader, whose speed was not measured."
 
 
-def host_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the gain from a faster GPU if the host is the bottleneck."""
-    names_of_gain: dict[int, list[str]] = {}
-    for prediction in predictions.values():
-        verdict = prediction.verdict
-        if verdict is not None and verdict.bound_by == "host" and not is_bound_by_loader(prediction):
-            names_of_gain.setdefault(round(100 * verdict.gain), []).append(prediction.gpu)
-    gains = [f"{gain} % ({', '.join(names)})" for gain, names in sorted(names_of_gain.items())]
-    if gains:
-        yield f"Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only {', '.join(gains)}."
-
-
-def links_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the share of a step in which GPUs wait for each other."""
-    several = [one for one in predictions.values() if one.num_gpus > 1]
-    shares = [(one.gpu, one.added_seconds / one.iteration_seconds) for one in several if one.added_seconds > 0]
-    if shares:
-        waits = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in shares)
-        yield f"Several GPUs: share of a step spent waiting for other GPUs: {waits}."
-
-
-def replicas_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note with the number of remaining steps and the samples per step of layouts with several GPUs."""
-    several = [one for one in predictions.values() if one.num_gpus > 1]
-    if several:
-        steps = [
-            f"{one.iterations:,} of {one.run.samples_per_iteration:,} samples ({one.gpu})"
-            for one in several
-            if one.iterations is not None and one.run.samples_per_iteration is not None
-        ]
-        fewer = f"That leaves fewer steps: {listed(steps)}" if steps else "That leaves fewer steps"
-        yield f"Several GPUs: each replica processes the recorded number of samples. {fewer}."
-
-
-def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield notes on the bottleneck of a step, unless it is the device."""
-    yield from links_note(predictions)
-    yield from host_note(predictions)
-    yield from loader_note(predictions)
-
-
-def uncertain_bottleneck_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note if the bottleneck of a step may be either the host or the device."""
-    if any(bound_by(prediction).endswith("?") for prediction in predictions.values()):
-        yield "?: the CPU speed is assumed, so either host or device may be the bottleneck."
-
-
-def epoch_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the time of an epoch if the length of the run is unknown."""
-    known = [one for one in predictions.values() if one.total_seconds is None and one.epoch_seconds is not None]
-    if known:
-        epochs = (f"{one.gpu} {duration(one.epoch_seconds or 0.0)}" for one in known)
-        yield f"Time of a training epoch: {listed(tuple(epochs))}."
-
-
-def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on GPUs with little free memory."""
-    tight = [
-        f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare{_chance(one.memory)}"
-        for one in predictions.values()
-        if one.memory_fit == "tight"
-    ]
-    if tight:
-        yield f"Tight memory: {listed(tight)}. Run a few steps before you rent for long."
-
-
-def large_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the missing memory of GPUs that are too small, with commands that reduce memory."""
-    missing = [
-        (one, f"{one.gpu} lacks at least {gibibytes(-one.memory_free_bytes)} GiB")
-        for one in predictions.values()
-        if one.memory_fit == "exceeds" and one.memory_free_bytes is not None and one.memory_free_bytes < 0
-    ]
-    if missing:
-        told = "`lightning-predict trace memory` shows what fills the memory and what would help"
-        if any(one.num_gpus > 1 for one, _ in missing):
-            told += ". `lightning-predict parallel` finds ways to split the model among GPUs"
-        yield f"Too large: {listed([words for _, words in missing], most=2)}. {told}."
-
-
-def _chance(need: MemoryNeed) -> str:
-    return "" if need.fit_probability is None else f" ({share(need.fit_probability)} likely to fit)"
-
-
-def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the number of steps until a time limit ends the run."""
-    reached = [
-        f"{one.gpu} {one.total_seconds / one.cycle_seconds:,.0f}"
-        for one in predictions.values()
-        if one.is_cut_off and one.total_seconds is not None and one.cycle_seconds
-    ]
-    if reached:
-        yield f"The time limit ends the run. Steps until then, without validation: {listed(reached)}."
-
-
-def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note that explains the prediction methods."""
-    if not any(one.coverage for one in predictions.values()):
-        return
-    methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
-    known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
-    others = sorted(methods - _METHODS.keys())
-    yield f"Covered by: share of the GPU time by method ({'; '.join([*known, *others])})."
-
-
-def extrapolation_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on marked GPUs, with the extrapolated share of their time."""
-    marked = [one for one in predictions.values() if is_mostly_extrapolated(one)]
-    if len(marked) == 1:
-        part, gpu = share(marked[0].base_share), marked[0].gpu
-        yield (
-            f"{EXTRAPOLATION_MARK} {part} of this GPU's time is extrapolated from other GPUs (no measurements on the "
-            f"{gpu})."
-        )
-    elif marked:
-        part = _share_range([one.base_share for one in marked])
-        yield (
-            f"{EXTRAPOLATION_MARK} {part} of these GPUs' time is extrapolated from other GPUs (no measurements on "
-            "them)."
-        )
-
-
-def base_shares_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note with the extrapolated share of each marked GPU, if several GPUs are marked."""
-    names_of_share: dict[str, list[str]] = {}
-    marked = [one for one in predictions.values() if is_mostly_extrapolated(one)]
-    for one in marked:
-        names_of_share.setdefault(share(one.base_share), []).append(one.gpu)
-    if len(marked) > 1:
-        shares = ", ".join(f"{part} ({', '.join(names)})" for part, names in names_of_share.items())
-        yield f"{EXTRAPOLATION_MARK} Extrapolated share of each GPU: {shares}."
-
-
-def _share_range(shares: Sequence[float]) -> str:
-    """Format the range of several shares: `42 to 61 %`."""
-    low, high = share(min(shares)), share(max(shares))
-    return high if low == high else f"{low.removesuffix(' %')} to {high}"
-
-
-def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on accelerators of vendors other than NVIDIA, whose steps are not predicted well enough to rank."""
-    makers: dict[str, list[str]] = {}
-    for prediction in predictions.values():
-        if prediction.layout.gpu.vendor != NVIDIA:
-            makers.setdefault(prediction.layout.gpu.vendor, []).append(prediction.gpu)
-    for maker, names in makers.items():
-        yield (
-            f"{listed(names)}: not validated, may be several times too fast. Times are extrapolated from NVIDIA GPUs "
-            f"by data sheet, without measurements on GPUs by {maker}; the intervals are doubled."
-        )
-
-
-def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on the share of GPU time predicted by indirect methods."""
-    shares = [
-        sum(one.coverage.get(way, 0.0) for way in ("proxy", "bytes", "formula", "roofline"))
-        for one in predictions.values()
-        if one.fits is not False
-    ]
-    if max(shares, default=0.0) >= LARGE_INDIRECT_SHARE:
-        yield (
-            f"{_share_range(shares)} of the GPU time is estimated indirectly, by surrogate operations or formulas. The "
-            "(90 %) column includes this."
-        )
-
-
-def asked_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note for each ambiguous GPU name, with the chosen GPU."""
-    for asked, one in {
-        one.layout.requested_name: one for one in predictions.values() if one.layout.requested_name is not None
-    }.items():
-        found = one.layout.gpu
-        yield f"{asked} is ambiguous: predicted as {found.name}. Also available: {listed(other_forms(asked, found))}."
-
-
-def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on GPUs whose prices are older than `OLD_DAYS`."""
+def _old_prices(predictions: AbstractPredictions) -> Iterator[str]:
     if predictions.made_on is None:
         return
     today = datetime.date.fromisoformat(predictions.made_on)
@@ -435,32 +292,146 @@ def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
         yield f"Prices older than {OLD_DAYS} days: {listed(old)}. Check them before you rent."
 
 
-def precision_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on GPUs that are predicted in another precision than the recorded one."""
-    names_of_precision: dict[str, list[str]] = {}
-    for one in predictions.values():
-        if one.precision is not None:
-            names_of_precision.setdefault(one.precision, []).append(one.gpu)
-    for precision, names in names_of_precision.items():
-        yield f"{listed(names)}: predicted in {precision}, the precision to use there, because bfloat16 is emulated."
+def _early_end(predictions: AbstractPredictions) -> Iterator[str]:
+    if shown_period(predictions).times is None and any(one.at_most for one in predictions.values()):
+        yield "≤: the run may end earlier."
 
 
-def whole_machine_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note on GPUs that are rented only in larger machines; their cost is the price of the whole machine."""
-    for one in predictions.values():
-        paid, price = one.price.machine_gpus, one.usd_per_hour
-        if paid is not None and price is not None and one.num_gpus == 1 and paid > 1 and one.fits is not False:
-            each = usd_per_hour(price / paid)
-            yield f"{one.gpu}: sold only in machines of {paid}; the cost pays for all {paid} ({each} for each GPU)."
+def _fewer_steps(predictions: AbstractPredictions) -> Iterator[str]:
+    several = [one for one in predictions.values() if one.num_gpus > 1]
+    steps = [
+        f"{one.iterations:,} of {one.run.samples_per_iteration:,} samples ({one.gpu})"
+        for one in several
+        if one.iterations is not None and one.run.samples_per_iteration is not None
+    ]
+    if several:
+        counts = f": {listed(steps)}" if steps else ""
+        yield (f"Several GPUs: each replica processes the recorded number of samples. That leaves fewer steps{counts}.")
 
 
-def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield a note with each price, the GPUs with this price, its source and date."""
-    names_of_price: dict[tuple[float, str], list[str]] = {}
-    for prediction in predictions.values():
-        if prediction.usd_per_hour is not None:
-            key = (prediction.usd_per_hour, prediction.offer or "source not stated")
-            names_of_price.setdefault(key, []).append(prediction.gpu)
-    prices = [f"{', '.join(names)} {usd_per_hour(price)}, {offer}" for (price, offer), names in names_of_price.items()]
+def _uncertain_bottleneck(predictions: AbstractPredictions) -> Iterator[str]:
+    if any(bound_by(one).endswith("?") for one in predictions.values()):
+        yield "?: the CPU speed is assumed, so either host or device may be the bottleneck."
+
+
+def _indirect(predictions: AbstractPredictions) -> Iterator[str]:
+    shares = [
+        sum(one.coverage.get(way, 0.0) for way in ("proxy", "bytes", "formula", "roofline"))
+        for one in predictions.values()
+        if one.fits is not False
+    ]
+    if max(shares, default=0.0) >= LARGE_INDIRECT_SHARE:
+        yield (
+            f"{_share_range(shares)} of the GPU time is estimated indirectly, by surrogate operations or formulas. The "
+            "(90 %) column includes this."
+        )
+
+
+def _in_use(predictions: AbstractPredictions) -> Iterator[str]:
+    own = predictions.get(predictions.used_gpu or "")
+    if own is not None and own.measured_seconds is not None and own.unmeasured_seconds is not None:
+        error = 100 * (own.unmeasured_seconds / own.measured_seconds - 1)
+        yield (
+            f"{own.gpu}: a step takes {milliseconds(own.measured_seconds)} ms (measured). Without that measurement, "
+            f"the prediction is {milliseconds(own.unmeasured_seconds)} ms ({error:+.0f} %)."
+        )
+
+
+def _parts_of_total(predictions: AbstractPredictions) -> Iterator[str]:
+    if predictions:
+        yield "Interval (90 %): nine in ten measured times should lie in it."
+    if any(one.validation_is_estimated for one in predictions.values()):
+        yield "Total: validation time is estimated from the forward pass of a training step."
+    writing = [
+        one
+        for one in predictions.values()
+        if one.total_seconds and (one.checkpoint_seconds or 0.0) / one.total_seconds >= NEGLIGIBLE
+    ]
+    if writing:
+        how = ", estimated from their size" if any(one.checkpoint_is_estimated for one in writing) else ""
+        yield f"Total: {duration(max(one.checkpoint_seconds or 0.0 for one in writing))} for checkpoints{how}."
+
+
+def _bound_by_links(predictions: AbstractPredictions) -> Iterator[str]:
+    waits = [
+        f"{100 * one.added_seconds / one.iteration_seconds:.0f} % ({one.gpu})"
+        for one in predictions.values()
+        if one.num_gpus > 1 and one.added_seconds > 0
+    ]
+    if waits:
+        yield f"Several GPUs: share of a step spent waiting for other GPUs: {', '.join(waits)}."
+
+
+def _bound_by_host(predictions: AbstractPredictions) -> Iterator[str]:
+    def gain(one: Prediction) -> int | None:
+        verdict = one.verdict
+        is_bound = verdict is not None and verdict.bound_by == "host" and not is_bound_by_loader(one)
+        return round(100 * verdict.gain) if verdict is not None and is_bound else None
+
+    gains = [f"{percent} % ({', '.join(names)})" for percent, names in sorted(_names_by(predictions, gain).items())]
+    if gains:
+        yield f"Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only {', '.join(gains)}."
+
+
+def _bound_by_loader(predictions: AbstractPredictions) -> Iterator[str]:
+    bound = [one.loader_seconds for one in predictions.values() if is_bound_by_loader(one)]
+    if bound:
+        yield (
+            f"Bound by loader: it takes {milliseconds(max(bound))} ms per step on any GPU (included in the "
+            "total). Use more workers; a faster GPU would not help."
+        )
+
+
+def _methods(predictions: AbstractPredictions) -> Iterator[str]:
+    methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
+    known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
+    others = sorted(methods - _METHODS.keys())
+    if any(one.coverage for one in predictions.values()):
+        yield f"Covered by: share of the GPU time by method ({'; '.join([*known, *others])})."
+
+
+def _prices(predictions: AbstractPredictions) -> Iterator[str]:
+    priced = [one for one in predictions.values() if one.usd_per_hour is not None]
+    names = _names_by(priced, lambda one: (one.usd_per_hour or 0.0, one.offer or "source not stated"))
+    prices = [f"{', '.join(gpus)} {usd_per_hour(price)}, {offer}" for (price, offer), gpus in names.items()]
     if prices:
         yield f"Prices: {'; '.join(prices)}."
+
+
+NOTES: Final[Mapping[str, Rule]] = {
+    "too large": _too_large,
+    "tight": _tight,
+    "other precision": _other_precision,
+    "decisive": _given(is_decisive),
+    "time limit": _time_limit,
+    "whole machine": _whole_machine,
+    "folded": _folded,
+    "other vendor": _other_vendor,
+    "extrapolated": _extrapolated,
+    "ambiguous name": _ambiguous_name,
+    "epoch": _epoch,
+    "large parts": _large_parts,
+    "loader rate": _loader_rate,
+    "old prices": _old_prices,
+    "plain": _given(lambda note: not is_decisive(note) and not is_detail(note)),
+    "early end": _early_end,
+    "fewer steps": _fewer_steps,
+    "uncertain bottleneck": _uncertain_bottleneck,
+    "indirect": _indirect,
+    "extrapolated shares": _extrapolated_shares,
+    "in use": _in_use,
+    "parts of total": _parts_of_total,
+    "bound by links": _bound_by_links,
+    "bound by host": _bound_by_host,
+    "bound by loader": _bound_by_loader,
+    "methods": _methods,
+    "prices": _prices,
+    "details": _given(is_detail),
+}
+"""Notes by condition, most important first."""
+
+DETAILS: Final = (
+    *("extrapolated shares", "in use", "parts of total", "bound by links", "bound by host", "bound by loader"),
+    *("methods", "prices", "details"),
+)
+"""Conditions whose notes change no decision, and appear only with `verbose`."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
-from lightning_predict.cost.energy import IDLE_SHARE, energy, prediction_energy
+from lightning_predict.cost.energy import IDLE_SHARE, energy
 from lightning_predict.hardware import gpu
 from lightning_predict.testing import example_prediction, with_values
 
@@ -31,7 +31,7 @@ def test_a_busy_hour_takes_the_power_limit() -> None:
 
 
 def test_a_device_that_waits_takes_a_share() -> None:
-    found = prediction_energy(with_values(RUN, grams_per_kwh=500))
+    found = with_values(RUN, grams_per_kwh=500).energy
     assert found is not None
     assert found.watts == pytest.approx(70 * (0.5 + IDLE_SHARE * 0.5))  # 42 W at a share of 0.2
     assert found.kilowatt_hours == pytest.approx(0.042 * 2)
@@ -44,11 +44,11 @@ def test_overhead_and_gpus_multiply() -> None:
 
 
 def test_a_run_of_unknown_length_has_no_energy() -> None:
-    assert prediction_energy(with_values(RUN, total=None)) is None
+    assert with_values(RUN, total=None).energy is None
 
 
 def test_a_device_is_never_busier_than_all_the_time() -> None:
-    found = prediction_energy(with_values(RUN, device_seconds=0.02))
+    found = with_values(RUN, device_seconds=0.02).energy
     assert found is not None
     assert found.watts == 70.0
 
@@ -85,7 +85,7 @@ def test_a_layout_takes_the_energy_of_all_its_gpus() -> None:
         host_seconds=0.1,
         total=Interval(3600.0, 3600.0, 3600.0),
     )
-    found = prediction_energy(one)
+    found = one.energy
     assert found is not None
     assert found.gpu == "8xT4"
     assert found.kilowatt_hours == pytest.approx(8 * 0.070)

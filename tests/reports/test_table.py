@@ -21,21 +21,7 @@ from lightning_predict.hardware.user_gpus import read_gpus
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import grid, plain_table, print_table
 from lightning_predict.reports.table_markup import markdown_table
-from lightning_predict.reports.table_notes import (
-    bound_notes,
-    end_notes,
-    epoch_note,
-    extrapolation_note,
-    in_use_note,
-    indirect_note,
-    large_note,
-    links_note,
-    loader_note,
-    old_price_note,
-    replicas_note,
-    total_notes,
-    uncertain_bottleneck_note,
-)
+from lightning_predict.reports.table_notes import NOTES
 from lightning_predict.reports.table_rows import folded_gpus, is_bound_by_links
 from lightning_predict.testing import example_machine, with_values
 from lightning_predict.timeline.verdict import Verdict
@@ -46,15 +32,23 @@ def of(*predictions: object) -> Predictions:
     return Predictions(tuple(predictions))  # type: ignore[arg-type]
 
 
+def notes(condition: str, predictions: Predictions) -> list[str]:
+    return list(NOTES[condition](predictions))
+
+
+def bound_notes(predictions: Predictions) -> list[str]:
+    return [note for limit in ("links", "host", "loader") for note in notes(f"bound by {limit}", predictions)]
+
+
 def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
     # 48 ms a step on the T4, 6 ms on the H100, and 20 ms for the loader on either.
     slow, fast = with_values(T4, loader_seconds=0.020), with_values(H100, loader_seconds=0.020)
     shown = grid(of(slow, fast))
     column = [one.title for one in shown.columns].index("bound by")
     assert [row[column] for row in shown.rows] == ["device", "loader"]
-    (note,) = loader_note(of(slow, fast))
+    (note,) = notes("bound by loader", of(slow, fast))
     assert note.startswith("Bound by loader: it takes 20.0 ms per step on any GPU")
-    assert list(loader_note(of(slow))) == []
+    assert notes("bound by loader", (of(slow))) == []
 
 
 def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
@@ -82,10 +76,10 @@ def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
 
 def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
     used = Predictions((with_values(T4, unmeasured_seconds=0.0380),), used_gpu="T4")
-    assert list(in_use_note(used)) == [
+    assert notes("in use", (used)) == [
         "T4: a step takes 47.5 ms (measured). Without that measurement, the prediction is 38.0 ms (-20 %)."
     ]
-    assert list(in_use_note(of(T4))) == []
+    assert notes("in use", (of(T4))) == []
 
 
 def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
@@ -94,11 +88,11 @@ def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
     fast, slow = with_values(H100, verdict=host), with_values(T4, verdict=device)
     stuck = with_values(fast, layout="B200-SXM-180GB", verdict=replace(host, gain=0.0))
     twin = with_values(stuck, layout="H200-SXM-141GB")
-    assert list(bound_notes(of(slow, fast, stuck, twin))) == [
+    assert bound_notes(of(slow, fast, stuck, twin)) == [
         "Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only 0 % (B200-SXM-180GB, "
         "H200-SXM-141GB), 4 % (H100-SXM-80GB)."
     ]
-    assert list(bound_notes(of(slow))) == []
+    assert bound_notes(of(slow)) == []
     (note,) = bound_notes(of(with_values(fast, loader_seconds=1.0)))  # then the host is not the limit
     assert note.startswith("Bound by loader")
 
@@ -106,20 +100,20 @@ def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
 def test_a_bound_that_an_assumed_host_leaves_open_is_marked() -> None:
     verdict = Verdict(bound_by="device", idle_share=0.0, gain=0.3, critical_path={}, is_doubtful=True)
     doubtful = with_values(T4, verdict=verdict)
-    assert list(uncertain_bottleneck_note(of(doubtful))) == [
+    assert notes("uncertain bottleneck", (of(doubtful))) == [
         "?: the CPU speed is assumed, so either host or device may be the bottleneck."
     ]
-    assert list(uncertain_bottleneck_note(of(T4))) == []
+    assert notes("uncertain bottleneck", (of(T4))) == []
     assert cells(of(doubtful))[0]["bound by"] == "device?"
 
 
 def test_checkpoints_are_mentioned_where_they_count() -> None:
     # 11,520 s in all: 1 % are 115.2 s.
     interval = "Interval (90 %): nine in ten measured times should lie in it."
-    assert list(total_notes(of(with_values(T4, checkpoint_seconds=100.0)))) == [interval]
-    (_, note) = total_notes(of(with_values(T4, checkpoint_seconds=120.0, checkpoint_is_estimated=True)))
+    assert notes("parts of total", (of(with_values(T4, checkpoint_seconds=100.0)))) == [interval]
+    (_, note) = notes("parts of total", of(with_values(T4, checkpoint_seconds=120.0, checkpoint_is_estimated=True)))
     assert note == "Total: 2 min for checkpoints, estimated from their size."
-    (_, note) = total_notes(of(with_values(T4, checkpoint_seconds=120.0)))
+    (_, note) = notes("parts of total", of(with_values(T4, checkpoint_seconds=120.0)))
     assert note == "Total: 2 min for checkpoints."
 
 
@@ -135,10 +129,10 @@ def test_where_the_length_is_not_known_a_thousand_steps_are_shown() -> None:
     assert (row["step"], row["1,000 steps"], row["(90 %)"]) == ("20.0 ms", "25.0 s", "± 12 %")
     assert row["cost"] == "$0.0250"  # 25 s at $0.001 a second
     assert "total" in cells(of(T4))[0]
-    assert list(epoch_note(of(with_values(MINIMAL, epoch_seconds=90.0)))) == [
+    assert notes("epoch", (of(with_values(MINIMAL, epoch_seconds=90.0)))) == [
         "Time of a training epoch: L4 1 min 30 s."
     ]
-    assert list(epoch_note(of(T4, MINIMAL))) == []
+    assert notes("epoch", (of(T4, MINIMAL))) == []
 
 
 def test_the_machine_in_use_is_the_first_row() -> None:
@@ -157,10 +151,10 @@ def test_what_may_end_earlier_is_marked_in_every_row_but_not_of_a_thousand_steps
     machine = example_machine("CPU", 0.412, total=total, at_most=True)
     stopping = Predictions((with_values(T4, at_most=True),), machine=machine, is_running=True)
     assert all(row["rest of the run"].startswith("≤ ") for row in cells(stopping))
-    assert list(end_notes(stopping)) == ["≤: the run may end earlier."]
+    assert notes("early end", (stopping)) == ["≤: the run may end earlier."]
     endless = of(with_values(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3.6))
     assert cells(endless)[0]["1,000 steps"] == "25.0 s"
-    assert list(end_notes(endless)) == []
+    assert notes("early end", (endless)) == []
 
 
 def test_a_heading_says_what_is_predicted() -> None:
@@ -179,19 +173,19 @@ def test_memory_says_whether_it_fits() -> None:
 def test_old_prices_are_warned_of() -> None:
     # From 2026-05-25 to 2026-11-21 are 180 days, to the 22nd 181.
     may, march = with_values(T4, priced_on="2026-05-25"), with_values(H100, priced_on="2026-03")
-    assert list(old_price_note(replace(of(may), made_on="2026-11-21"))) == []
-    assert list(old_price_note(replace(of(may, march), made_on="2026-11-22"))) == [
+    assert notes("old prices", (replace(of(may), made_on="2026-11-21"))) == []
+    assert notes("old prices", (replace(of(may, march), made_on="2026-11-22"))) == [
         "Prices older than 180 days: T4 (2026-05-25), H100-SXM-80GB (2026-03). Check them before you rent."
     ]
-    assert list(old_price_note(of(may))) == []  # without a day of the prediction
+    assert notes("old prices", (of(may))) == []  # without a day of the prediction
 
 
 def test_what_no_network_of_its_own_timed_is_said_from_a_tenth_on() -> None:
-    assert list(indirect_note(of(T4))) == []  # 8 %
+    assert notes("indirect", (of(T4))) == []  # 8 %
     part = with_values(H100, coverage={"mlp": 0.7, "proxy": 0.2, "bytes": 0.1})
-    (note,) = indirect_note(of(T4, part))
+    (note,) = notes("indirect", of(T4, part))
     assert note.startswith("8 to 30 % of the GPU time is estimated indirectly")
-    assert list(indirect_note(of(with_values(part, memory_fit="exceeds")))) == []  # not for rent
+    assert notes("indirect", (of(with_values(part, memory_fit="exceeds")))) == []  # not for rent
 
 
 def test_the_brief_table_keeps_what_changes_no_decision_for_verbose() -> None:
@@ -212,22 +206,22 @@ def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> Non
     alone = with_values(MINIMAL, iteration=Interval(0.4, 0.4, 0.4))
     four = with_values(MINIMAL, layout="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1)
     eight = with_values(MINIMAL, layout="8xT4", iteration=Interval(1.0, 1.0, 1.0), added_seconds=0.6)
-    (waits,) = links_note(of(alone, four, eight))
+    (waits,) = notes("bound by links", of(alone, four, eight))
     assert waits == "Several GPUs: share of a step spent waiting for other GPUs: 20 % (4xT4), 60 % (8xT4)."
-    (samples,) = replicas_note(of(alone, four, eight))
+    (samples,) = notes("fewer steps", of(alone, four, eight))
     assert samples.endswith("each replica processes the recorded number of samples. That leaves fewer steps.")
     whole = with_values(eight, iterations=125, samples_per_iteration=128)
-    (counted,) = replicas_note(of(alone, four, whole))
+    (counted,) = notes("fewer steps", of(alone, four, whole))
     assert counted.endswith("That leaves fewer steps: 125 of 128 samples (8xT4).")
-    assert list(replicas_note(of(alone))) == []
+    assert notes("fewer steps", (of(alone))) == []
     assert [is_bound_by_links(one) for one in (alone, four, eight)] == [False, False, True]
-    assert list(links_note(of(alone))) == []
+    assert notes("bound by links", (of(alone))) == []
 
 
 def test_several_gpus_that_lack_memory_are_sent_to_the_search() -> None:
     short = {"memory_fit": "exceeds", "memory_free_bytes": -2.0 * GIBIBYTE}
-    (alone,) = large_note(of(with_values(MINIMAL, **short)))
-    (many,) = large_note(of(with_values(MINIMAL, **short), with_values(MINIMAL, layout="8xT4", **short)))
+    (alone,) = notes("too large", of(with_values(MINIMAL, **short)))
+    (many,) = notes("too large", of(with_values(MINIMAL, **short), with_values(MINIMAL, layout="8xT4", **short)))
     assert alone.endswith("`lightning-predict trace memory` shows what fills the memory and what would help.")
     assert many.endswith(
         "8xT4 lacks at least 2.00 GiB. `lightning-predict trace memory` shows what fills the memory and what "
@@ -370,7 +364,7 @@ def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
     for verbose in (False, True):  # it changes a decision, so that it is said without being asked for
         assert note in plain_table(Predictions((seen, partly, *unseen)), verbose=verbose).replace("\n  ", " ")
     assert "† Extrapolated share of each GPU: 60 % (L4), 100 % (A10G, GH200)." in text.replace("\n  ", " ")
-    (alone,) = extrapolation_note(Predictions((seen, partly)))
+    (alone,) = notes("extrapolated", Predictions((seen, partly)))
     assert alone == "† 60 % of this GPU's time is extrapolated from other GPUs (no measurements on the L4)."
     assert "†" not in plain_table(Predictions((seen,)), verbose=True)
     measured = replace(partly, step=replace(partly.step, measured_seconds=0.1))
