@@ -38,7 +38,6 @@ from lightning_predict.reports.format import listed
 from lightning_predict.run.workload import (
     Run,
     Workload,
-    accumulated_workload,
     predict_run,
     workload_per_replica,
     workload_with_shared_cores,
@@ -284,8 +283,8 @@ class StepPredictor:
         trace, workload = self.trace, self._workload
         replicas, batches = strategy.replicas(layout), trace.batches * strategy.accumulate
         own = workload_with_shared_cores(
-            accumulated_workload(
-                workload_per_replica(workload, replicas=replicas, recorded=trace.world_size), strategy.accumulate
+            workload_per_replica(
+                workload, replicas=replicas, recorded=trace.world_size, accumulate=strategy.accumulate
             ),
             gpus_per_node=layout.gpus_per_node,
             recorded=trace.world_size // trace.num_nodes,
@@ -311,7 +310,7 @@ class StepPredictor:
             run = replace(run, total=self._forecast)
         factor = self._run_factor
         if factor is not None:
-            run = run.scaled(factor.run).widened(factor.run_spread)
+            run = run.scaled(factor.run, factor.run_spread)
         return run.cut_off(self._workload.time_limit_seconds)
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.files import FILE_SECONDS, in_hook
+from lightning_predict.base.files import FILE_SECONDS, PROGRESS_VARIABLE, in_hook
 from lightning_predict.base.guard import own_error
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.trainer_state import batches_of_fit
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.run_observer import RunObserver
-from lightning_predict.run.progress import FILE_VARIABLE, ProgressKeeper, place_in_use, write_progress
+from lightning_predict.run.progress import ProgressKeeper, place_in_use, write_progress
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -36,7 +36,7 @@ class ProgressFile:
     @classmethod
     def wanted(cls, path: str | None, trainer: Trainer) -> ProgressFile | None:
         """Return a progress file for the given path, or for the path in the environment; None without a path."""
-        name = path or os.environ.get(FILE_VARIABLE)
+        name = path or os.environ.get(PROGRESS_VARIABLE)
         if name is None:
             return None
         try:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
-from lightning_predict.assumptions import Assumptions
+from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.base.ties import ordered
 from lightning_predict.base.units import hours_to_seconds
@@ -28,7 +28,7 @@ from lightning_predict.hardware.layouts import Layout, find_machine, layouts_of
 from lightning_predict.hardware.own_rates import OwnRates
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.layout_search.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
-from lightning_predict.layout_search.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
+from lightning_predict.layout_search.search import BatchLimits, FoundStrategy, best_strategies
 from lightning_predict.layouts.strategy import Float8, Strategy
 from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
 from lightning_predict.memory.step_memory import step_memory, usable_bytes
@@ -91,6 +91,7 @@ class RankedLayout:
         return None if verdict is None else verdict.bound_by
 
 
+@fill_in_assumptions
 def best_layouts(
     trace: Trace,
     gpus: Sequence[str],
@@ -130,13 +131,13 @@ def best_layouts(
             or `mx`. Float8 changes the computed results. None for no float8.
         reliability: GPU failure rate and checkpoint speed. The cost of failures then counts towards the budget.
         count: Maximum number of results.
-        offers: See `predict`.
-        usd_per_hour: See `predict`.
-        weights: See `predict`.
-        interconnect: See `predict`.
-        release: See `predict`.
-        host: See `predict`.
-        measured: See `predict`.
+        offers: See `Assumptions`.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
+        interconnect: See `Assumptions`.
+        release: See `Assumptions`.
+        host: See `Assumptions`.
+        measured: See `Assumptions`.
         on_progress: Called with the number of finished candidates of a layout, and the number of all candidates.
 
     Returns:
@@ -146,19 +147,8 @@ def best_layouts(
         InvalidArgumentError: No strategy fits in memory or in the budget, or an argument is impossible.
         LightningPredictError: `predict` failed.
     """
-    if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
-        raise InvalidArgumentError(
-            f"budget_usd={budget_usd!r} with iterations={iterations!r}; expected dollars above 0, and the number of "
-            "remaining steps."
-        )
-    if count < 1:
-        raise InvalidArgumentError(f"count={count}; expected at least 1.")
+    _check_arguments(trace, iterations, budget_usd, global_batch, count)
     batch = BatchLimits(global_batch=global_batch, max_micro_batch=max_micro_batch)
-    if global_batch is not None and trace.samples is None:
-        raise InvalidArgumentError(
-            f"global_batch={global_batch} of a trace that does not say how many samples it has; record it with "
-            "samples_per_step."
-        )
     layouts = layouts_of(gpus)
     assumptions = Assumptions(
         offers=offers,
@@ -179,14 +169,35 @@ def best_layouts(
     ranked = list[RankedLayout]()
     for layout in map(step.with_offered_network, layouts):
         wanted = count if budget_usd is None else SPARE * count
-        found = _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
         goodput = None
         if reliability is not None and (size := checkpoint_bytes(kind)) is not None:
             goodput = goodput_of(size, layout.count, reliability)
-        ranked += [replace(_ranked(step, one, layout), goodput=goodput) for one in found]
+        for found in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress):
+            strategy, need = found.strategy, found.need
+            if strategy.pipeline > 1 or strategy.expert > 1:
+                need = step.memory_need(layout, strategy)  # with the least filled GPU
+            prediction = step.prediction(layout, strategy, found.step, need)
+            ranked.append(RankedLayout(prediction, strategy, found.seconds_per_batch, goodput))
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
     return tuple(ordered(ranked, lambda one: one.seconds_per_batch)[:count])
+
+
+def _check_arguments(
+    trace: Trace, iterations: int | None, budget_usd: float | None, global_batch: int | None, count: int
+) -> None:
+    if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
+        raise InvalidArgumentError(
+            f"budget_usd={budget_usd!r} with iterations={iterations!r}; expected dollars above 0, and the number of "
+            "remaining steps."
+        )
+    if count < 1:
+        raise InvalidArgumentError(f"count={count}; expected at least 1.")
+    if global_batch is not None and trace.samples is None:
+        raise InvalidArgumentError(
+            f"global_batch={global_batch} of a trace that does not say how many samples it has; record it with "
+            "samples_per_step."
+        )
 
 
 def _found(
@@ -245,14 +256,7 @@ def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrat
     need = step.memory_need(layout, strategy)
     if need.memory_bytes is not None and need.memory_bytes > usable_bytes(layout.gpu):
         return ()
-    return (FoundStrategy(StrategyCandidate(strategy, need.memory_bytes, layout.count), shared, need),)
-
-
-def _ranked(step: StepPredictor, found: FoundStrategy, layout: Layout) -> RankedLayout:
-    strategy, need = found.candidate.strategy, found.need
-    if strategy.pipeline > 1 or strategy.expert > 1:
-        need = step.memory_need(layout, strategy)
-    return RankedLayout(step.prediction(layout, strategy, found.step, need), strategy, found.seconds_per_batch)
+    return (FoundStrategy(strategy, shared, shared.seconds / layout.count, need),)
 
 
 def tokens_per_sample(trace: Trace) -> int | None:

@@ -27,6 +27,7 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.layouts.experts import count_experts
+from lightning_predict.layouts.gradients import has_backward
 from lightning_predict.layouts.layout_steps import MultiGpuStep
 from lightning_predict.layouts.model_parallel import needs_blocks, sharing_collectives
 from lightning_predict.layouts.pipeline_parallel import block_stages, sharing_links
@@ -53,45 +54,20 @@ MIN_CONTEXT: Final = 4096
 
 @final
 @dataclass(frozen=True, slots=True)
-class StrategyCandidate:
-    """A strategy that may fit in memory.
+class FoundStrategy:
+    """A parallel strategy that fits in memory.
 
     Attributes:
         strategy: Parallel strategy.
-        memory_bytes: Lower bound of the peak memory of each GPU; None if unknown.
-        replicas: Number of data-parallel groups. Each group processes its own batch.
-        bound_seconds: Lower bound on the step time.
+        step: The predicted step.
+        seconds_per_batch: Predicted time per batch. Each data-parallel group processes its own batches.
+        need: Memory need; empty if unknown.
     """
 
     strategy: Strategy
-    memory_bytes: float | None
-    replicas: int
-    bound_seconds: float = 0.0
-
-    @property
-    def batches(self) -> int:
-        """Number of batches per step."""
-        return self.replicas * self.strategy.accumulate
-
-    @property
-    def bound(self) -> float:
-        """Lower bound on the time per batch in seconds."""
-        return self.bound_seconds / self.batches
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class FoundStrategy:
-    """A parallel strategy, its predicted step and its memory need."""
-
-    candidate: StrategyCandidate
     step: StepPrediction
+    seconds_per_batch: float
     need: MemoryNeed = field(default_factory=MemoryNeed)
-
-    @property
-    def seconds_per_batch(self) -> float:
-        """Predicted time per batch."""
-        return self.step.seconds / self.candidate.batches
 
 
 @final
@@ -172,7 +148,7 @@ def strategies_for(
     tensors = [size for size in _divisors(layout.gpus_per_node) if heads and heads % size == 0] or [1]
     pipelines = [size for size in _divisors(layout.count) if size <= max(blocks, 1)]
     recomputed: tuple[Recompute, ...] = ("none",)
-    if blocks and not recomputes and has_gradients(trace):
+    if blocks and not recomputes and has_backward(trace.operations):
         recomputed = ("none", "full") if is_fused else RECOMPUTED
     contexts = [2**power for power in range(max(length // MIN_CONTEXT, 1).bit_length())]
     experts = count_experts(trace)
@@ -185,7 +161,7 @@ def strategies_for(
         for virtual in VIRTUAL_STAGES if pipeline > 1 else (1,):
             if virtual > 1 and (micro_batches * accumulate % pipeline or pipeline * virtual > blocks):
                 continue
-            for data in _data_strategies(layout, tensor * pipeline, pipeline, trains=has_gradients(trace)):
+            for data in _data_strategies(layout, tensor * pipeline, pipeline, trains=has_backward(trace.operations)):
                 degrees, ends = _expert_degrees(experts, replicas, data), _end_stages(blocks, pipeline, virtual)
                 for expert, recipe, (first_stage, last_stage) in product(degrees, recipes, ends):
                     yield Strategy(
@@ -203,11 +179,6 @@ def strategies_for(
                         recompute=recompute,
                         fp8=recipe,
                     )
-
-
-def has_gradients(trace: Trace) -> bool:
-    """Return whether the step has a backward pass."""
-    return any(operation.phase == "backward" for operation in trace.operations)
 
 
 def _divisors(count: int) -> list[int]:
@@ -283,30 +254,34 @@ def best_strategies(
     Raises:
         InvalidArgumentError: No strategy fits in memory.
     """
-    candidates = list(_fitting(shared, layout, memory_of, usable_bytes, batch, fp8))
     bounds = Bounds(shared, step, row, interconnect)
-    bounded = [replace(one, bound_seconds=bounds.lower_bound_seconds(one.strategy, layout)) for one in candidates]
-    bounded = ordered(bounded, lambda one: one.bound)
+    # (lower bound on the time per batch, strategy, number of batches per step)
+    bounded: list[tuple[float, Strategy, int]] = []
+    for strategy in _fitting(shared, layout, memory_of, usable_bytes, batch, fp8):
+        batches = strategy.replicas(layout) * strategy.accumulate
+        bounded.append((bounds.lower_bound_seconds(strategy, layout) / batches, strategy, batches))
     best: list[FoundStrategy] = []  # in the order of their lower bounds
     slowest = math.inf  # time of the slowest of the best `wanted` strategies
     least = math.inf  # memory of strategies that do not fit
-    for position, candidate in enumerate(bounded):
+    for position, (bound, strategy, batches) in enumerate(ordered(bounded, lambda candidate: candidate[0])):
         on_progress(position, len(bounded))
-        if clearly_less(slowest, candidate.bound):
+        if clearly_less(slowest, bound):
             break
-        found = FoundStrategy(candidate, shared.on_layout(layout, step, row, candidate.strategy, interconnect))
-        if not clearly_less(slowest, found.seconds_per_batch):
-            found = replace(found, need=need_of(candidate.strategy))
-            if found.need.fits is False:
-                least = min(least, found.need.required_bytes)
-                continue
-            best.append(found)
-            slowest = sorted([one.seconds_per_batch for one in best] + [math.inf] * wanted)[wanted - 1]
-            best = [one for one in best if not clearly_less(slowest, one.seconds_per_batch)]
+        shared_step = shared.on_layout(layout, step, row, strategy, interconnect)
+        seconds = shared_step.seconds / batches
+        if clearly_less(slowest, seconds):
+            continue
+        need = need_of(strategy)
+        if need.fits is False:
+            least = min(least, need.required_bytes)
+            continue
+        best.append(FoundStrategy(strategy, shared_step, seconds, need))
+        slowest = sorted([found.seconds_per_batch for found in best] + [math.inf] * wanted)[wanted - 1]
+        best = [found for found in best if not clearly_less(slowest, found.seconds_per_batch)]
     on_progress(len(bounded), len(bounded))
     if not best and bounded:
         raise _nothing_fits(layout, usable_bytes, least)
-    return tuple(ordered(best, lambda one: one.seconds_per_batch)[:wanted])
+    return tuple(ordered(best, lambda found: found.seconds_per_batch)[:wanted])
 
 
 def _fitting(
@@ -316,15 +291,12 @@ def _fitting(
     usable_bytes: float,
     batch: BatchLimits,
     fp8: Float8 | None,
-) -> Iterator[StrategyCandidate]:
-    trace = shared.trace
-    try:
-        model = shared.split(True)
-    except InvalidArgumentError:  # the model is not a transformer, so model parallelism is impossible
-        model = None
-    blocks = () if model is None else model.blocks
+) -> Iterator[Strategy]:
+    """Yield the strategies whose lower bound of memory fits."""
+    trace, model = shared.trace, _model_with_blocks(shared)
+    blocks = model.blocks
     heads = math.gcd(*(size for block in blocks for size in (block.heads, block.kv_heads))) if blocks else 0
-    recomputes = model is not None and any(recomputed_matmuls(trace, model).values())
+    recomputes = any(recomputed_matmuls(trace, model).values())
     is_fused = all(block.ring_bytes > 0 for block in blocks)
     samples = max((trace.samples or 1) // trace.batches, 1)
     length = min((block.tokens for block in blocks), default=1) // samples if is_fused else 1
@@ -345,7 +317,7 @@ def _fitting(
         least = min(least, needed or 0.0)
         if needed is None or needed <= usable_bytes:
             is_empty = False
-            yield StrategyCandidate(strategy, needed, strategy.replicas(layout))
+            yield strategy
     if is_empty and math.isinf(least):
         raise InvalidArgumentError(
             f"No strategy makes {batch.words} on {layout.name} out of batches of {trace.samples} recorded sample(s): "
@@ -354,6 +326,14 @@ def _fitting(
         )
     if is_empty:
         raise _nothing_fits(layout, usable_bytes, least)
+
+
+def _model_with_blocks(shared: MultiGpuStep) -> SplitModel:
+    """Return the model with its transformer blocks; without blocks if it is not a transformer."""
+    try:
+        return shared.split(True)
+    except InvalidArgumentError:
+        return shared.split(False)
 
 
 def _nothing_fits(layout: Layout, usable_bytes: float, least_bytes: float) -> InvalidArgumentError:
@@ -426,8 +406,7 @@ class Bounds:
         )
         shared = strategy.sharded_count(layout) if strategy.split.state else 1
         # If the optimizer step is not sharded, a GPU updates at least its own experts. The bound also holds if all
-        # parameters
-        # belong to experts.
+        # parameters belong to experts.
         update = self._factor * least.update / strategy.pipeline / max(shared, strategy.expert)
         return turning + update
 
@@ -438,7 +417,7 @@ class Bounds:
         """Return the time of a micro-batch's tensor-parallel collectives."""
         if strategy.tensor == 1:
             return 0.0
-        trains = has_gradients(self._shared.trace)
+        trains = has_backward(self._shared.work)
         times = (2 if trains else 1) + (strategy.recompute == "full" and trains)
         links = sharing_links(layout, strategy, self._interconnect)
         seconds = 0.0
@@ -500,11 +479,7 @@ class Bounds:
             Number of identical blocks of each kind, work of one block per kind, and owner of each operation.
         """
         if self._kinds is None:
-            trace, timed = self._shared.trace, self._shared.timed
-            try:
-                model = self._shared.split(True)
-            except InvalidArgumentError:
-                model = self._shared.split(False)
+            trace, timed, model = self._shared.trace, self._shared.timed, _model_with_blocks(self._shared)
             first: dict[TransformerBlock, int] = {}
             alike = [first.setdefault(replace(one, name=""), index) for index, one in enumerate(model.blocks)]
             counts = dict(Counter(alike))

@@ -17,7 +17,7 @@ from math import prod
 from typing import Final, final
 
 from lightning_predict.base.units import mebibytes_to_bytes
-from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
+from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Trace
 from lightning_predict.timeline.simulation import HostOperation
 
 FIRST_BUCKET_BYTES: Final = mebibytes_to_bytes(1)
@@ -86,9 +86,9 @@ def is_of_expert(parameter: Parameter) -> bool:
     return experts_module(parameter.name) is not None
 
 
-def has_backward(work: Sequence[HostOperation]) -> bool:
+def has_backward(operations: Sequence[HostOperation] | Sequence[Operation]) -> bool:
     """Return whether the step has a backward pass."""
-    return any(operation.phase == "backward" for operation in work)
+    return any(operation.phase == "backward" for operation in operations)
 
 
 def ready_gradients(trace: Trace, work: Sequence[HostOperation]) -> list[Bucket]:

@@ -348,7 +348,7 @@ class Links:
     slowdown: float
     groups_per_node: int = 1
 
-    def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
+    def collective(self, operation: str, sizes: Sequence[float]) -> list[Ends]:
         """Return the time of a collective for each message size in bytes, as (low, middle, high)."""
         if not sizes:
             return []
@@ -357,7 +357,7 @@ class Links:
             sizes,
             self.layout,
             interconnect=self.interconnect,
-            groups_per_node=self.groups_per_node * groups_per_node,
+            groups_per_node=self.groups_per_node,
         )
         has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else by machine type
         spread = UNMEASURED_LINKS_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0

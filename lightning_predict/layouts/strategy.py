@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, Protocol, final, get_args
+from typing import Any, Final, Literal, Protocol, final, get_args, get_type_hints
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.layouts import Layout
@@ -193,39 +193,37 @@ class Strategy:
     def __post_init__(self) -> None:
         if self.data not in DATA_STRATEGIES:
             raise InvalidArgumentError(_unknown(self.data))
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
+        for name, kind in _KINDS.items():
+            value, choices = getattr(self, name), _CHOICES[name]
+            if value is None and _DEFAULTS[name] is None:
+                continue
+            if kind is int and value < 1:
                 raise InvalidArgumentError(f"strategy: {name}={value!r}; expected a whole number of at least 1.")
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices and not (value is None and name in _MAY_BE_NONE):
+            if choices and value not in choices:
                 raise InvalidArgumentError(f"strategy: {name}={value!r}; expected {', '.join(choices)}.")
         if not (math.isfinite(self.bucket_cap_mb) and self.bucket_cap_mb > 0):
             raise InvalidArgumentError(f"strategy: bucket_cap_mb={self.bucket_cap_mb!r}; expected MiB above 0.")
         if not (math.isfinite(self.capacity) and self.capacity >= 1):
             raise InvalidArgumentError(f"strategy: capacity={self.capacity!r}; expected a factor of at least 1.")
-        for refused, words in self._contradictions():
-            if refused:
+        for needed, options in _NEEDED.items():
+            given = [option for option in options if getattr(self, option) != _DEFAULTS[option]]
+            if given and getattr(self, needed) == 1:
+                raise InvalidArgumentError(
+                    f"strategy: {_text(given[0], self)} needs {needed} parallelism; ask for {needed}=2 or more, too."
+                )
+        for contradicts, words in (*self._pipeline_contradictions(), *self._sharding_contradictions()):
+            if contradicts:
                 raise InvalidArgumentError(f"strategy: {words}")
 
-    def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Yield (whether the options contradict each other, error message) for each possible contradiction."""
+    def _pipeline_contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Yield (whether the options contradict each other, error message) for options of pipelines and experts."""
         split = self.split
-        yield (
-            self.virtual > 1 and self.pipeline == 1,
-            f"virtual={self.virtual} interleaves the stages of a pipeline; ask for pipeline=2 or more, too.",
-        )
         for name, count in (("first_stage", self.first_stage), ("last_stage", self.last_stage)):
             yield (
                 count is not None and (self.pipeline == 1 or self.virtual > 1),
                 f"{name}={count} is of a pipeline of one stage a GPU; ask for pipeline=2 or more, and leave out "
                 "virtual.",
             )
-        yield (
-            self.schedule != "1f1b" and self.pipeline == 1,
-            f"schedule={self.schedule} is of a pipeline; ask for pipeline=2 or more, too.",
-        )
         yield (
             self.schedule == "gpipe" and self.virtual > 1,
             "schedule=gpipe has one stage a GPU; leave out virtual, or choose 1f1b or zero_bubble.",
@@ -238,9 +236,21 @@ class Strategy:
             f"micro_batches={self.micro_batches} is not a multiple of.",
         )
         yield (
-            self.sequence and self.tensor == 1,
-            "sequence=true shares what tensor parallelism leaves whole; ask for tensor=2 or more, too.",
+            split.gradients and self.schedule == "zero_bubble",
+            f"schedule=zero_bubble puts off the gradients that {self.data} would scatter; choose ddp or zero1.",
         )
+        yield (
+            self.expert > 1 and split.inside_machines,
+            f"expert={self.expert} with {self.data}: experts in groups are not predicted; choose fsdp or zero1.",
+        )
+        yield (
+            self.tensor % self.experts_tensor > 0,
+            f"expert_tensor={self.expert_tensor} does not divide tensor={self.tensor}.",
+        )
+
+    def _sharding_contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Yield (whether the options contradict each other, error message) for options of data parallelism."""
+        split = self.split
         yield (
             self.shard is not None and not split.inside_machines,
             f"shard={self.shard} is the size of hybrid's groups, and {self.data} has none; choose 'hybrid,shard=...'.",
@@ -268,22 +278,6 @@ class Strategy:
             f"overlap_param_gather=true is of zero1 and zero2, which gather what they updated; {self.data} does not.",
         )
         yield (
-            self.overlap_tensor and self.tensor == 1,
-            "overlap_tensor=true hides what tensor parallelism exchanges; ask for tensor=2 or more, too.",
-        )
-        yield (
-            self.expert > 1 and split.inside_machines,
-            f"expert={self.expert} with {self.data}: experts in groups are not predicted; choose fsdp or zero1.",
-        )
-        yield (
-            self.tensor % self.experts_tensor > 0,
-            f"expert_tensor={self.expert_tensor} does not divide tensor={self.tensor}.",
-        )
-        yield (
-            split.gradients and self.schedule == "zero_bubble",
-            f"schedule=zero_bubble puts off the gradients that {self.data} would scatter; choose ddp or zero1.",
-        )
-        yield (
             self.global_batches is not None and self.accumulate > 1,
             f"global_batches={self.global_batches} sets accumulate for each number of GPUs; leave accumulate out.",
         )
@@ -293,20 +287,12 @@ class Strategy:
             f"embedding={self.embedding} shares tables while each GPU holds all other layers; choose ddp, without "
             "other parallelism.",
         )
-        yield (
-            self.capacity > 1 and self.expert == 1,
-            "capacity is of experts that are dealt out; ask for expert=2 or more, too.",
-        )
 
     @property
     def name(self) -> str:
         """Text that `parse_strategy` can parse: `data`, and the options that differ from their defaults."""
-        words: list[str] = [self.data]
-        for own in fields(self)[1:]:
-            value = getattr(self, own.name)
-            if value != own.default:
-                words.append(f"{own.name}={str(value).lower() if isinstance(value, bool) else value}")
-        return ",".join(words)
+        changed = [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
+        return ",".join([self.data, *(_text(name, self) for name in changed)])
 
     @property
     def split(self) -> DataSplit:
@@ -446,28 +432,31 @@ class Strategy:
         return wanted
 
 
-_NUMBERS: Final = (
-    *("tensor", "pipeline", "micro_batches", "virtual", "first_stage", "last_stage"),
-    *("context", "expert", "expert_tensor", "shard", "groups", "accumulate", "global_batches", "batch_samples"),
-)
-_DECIMALS: Final = ("bucket_cap_mb", "capacity")
-_FLAGS: Final = (
-    *("sequence", "gather_again", "expert_launches"),
-    "no_sync",
-    *("overlap_grad_reduce", "overlap_param_gather", "overlap_tensor"),
-)
-_TEXTS: Final = ("embedding",)
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "schedule": get_args(PipelineSchedule),
-    "recompute": get_args(Recompute),
-    "offload": get_args(Offload),
-    "loss": get_args(LossMemory),
-    "fp8": get_args(Float8),
-    "param_dtype": MIXED_DTYPES,
-    "reduce_dtype": MIXED_DTYPES,
+def _kind(hint: object) -> object:
+    """Return the type of an option without None: a class, or a Literal of its choices."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if type(None) in get_args(hint) else [hint]
+    return kinds[0]
+
+
+_KINDS: Final = {name: _kind(hint) for name, hint in get_type_hints(Strategy).items() if name != "data"}
+"""Type of each option."""
+
+_CHOICES: Final = {name: get_args(kind) for name, kind in _KINDS.items()}
+
+_DEFAULTS: Final = {option.name: option.default for option in fields(Strategy)[1:]}
+
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "pipeline": ("virtual", "schedule"),
+    "tensor": ("sequence", "overlap_tensor"),
+    "expert": ("capacity",),
 }
-_MAY_BE_NONE: Final = frozenset({"fp8", "param_dtype", "reduce_dtype"})
-_OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
+"""Options that need a kind of parallelism, by its degree."""
+
+
+def _text(name: str, strategy: Strategy) -> str:
+    """Return an option as a text that `parse_strategy` can parse."""
+    value = getattr(strategy, name)
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 class LightningStrategy(Protocol):
@@ -477,7 +466,7 @@ class LightningStrategy(Protocol):
     """
 
     @property
-    def root_device(self) -> Any:
+    def root_device(self) -> object:
         """Device of the strategy."""
 
 
@@ -497,7 +486,7 @@ def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
 
         words = strategy_of_foreign(words)
     name, *options = (word.strip() for word in words.split(","))
-    if name.partition("=")[0].strip() in _OPTIONS:
+    if name.partition("=")[0].strip() in _KINDS:
         name, options = "ddp", [name, *options]
     data = ALIASES.get(name, name)
     if data not in DATA_STRATEGIES:
@@ -505,16 +494,15 @@ def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     values: dict[str, Any] = {}
     for option in options:
         key, separator, value = (part.strip() for part in option.partition("="))
-        if key in _FLAGS and not separator:
-            separator, value = "=", "true"
-        if key in _OPTIONS and not separator:
-            raise InvalidArgumentError(f"strategy={words!r}: {key} needs a value, for example {_example(key)}.")
-        if key not in _OPTIONS:
+        if key not in _KINDS:
             raise InvalidArgumentError(
-                f"strategy={words!r}: {option!r} is not an option; expected one of {', '.join(_OPTIONS)} with its "
-                "value, for example 'ddp,tensor=8'."
+                f"strategy={words!r}: {option!r} is not an option; expected one of {', '.join(_KINDS)} with its value, "
+                "for example 'ddp,tensor=8'."
             )
-        values[key] = _value(words, key, value)
+        if not separator and _KINDS[key] is not bool:
+            example = (*_CHOICES[key], 2)[0]
+            raise InvalidArgumentError(f"strategy={words!r}: {key} needs a value, for example '{key}={example}'.")
+        values[key] = _value(words, key, value if separator else "true")
     return Strategy(data=data, **values)
 
 
@@ -522,25 +510,20 @@ def _is_foreign(words: str) -> bool:
     """Return whether a text is a configuration of another project: arguments of a script, or a file name."""
     first = words.partition(",")[0].replace("=", " = ").split()
     name, value = " ".join(first[:1]), first[1:]
-    return len(value) > 2 or not (name in _OPTIONS if value else name in ALIASES or name in DATA_STRATEGIES)
+    return len(value) > 2 or not (name in _KINDS if value else name in ALIASES or name in DATA_STRATEGIES)
 
 
 def _value(words: str, key: str, value: str) -> float | str | bool:
     """Parse the value of an option."""
-    if key in _FLAGS:
+    kind = _KINDS[key]
+    if kind is bool:
         if value.lower() not in ("true", "false"):
             raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r}; expected true or false.")
         return value.lower() == "true"
-    if key in _CHOICES or key in _TEXTS:
-        return value
     try:
-        return float(value) if key in _DECIMALS else int(value)
+        return float(value) if kind is float else int(value) if kind is int else value
     except ValueError:
         raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r} is not a number.") from None
-
-
-def _example(key: str) -> str:
-    return f"'{key}={_CHOICES[key][0] if key in _CHOICES else 2}'"
 
 
 def _unknown(name: str) -> str:

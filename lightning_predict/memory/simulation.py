@@ -9,7 +9,7 @@ At the start of a step, these storages are already allocated:
 
 Several steps are simulated, because fragmentation builds up over steps. Example::
 
-    simulated_step(trace).reserved_bytes     # corresponds to torch.cuda.max_memory_reserved, without workspaces
+    simulated(blocks_of(trace)).reserved_bytes     # corresponds to torch.cuda.max_memory_reserved, without workspaces
 """
 
 from __future__ import annotations
@@ -212,11 +212,6 @@ def copies_of(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
         return (total,) if total else ()
     copies, rest = divmod(total, whole)
     return (*(tuple(sizes) * copies), *([rest] if rest else []))
-
-
-def simulated_step(trace: Trace, *, expandable_segments: bool = False) -> SimulatedStep:
-    """Return the simulated memory peaks of a recorded step."""
-    return simulated(blocks_of(trace), expandable_segments=expandable_segments)
 
 
 HALVINGS: Final = 4

@@ -238,21 +238,6 @@ def _need_of(
     )
 
 
-def safe_bytes(gpu: Gpu, relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS) -> float:
-    """Return the largest reserved memory that fits with a probability of 97 %.
-
-    Args:
-        gpu: The GPU.
-        relative: Interval of the reserved memory, as factors.
-    """
-    low, high = 0.0, usable_bytes(gpu)
-    for _ in range(60):
-        middle = (low + high) / 2
-        fits = fit_probability(relative.scaled(middle), context_bytes(gpu), total_bytes(gpu)) >= FITS_FROM
-        low, high = (middle, high) if fits else (low, middle)
-    return low
-
-
 def fit_probability(reserved: Interval[float], context: Interval[float], total: float) -> float:
     """Return the probability that the reserved memory and the CUDA context fit into the GPU.
 

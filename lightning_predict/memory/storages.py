@@ -85,7 +85,7 @@ def written_storages(trace: Trace) -> tuple[Storage, ...]:
 
 
 def storages_and_batch(trace: Trace) -> tuple[tuple[Storage, ...], tuple[int, ...]]:
-    """Return `written_storages` and `batch_bytes` of a step, from one search for storages."""
+    """Return the storages that the step writes, and the sizes of the tensors of the batch."""
     lives = _lives(trace.operations)
     return _written(trace, lives), _batch_bytes(lives, trace.parameters, trace.buffers or ())
 
@@ -132,14 +132,8 @@ def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
     )
 
 
-def batch_bytes(
-    operations: Sequence[Operation], parameters: Iterable[Parameter], buffers: Collection[int] = ()
-) -> tuple[int, ...]:
-    """Return the sizes of storages that the forward pass reads but no operation writes: the batch."""
-    return _batch_bytes(_lives(operations), parameters, buffers)
-
-
 def _batch_bytes(lives: Sequence[_Life], parameters: Iterable[Parameter], buffers: Collection[int]) -> tuple[int, ...]:
+    """Return the sizes of storages that the forward pass reads but no operation writes."""
     given = [life for life in lives if life.is_given and life.phase == "forward" and life.tensor.id not in buffers]
     frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)
     frozen.subtract(life.kind for life in given if life.is_for_optimizer)

@@ -27,6 +27,7 @@ import yaml
 from lightning_predict.base.checked import read_json
 from lightning_predict.base.errors import PlanningFormatError, UnknownGpuError
 from lightning_predict.base.escaping import comment_line, one_line
+from lightning_predict.base.files import PROGRESS_VARIABLE
 from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_hours
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.planning.gantt_chart import gantt_page
@@ -41,7 +42,7 @@ from lightning_predict.planning.problem import (
     Segment,
 )
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
-from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRESS_PREFIX, PlanSlot
+from lightning_predict.run.progress import PLACE_VARIABLE, PROGRESS_PREFIX, PlanSlot
 
 SCHEDULE: Final = "schedule.txt"
 """Name of the file with the commands of a plan and their times."""
@@ -297,7 +298,7 @@ class _Export:
         )
         return {
             "CHECKPOINTS": checkpoints,
-            FILE_VARIABLE: f"{checkpoints.rstrip('/')}/{PROGRESS_PREFIX}_{self.names[segment.job]}.json",
+            PROGRESS_VARIABLE: f"{checkpoints.rstrip('/')}/{PROGRESS_PREFIX}_{self.names[segment.job]}.json",
             PLACE_VARIABLE: json.dumps(asdict(slot)),
         }
 

@@ -21,12 +21,10 @@ from typing import Final, final
 
 from lightning_predict.base.checked import Checked, File, read_json
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.files import PROGRESS_VARIABLE, write_atomically
+from lightning_predict.base.files import write_atomically
 
 PROGRESS_PREFIX: Final = "lightning_predict_progress"
 """Name prefix of progress files."""
-
-FILE_VARIABLE: Final = PROGRESS_VARIABLE
 
 PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
 """Environment variable with the job's place in a plan, as JSON: job, node, machine, num_gpus."""

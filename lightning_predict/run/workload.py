@@ -200,18 +200,14 @@ class Run:
         """Predicted seconds of the rest of the run; None if unknown."""
         return None if self.total is None else self.total.middle
 
-    def scaled(self, factor: float) -> Run:
-        """Multiply the training, validation and total time by a factor."""
+    def scaled(self, factor: float, spread: float = 1.0) -> Run:
+        """Multiply the training, validation and total time by a factor, and widen the interval by `spread`."""
         training, validation = (
             None if seconds is None else seconds * factor
             for seconds in (self.training_seconds, self.validation_seconds)
         )
-        total = None if self.total is None else self.total.scaled(factor)
+        total = None if self.total is None else self.total.scaled(factor).widened(spread)
         return replace(self, training_seconds=training, validation_seconds=validation, total=total)
-
-    def widened(self, spread: float) -> Run:
-        """Widen the interval of the total by a factor on both sides."""
-        return replace(self, total=None if self.total is None else self.total.widened(spread))
 
     def cut_off(self, time_limit_seconds: float | None) -> Run:
         """End the run at the Trainer's time limit. A run of unknown length then lasts until the limit.
@@ -322,51 +318,38 @@ def _validation_seconds(
 # --- Sharing the work among replicas, the GPUs of a node, and larger accumulation windows
 
 
-def workload_per_replica(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
+def workload_per_replica(workload: Workload, *, replicas: int, recorded: int = 1, accumulate: int = 1) -> Workload:
     """Return one replica's share of the remaining work. A partial last step counts as a full step.
 
     Args:
         workload: Remaining work of each GPU of the recorded run.
         replicas: Number of replicas.
         recorded: Number of replicas of the recorded run.
+        accumulate: Number of recorded steps whose batches one optimizer step accumulates.
     """
-    if replicas == recorded:
+    if replicas == recorded and accumulate == 1:
         return workload
 
-    def part(count: int) -> int:
-        return math.ceil(count * recorded / replicas)
+    def part(count: int, accumulated: int = 1) -> int:
+        return math.ceil(math.ceil(count * recorded / replicas) / accumulated)
 
-    def parts(batches: Batches) -> Batches:
+    def parts(batches: Batches | None) -> Batches | None:
+        if batches is None:
+            return None
         return replace(
             batches,
-            optimizer_steps=part(batches.optimizer_steps),
+            optimizer_steps=part(batches.optimizer_steps, accumulate),
             batches=part(batches.batches),
             partial_batches=part(batches.partial_batches),
         )
 
+    steps, validation = workload.training_iterations, workload.validation_iterations
     return replace(
         workload,
-        training_iterations=None if workload.training_iterations is None else part(workload.training_iterations),
-        validation_iterations=None if workload.validation_iterations is None else part(workload.validation_iterations),
-        training=None if workload.training is None else parts(workload.training),
-        epoch=None if workload.epoch is None else parts(workload.epoch),
-    )
-
-
-def accumulated_workload(workload: Workload, times: int) -> Workload:
-    """Return the work with `times` as many batches per optimizer step, thus fewer optimizer steps."""
-    if times == 1:
-        return workload
-
-    def fewer(batches: Batches | None) -> Batches | None:
-        return None if batches is None else replace(batches, optimizer_steps=math.ceil(batches.optimizer_steps / times))
-
-    steps = workload.training_iterations
-    return replace(
-        workload,
-        training_iterations=None if steps is None else math.ceil(steps / times),
-        training=fewer(workload.training),
-        epoch=fewer(workload.epoch),
+        training_iterations=None if steps is None else part(steps, accumulate),
+        validation_iterations=None if validation is None else part(validation),
+        training=parts(workload.training),
+        epoch=parts(workload.epoch),
     )
 
 
@@ -375,36 +358,20 @@ def workload_with_shared_cores(
 ) -> Workload:
     """Return the work with loaders that share the CPU cores of one machine.
 
+    Processes that launch kernels also need cores. A loader without a measured wait (0 seconds) stays at 0, because its
+    speed is unknown.
+
     Args:
         workload: Remaining work of each GPU.
         gpus_per_node: Number of GPUs of a machine.
         recorded: Number of GPUs of the recorded machine. If it is not 1, the loader is unchanged.
         cores_per_node: Number of CPU cores of a machine; None if unknown, in which case the loader is unchanged.
     """
-    if cores_per_node is None or workload.loader_workers is None or recorded != 1:
+    workers, loader = workload.loader_workers, workload.loader
+    if cores_per_node is None or workers is None or recorded != 1:
         return workload
-    return replace(
-        workload,
-        loader=loader_with_shared_cores(
-            workload.loader, gpus_per_node=gpus_per_node, cores=cores_per_node, workers_per_gpu=workload.loader_workers
-        ),
-    )
-
-
-def loader_with_shared_cores(loader: Loader, *, gpus_per_node: int, cores: int, workers_per_gpu: int) -> Loader:
-    """Return the loader of each GPU of a machine with several GPUs, from the loader measured with one GPU.
-
-    A loader without a measured wait (0 seconds) stays at 0, because its speed is unknown.
-
-    Args:
-        loader: Loader as measured with one GPU in use and `workers_per_gpu` workers.
-        gpus_per_node: Number of GPUs that share the cores.
-        cores: Number of CPU cores that loaders can use. Processes that launch kernels also need cores.
-        workers_per_gpu: Number of workers of each GPU's loader. With 0, the training process loads the batches.
-    """
-
-    def slowdown(gpus: int) -> float:
-        """Return the slowdown of each worker, relative to a worker that has a core of its own."""
-        return max(1.0, gpus * max(1, workers_per_gpu) / cores)
-
-    return replace(loader, seconds_per_batch=loader.seconds_per_batch * (slowdown(gpus_per_node) / slowdown(1)))
+    # Slowdown of each worker, relative to a worker that has a core of its own. Without workers, the training process
+    # loads the batches.
+    crowded, alone = (max(1.0, gpus * max(1, workers) / cores_per_node) for gpus in (gpus_per_node, 1))
+    slower = replace(loader, seconds_per_batch=loader.seconds_per_batch * (crowded / alone))
+    return replace(workload, loader=slower)

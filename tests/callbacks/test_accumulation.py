@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_predict.callbacks import RuntimePredictor, fit_recording
-from lightning_predict.memory.simulation import simulated_step
+from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.memory.storages import written_storages
 from lightning_predict.record.dispatch import _SWEEP, DispatchRecorder
 from lightning_predict.record.trace import Trace
@@ -141,7 +141,9 @@ def test_two_recorded_batches_of_four_make_the_trace_of_four(
     assert named_in_order(trace) == named_in_order(whole)
     assert trace.memory == whole.memory
     # The recorder looks for freed storages every few operations, not at the same ones in both.
-    assert simulated_step(trace).allocated_bytes == pytest.approx(simulated_step(whole).allocated_bytes, rel=0.05)
+    assert simulated(blocks_of(trace)).allocated_bytes == pytest.approx(
+        simulated(blocks_of(whole)).allocated_bytes, rel=0.05
+    )
     lives = [
         sorted(written_storages(each), key=lambda one: (one.allocated_at, one.size_bytes)) for each in (trace, whole)
     ]

@@ -509,7 +509,7 @@ def test_products_hide_a_part_of_what_tensor_parallelism_exchanges() -> None:
     # One of two parts is exposed anyhow.
     could = plain.communication_seconds / 2
     assert plain.seconds - hidden.seconds == pytest.approx(TENSOR_HIDDEN * could, rel=0.05)
-    with pytest.raises(InvalidArgumentError, match="overlap_tensor=true hides what tensor parallelism exchanges"):
+    with pytest.raises(InvalidArgumentError, match="overlap_tensor=true needs tensor parallelism"):
         parse_strategy("ddp,overlap_tensor=true")
 
 
@@ -571,11 +571,11 @@ def test_the_fullest_experts_hold_more_activations() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("ddp,virtual=2", "virtual=2 interleaves the stages of a pipeline; ask for pipeline=2 or more"),
-        ("ddp,schedule=gpipe", "schedule=gpipe is of a pipeline"),
+        ("ddp,virtual=2", "virtual=2 needs pipeline parallelism; ask for pipeline=2 or more"),
+        ("ddp,schedule=gpipe", "schedule=gpipe needs pipeline parallelism"),
         ("ddp,pipeline=2,virtual=2,schedule=gpipe", "schedule=gpipe has one stage a GPU"),
         ("ddp,pipeline=4,virtual=2,micro_batches=6", "pipeline=4, which micro_batches=6 is not a multiple of"),
-        ("ddp,sequence=true", "sequence=true shares what tensor parallelism leaves whole"),
+        ("ddp,sequence=true", "sequence=true needs tensor parallelism"),
         ("fsdp,shard=4", "shard=4 is the size of hybrid's groups, and fsdp has none"),
         (
             "ddp,offload=optimizer",
@@ -589,7 +589,7 @@ def test_the_fullest_experts_hold_more_activations() -> None:
             "zero2,pipeline=2,schedule=zero_bubble",
             "schedule=zero_bubble puts off the gradients that zero2 would scatter",
         ),
-        ("ddp,capacity=1.5", "capacity is of experts that are dealt out"),
+        ("ddp,capacity=1.5", "capacity=1.5 needs expert parallelism"),
         ("ddp,recompute=some", "recompute='some'; expected none, selective, operations, layers, full"),
         ("ddp,fp8=delayed", "fp8='delayed'; expected tensorwise, rowwise, blockwise, mx"),
         ("ddp,sequence=perhaps", "sequence='perhaps'; expected true or false"),

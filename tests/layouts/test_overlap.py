@@ -66,12 +66,11 @@ def test_ends_of_a_collective() -> None:
 def test_groups_of_one_machine_share_its_network() -> None:
     said = Interconnect(inter_node_bytes_per_second=1e8)
     links = Links(Layout(H100, 1, 2), said, slowdown=1.0, groups_per_node=4)
-    # 100 MB to the other machine and as much back in a ring of two: 1 s, four groups at once, two in each of them.
+    # 100 MB to the other machine and as much back in a ring of two: 1 s; four groups at once.
     (alone,) = Links(Layout(H100, 1, 2), said, slowdown=1.0).collective("all_reduce", [1e8])
     (shared,) = links.collective("all_reduce", [1e8])
-    (twice,) = links.collective("all_reduce", [1e8], groups_per_node=2)
     hops = 2 * RING_HOP_SECONDS
-    assert (alone[1], shared[1], twice[1]) == pytest.approx((1 + hops, 4 + hops, 8 + hops))
+    assert (alone[1], shared[1]) == pytest.approx((1 + hops, 4 + hops))
 
 
 def test_over_long_steps_paces_differ_less() -> None:

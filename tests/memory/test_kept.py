@@ -18,7 +18,7 @@ from lightning_predict.memory.simulation import (
     gradient_bytes,
     least_reserved_bytes,
 )
-from lightning_predict.memory.step_memory import safe_bytes, step_memory
+from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.trace import Trace
 from tests.kept import Kept, example, many_calls, numbers
 
@@ -59,6 +59,5 @@ def test_gpus(kept: Kept) -> None:
             context_bytes(one).middle,
             context_bytes(one, release=(1, 12)).middle,
             nccl_bytes(one, communicators=3, all_to_all_peers=5).middle,
-            safe_bytes(one),
         ]
     kept("gpus", found)

@@ -20,7 +20,6 @@ from lightning_predict.memory.simulation import (
     gradient_bytes,
     least_reserved_bytes,
     simulated,
-    simulated_step,
 )
 from lightning_predict.memory.storages import written_storages
 from lightning_predict.record.trace import Memory, Operation, Parameter, TensorInfo, Trace
@@ -49,7 +48,7 @@ def mebibytes(trace: Trace) -> tuple[float, float]:
     """The most that lives in the passes, in tensors, and reserved memory."""
     return (
         fullest_moments(blocks_of(trace))[0].total_bytes / MEBIBYTE,
-        simulated_step(trace).reserved_bytes / MEBIBYTE,
+        simulated(blocks_of(trace)).reserved_bytes / MEBIBYTE,
     )
 
 
@@ -202,7 +201,7 @@ def test_gradients_of_weights_take_copies_of_images_and_gradients() -> None:
 def test_trials_unfold_the_images_once_forward_and_twice_backward() -> None:
     assert [size for _, size in trial_bytes(step_of(64))] == [9 * IMAGES_BYTES] * 3
     plain, tried = step_of(64), step_of(64, benchmark=True)
-    assert simulated_step(tried).reserved_bytes > simulated_step(plain).reserved_bytes + 6 * IMAGES_BYTES
+    assert simulated(blocks_of(tried)).reserved_bytes > simulated(blocks_of(plain)).reserved_bytes + 6 * IMAGES_BYTES
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -226,7 +225,7 @@ def test_more_is_reserved_than_allocated_and_more_allocated_than_lives(expandabl
         optimizer.step()
 
     trace = capture_of(step)
-    found = simulated_step(trace, expandable_segments=expandable)
+    found = simulated(blocks_of(trace), expandable_segments=expandable)
     tensors = max(moment.total_bytes for moment in fullest_moments(blocks_of(trace)))
     assert tensors <= found.allocated_bytes <= found.reserved_bytes
     assert found.reserved_bytes < 1.5 * tensors

@@ -179,7 +179,7 @@ def test_one_odd_run_counts_half_and_widens_the_total() -> None:
     run = Run(
         gpu="T4", training_seconds=None, validation_seconds=None, total=Interval(9.0, 10.0, 11.0), cycle_seconds=1.0
     )
-    assert run.widened(1.1).total == Interval(9.0 / 1.1, 10.0, 11.0 * 1.1)
+    assert run.scaled(1.0, 1.1).total == Interval(9.0 / 1.1, 10.0, 11.0 * 1.1)
 
 
 def test_equal_measured_steps_are_not_exact() -> None:

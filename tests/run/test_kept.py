@@ -13,7 +13,6 @@ from lightning_predict.run.workload import (
     Checkpoints,
     Loader,
     Workload,
-    accumulated_workload,
     predict_run,
     workload_per_replica,
     workload_with_shared_cores,
@@ -56,7 +55,7 @@ def test_runs(kept: Kept) -> None:
         changed = {
             name: workload,
             f"{name}, shared": workload_per_replica(workload, replicas=2, recorded=8),
-            f"{name}, accumulated": accumulated_workload(workload, 3),
+            f"{name}, accumulated": workload_per_replica(workload, replicas=1, accumulate=3),
             f"{name}, crowded": workload_with_shared_cores(workload, gpus_per_node=8, recorded=1, cores_per_node=20),
         }
         for word, one in changed.items():

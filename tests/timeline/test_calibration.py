@@ -1,4 +1,4 @@
-"""Recorded steps held against measured ones: what of a difference is carried to other GPUs, and how."""
+"""Recorded steps compared with measured ones: which part of a difference applies to other GPUs."""
 
 from __future__ import annotations
 
@@ -96,18 +96,24 @@ def predicted(trace: Trace, *, host_factor: float = 1.0) -> dict[str, StepPredic
     return {step.gpu: step for step in steps}
 
 
-def anchored(trace: Trace) -> StepCalibration:
+def calibrated(trace: Trace) -> StepCalibration:
     return calibrate_step(
         trace, predict_work_times(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), SMALL, Host()
     )
 
 
+OTHERS = ("LIKE-SMALL", "OLD", "BIG")
+
+
+def wait_to_end(python: float) -> HostWait:
+    """A wait for the device after the launches of 400 products of 70 us."""
+    return HostWait(python + 399 * 12e-6 + 9e-6, 0.0236, "device")
+
+
 # Without launches a median host takes (13.3 + 10) us for each of 400 products, for which a GPU twice as fast as BIG
 # waits: 1 - 9.32 / 14.06 = 0.337.
 @pytest.mark.parametrize(("has_launches", "least_gain"), [(True, 0.45), (False, 0.33)])
-def test_a_step_a_little_longer_than_its_kernels_stays_bound_by_the_device(
-    has_launches: bool, least_gain: float
-) -> None:
+def test_step_slightly_longer_than_its_kernels_stays_device_bound(has_launches: bool, least_gain: float) -> None:
     # 400 products of 70 us are 28 ms; the measured step is 0.2 % longer. BIG takes 14 ms, and those 0.056 ms.
     step = predicted(recorded(400, 70e-6, steps=(0.028 * 1.002,), has_launches=has_launches))["BIG"]
     assert step.seconds == pytest.approx(0.014 + 0.002 * 0.028, rel=1e-3)
@@ -118,13 +124,13 @@ def test_a_step_a_little_longer_than_its_kernels_stays_bound_by_the_device(
 
 
 @pytest.mark.parametrize("has_launches", [True, False])
-def test_predictions_are_continuous_and_grow_with_the_measured_step(has_launches: bool) -> None:
+def test_predictions_grow_continuously_with_measured_step(has_launches: bool) -> None:
     device = 400 * 70e-6
     measured = [device * (1 + gap / 1000) for gap in range(-20, 201, 10)]
     steps = [predicted(recorded(400, 70e-6, steps=(own,), has_launches=has_launches)) for own in measured]
-    for gpu in ("LIKE-SMALL", "OLD", "BIG"):
-        for (shorter, longer), (one, two) in zip(pairwise(measured), pairwise(steps), strict=True):
-            grown = two[gpu].seconds - one[gpu].seconds
+    for gpu in OTHERS:
+        for (shorter, longer), (before, after) in zip(pairwise(measured), pairwise(steps), strict=True):
+            grown = after[gpu].seconds - before[gpu].seconds
             assert -1e-12 <= grown <= 1.05 * (longer - shorter), (gpu, longer)
 
 
@@ -138,33 +144,24 @@ def test_predictions_are_continuous_and_grow_with_the_measured_step(has_launches
     has_launches=st.booleans(),
     stacks=st.booleans(),
 )
-def test_no_interval_of_another_gpu_is_empty_and_a_longer_step_is_never_a_shorter_prediction(
-    products: int,
-    kernel: float,
-    every: float,
-    python: float,
-    shares: list[float],
-    has_launches: bool,
-    stacks: bool,
+def test_longer_measured_step_is_never_a_shorter_prediction(
+    products: int, kernel: float, every: float, python: float, shares: list[float], has_launches: bool, stacks: bool
 ) -> None:
     trace = recorded(products, kernel, every=every, python=python, has_launches=has_launches)
     trace = replace(trace, has_python_stacks=stacks)
     base = python + products * max(kernel, every)
     without = predicted(trace)
     short, long = (predicted(replace(trace, step_seconds=(share * base,))) for share in sorted(shares))
-    for gpu in ("LIKE-SMALL", "OLD", "BIG"):
-        for step in (without[gpu], short[gpu], long[gpu]):
-            assert step.low_seconds < step.seconds < step.high_seconds
-        assert short[gpu].seconds <= long[gpu].seconds * (1 + 1e-4)  # as far as the host's factor is solved for
-    for step in (without["SMALL"],):
+    for step in (without["SMALL"], *(steps[gpu] for steps in (without, short, long) for gpu in OTHERS)):
         assert step.low_seconds < step.seconds < step.high_seconds
+    for gpu in OTHERS:
+        assert short[gpu].seconds <= long[gpu].seconds * (1 + 1e-4)  # as far as the host's factor is solved for
 
 
-def test_python_work_is_seen_on_every_gpu() -> None:
+def test_python_work_counts_on_every_gpu() -> None:
     # An environment steps for 30 ms, then 400 products take 28 ms and their gaps 0.4; the host waits for them.
     trace = recorded(400, 70e-6, python=0.03, steps=(0.0584,))
-    wait = HostWait(0.03 + 399 * 12e-6 + 9e-6, 0.0236, "device")
-    found = predicted(replace(trace, waits=(wait,)))
+    found = predicted(replace(trace, waits=(wait_to_end(0.03),)))
     assert found["SMALL"].seconds == 0.0584
     assert found["LIKE-SMALL"].seconds == pytest.approx(0.0584, rel=1e-3)
     assert found["BIG"].seconds == pytest.approx(0.03 + 0.014 + 400 * GAP, rel=1e-2)
@@ -178,24 +175,23 @@ def test_python_work_is_seen_on_every_gpu() -> None:
     assert predicted(recorded(400, 70e-6, steps=(0.0284,)))["BIG"].notes == ()
 
 
-def test_what_no_operation_explains_may_be_hidden_or_the_devices_own() -> None:
+@pytest.mark.parametrize("gpu", ["BIG", "LIKE-SMALL"])
+def test_unexplained_time_widens_interval_upwards(gpu: str) -> None:
     # 28.4 ms of kernels and gaps in a step of 34: 5.6 ms are added, between nothing and twice as much on half the GPU.
-    plain, longer = (predicted(recorded(400, 70e-6, steps=(own,))) for own in (0.0284, 0.034))
-    for gpu, slower in (("BIG", 1.0), ("LIKE-SMALL", 1.0)):
-        one, two = plain[gpu], longer[gpu]
-        assert two.seconds - one.seconds == pytest.approx(0.0056, rel=0.01)
-        assert two.low_seconds == pytest.approx(one.low_seconds, rel=0.01)
-        assert two.high_seconds - one.high_seconds == pytest.approx(slower * 0.0056, rel=0.02)
+    plain, longer = (predicted(recorded(400, 70e-6, steps=(own,)))[gpu] for own in (0.0284, 0.034))
+    assert longer.seconds - plain.seconds == pytest.approx(0.0056, rel=0.01)
+    assert longer.low_seconds == pytest.approx(plain.low_seconds, rel=0.01)
+    assert longer.high_seconds - plain.high_seconds == pytest.approx(0.0056, rel=0.02)
 
 
-def test_a_host_that_was_slower_under_the_profiler_is_as_fast_as_the_measured_step_says() -> None:
+def test_measured_step_corrects_host_that_profiler_slowed() -> None:
     # A launch every 50 us for kernels of 10: late, all of them. 100 take 5 ms under the profiler and 2.5 without.
     trace = recorded(100, 10e-6, every=50e-6, steps=(2.5e-3,))
     share = late_launch_share(trace)
     assert share is not None
     assert share > 0.7
     found = predicted(trace)
-    assert anchored(trace).residual_seconds == 0
+    assert calibrated(trace).residual_seconds == 0
     for step in (found["LIKE-SMALL"], found["BIG"]):
         assert step.bound_by == "host"
         assert step.seconds == pytest.approx(2.5e-3, rel=0.01)
@@ -205,56 +201,63 @@ def test_a_host_that_was_slower_under_the_profiler_is_as_fast_as_the_measured_st
 
 
 @pytest.mark.parametrize("shorter", [1.0, 0.9])
-def test_a_step_no_longer_than_its_kernels_makes_a_host_no_faster_than_the_device_shows(shorter: float) -> None:
+def test_host_is_no_faster_than_device_bound_step_shows(shorter: float) -> None:
     # 100 kernels of 10 us with their gaps take 1.1 ms. The host needs 50 us for each, less four events of the profiler:
     # around the operation and its launch, in it, and before it. Within 2 % of 1.1 ms nothing is seen of it any more.
     device = 100 * (10e-6 + GAP)
-    own = anchored(recorded(100, 10e-6, every=50e-6, steps=(shorter * device,)))
+    own = calibrated(recorded(100, 10e-6, every=50e-6, steps=(shorter * device,)))
     assert own.host.factor == pytest.approx((1 + NOTICEABLE) * device / (100 * (50e-6 - 4 * EVENT)), rel=1e-3)
     assert own.device_factor == pytest.approx(shorter / (1 + NOTICEABLE), rel=1e-3)
 
 
-def test_a_device_bound_step_says_nothing_of_its_host() -> None:
+def test_device_bound_step_leaves_host_and_shortens_gaps() -> None:
     # 28 ms of kernels without a gap between them, measured 1 % shorter: the device was faster, the host may be as slow.
-    own = anchored(recorded(400, 70e-6, gap=0.0, steps=(0.99 * 0.028,)))
-    assert own.host.factor == 1
-    assert own.gap_seconds == 0
+    own = calibrated(recorded(400, 70e-6, gap=0.0, steps=(0.99 * 0.028,)))
+    assert (own.host.factor, own.gap_seconds, own.residual_seconds) == (1, 0, 0)
     assert own.device_factor == pytest.approx(0.99, rel=1e-3)
-    assert own.residual_seconds == 0
-
-
-def test_gaps_are_as_short_as_the_measured_step_leaves_them() -> None:
     # 400 gaps in 0.2 ms: half a microsecond each.
-    own = anchored(replace(recorded(400, 70e-6), running_step_seconds=0.028 + 400 * 0.5e-6))
+    own = calibrated(replace(recorded(400, 70e-6), running_step_seconds=0.028 + 400 * 0.5e-6))
     assert own.gap_seconds == pytest.approx(0.5e-6, rel=0.05)
     assert own.device_factor == pytest.approx(1)
 
 
-def test_gaps_are_those_of_the_recording() -> None:
-    assert recorded_gap(recorded(100, 70e-6, gap=1.3e-6)) == pytest.approx(1.3e-6)
-    assert recorded_gap(recorded(100, 70e-6, gap=-0.5e-6)) == 0  # kernels overlap
-    assert recorded_gap(recorded(100, 10e-6, every=50e-6)) == GAP_SECONDS  # each launch is late
-    assert recorded_gap(recorded(100, 70e-6, has_launches=False)) == GAP_SECONDS
+@pytest.mark.parametrize(
+    ("trace", "gap"),
+    [
+        (recorded(100, 70e-6, gap=1.3e-6), 1.3e-6),
+        (recorded(100, 70e-6, gap=-0.5e-6), 0),  # kernels overlap
+        (recorded(100, 10e-6, every=50e-6), GAP_SECONDS),  # each launch is late
+        (recorded(100, 70e-6, has_launches=False), GAP_SECONDS),
+    ],
+)
+def test_gap_is_the_recorded_one_or_a_default(trace: Trace, gap: float) -> None:
+    assert recorded_gap(trace) == pytest.approx(gap)
 
 
-def test_a_launch_is_late_where_it_ended_after_the_kernel_before() -> None:
+def test_launch_is_late_if_it_ends_after_previous_kernel() -> None:
     # A launch every 50 us ends at 10 and starts a kernel of 10 at 12: the stream is idle for 40 of each 50, but for
     # the last: 100 kernels span 99 x 50 + 10.
     late = late_launch_share(recorded(100, 10e-6, every=50e-6))
     assert late == pytest.approx(99 * 40 / (99 * 50 + 10))
-    queued = late_launch_share(recorded(100, 70e-6))
-    assert queued == 0
-    assert queued < HOST_BOUND_SHARE
+    assert late_launch_share(recorded(100, 70e-6)) == 0 < HOST_BOUND_SHARE  # queued
     assert late_launch_share(recorded(100, 70e-6, has_launches=False)) is None
+    # Of 10 us each, kernels begin 40 us apart; each launch takes 30 us, begins 5 us before the kernel before it ends
+    # and ends 5 us before its own: nine waits of 30 us in a span of 9 x 40 + 10.
+    trace = recorded(10, 10e-6)
+    operations = []
+    for i, (operation, kernel) in enumerate(zip(trace.operations, trace.kernels, strict=True)):
+        start = i * 40e-6
+        moved = replace(kernel, start_seconds=start, launch_start_seconds=start - 35e-6, launch_seconds=30e-6)
+        operations.append(replace(operation, kernels=(moved,)))
+    assert late_launch_share(replace(trace, operations=tuple(operations))) == pytest.approx(9 * 30 / 370)
 
 
-def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None:
+def test_profiled_host_may_be_faster_especially_with_python_stacks() -> None:
     trace = recorded(100, 10e-6, every=50e-6)
-    plain = predicted(trace)["BIG"]
-    stacks = predicted(replace(trace, has_python_stacks=True))["BIG"]
+    plain, stacks = (predicted(replace(trace, has_python_stacks=has_stacks))["BIG"] for has_stacks in (False, True))
     assert plain.seconds == stacks.seconds
     assert plain.low_seconds == pytest.approx(plain.seconds / PROFILED_SPREAD / MEASURED_HOST_SPREAD, rel=0.01)
-    # So fast a host may be done before the device, which then decides.
+    # A host that is this fast may finish before the device, which then decides.
     assert stacks.low_seconds == pytest.approx(plain.seconds / STACKS_SPREAD / MEASURED_HOST_SPREAD, rel=0.1)
     assert plain.notes == (
         "The host was timed under a profiler, which slows it. A host-bound step may be up to 4 times as fast without "
@@ -269,22 +272,17 @@ def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None
     assert predicted(replace(recorded(100, 70e-6), has_python_stacks=True))["LIKE-SMALL"].notes == ()  # device-bound
 
 
-def test_without_measured_kernels_nothing_is_held_against_a_step() -> None:
+def test_without_measured_kernels_only_the_assumed_host_applies() -> None:
     trace = Trace(operations=(), device="cpu", recorder="dispatch", step_seconds=(1.0,))
-    assert (
-        calibrate_step(
-            trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), None, Host(2.0)
-        ).host.factor
-        == 2
-    )
-    assert anchored(trace).residual_seconds == 0
+    timed = predict_work_times(trace, [SMALL], origin=None, models=MODELS)
+    assert calibrate_step(trace, timed, None, Host(2.0)).host.factor == 2
+    assert calibrated(trace).residual_seconds == 0
 
 
 def in_a_loop(trace: Trace, *, host: float) -> Trace:
     """The trace with clock readings of a host that is faster by a factor without the profiler."""
-    replay = RecordedSimulation(
-        trace, predict_work_times(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), HostModel(), GAP
-    )
+    timed = predict_work_times(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp")
+    replay = RecordedSimulation(trace, timed, HostModel(), GAP)
     return replace(
         trace,
         step_seconds=(replay.seconds(host_factor=host, steps=1),),
@@ -297,38 +295,37 @@ def in_a_loop(trace: Trace, *, host: float) -> Trace:
 # The host bounds the step; the device does; both take about as long, so that waits at the ends count most.
 @pytest.mark.parametrize("kernel_seconds", [10e-6, 70e-6, 40e-6])
 @pytest.mark.parametrize("host", [1.0, 1 / 2.9, 1 / 3.9])
-def test_readings_of_a_loop_give_what_its_replay_gives_on_any_gpu(kernel_seconds: float, host: float) -> None:
+def test_times_of_a_running_loop_predict_like_its_simulation(kernel_seconds: float, host: float) -> None:
     trace = recorded(400, kernel_seconds, every=40e-6, python=2e-3)
     truth = predicted(trace, host_factor=host)
     live = in_a_loop(trace, host=host)
-    assert anchored(live).host.factor == pytest.approx(host, rel=1e-3)
+    assert calibrated(live).host.factor == pytest.approx(host, rel=1e-3)
     for seen in (live, replace(live, running_step_seconds=None)):
         found = predicted(seen)
-        for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+        for gpu in OTHERS:
             assert found[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=2e-3)
             assert found[gpu].host_seconds == pytest.approx(truth[gpu].host_seconds, rel=1e-3)
             assert not any("profiler" in note for note in found[gpu].notes)
 
 
 @pytest.mark.parametrize("kernel_seconds", [10e-6, 70e-6, 40e-6])
-def test_a_step_between_the_standing_and_the_running_one_agrees_with_both(kernel_seconds: float) -> None:
+def test_step_between_isolated_and_running_time_agrees_with_recording(kernel_seconds: float) -> None:
     trace = recorded(400, kernel_seconds, every=40e-6, python=2e-3)
     truth = predicted(trace)
     live = in_a_loop(trace, host=1.0)
-    standing, running = live.step_seconds[0], live.running_step_seconds
+    isolated, running = live.step_seconds[0], live.running_step_seconds
     assert running is not None
-    for step in (standing, running, (standing + running) / 2):
+    for step in (isolated, running, (isolated + running) / 2):
         found = predicted(replace(trace, step_seconds=(step,)))
-        for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+        for gpu in OTHERS:
             assert found[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=1e-6)
 
 
-def test_the_gpu_in_use_is_shown_as_its_loop_runs() -> None:
-    # 5 ms of Python, then 400 products of 70 us: one after the other in a step that waits, side by side in a loop.
-    trace = recorded(400, 70e-6, python=5e-3)
-    live = in_a_loop(trace, host=1.0)
-    (standing,), running = live.step_seconds, live.running_step_seconds
-    assert standing == pytest.approx(5e-3 + 400 * (70e-6 + GAP), rel=2e-3)
+def test_gpu_in_use_has_time_of_running_loop() -> None:
+    # 5 ms of Python, then 400 products of 70 us: one after the other in a step that waits, overlapping in a loop.
+    live = in_a_loop(recorded(400, 70e-6, python=5e-3), host=1.0)
+    (isolated,), running = live.step_seconds, live.running_step_seconds
+    assert isolated == pytest.approx(5e-3 + 400 * (70e-6 + GAP), rel=2e-3)
     assert running == pytest.approx(400 * (70e-6 + GAP))
     measured = predicted(live)["SMALL"]
     assert measured.seconds == running
@@ -339,60 +336,53 @@ def test_the_gpu_in_use_is_shown_as_its_loop_runs() -> None:
         "Steps were timed with a synchronization after each: 33.4 ms. A training loop takes 28.4 ms, by the recorded "
         "launches and kernels."
     )
-
-
-def test_what_nothing_explains_of_a_step_that_waited_is_added_to_a_running_one() -> None:
-    # Timed one by one it takes 3 ms longer than its replay, which overlaps 5 ms of Python with the device in a loop.
-    live = in_a_loop(recorded(400, 70e-6, python=5e-3), host=1.0)
-    (standing,), running = live.step_seconds, live.running_step_seconds
-    assert running is not None
-    longer = replace(live, step_seconds=(standing + 3e-3,), running_step_seconds=None)
-    assert anchored(longer).residual_seconds == pytest.approx(3e-3)
+    # If the isolated step takes 3 ms longer than its simulation, the running step does, too.
+    longer = replace(live, step_seconds=(isolated + 3e-3,), running_step_seconds=None)
+    assert calibrated(longer).residual_seconds == pytest.approx(3e-3)
     assert predicted(longer)["SMALL"].seconds == pytest.approx(running + 3e-3)
 
 
-def test_a_wait_at_the_ends_of_less_than_two_percent_is_left_in() -> None:
+def test_wait_of_less_than_two_percent_is_kept() -> None:
     # 0.3 ms of Python before 28.4 ms of kernels: a running step would be 1 % shorter, less than two clocks differ by.
     live = in_a_loop(recorded(400, 70e-6, python=3e-4), host=1.0)
-    (standing,), running = live.step_seconds, live.running_step_seconds
+    (isolated,), running = live.step_seconds, live.running_step_seconds
     assert running is not None
-    assert (1 - NOTICEABLE) * standing < running < standing
+    assert (1 - NOTICEABLE) * isolated < running < isolated
     shown = predicted(replace(live, running_step_seconds=None))["SMALL"]
-    assert shown.seconds == standing
+    assert shown.seconds == isolated
     assert not any("synchronization" in note for note in shown.notes)
 
 
-def test_a_host_that_takes_longer_than_its_recording_works_longer_on_every_gpu() -> None:
+def test_host_time_without_operations_counts_on_every_gpu() -> None:
     # Hooks of 20 ms that no operation accounts for: the device, of 28.4 ms, hides them, and BIG's, of 14.4, does not.
     trace = in_a_loop(recorded(400, 70e-6), host=1.0)
-    (host,), (standing,) = trace.host_seconds_unprofiled, trace.step_seconds
-    longer = replace(trace, host_seconds_unprofiled=(host + 0.02,), step_seconds=(standing + 0.02,))
+    (host,), (isolated,) = trace.host_seconds_unprofiled, trace.step_seconds
+    longer = replace(trace, host_seconds_unprofiled=(host + 0.02,), step_seconds=(isolated + 0.02,))
     found = predicted(longer)
-    assert anchored(longer).added_host_seconds == pytest.approx(0.02)
+    assert calibrated(longer).added_host_seconds == pytest.approx(0.02)
     assert found["LIKE-SMALL"].seconds == pytest.approx(predicted(trace)["LIKE-SMALL"].seconds)
     assert found["BIG"].seconds == pytest.approx(host + 0.02)
     assert found["BIG"].bound_by == "host"
 
 
-def test_a_host_that_waits_to_the_end_of_its_step_says_nothing_of_its_own_time() -> None:
+def test_host_that_waits_until_end_of_step_is_not_calibrated() -> None:
     trace = recorded(400, 70e-6)
-    wait = HostWait(399 * 12e-6 + 9e-6, 0.0236, "device")
-    trace = replace(trace, waits=(wait,), step_seconds=(0.0284,), host_seconds_unprofiled=(0.0284,))
-    assert anchored(trace).host.factor == 1
-    assert anchored(trace).added_host_seconds == pytest.approx(0, abs=2e-5)
+    trace = replace(trace, waits=(wait_to_end(0.0),), step_seconds=(0.0284,), host_seconds_unprofiled=(0.0284,))
+    assert calibrated(trace).host.factor == 1
+    assert calibrated(trace).added_host_seconds == pytest.approx(0, abs=2e-5)
 
 
-def test_without_kernels_the_host_s_own_time_still_counts() -> None:
+def test_unprofiled_host_time_counts_without_kernels() -> None:
     trace = recorded(100, 10e-6)
-    shapes = replace(trace, operations=tuple(replace(one, kernels=()) for one in trace.operations))
-    shapes = replace(shapes, operations=tuple(replace(one, host_start_seconds=None) for one in shapes.operations))
-    median = predicted(shapes)["BIG"].host_seconds
-    read = predicted(replace(shapes, host_seconds_unprofiled=(median / 2,)))["BIG"]
+    shapes = tuple(replace(operation, kernels=(), host_start_seconds=None) for operation in trace.operations)
+    without = replace(trace, operations=shapes)
+    median = predicted(without)["BIG"].host_seconds
+    read = predicted(replace(without, host_seconds_unprofiled=(median / 2,)))["BIG"]
     assert read.host_seconds == pytest.approx(median / 2)
     assert not any("Host assumed" in note for note in read.notes)
 
 
-def test_a_step_far_shorter_than_its_kernels_is_said_to_be_another_one() -> None:
+def test_note_if_step_is_far_shorter_than_its_kernels() -> None:
     # 400 products of 70 us and their gaps are 28.4 ms; 6.31 is 4.5 times less, without the gaps 4.44 times.
     found = predicted(recorded(400, 70e-6, steps=(0.0284 / 4.5,)))
     assert found["BIG"].notes == (
@@ -402,32 +392,16 @@ def test_a_step_far_shorter_than_its_kernels_is_said_to_be_another_one() -> None
     assert predicted(recorded(400, 70e-6, steps=(0.0284 * 0.9,)))["BIG"].notes == ()
 
 
-def on_two_gpus(trace: Trace) -> Trace:
-    """Every other product on a second GPU, whose stream has the same number."""
-    operations = [
-        replace(one, kernels=tuple(replace(kernel, device=number % 2) for kernel in one.kernels))
-        for number, one in enumerate(trace.operations)
-    ]
-    return replace(trace, operations=tuple(operations))
-
-
-def test_streams_of_two_gpus_are_two_queues_though_they_share_a_number() -> None:
+def test_streams_of_two_gpus_with_the_same_number_are_two_queues() -> None:
     trace = recorded(400, 70e-6)
-    assert main_queue(trace) == (0, 7)
-    one, two = (predicted(each)["LIKE-SMALL"].seconds for each in (trace, on_two_gpus(trace)))
-    assert one == pytest.approx(400 * (70e-6 + GAP))
-    # Each of the second GPU begins once the earlier output of the first is there.
-    assert two == pytest.approx(200 * (70e-6 + GAP), rel=0.05)
-
-
-def test_a_launch_is_late_by_its_end_and_not_by_its_beginning() -> None:
-    # Of 10 us each, kernels begin 40 us apart; each launch takes 30 us, begins 5 us before the kernel before it ends
-    # and ends 5 us before its own: nine waits of 30 us in a span of 9 x 40 + 10.
-    launched = recorded(10, 10e-6).kernels
-    moved = [
-        replace(one, start_seconds=i * 40e-6, launch_start_seconds=i * 40e-6 - 35e-6, launch_seconds=30e-6)
-        for i, one in enumerate(launched)
+    operations = [
+        replace(operation, kernels=tuple(replace(kernel, device=number % 2) for kernel in operation.kernels))
+        for number, operation in enumerate(trace.operations)
     ]
-    trace = recorded(10, 10e-6)
-    operations = tuple(replace(one, kernels=(kernel,)) for one, kernel in zip(trace.operations, moved, strict=True))
-    assert late_launch_share(replace(trace, operations=operations)) == pytest.approx(9 * 30 / 370)
+    assert main_queue(trace) == (0, 7)
+    one_gpu, two_gpus = (
+        predicted(each)["LIKE-SMALL"].seconds for each in (trace, replace(trace, operations=tuple(operations)))
+    )
+    assert one_gpu == pytest.approx(400 * (70e-6 + GAP))
+    # Each kernel of the second GPU begins once the earlier output of the first is there.
+    assert two_gpus == pytest.approx(200 * (70e-6 + GAP), rel=0.05)
