@@ -5,7 +5,7 @@
     min  Σ_jk cost_jk x_jk + Σ_j stay_j s_j + Σ_j postponed_j (1 − Σ_k x_jk − s_j)
         + Σ_n period_n y_n + Σ_vf period_v z_vf
 
-subject to the constraints of `one_place`, `room`, `slots`, `nodes` and `budget`. Index sets: jobs j, machine types v
+subject to the rows that `Program` adds. Index sets: jobs j, machine types v
 with G_v GPUs each, sizes q (number of GPUs of a machine that a job uses), and currently rented nodes n. Variables::
 
     x_jk ∈ {0, 1}       job j starts on configuration k = (v, g), on a node that is new to it
@@ -15,7 +15,7 @@ with G_v GPUs each, sizes q (number of GPUs of a machine that a job uses), and c
     z_vf ∈ {0, 1, …}    number of new nodes of machine type v with filling f
 
 `Options` contains the prices: `cost_usd` (cost_jk), `stay_usd` (stay_j), `postponed_usd` (postponed_j) and `period_usd`
-(period_v, and period_n by the type of node n). To add a variable, extend `Variables` and the five constraints.
+(period_v, and period_n by the type of node n).
 
 This differs from the published models. The published models have variables for each node (w_n, y_vn, x_jvgn). In these
 models, a job that keeps its configuration may change its node without a restart. Free nodes are interchangeable, so any
@@ -39,22 +39,22 @@ import ctypes
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.base.errors import MissingDependencyError
-from lightning_predict.planning.objective import Options, Table, options_of
+from lightning_predict.planning.objective import Options, options_of
 from lightning_predict.planning.problem import Placement, PlanningProblem, PlanState, RunningJobs
 from lightning_predict.planning.queues import EARLIEST_DEADLINE_FIRST
 
 if TYPE_CHECKING:
-    from scipy.optimize import LinearConstraint
+    from scipy.optimize import OptimizeResult
 
 
 @lru_cache(maxsize=256)
@@ -83,178 +83,169 @@ def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ..
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variables:
-    """Columns of the linear program, in this order.
+class Program:
+    """Linear program of a decision, built column by column and row by row. Columns have the order x, s, y, u, z."""
 
-    Job and configuration of each x, job and node of each s, node and machine of each y, node, machine and size of each
-    u, machine and jobs by size of each z.
-    """
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.costs: list[float] = []
+        self._entries: list[tuple[int, int, float]] = []  # row, column, coefficient
+        self._limits: list[tuple[float, float]] = []  # of each row
+        # Cost of waiting of each job; 0 for jobs that must run, for which the rows exclude waiting.
+        self.waiting_usd = np.where(np.isfinite(options.postponed_usd), options.postponed_usd, 0.0)
+        machines, running = options.machines, options.running
+        index_of = {machine.name: index for index, machine in enumerate(machines)}
+        self._size_of = dict(zip(options.configurations, options.size_of.tolist(), strict=True))
+        self.starts = {
+            (int(job), int(item)): self._column(options.cost_usd[job, item] - self.waiting_usd[job])
+            for job, item in np.argwhere(np.isfinite(options.cost_usd))
+        }
+        self.stays = {
+            job: self._column(options.stay_usd[job] - self.waiting_usd[job])
+            for job, place in enumerate(running)
+            if place is not None
+        }
+        used = {item for _, item in self.starts}
+        sizes = [
+            tuple(sorted({int(options.size_of[item]) for item in used if options.machine_of[item] == v}, reverse=True))
+            for v in range(len(machines))
+        ]
+        kept = sorted({(place.node, index_of[place.configuration.machine]) for place in running if place is not None})
+        self.kept = {node: (self._column(options.period_usd[machine]), machine) for node, machine in kept}
+        self.first_count = len(self.costs)  # columns from here on are counts, without an upper bound
+        self.slots = {(node, v, size): self._column(0.0) for node, v in kept for size in sizes[v]}
+        self.fillings = [
+            (self._column(options.period_usd[v]), v, {q: n for q, n in zip(sizes[v], counts, strict=True) if n})
+            for v, machine in enumerate(machines)
+            for counts in fillings(sizes[v], machine.num_gpus)
+        ]
+        self._add_one_place()
+        self._add_room()
+        self._add_slots()
+        self._add_nodes()
+        if math.isfinite(options.budget_usd):
+            self._add_budget()
 
-    starts: tuple[tuple[int, int], ...]
-    stays: tuple[tuple[int, int], ...]
-    kept: tuple[tuple[int, int], ...]
-    slots: tuple[tuple[int, int, int], ...]
-    fillings: tuple[tuple[int, dict[int, int]], ...]
+    def _column(self, cost: float) -> int:
+        self.costs.append(float(cost))
+        return len(self.costs) - 1
 
-    @property
-    def first_stay(self) -> int:
-        """Column of the first s."""
-        return len(self.starts)
+    def _row(self, entries: Iterable[tuple[int, float]], upper: float, lower: float = -math.inf) -> None:
+        self._entries += [(len(self._limits), column, value) for column, value in entries]
+        self._limits.append((lower, upper))
 
-    @property
-    def first_kept(self) -> int:
-        """Column of the first y."""
-        return self.first_stay + len(self.stays)
-
-    @property
-    def first_slot(self) -> int:
-        """Column of the first u."""
-        return self.first_kept + len(self.kept)
-
-    @property
-    def first_filling(self) -> int:
-        """Column of the first z."""
-        return self.first_slot + len(self.slots)
-
-    @property
-    def count(self) -> int:
-        """Number of columns."""
-        return self.first_filling + len(self.fillings)
-
-
-def variables_of(options: Options) -> Variables:
-    """Return the columns of the linear program for a decision."""
-    starts = tuple((int(job), int(item)) for job, item in np.argwhere(np.isfinite(options.cost_usd)))
-    used = {item for _, item in starts}
-    sizes = [
-        tuple(sorted({int(options.size_of[item]) for item in used if options.machine_of[item] == index}, reverse=True))
-        for index in range(len(options.machines))
-    ]
-    index_of = {machine.name: index for index, machine in enumerate(options.machines)}
-    kept = tuple(
-        sorted({(place.node, index_of[place.configuration.machine]) for place in options.running if place is not None})
-    )
-    return Variables(
-        starts=starts,
-        stays=tuple((job, place.node) for job, place in enumerate(options.running) if place is not None),
-        kept=kept,
-        slots=tuple((node, machine, size) for node, machine in kept for size in sizes[machine]),
-        fillings=tuple(
-            (index, {size: count for size, count in zip(sizes[index], counts, strict=True) if count})
-            for index, machine in enumerate(options.machines)
-            for counts in fillings(sizes[index], machine.num_gpus)
-        ),
-    )
-
-
-Entries = list[tuple[int, float]]
-"""Row of a constraint, as pairs of column and coefficient."""
-
-
-def one_place(options: Options, variables: Variables) -> LinearConstraint:
-    """Return the constraint of at most one place per job: Σ_k x_jk + s_j ≤ 1, or = 1 if the job must not wait."""
-    rows: list[Entries] = [[] for _ in options.jobs]
-    for column, (job, _) in enumerate(variables.starts):
-        rows[job].append((column, 1.0))
-    for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
-        rows[job].append((column, 1.0))
-    lower = np.where(np.isfinite(options.postponed_usd), 0.0, 1.0)  # (J,)
-    return _constraint(variables, rows, lower, np.ones(len(rows)))
-
-
-def room(options: Options, variables: Variables) -> LinearConstraint:
-    """Return the capacity constraint of kept nodes: Σ_q q u_nq + Σ_j g_j s_j ≤ G y_n, and s_j ≤ y_n."""
-    column_of = {node: column for column, (node, _) in enumerate(variables.kept, start=variables.first_kept)}
-    size_of = dict(zip(options.configurations, options.size_of.tolist(), strict=True))
-    gpus: dict[int, Entries] = {
-        node: [(column_of[node], -float(options.machines[machine].num_gpus))] for node, machine in variables.kept
-    }
-    stays: list[Entries] = []
-    for column, (job, node) in enumerate(variables.stays, start=variables.first_stay):
-        place = options.running[job]
+    def _place(self, job: int) -> Placement:
+        place = self.options.running[job]
         assert place is not None
-        gpus[node].append((column, float(size_of[place.configuration])))
-        stays.append([(column, 1.0), (column_of[node], -1.0)])
-    for column, (node, _, size) in enumerate(variables.slots, start=variables.first_slot):
-        gpus[node].append((column, float(size)))
-    return _at_most(variables, [*gpus.values(), *stays], 0.0)
+        return place
 
+    def _add_one_place(self) -> None:
+        """Add at most one place per job: Σ_k x_jk + s_j ≤ 1, or = 1 if the job must not wait."""
+        for job, postponed_usd in enumerate(self.options.postponed_usd):
+            columns = [column for (own, _), column in self.starts.items() if own == job]
+            columns += [self.stays[job]] if job in self.stays else []
+            self._row([(column, 1.0) for column in columns], 1.0, 0.0 if math.isfinite(postponed_usd) else 1.0)
 
-def slots(options: Options, variables: Variables) -> LinearConstraint:
-    """Limit the starts of each size by its slots: Σ_{j, k: (v, q)} x_jk ≤ Σ_f slots_fq z_vf + Σ_{n: v} u_nq."""
-    rows: dict[tuple[int, int], Entries] = {}
-    for column, (_, item) in enumerate(variables.starts):
-        key = (int(options.machine_of[item]), int(options.size_of[item]))
-        rows.setdefault(key, []).append((column, 1.0))
-    for column, (_, machine, size) in enumerate(variables.slots, start=variables.first_slot):
-        rows[machine, size].append((column, -1.0))
-    for column, (machine, counts) in enumerate(variables.fillings, start=variables.first_filling):
-        for size, count in counts.items():
-            rows[machine, size].append((column, -float(count)))
-    return _at_most(variables, list(rows.values()), 0.0)
+    def _add_room(self) -> None:
+        """Add the capacity of kept nodes: Σ_q q u_nq + Σ_j g_j s_j ≤ G y_n, and s_j ≤ y_n."""
+        for node, (column, machine) in self.kept.items():
+            gpus = [(column, -float(self.options.machines[machine].num_gpus))]
+            gpus += [
+                (stay, float(self._size_of[self._place(job).configuration]))
+                for job, stay in self.stays.items()
+                if self._place(job).node == node
+            ]
+            gpus += [(slot, float(size)) for (own, _, size), slot in self.slots.items() if own == node]
+            self._row(gpus, 0.0)
+        for job, stay in self.stays.items():
+            self._row([(stay, 1.0), (self.kept[self._place(job).node][0], -1.0)], 0.0)
 
+    def _add_slots(self) -> None:
+        """Limit the starts of each size by its slots: Σ_{j, k: (v, q)} x_jk ≤ Σ_f slots_fq z_vf + Σ_{n: v} u_nq."""
+        rows: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        for (_, item), column in self.starts.items():
+            key = (int(self.options.machine_of[item]), int(self.options.size_of[item]))
+            rows.setdefault(key, []).append((column, 1.0))
+        for (_, machine, size), column in self.slots.items():
+            rows[machine, size].append((column, -1.0))
+        for column, machine, counts in self.fillings:
+            for size, count in counts.items():
+                rows[machine, size].append((column, -float(count)))
+        for row in rows.values():
+            self._row(row, 0.0)
 
-def nodes(options: Options, variables: Variables) -> LinearConstraint:
-    """Limit the number of rented machines: Σ_n y_n + Σ_vf z_vf ≤ N, and per type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v.
+    def _add_nodes(self) -> None:
+        """Limit the number of rented machines: Σ_n y_n + Σ_vf z_vf ≤ N, and per type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v.
 
-    A type that combines several machines counts as several machines, in N and in the quota of the single machine's
-    type.
-    """
-    machines = [
-        *enumerate((machine for _, machine in variables.kept), start=variables.first_kept),
-        *enumerate((machine for machine, _ in variables.fillings), start=variables.first_filling),
-    ]
-    sizes = [float(machine.nodes) for machine in options.machines]
-    kinds = [machine.kind for machine in options.machines]
-    rows: list[Entries] = [[(column, sizes[of]) for column, of in machines]]
-    rows += [[(column, sizes[of]) for column, of in machines if kinds[of] == kind] for kind in kinds]
-    return _at_most(variables, rows, np.array([options.nodes, *options.quotas.tolist()], dtype=float))
+        A type that combines several machines counts as several machines, in N and in the quota of the single machine's
+        type.
+        """
+        rented = [*self.kept.values(), *((column, machine) for column, machine, _ in self.fillings)]
+        machines = self.options.machines
+        self._row([(column, float(machines[v].nodes)) for column, v in rented], float(self.options.nodes))
+        for machine, quota in zip(machines, self.options.quotas.tolist(), strict=True):
+            alike = [(column, v) for column, v in rented if machines[v].kind == machine.kind]
+            self._row([(column, float(machines[v].nodes)) for column, v in alike], float(quota))
 
+    def _add_budget(self) -> None:
+        """Limit the cost, Σ_jk m_jk x_jk + Σ_j m_j s_j + Σ_j r_j (1 − Σ_k x_jk − s_j) + idle GPUs ≤ B.
 
-def budget(options: Options, variables: Variables) -> LinearConstraint:
-    """Limit the cost: Σ_jk m_jk x_jk + Σ_j m_j s_j + Σ_j r_j (1 − Σ_k x_jk − s_j) + idle GPUs until the next event ≤ B.
+        m_jk is the job's share of its machine until its end, and r_j is the budget reserved for a job that waits. The
+        cost of idle GPUs is the price of the machines until the next event, minus the shares of their jobs. The
+        published models lack this constraint.
+        """
+        options = self.options
+        capacity = np.array([machine.num_gpus for machine in options.machines])[options.machine_of]
+        part = options.period_usd[options.machine_of] * options.size_of / capacity  # (K,)
+        used = dict(zip(options.configurations, part.tolist(), strict=True))
+        row = [
+            (column, float(options.machine_usd[job, item] - options.reserved_usd[job] - part[item]))
+            for (job, item), column in self.starts.items()
+        ]
+        for job, column in self.stays.items():
+            idle = options.reserved_usd[job] + used[self._place(job).configuration]
+            row.append((column, float(options.stay_machine_usd[job] - idle)))
+        rented = [*self.kept.values(), *((column, machine) for column, machine, _ in self.fillings)]
+        row += [(column, float(options.period_usd[machine])) for column, machine in rented]
+        self._row(row, options.budget_usd - float(options.reserved_usd.sum()))
 
-    m_jk is the job's share of its machine until its end, and r_j is the budget reserved for a job that waits. The cost
-    of idle GPUs is the price of the machines until the next event, minus the shares of their jobs. The published models
-    lack this constraint.
-    """
-    part = options.period_usd[options.machine_of] * options.size_of  # (K,)
-    part = part / np.array([machine.num_gpus for machine in options.machines])[options.machine_of]
-    used = dict(zip(options.configurations, part.tolist(), strict=True))
-    row: Entries = [
-        (column, float(options.machine_usd[job, item] - options.reserved_usd[job] - part[item]))
-        for column, (job, item) in enumerate(variables.starts)
-    ]
-    for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
-        place = options.running[job]
-        assert place is not None
-        row.append((column, options.stay_machine_usd[job] - options.reserved_usd[job] - used[place.configuration]))
-    row += _rents(options, variables)
-    return _at_most(variables, [row], options.budget_usd - float(options.reserved_usd.sum()))
+    def solve(self, **options: float) -> OptimizeResult:
+        """Solve the program with HiGHS."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
 
+        rows, columns, values = zip(*self._entries, strict=True) if self._entries else ((), (), ())
+        count = len(self.costs)
+        matrix = csr_array((np.array(values, dtype=float), (rows, columns)), shape=(len(self._limits), count))
+        upper = np.where(np.arange(count) >= self.first_count, np.inf, 1.0)
+        with _libraries_print_nothing():
+            return milp(
+                np.array(self.costs),
+                integrality=np.ones(count),
+                bounds=Bounds(np.zeros(count), upper),
+                constraints=LinearConstraint(matrix, *np.array(self._limits).T),
+                options=options,
+            )
 
-def _rents(options: Options, variables: Variables) -> Entries:
-    """Return the price of each machine until the next event, as coefficients."""
-    kept = enumerate((machine for _, machine in variables.kept), start=variables.first_kept)
-    new = enumerate((machine for machine, _ in variables.fillings), start=variables.first_filling)
-    return [(column, float(options.period_usd[machine])) for column, machine in (*kept, *new)]
-
-
-def _at_most(variables: Variables, rows: Sequence[Entries], upper: float | Table) -> LinearConstraint:
-    return _constraint(variables, rows, np.full(len(rows), -np.inf), np.broadcast_to(upper, len(rows)))
-
-
-def _constraint(variables: Variables, rows: Sequence[Entries], lower: Table, upper: Table) -> LinearConstraint:
-    """Return the constraint lower ≤ A · (x, s, y, u, z) ≤ upper, from the entries of A."""
-    from scipy.optimize import LinearConstraint
-    from scipy.sparse import csr_array
-
-    entries = [(number, column, value) for number, row in enumerate(rows) for column, value in row]
-    row_of, column_of, values = zip(*entries, strict=True) if entries else ((), (), ())
-    # (rows, columns)
-    matrix = csr_array((np.array(values, dtype=float), (row_of, column_of)), shape=(len(rows), variables.count))
-    return LinearConstraint(matrix, lower, upper)
+    def placements(self, x: npt.NDArray[np.int64]) -> dict[str, Placement]:
+        """Convert a solution to placements. Kept nodes are filled first, then new nodes."""
+        options = self.options
+        placements = {options.jobs[job]: self._place(job) for job, column in self.stays.items() if x[column]}
+        places: dict[tuple[int, int], list[int]] = {}  # nodes with room for a job, by machine and size
+        for (node, machine, size), column in self.slots.items():
+            places.setdefault((machine, size), []).extend([node] * int(x[column]))
+        taken = {node for node, (column, _) in self.kept.items() if x[column]}
+        free = (node for node in range(options.nodes) if node not in taken)
+        for column, machine, counts in self.fillings:
+            for _ in range(int(x[column])):
+                node = next(free)
+                for size, count in counts.items():
+                    places.setdefault((machine, size), []).extend([node] * count)
+        for (job, item), column in self.starts.items():
+            if x[column]:
+                node = places[int(options.machine_of[item]), int(options.size_of[item])].pop(0)
+                placements[options.jobs[job]] = Placement(node=node, configuration=options.configurations[item])
+        return dict(sorted(placements.items()))
 
 
 @final
@@ -280,15 +271,14 @@ class MilpPlanner:
         """
         started = time.perf_counter()
         check_scipy()
-        options = options_of(problem, situation)
-        variables = variables_of(options)
-        constant = float(_waiting_usd(options).sum())
-        result = self._solve(options, variables)
+        program = Program(options_of(problem, situation))
+        constant = float(program.waiting_usd.sum())
+        result = program.solve(time_limit=self.time_limit_seconds, mip_rel_gap=self.relative_gap)
         bound = None if result.mip_dual_bound is None else float(result.mip_dual_bound) + constant
         if result.x is None:
             placements = _queued(problem, situation)
         else:
-            placements = _placements(options, variables, np.rint(result.x).astype(int))
+            placements = program.placements(np.rint(result.x).astype(int))
         return RunningJobs(
             placements=placements,
             postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
@@ -297,23 +287,6 @@ class MilpPlanner:
             method=self.name if result.x is not None else f"queue; {self.name}: {result.message}",
             solve_seconds=time.perf_counter() - started,
         )
-
-    def _solve(self, options: Options, variables: Variables) -> Any:
-        """Solve the program with HiGHS. The result has the type Any, because SciPy has no type annotations."""
-        from scipy.optimize import Bounds, milp
-
-        constraints = [family(options, variables) for family in (one_place, room, slots, nodes)]
-        if math.isfinite(options.budget_usd):
-            constraints.append(budget(options, variables))
-        counted = np.arange(variables.count) >= variables.first_slot
-        with _libraries_print_nothing():
-            return milp(
-                _costs(options, variables),
-                integrality=np.ones(variables.count),
-                bounds=Bounds(np.zeros(variables.count), np.where(counted, np.inf, 1.0)),
-                constraints=constraints,
-                options={"time_limit": self.time_limit_seconds, "mip_rel_gap": self.relative_gap},
-            )
 
 
 @contextmanager
@@ -351,52 +324,6 @@ def check_scipy() -> None:
             "The MILP needs SciPy, which is not installed: pip install lightning-predict[planning]. "
             "The queue rules (edf, fifo, ps and their -shared forms) work without it."
         ) from error
-
-
-def _waiting_usd(options: Options) -> Table:
-    """Return the cost of waiting of each job; 0 for jobs that must run, for which the constraints exclude waiting."""
-    return np.where(np.isfinite(options.postponed_usd), options.postponed_usd, 0.0)
-
-
-def _costs(options: Options, variables: Variables) -> Table:
-    """Return the coefficients of the objective.
-
-    A job has its running cost minus its waiting cost, and a machine has its price until the next event.
-    """
-    waiting = _waiting_usd(options)
-    costs = np.zeros(variables.count)
-    costs[: variables.first_stay] = [options.cost_usd[job, item] - waiting[job] for job, item in variables.starts]
-    costs[variables.first_stay : variables.first_kept] = [
-        options.stay_usd[job] - waiting[job] for job, _ in variables.stays
-    ]
-    for column, price in _rents(options, variables):
-        costs[column] = price
-    return costs
-
-
-def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]) -> dict[str, Placement]:
-    """Convert the solution to placements. Kept nodes are filled first, then new nodes."""
-    placements: dict[str, Placement] = {}
-    taken = {node for column, (node, _) in enumerate(variables.kept, start=variables.first_kept) if x[column]}
-    for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
-        place = options.running[job]
-        if x[column] and place is not None:
-            placements[options.jobs[job]] = place
-    places: dict[tuple[int, int], list[int]] = {}  # nodes with room for a job, by machine and size
-    for column, (node, machine, size) in enumerate(variables.slots, start=variables.first_slot):
-        places.setdefault((machine, size), []).extend([node] * int(x[column]))
-    free = (node for node in range(options.nodes) if node not in taken)
-    for column, (machine, counts) in enumerate(variables.fillings, start=variables.first_filling):
-        for _ in range(int(x[column])):
-            node = next(free)
-            for size, count in counts.items():
-                places.setdefault((machine, size), []).extend([node] * count)
-    for column, (job, item) in enumerate(variables.starts):
-        if x[column]:
-            nodes_left = places[int(options.machine_of[item]), int(options.size_of[item])]
-            configuration = options.configurations[item]
-            placements[options.jobs[job]] = Placement(node=nodes_left.pop(0), configuration=configuration)
-    return dict(sorted(placements.items()))
 
 
 def _queued(problem: PlanningProblem, situation: PlanState) -> dict[str, Placement]:

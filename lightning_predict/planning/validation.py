@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.objective import expected_seconds, machine_share
 from lightning_predict.planning.problem import (
-    Configuration,
     Job,
     Limits,
     MachineType,
@@ -40,8 +39,12 @@ def check_problem(problem: PlanningProblem) -> None:
         raise InfeasiblePlanError("There are no offers: list at least one machine type that jobs can run on.")
     if not problem.jobs:
         raise InfeasiblePlanError("There are no jobs: list at least one.")
-    _check_unique("machine types", (machine.name for machine in problem.machines))
-    _check_unique("jobs", (job.name for job in problem.jobs))
+    for what, items in (("machine types", problem.machines), ("jobs", problem.jobs)):
+        repeated = sorted(name for name, count in Counter(item.name for item in items).items() if count > 1)
+        _expect(
+            not repeated,
+            f"Two {what} have the name {''.join(repeated[:1])!r}; names must be unique. Rename one of them.",
+        )
     for machine in problem.machines:
         _check_machine(machine)
     _check_limits(problem.limits, problem.machines)
@@ -61,86 +64,80 @@ def check_situation(situation: PlanState, problem: PlanningProblem) -> None:
     """
     jobs = {job.name: job for job in problem.jobs}
     for name in sorted({*situation.remaining, *situation.running, *situation.started, *situation.measured}):
-        if name not in jobs:
-            raise InvalidArgumentError(
-                f"The state has a job {name!r}, which the problem does not list; known: {sorted(jobs)}."
-            )
+        _expect(name in jobs, f"The state has a job {name!r}, which the problem does not list; known: {sorted(jobs)}.")
     for name in sorted({*situation.remaining, *situation.running}):
         remaining = situation.remaining.get(name, 0.0)
-        if not 0 < remaining <= 1:
-            raise InvalidArgumentError(
-                f"Job {name!r} has {remaining:g} of its work left; expected above 0 and at most 1 of a job that has "
-                "not ended."
-            )
-    for name, configuration in situation.started.items():
-        if configuration not in jobs[name].seconds:
-            raise InvalidArgumentError(
-                f"Job {name!r} has run on {configuration.num_gpus} GPUs of {configuration.machine!r}, where it has no "
-                "time; state one."
-            )
+        _expect(
+            0 < remaining <= 1,
+            f"Job {name!r} has {remaining:g} of its work left; expected above 0 and at most 1 of a job that has not "
+            "ended.",
+        )
+    for name, (machine, num_gpus) in situation.started.items():
+        _expect(
+            (machine, num_gpus) in jobs[name].seconds,
+            f"Job {name!r} has run on {num_gpus} GPUs of {machine!r}, where it has no time; state one.",
+        )
     for name, measured in sorted(situation.measured.items()):
-        for configuration, seconds in measured.items():
-            if not (math.isfinite(seconds) and seconds > 0) or configuration not in jobs[name].seconds:
-                raise InvalidArgumentError(
-                    f"Job {name!r} was measured to take {seconds:g} s on {configuration.num_gpus} GPUs of "
-                    f"{configuration.machine!r}; expected seconds above 0 where it has a predicted time."
-                )
+        for (machine, num_gpus), seconds in measured.items():
+            _expect(
+                _is_positive(seconds) and (machine, num_gpus) in jobs[name].seconds,
+                f"Job {name!r} was measured to take {seconds:g} s on {num_gpus} GPUs of {machine!r}; expected seconds "
+                "above 0 where it has a predicted time.",
+            )
     _check_nodes(situation, problem)
 
 
 def _check_nodes(situation: PlanState, problem: PlanningProblem) -> None:
     machines = {machine.name: machine for machine in problem.machines}
+    nodes = problem.limits.nodes
     types: dict[int, str] = {}
     used: Counter[int] = Counter()
     for name, placement in sorted(situation.running.items()):
-        node, configuration = placement.node, placement.configuration
-        if situation.started.get(name) != configuration:
-            raise InvalidArgumentError(f"Job {name!r} runs on one configuration and has last started on another.")
-        if not 0 <= node < problem.limits.nodes:
-            raise InvalidArgumentError(
-                f"Job {name!r} runs on node {node}; nodes={problem.limits.nodes} are numbered from 0."
-            )
-        if types.setdefault(node, configuration.machine) != configuration.machine:
-            raise InvalidArgumentError(
-                f"Node {node} is both {types[node]!r} and {configuration.machine!r}; a node is one."
-            )
-        used[node] += configuration.num_gpus
+        node, (machine, num_gpus) = placement.node, placement.configuration
+        _expect(
+            situation.started.get(name) == placement.configuration,
+            f"Job {name!r} runs on one configuration and has last started on another.",
+        )
+        _expect(0 <= node < nodes, f"Job {name!r} runs on node {node}; nodes={nodes} are numbered from 0.")
+        known = types.setdefault(node, machine)
+        _expect(known == machine, f"Node {node} is both {known!r} and {machine!r}; a node is one.")
+        used[node] += num_gpus
         count = sum(machines[name].nodes for name in types.values())
-        if count > problem.limits.nodes:
-            raise InvalidArgumentError(f"Jobs run on {count} machines; nodes={problem.limits.nodes}.")
-        if used[node] > machines[configuration.machine].num_gpus:
-            raise InvalidArgumentError(
-                f"Jobs on node {node} have {used[node]} GPUs; {configuration.machine!r} has "
-                f"{machines[configuration.machine].num_gpus}."
-            )
+        _expect(count <= nodes, f"Jobs run on {count} machines; nodes={nodes}.")
+        capacity = machines[machine].num_gpus
+        _expect(used[node] <= capacity, f"Jobs on node {node} have {used[node]} GPUs; {machine!r} has {capacity}.")
 
 
-def _check_unique(what: str, names: Iterable[str]) -> None:
-    twice = sorted(name for name, number in Counter(names).items() if number > 1)
-    if twice:
-        raise InvalidArgumentError(f"Two {what} have the name {twice[0]!r}; names must be unique. Rename one of them.")
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidArgumentError(message)
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _is_amount(value: float) -> bool:
+    return math.isfinite(value) and value >= 0
 
 
 def _check_machine(machine: MachineType) -> None:
-    if machine.nodes < 1 or machine.num_gpus % max(machine.nodes, 1):
-        raise InvalidArgumentError(
-            f"Machine type {machine.name!r} is {machine.nodes} machines with {machine.num_gpus} GPUs in all; expected "
-            "at least 1, each with as many GPUs."
-        )
-    if machine.num_gpus < 1:
-        raise InvalidArgumentError(
-            f"Machine type {machine.name!r} has num_gpus={machine.num_gpus}; expected 1 or more."
-        )
-    if not (math.isfinite(machine.usd_per_hour) and machine.usd_per_hour >= 0):
-        raise InvalidArgumentError(
-            f"Machine type {machine.name!r} has usd_per_hour={machine.usd_per_hour}; expected a price of 0 or more."
-        )
-    rate = machine.interruptions_per_hour
-    if rate is not None and not (math.isfinite(rate) and rate >= 0):
-        raise InvalidArgumentError(
-            f"Machine type {machine.name!r} has interruptions_per_hour={rate}; expected 0 or more, such as 0.05 for "
-            "one in twenty hours, or None where it cannot be taken away."
-        )
+    who, rate = f"Machine type {machine.name!r}", machine.interruptions_per_hour
+    _expect(
+        machine.nodes >= 1 and machine.num_gpus % machine.nodes == 0,
+        f"{who} is {machine.nodes} machines with {machine.num_gpus} GPUs in all; expected at least 1, each with as "
+        "many GPUs.",
+    )
+    _expect(machine.num_gpus >= 1, f"{who} has num_gpus={machine.num_gpus}; expected 1 or more.")
+    _expect(
+        _is_amount(machine.usd_per_hour),
+        f"{who} has usd_per_hour={machine.usd_per_hour}; expected a price of 0 or more.",
+    )
+    _expect(
+        rate is None or _is_amount(rate),
+        f"{who} has interruptions_per_hour={rate}; expected 0 or more, such as 0.05 for one in twenty hours, or None "
+        "where it cannot be taken away.",
+    )
 
 
 def _check_limits(limits: Limits, machines: Iterable[MachineType]) -> None:
@@ -148,73 +145,77 @@ def _check_limits(limits: Limits, machines: Iterable[MachineType]) -> None:
         raise InfeasiblePlanError(f"nodes={limits.nodes} leaves no job a place to run; allow at least 1.")
     names = sorted(machine.name for machine in machines)
     for name, quota in sorted(limits.quotas.items()):
-        if name not in names:
-            raise InvalidArgumentError(f"There is a quota for {name!r}, which is not a machine type; known: {names}.")
-        if quota < 0:
-            raise InvalidArgumentError(f"The quota of {name!r} is {quota}; expected 0 or more.")
-    if limits.budget_usd is not None and not (math.isfinite(limits.budget_usd) and limits.budget_usd >= 0):
-        raise InvalidArgumentError(
-            f"budget_usd={limits.budget_usd} is not a budget; expected dollars, or None for no budget."
-        )
+        _expect(name in names, f"There is a quota for {name!r}, which is not a machine type; known: {names}.")
+        _expect(quota >= 0, f"The quota of {name!r} is {quota}; expected 0 or more.")
+    _expect(
+        limits.budget_usd is None or _is_amount(limits.budget_usd),
+        f"budget_usd={limits.budget_usd} is not a budget; expected dollars, or None for no budget.",
+    )
 
 
 def _check_settings(problem: PlanningProblem) -> None:
-    if not (math.isfinite(problem.period_seconds) and problem.period_seconds > 0):
-        raise InvalidArgumentError(
-            f"period_seconds={problem.period_seconds} is not a period; expected seconds above 0."
-        )
-    if problem.horizon_seconds is not None and not (
-        math.isfinite(problem.horizon_seconds) and problem.horizon_seconds > 0
-    ):
-        raise InvalidArgumentError(
-            f"horizon_seconds={problem.horizon_seconds} is not a horizon; expected seconds above 0, or None."
-        )
+    _expect(
+        _is_positive(problem.period_seconds),
+        f"period_seconds={problem.period_seconds} is not a period; expected seconds above 0.",
+    )
+    horizon, checkpoint = problem.horizon_seconds, problem.checkpoint_seconds
+    _expect(
+        horizon is None or _is_positive(horizon),
+        f"horizon_seconds={horizon} is not a horizon; expected seconds above 0, or None.",
+    )
     spot = [machine.name for machine in problem.machines if machine.interruptions_per_hour is not None]
-    if spot and problem.checkpoint_seconds is None:
-        raise InvalidArgumentError(
-            f"{spot[0]!r} may be interrupted, and checkpoint_seconds is not given; set it, because work after the "
-            "last checkpoint is lost."
-        )
-    if problem.checkpoint_seconds is not None and not (
-        math.isfinite(problem.checkpoint_seconds) and problem.checkpoint_seconds > 0
-    ):
-        raise InvalidArgumentError(f"checkpoint_seconds={problem.checkpoint_seconds}; expected seconds above 0.")
-    if not 0.5 <= problem.probability < 1:
-        raise InvalidArgumentError(
-            f"probability={problem.probability}; expected at least 0.5 (times as predicted) and less than 1."
-        )
+    _expect(
+        not spot or checkpoint is not None,
+        f"{''.join(spot[:1])!r} may be interrupted, and checkpoint_seconds is not given; set it, because work after "
+        "the last checkpoint is lost.",
+    )
+    _expect(
+        checkpoint is None or _is_positive(checkpoint),
+        f"checkpoint_seconds={checkpoint}; expected seconds above 0.",
+    )
+    _expect(
+        0.5 <= problem.probability < 1,
+        f"probability={problem.probability}; expected at least 0.5 (times as predicted) and less than 1.",
+    )
     for name in ("tardiness_factor", "postponement_factor", "restart_seconds"):
         value = getattr(problem, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise InvalidArgumentError(f"{name}={value}; expected a number of 0 or more.")
+        _expect(_is_amount(value), f"{name}={value}; expected a number of 0 or more.")
 
 
 def _check_job(job: Job, machines: dict[str, MachineType], limits: Limits) -> None:
-    if not (math.isfinite(job.release_seconds) and job.release_seconds >= 0):
-        raise InvalidArgumentError(f"Job {job.name!r} is released at {job.release_seconds} s; expected 0 or later.")
-    if not (math.isfinite(job.tardiness_usd_per_hour) and job.tardiness_usd_per_hour >= 0):
-        raise InvalidArgumentError(
-            f"Job {job.name!r} has tardiness_usd_per_hour={job.tardiness_usd_per_hour}; expected 0 or more."
-        )
+    who = f"Job {job.name!r}"
+    _expect(_is_amount(job.release_seconds), f"{who} is released at {job.release_seconds} s; expected 0 or later.")
+    _expect(
+        _is_amount(job.tardiness_usd_per_hour),
+        f"{who} has tardiness_usd_per_hour={job.tardiness_usd_per_hour}; expected 0 or more.",
+    )
     if not math.isfinite(job.deadline_seconds) or job.deadline_seconds <= job.release_seconds:
         raise InfeasiblePlanError(
-            f"Job {job.name!r} has its deadline at {job.deadline_seconds:g} s, which is in the past at its release at "
+            f"{who} has its deadline at {job.deadline_seconds:g} s, which is in the past at its release at "
             f"{job.release_seconds:g} s. Give a later deadline; a job that is late already can have a deadline just "
             "after its release and a tardiness weight."
         )
-    if not 0 < job.low_factor <= 1 <= job.high_factor < math.inf:
-        raise InvalidArgumentError(
-            f"Job {job.name!r} has the interval [{job.low_factor:g}, {job.high_factor:g}] around its times; expected "
-            "factors with 0 < low ≤ 1 ≤ high."
+    spreads = {"s": (job.low_factor, job.high_factor)}
+    for (name, num_gpus), spread in job.spreads.items():
+        spreads[f" on {num_gpus} GPUs of {name!r}"] = (spread.low, spread.high)
+    for where, (low, high) in spreads.items():
+        _expect(
+            0 < low <= 1 <= high < math.inf,
+            f"{who} has the interval [{low:g}, {high:g}] around its time{where}; expected factors with 0 < low ≤ 1 ≤ "
+            "high.",
         )
-    for configuration, seconds in sorted(job.seconds.items()):
-        _check_time(job, configuration, seconds, machines)
-    for configuration, spread in job.spreads.items():
-        if not 0 < spread.low <= 1 <= spread.high < math.inf:
-            raise InvalidArgumentError(
-                f"Job {job.name!r} has the interval [{spread.low:g}, {spread.high:g}] around its time on "
-                f"{configuration.num_gpus} GPUs of {configuration.machine!r}; expected factors with 0 < low ≤ 1 ≤ high."
-            )
+    for (name, num_gpus), seconds in sorted(job.seconds.items()):
+        _expect(
+            name in machines,
+            f"{who} has a time on {name!r}, which is not a machine type; known: {sorted(machines)}.",
+        )
+        most = machines[name].num_gpus
+        _expect(1 <= num_gpus <= most, f"{who} has a time on {num_gpus} GPUs of {name!r}, which has {most}.")
+        _expect(
+            _is_positive(seconds),
+            f"{who} takes {seconds} s on {num_gpus} GPUs of {name!r}; expected seconds above 0. Leave the entry out "
+            "where the job cannot run.",
+        )
     possible = [machines[configuration.machine] for configuration in job.seconds]
     if not any(one.nodes <= min(limits.nodes, limits.quotas.get(one.kind, limits.nodes)) for one in possible):
         reason = (
@@ -223,51 +224,24 @@ def _check_job(job: Job, machines: dict[str, MachineType], limits: Limits) -> No
             else "it has a time on no machine type"
         )
         raise InfeasiblePlanError(
-            f"Job {job.name!r} fits nowhere: {reason}. Machine types: {sorted(machines)}. Add one that it fits on, or "
-            "take the job out."
-        )
-
-
-def _check_time(job: Job, configuration: Configuration, seconds: float, machines: dict[str, MachineType]) -> None:
-    machine = machines.get(configuration.machine)
-    if machine is None:
-        raise InvalidArgumentError(
-            f"Job {job.name!r} has a time on {configuration.machine!r}, which is not a machine type; known: "
-            f"{sorted(machines)}."
-        )
-    if not 1 <= configuration.num_gpus <= machine.num_gpus:
-        raise InvalidArgumentError(
-            f"Job {job.name!r} has a time on {configuration.num_gpus} GPUs of {machine.name!r}, which has "
-            f"{machine.num_gpus}."
-        )
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise InvalidArgumentError(
-            f"Job {job.name!r} takes {seconds} s on {configuration.num_gpus} GPUs of {machine.name!r}; expected "
-            "seconds above 0. Leave the entry out where the job cannot run."
+            f"{who} fits nowhere: {reason}. Machine types: {sorted(machines)}. Add one that it fits on, or take the "
+            "job out."
         )
 
 
 def _check_budget(problem: PlanningProblem) -> None:
-    """Reject a budget that is below the cost of the cheapest runs without idle GPUs."""
-    budget = problem.limits.budget_usd
-    if budget is None:
-        return
-    needed = 0.0
-    for job in sorted(problem.jobs, key=lambda job: (job.release_seconds, job.name)):
-        needed += _least_usd(job, problem)
-        if needed > budget:
+    """Reject a budget that is below the cost of the cheapest runs, each of which only pays for its own GPUs."""
+    budget, needed = problem.limits.budget_usd, 0.0
+    machines = {machine.name: machine for machine in problem.machines}
+    for job in sorted(problem.jobs, key=lambda job: (job.release_seconds, job.name)) if budget is not None else ():
+        begin = PlanState(now_seconds=0.0, remaining={job.name: 1.0})
+        needed += min(
+            rental_usd(seconds=seconds, usd_per_hour=machines[one.machine].usd_per_hour)
+            * machine_share(machines[one.machine], one, problem.formulation)
+            for one, seconds in expected_seconds(job, problem, begin).items()
+        )
+        if budget is not None and needed > budget:
             raise InfeasiblePlanError(
                 f"The budget of ${budget:.2f} is too small: job {job.name!r} brings the cheapest runs of the jobs, "
                 f"without idle GPUs, to ${needed:.2f}. Raise the budget or take jobs out."
             )
-
-
-def _least_usd(job: Job, problem: PlanningProblem) -> float:
-    """Return the cost of a job's cheapest run if it only pays for its own GPUs."""
-    machines = {machine.name: machine for machine in problem.machines}
-    begin = PlanState(now_seconds=0.0, remaining={job.name: 1.0})
-    return min(
-        rental_usd(seconds=seconds, usd_per_hour=machines[one.machine].usd_per_hour)
-        * machine_share(machines[one.machine], one, problem.formulation)
-        for one, seconds in expected_seconds(job, problem, begin).items()
-    )
