@@ -134,7 +134,7 @@ def extrapolation_score(
 
     Raises:
         InvalidArgumentError: As `split_beyond` and `fit_regression`.
-        MissingDependencyError: scikit-learn or SciPy is not installed.
+        MissingDependencyError: SciPy is not installed.
     """
     within, beyond = split_beyond(runs, variable, limit)
     regression = fit_regression(within, options=options)

@@ -8,21 +8,31 @@ Example::
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import Literal, final
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
-
-if TYPE_CHECKING:
-    from lightning_predict.embeddings.placement import TablePlacement
-    from lightning_predict.embeddings.step import ShardingPlan
-    from lightning_predict.embeddings.whole_step import WholeStep
-    from lightning_predict.hardware.layouts import Layout
-    from lightning_predict.kernels.interconnect import Interconnect
-    from lightning_predict.record.trace import Trace
-    from lightning_predict.weights.source import AnyWeights
+from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.base.units import gibibytes_to_bytes
+from lightning_predict.cost.prediction import on_offered_network
+from lightning_predict.embeddings.placement import TablePlacement, place_tables
+from lightning_predict.embeddings.step import ShardingPlan, plan_document
+from lightning_predict.embeddings.tables import skew_of, tables_of_trace, with_skew
+from lightning_predict.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings, WholeStep
+from lightning_predict.hardware.layouts import Layout, layout_of
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, link_assumption_notes
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.layouts.single_gpu import PredictionContext, single_steps
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.profile import read_profile
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace
+from lightning_predict.reports.format import gibibytes, milliseconds, milliseconds_interval, significant
+from lightning_predict.timeline.host import UNKNOWN_HOST
+from lightning_predict.weights.source import AnyWeights
 
 
 def shard(
@@ -54,19 +64,6 @@ def shard(
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
         timeline: Write the whole step under the fastest plan to this file, as a Chrome trace for ui.perfetto.dev.
     """
-    import json
-
-    from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
-    from lightning_predict.base.units import gibibytes_to_bytes
-    from lightning_predict.cost.prediction import on_offered_network
-    from lightning_predict.embeddings.placement import place_tables
-    from lightning_predict.embeddings.step import plan_document
-    from lightning_predict.embeddings.tables import skew_of, tables_of_trace, with_skew
-    from lightning_predict.hardware.layouts import layout_of
-    from lightning_predict.kernels.interconnect import CATALOGUE, link_assumption_notes
-    from lightning_predict.profile import read_profile
-    from lightning_predict.record.trace import Trace
-
     told = read_profile(profile)
     links = told.interconnect or CATALOGUE
     layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # with networks of the priced machines
@@ -88,7 +85,7 @@ def shard(
                 optimizer=optimizer,
                 table_bytes=None if table_gib is None else gibibytes_to_bytes(table_gib),
                 interconnect=links,
-                weights=told.weights,
+                models=kernel_models((layout.gpu.name,), told.weights),
             )
         except InfeasiblePlanError as problem:
             problems[layout.name] = problem
@@ -100,16 +97,7 @@ def shard(
         wholes = _whole_steps(step, known, placements, optimizer, told.weights, links)
     notes = {name: link_assumption_notes(layout, links) for name, layout in known.items()}
     found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
-    written = []
-    if output is not None:
-        output.write_text(json.dumps(plan_document(found.fastest, optimizer), indent=2) + "\n", encoding="utf-8")
-        written.append(str(output))
-    if timeline is not None:
-        whole = found.whole(found.fastest)
-        if whole is None:
-            raise InvalidArgumentError("--timeline shows the step as it was recorded; leave out --batch-size.")
-        timeline.write_text(json.dumps(whole.chrome_trace()), encoding="utf-8")
-        written.append(str(timeline))
+    written = found.write(optimizer, output, timeline)
     return CommandAnswer(
         data=lambda: found.as_dict() | {"written": written},
         show=lambda: print("\n".join([*found.lines(), *(f"Written: {path}" for path in written)])),
@@ -125,13 +113,6 @@ def _whole_steps(
     links: Interconnect,
 ) -> dict[tuple[str, str], WholeStep]:
     """Predict the whole step by layout and plan; empty if the step does not allow this."""
-    from lightning_predict.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
-    from lightning_predict.kernels.models import kernel_models
-    from lightning_predict.layouts.single_gpu import PredictionContext, single_steps
-    from lightning_predict.layouts.strategy import Strategy
-    from lightning_predict.record.recorded_on import gpu_in_use
-    from lightning_predict.timeline.host import UNKNOWN_HOST
-
     if trace.batches > 1 or not trace.parameters:
         return {}
     targets = tuple(dict.fromkeys(layout.gpu for layout in layouts.values()))
@@ -201,6 +182,20 @@ class _Shardings:
             "critical_path": None if whole is None else whole.critical_path,
         }
 
+    def write(self, optimizer: str, output: Path | None, timeline: Path | None) -> list[str]:
+        """Write the fastest plan and its timeline to files, and return their names."""
+        files = {}
+        if output is not None:
+            files[output] = json.dumps(plan_document(self.fastest, optimizer), indent=2) + "\n"
+        if timeline is not None:
+            whole = self.whole(self.fastest)
+            if whole is None:
+                raise InvalidArgumentError("--timeline shows the step as it was recorded; leave out --batch-size.")
+            files[timeline] = json.dumps(whole.chrome_trace())
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+        return list(map(str, files))
+
     def lines(self) -> list[str]:
         rows = [_plan_row(plan, self.whole(plan)) for placement in self.placements.values() for plan in placement.plans]
         headers = [
@@ -233,7 +228,6 @@ def _words(text: str) -> list[str]:
 
 
 def _plan_row(plan: ShardingPlan, whole: WholeStep | None) -> Sequence[str]:
-    from lightning_predict.reports.format import gibibytes, milliseconds, milliseconds_interval
 
     return [
         plan.layout,
@@ -249,7 +243,6 @@ def _plan_row(plan: ShardingPlan, whole: WholeStep | None) -> Sequence[str]:
 
 
 def _table_rows(plan: ShardingPlan) -> str:
-    from lightning_predict.reports.format import gibibytes, significant
 
     rows = [
         [

@@ -44,7 +44,6 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import COLLECTIVES, Array
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.weights.source import AnyWeights
 
 MAX_PASSES: Final = 4
 """Maximum number of passes over all tables to improve the mixture. Changes after the second pass are rare."""
@@ -260,7 +259,7 @@ def place_tables(
     optimizer: str = "sgd",
     table_bytes: float | None = None,
     interconnect: Interconnect = CATALOGUE,
-    weights: AnyWeights = None,
+    models: KernelModels | None = None,
 ) -> TablePlacement:
     """Return the fastest sharding plans for embedding tables.
 
@@ -272,7 +271,7 @@ def place_tables(
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
         table_bytes: Memory for tables on each GPU; None for 85 % of the GPU's memory.
         interconnect: Known bandwidths of the links between GPUs.
-        weights: Folder or file of weights; None searches the cache and the package.
+        models: Kernel models; None loads the GPU's weights from the cache or the package.
 
     Raises:
         InvalidArgumentError: There is no table or no memory, a kind or optimizer is unknown, or there are fewer samples
@@ -282,35 +281,12 @@ def place_tables(
         WeightsError: Weights cannot be found or trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
-    return placement(
-        tables,
-        target,
-        samples=samples,
-        kinds=kinds,
-        optimizer=checked_optimizer(optimizer),
-        table_bytes=table_bytes,
-        interconnect=interconnect,
-        models=kernel_models((target.gpu.name,), weights),
-    )
-
-
-def placement(
-    tables: Sequence[EmbeddingTable],
-    target: Layout,
-    *,
-    samples: int,
-    kinds: Sequence[str],
-    optimizer: OptimizerState,
-    table_bytes: float | None,
-    interconnect: Interconnect,
-    models: KernelModels | None,
-) -> TablePlacement:
-    """Return the same as `place_tables`, with loaded kernel models; None uses rooflines."""
-    state = optimizer
+    state = checked_optimizer(optimizer)
     check_samples(samples, target)
     room = TABLE_SHARE * target.gpu.memory_bytes if table_bytes is None else table_bytes
     _check(tables, kinds, room)
     chosen = (WHOLE,) if target.count == 1 else tuple(dict.fromkeys(kinds))
+    models = kernel_models((target.gpu.name,)) if models is None else models
     loads = loads_of(tables, chosen, target, samples, state, models)
     search = PlacementSearch(tuple(tables), loads, chosen, target, room, interconnect)
     found, refused = _of_one_kind(search)

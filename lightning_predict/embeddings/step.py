@@ -36,7 +36,6 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.layouts.overlap import OVERLAP_COSTS, Links
-from lightning_predict.weights.source import AnyWeights
 
 WHOLE: Final = "table_wise"
 """Kind of sharding that places a whole table on one GPU."""
@@ -61,14 +60,9 @@ class Assignment:
 @final
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One collective of the step.
+    """One collective of the step, and the name of the data that it carries.
 
-    Attributes:
-        operation: `alltoall`, `reduce_scatter`, `all_gather` or `all_reduce`.
-        carries: Name of the exchanged data.
-        message_bytes: Size of the whole message, as defined in `kernels/interconnect.py`. An uneven all-to-all counts
-            as the even all-to-all with the same load on the busiest link.
-        time: Seconds of the collective, with a 90 % interval.
+    An uneven all-to-all has the message size of the even all-to-all with the same load on the busiest link.
     """
 
     operation: str
@@ -83,7 +77,6 @@ class ShardingPlan:
     """Sharding of all tables, with time and memory of a step.
 
     Attributes:
-        layout: Name of the layout.
         samples: Number of samples per step on all GPUs together.
         assignments: Sharding of each table, in the order of the tables.
         time: Seconds of a step: slowest lookup, slowest update and all collectives.
@@ -151,7 +144,7 @@ def sharded_step(
     samples: int,
     optimizer: str = "sgd",
     interconnect: Interconnect = CATALOGUE,
-    weights: AnyWeights = None,
+    models: KernelModels | None = None,
 ) -> ShardingPlan:
     """Predict one step of sharded tables.
 
@@ -161,7 +154,7 @@ def sharded_step(
         samples: Number of samples per step on all GPUs together.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
         interconnect: Known bandwidths of the links between GPUs.
-        weights: Folder or file of weights; None searches the cache and the package.
+        models: Kernel models; None loads the GPU's weights from the cache or the package.
 
     Raises:
         InvalidArgumentError: There is no table, a kind or optimizer is unknown, a GPU is not in the layout, or there
@@ -170,33 +163,15 @@ def sharded_step(
         WeightsError: Weights cannot be found or trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
-    return assigned_plan(
-        assignments,
-        target,
-        samples=samples,
-        optimizer=checked_optimizer(optimizer),
-        interconnect=interconnect,
-        models=kernel_models((target.gpu.name,), weights),
-    )
-
-
-def assigned_plan(
-    assignments: Sequence[Assignment],
-    target: Layout,
-    *,
-    samples: int,
-    optimizer: OptimizerState,
-    interconnect: Interconnect,
-    models: KernelModels | None,
-) -> ShardingPlan:
-    """Return the same as `sharded_step`, with loaded kernel models; None uses rooflines."""
+    state = checked_optimizer(optimizer)
     check_samples(samples, target)
     if not assignments:
         raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
     for assignment in assignments:
         _check_assignment(assignment, target)
     kinds = list(dict.fromkeys(assignment.kind for assignment in assignments))
-    loads = loads_of([assignment.table for assignment in assignments], kinds, target, samples, optimizer, models)
+    models = kernel_models((target.gpu.name,)) if models is None else models
+    loads = loads_of([assignment.table for assignment in assignments], kinds, target, samples, state, models)
     return plan_of(assignments, list(map(load_at, assignments, loads)), target, samples, interconnect)
 
 
@@ -211,7 +186,10 @@ def plan_of(
 ) -> ShardingPlan:
     """Return the plan for assignments and their loads."""
     load = sum(loads, empty_load(layout.count))
-    exchanges = _exchanges(load, layout, interconnect)
+    links, exchanges = training_links(layout, interconnect), list[Exchange]()
+    for operation, carries, message_bytes in messages_of(load):
+        (ends,) = links.collective(operation, [message_bytes])
+        exchanges.append(Exchange(operation, carries, message_bytes, Interval(*ends.tolist())))
     computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)  # (3,): middle, low and high end
     middle, low, high = (float(value) for value in computing)
     time = reduce(Interval.added, (exchange.time for exchange in exchanges), Interval(low, middle, high))
@@ -222,7 +200,7 @@ def plan_of(
         time=time,
         forward_seconds=tuple(load.forward_seconds[0].tolist()),
         backward_seconds=tuple(load.backward_seconds[0].tolist()),
-        exchanges=exchanges,
+        exchanges=tuple(exchanges),
         memory_bytes=tuple(load.memory_bytes.tolist()),
     )
 
@@ -241,15 +219,6 @@ def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
         ("all_reduce", "dense gradients", float(load.dense_gradient_bytes)),
     )
     return tuple(message for message in messages if message[2] >= 1)  # less than a byte is a rounding error
-
-
-def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[Exchange, ...]:
-    links = training_links(layout, interconnect)
-    found = []
-    for operation, carries, message_bytes in messages_of(load):
-        (ends,) = links.collective(operation, [message_bytes])
-        found.append(Exchange(operation, carries, message_bytes, Interval(*ends.tolist())))
-    return tuple(found)
 
 
 def training_links(layout: Layout, interconnect: Interconnect) -> Links:
@@ -328,26 +297,8 @@ def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
     }
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WrittenPlan:
-    """Sharding plan from a file, applied to the tables of a step.
-
-    Attributes:
-        assignments: Sharding of each table, in the order of the step's tables.
-        optimizer: Optimizer of the tables, a key of `OPTIMIZERS`.
-    """
-
-    assignments: tuple[Assignment, ...]
-    optimizer: str
-
-
-def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenPlan:
-    """Read a plan written by `lightning-predict shard --output`.
-
-    Args:
-        path: The file.
-        tables: The tables of the step, which the plan must match.
+def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> tuple[tuple[Assignment, ...], str]:
+    """Return the sharding of each table and the optimizer from a plan written by `lightning-predict shard --output`.
 
     Raises:
         InvalidArgumentError: The file is not a plan, or the plan is for other tables.
@@ -368,4 +319,4 @@ def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenP
         kind = row.member("kind").choice(tuple(KINDS))
         gpu = None if row.member("gpu").value is None else row.member("gpu").integer()
         found.append(Assignment(table, kind, gpu))
-    return WrittenPlan(tuple(found), document.member("optimizer").choice(tuple(OPTIMIZERS)))
+    return tuple(found), document.member("optimizer").choice(tuple(OPTIMIZERS))

@@ -141,12 +141,7 @@ OPTIMIZERS: Final[Mapping[str, OptimizerState]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class TracedTables:
-    """Embedding tables of a recorded step.
-
-    Attributes:
-        tables: The tables, in the order of their first lookup.
-        batch_size: Number of samples per batch on the recorded GPU.
-    """
+    """Embedding tables of a recorded step, in the order of their first lookup, and the samples of its batch."""
 
     tables: tuple[EmbeddingTable, ...]
     batch_size: int
@@ -269,10 +264,6 @@ SAMPLE_COLUMNS: Final = ("table", "index")
 def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
     """Parse the skew of the lookups: an exponent of Zipf's law, or a CSV file with sampled indices.
 
-    Args:
-        words: A number of at least 0, or the path of the CSV file.
-        trace: A step that looks up the tables, for their numbers of rows.
-
     Raises:
         InvalidArgumentError: The file does not exist, or `read_skew` raises this error.
     """
@@ -288,10 +279,6 @@ def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
 
 def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
     """Return the exponent of Zipf's law for each table, fitted to the number of distinct rows among sampled indices.
-
-    Args:
-        path: CSV file with the columns `table` (the name of the table's module) and `index`.
-        trace: A step that looks up the tables, for their numbers of rows.
 
     Raises:
         InvalidArgumentError: A column is missing, a value is invalid, or the step does not look up a table.

@@ -29,15 +29,15 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import MICROSECOND, mebibytes_to_bytes
 from lightning_predict.embeddings.loads import KINDS
-from lightning_predict.embeddings.placement import placement
+from lightning_predict.embeddings.placement import place_tables
 from lightning_predict.embeddings.step import (
     ShardingPlan,
-    assigned_plan,
     in_milliseconds,
     read_sharding_plan,
+    sharded_step,
 )
 from lightning_predict.embeddings.step_tables import StepTables, without_tables
-from lightning_predict.embeddings.tables import OPTIMIZERS, tables_of_trace
+from lightning_predict.embeddings.tables import tables_of_trace
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.operations import Array
@@ -71,12 +71,7 @@ AUTO: Final = "auto"
 @final
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """Sharding plan for a layout, with the optimizer of the tables.
-
-    Attributes:
-        plan: The plan.
-        optimizer: Optimizer of the tables, a key of `OPTIMIZERS`.
-    """
+    """Sharding plan for a layout, with the optimizer of the tables (a key of `OPTIMIZERS`)."""
 
     plan: ShardingPlan
     optimizer: str
@@ -86,13 +81,6 @@ def possible_plans(
     trace: Trace, layout: Layout, embedding: str, *, interconnect: Interconnect, models: KernelModels | None
 ) -> tuple[ChosenPlan, ...]:
     """Return the sharding plans for a step on a layout. Each GPU has the recorded number of samples.
-
-    Args:
-        trace: The step of one GPU.
-        layout: The GPUs, at least two.
-        embedding: The strategy's `embedding` setting; see `Strategy`.
-        interconnect: Known bandwidths of the links.
-        models: Trained kernel models; None uses rooflines.
 
     Returns:
         Plans that fit in memory, fastest tables first; a single plan if the user specifies one.
@@ -106,13 +94,12 @@ def possible_plans(
     samples = traced.batch_size * layout.count
     if embedding == AUTO or embedding in KINDS:
         optimizer = table_optimizer(trace)
-        found = placement(
+        found = place_tables(
             traced.tables,
             layout,
             samples=samples,
             kinds=tuple(KINDS) if embedding == AUTO else (embedding,),
-            optimizer=OPTIMIZERS[optimizer],
-            table_bytes=None,
+            optimizer=optimizer,
             interconnect=interconnect,
             models=models,
         )
@@ -123,16 +110,11 @@ def possible_plans(
             f"strategy: embedding={embedding!r} is not {AUTO}, {', '.join(KINDS)} or a file; write a plan with "
             "lightning-predict shard TRACE --output plan.json."
         )
-    written = read_sharding_plan(path, traced.tables)
-    plan = assigned_plan(
-        written.assignments,
-        layout,
-        samples=samples,
-        optimizer=OPTIMIZERS[written.optimizer],
-        interconnect=interconnect,
-        models=models,
+    assignments, optimizer = read_sharding_plan(path, traced.tables)
+    plan = sharded_step(
+        assignments, layout, samples=samples, optimizer=optimizer, interconnect=interconnect, models=models
     )
-    return (ChosenPlan(plan, written.optimizer),)
+    return (ChosenPlan(plan, optimizer),)
 
 
 def table_optimizer(trace: Trace) -> str:
@@ -161,11 +143,6 @@ class ShardedEmbeddings:
         self, single: SingleGpuSteps, steps: Sequence[StepPrediction], layouts: Sequence[Layout]
     ) -> tuple[StepPrediction, ...]:
         """Return the step on each layout, as `layout_steps.on_layouts` does.
-
-        Args:
-            single: The step on a single GPU of each model.
-            steps: The step on a single GPU of each model, with corrections.
-            layouts: Layouts of the GPUs in the `PredictionContext`.
 
         Raises:
             InvalidArgumentError: See `possible_plans`.
@@ -211,11 +188,11 @@ class ShardedEmbeddings:
             assigned = known.plan.assignments
             sizes = [(table.rows, table.dim) for table in tables.tables]
             if sizes == [(one.table.rows, one.table.dim) for one in assigned]:
-                again = assigned_plan(
+                again = sharded_step(
                     [replace(one, table=table) for one, table in zip(assigned, tables.tables, strict=True)],
                     layout,
                     samples=tables.batch_size * layout.count,
-                    optimizer=OPTIMIZERS[known.optimizer],
+                    optimizer=known.optimizer,
                     interconnect=context.interconnect,
                     models=context.models,
                 )
@@ -257,13 +234,7 @@ _BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
 @final
 @dataclass(frozen=True, slots=True)
 class WholeStep:
-    """A whole step on a layout, with its parts.
-
-    Attributes:
-        step: Prediction of the step.
-        events: Parts of the step in the order of their start times, at the middle of the interval.
-        chosen: Sharding plan of the tables.
-    """
+    """A whole step on a layout, with its parts in the order of their starts, at the middle of the interval."""
 
     step: StepPrediction
     events: tuple[Event, ...]

@@ -96,15 +96,7 @@ def report_on_gpu(
     clock: Callable[[], float] = time.monotonic,
     parts: Sequence[_Part] | None = None,
 ) -> dict[str, Any]:
-    """Run all parts and write the report.
-
-    Args:
-        output: JSON file to write.
-        minutes: Minutes after which no part starts. Measurements use the time that other parts leave.
-        preset: `facts`, `measurements` or `all`.
-        progress: Called with the name of each part before the part starts.
-        clock: Function that returns seconds on a monotonic clock.
-        parts: Parts to run; None for all parts.
+    """Run all parts, or the given ones, and write the report. Measurements use the time that other parts leave.
 
     Returns:
         The content of the file.

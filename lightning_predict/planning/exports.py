@@ -75,11 +75,7 @@ Files = dict[str, str]
 def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanState | None = None) -> tuple[str, ...]:
     """Write all files of a plan, and return messages about files that were not written.
 
-    Args:
-        plan: The plan.
-        problem: The planned problem.
-        folder: Output folder, created if needed.
-        since: State of the plan so far. Jobs that already run are not started again.
+    Jobs that already run in the state `since` are not started again.
     """
     files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
     refused: list[str] = []
@@ -311,11 +307,6 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
     free. If a job moves, it gets a stop signal, writes its checkpoint and ends before it starts elsewhere. A node
     changes its machine type only after its old machine is idle, so the number of machines never exceeds the plan's.
 
-    Args:
-        plan: The plan.
-        problem: The planned problem.
-        since: State of the plan so far. Jobs that already run are not started again.
-
     Raises:
         PlanningFormatError: A job has no command, or a job that moves has no bucket for its checkpoint.
     """
@@ -367,7 +358,7 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
 
     The segments of a job share its name and run one after another (`--dependency=singleton`). Only a job with a
     checkpoint gets a time limit: the upper end of its predicted time. Before the limit, Slurm signals the job and
-    requeues it. Arguments as in `skypilot_tasks`.
+    requeues it.
 
     Raises:
         PlanningFormatError: A job has no command, or a job that moves has no checkpoint.
@@ -410,7 +401,7 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
 
 
 def dstack_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
-    """Return a dstack task for each job to start, by file name, and `schedule.txt`; arguments as in `skypilot_tasks`.
+    """Return a dstack task for each job to start, by file name, and `schedule.txt`.
 
     Raises:
         PlanningFormatError: A job has no command, or a job moves.
@@ -442,7 +433,7 @@ def kueue_jobs(plan: Plan, problem: PlanningProblem, since: PlanState | None = N
     """Return a suspended Kubernetes job for each job to start, by file name, and `schedule.txt`.
 
     Kueue starts a suspended job when its local queue has the GPUs. On a cloud's machine, the job selects the instance
-    type of the plan. Arguments as in `skypilot_tasks`.
+    type of the plan.
 
     Raises:
         PlanningFormatError: A job has no command or image, moves, or needs several machines.

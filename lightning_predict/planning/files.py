@@ -19,7 +19,7 @@ Example of `jobs.yaml`. Times in the file are in hours and are converted to seco
 
 `jobs: jobs.csv` reads the jobs from a table instead, with one line per job and configuration. Its columns are name,
 machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command and
-checkpoint. If `remaining_epochs` is given, `hours` is the time of one epoch.
+checkpoint.
 
 For a job with a trace or past runs, `times.py` predicts times with intervals, on 1, 2, 4, ... GPUs of each machine
 type. A job can also span several machines, if the file lists them as one type (`together`)::
@@ -75,16 +75,15 @@ from lightning_predict.run.progress import PROGRESS_PREFIX, PlanSlot, Progress, 
 
 _TOP_KEYS: Final = frozenset({"nodes", "machines", "jobs"})
 _TOP_OPTIONAL: Final = frozenset(
-    "budget_usd quotas formulation period_seconds restart_seconds checkpoint_seconds tardiness_factor "
-    "postponement_factor probability weights gpus_file strategy release host history".split()
+    "budget_usd quotas formulation restart_seconds checkpoint_seconds probability weights gpus_file strategy release "
+    "host history".split()
 )
 _PREDICTION_KEYS: Final = frozenset({"iterations", "keep_batch"})
 _TRACE_KEYS: Final = _PREDICTION_KEYS | {"strategy"}
 _RUN_KEYS: Final = _PREDICTION_KEYS | {"model", "batch_size"}
 _JOB_OPTIONAL: Final = _TRACE_KEYS.union(
     _RUN_KEYS,
-    "hours trace runs remaining_epochs release_hours tardiness_usd_per_hour".split(),
-    "low_factor high_factor command image checkpoint".split(),
+    "hours trace runs release_hours tardiness_usd_per_hour command image checkpoint".split(),
 )
 _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
 _CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint", "image"})
@@ -92,9 +91,6 @@ _CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour"
 
 def read_problem(path: Path) -> PlanningProblem:
     """Read and check a problem.
-
-    Args:
-        path: The YAML file.
 
     Raises:
         PlanningFormatError: A file is missing or malformed.
@@ -115,11 +111,12 @@ def read_problem(path: Path) -> PlanningProblem:
     problem = PlanningProblem(
         jobs=tuple(_job(row, machines, path.parent, assumptions) for row in rows),
         machines=machines,
-        limits=_limits(document),
+        limits=Limits(
+            nodes=document.member("nodes").integer(minimum=1),
+            quotas={name: quota.integer() for name, quota in document.optional("quotas", _members, {}).items()},
+            budget_usd=document.optional("budget_usd", _float, None),
+        ),
         formulation=document.optional("formulation", _formulation, Formulation()),
-        period_seconds=_number(document, "period_seconds", 300.0),
-        tardiness_factor=_number(document, "tardiness_factor", 1.0),
-        postponement_factor=_number(document, "postponement_factor", 1.0),
         restart_seconds=_number(document, "restart_seconds", RESTART_SECONDS),
         checkpoint_seconds=document.optional("checkpoint_seconds", _float, None),
         probability=_number(document, "probability", CONFIDENCE),
@@ -143,10 +140,6 @@ def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
     `measured_hours` is the total time of the job on the machine where it ran last, estimated from its progress. The
     job's times on other machines are then corrected with `measured_hours`. `beside_hours` is the time outside the
     training steps, equal on all machines: waits for data, validation and checkpoints.
-
-    Args:
-        path: The YAML file.
-        problem: The planned problem.
 
     Raises:
         PlanningFormatError: The file is missing or malformed.
@@ -265,6 +258,10 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> P
     return situation
 
 
+def _members(value: Checked) -> dict[str, Checked]:
+    return {str(name): member for name, member in value.members().items()}
+
+
 def _float(value: Checked) -> float:
     return float(value.any_number())
 
@@ -304,7 +301,9 @@ def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
         return _multi_machine_type(row, known)
     if row.has("spot"):
         row.check_keys({"spot", "interruptions_per_hour"})
-        return _spot_machine(row)
+        machine = _newest_offer(row.member("spot"), row.member("spot").words(), spot=True)
+        rate = _float(row.member("interruptions_per_hour"))
+        return replace(machine, name=f"{machine.name} spot", instance=machine.name, interruptions_per_hour=rate)
     row.check_keys(
         {"name", "gpu", "num_gpus", "usd_per_hour"}, {"provider", "instance", "interruptions_per_hour", "hosts"}
     )
@@ -312,7 +311,7 @@ def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
         name=row.member("name").words(),
         gpu=row.member("gpu").words(),
         num_gpus=row.member("num_gpus").integer(minimum=1),
-        usd_per_hour=float(row.member("usd_per_hour").any_number()),
+        usd_per_hour=_float(row.member("usd_per_hour")),
         provider=row.optional("provider", Checked.words, None),
         instance=row.optional("instance", Checked.words, None),
         interruptions_per_hour=row.optional("interruptions_per_hour", _float, None),
@@ -321,9 +320,10 @@ def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
 
 
 def _newest_offer(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
-    """Return the newest offer for this instance type in the package's price list."""
-    known = at_spot_prices(load_offers()) if spot else load_offers()
-    offers = [offer for offer in known if offer.instance == instance]
+    """Return an instance type at the newest price in the package's price list."""
+    offers = [
+        offer for offer in (at_spot_prices(load_offers()) if spot else load_offers()) if offer.instance == instance
+    ]
     if not offers:
         raise row.unexpected(
             f"one of the offers that ship with the package{' and have a spot price' if spot else ''}, or a machine in "
@@ -339,43 +339,21 @@ def _newest_offer(row: Checked, instance: str, *, spot: bool = False) -> Machine
     )
 
 
-def _spot_machine(row: Checked) -> MachineType:
-    """Return an instance type at the newest spot price in the package's price list."""
-    machine = _newest_offer(row.member("spot"), row.member("spot").words(), spot=True)
-    return replace(
-        machine,
-        name=f"{machine.name} spot",
-        instance=machine.name,
-        interruptions_per_hour=_float(row.member("interruptions_per_hour")),
-    )
-
-
 def _multi_machine_type(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
-    """Combine several machines of one type into a new type, for a single job.
-
-    The base type is defined in the file or in the price list.
-    """
+    """Combine several machines of one type, from the file or the price list, into a new type for a single job."""
     name, count = row.member("machine").words(), row.member("together").integer(minimum=2)
-    one = next((machine for machine in known if machine.name == name and machine.base_type is None), None)
-    one = one or _newest_offer(row.member("machine"), name)
+    base = next((machine for machine in known if machine.name == name and machine.base_type is None), None)
+    base = base or _newest_offer(row.member("machine"), name)
+    rate = base.interruptions_per_hour
     return replace(
-        one,
+        base,
         name=f"{count} of {name}",
-        num_gpus=count * one.num_gpus,
-        usd_per_hour=count * one.usd_per_hour,
-        interruptions_per_hour=None if one.interruptions_per_hour is None else count * one.interruptions_per_hour,
+        num_gpus=count * base.num_gpus,
+        usd_per_hour=count * base.usd_per_hour,
+        interruptions_per_hour=None if rate is None else count * rate,
         hosts=(),
         nodes=count,
         base_type=name,
-    )
-
-
-def _limits(document: Checked) -> Limits:
-    quotas = document.member("quotas").members() if "quotas" in document.mapping() else {}
-    return Limits(
-        nodes=document.member("nodes").integer(minimum=1),
-        quotas={str(name): quota.integer() for name, quota in quotas.items()},
-        budget_usd=float(document.member("budget_usd").any_number()) if document.has("budget_usd") else None,
     )
 
 
@@ -386,31 +364,27 @@ def _formulation(value: Checked) -> Formulation:
 
 def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Job:
     row.check_keys({"name", "deadline_hours"}, _JOB_OPTIONAL)
-    found = _times(row, machines, folder, assumptions)
-    times = found.seconds
-    is_said = row.has("low_factor") or row.has("high_factor")
+    times = _times(row, machines, folder, assumptions)
+    name = row.member("name").words()
+    spreads = {}
+    for place, time in times.seconds.items():
+        # Division gives exactly 1 for equal numbers; multiplication by 1 / middle may not.
+        spreads[place] = Interval(time.low / time.middle, 1.0, time.high / time.middle)
     return Job(
-        name=row.member("name").words(),
-        seconds={configuration: time.middle for configuration, time in times.items()},
+        name=name,
+        seconds={configuration: time.middle for configuration, time in times.seconds.items()},
         deadline_seconds=hours_to_seconds(row.member("deadline_hours").any_number()),
         release_seconds=hours_to_seconds(_number(row, "release_hours", 0.0)),
         tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
-        low_factor=_number(row, "low_factor", 1.0),
-        high_factor=_number(row, "high_factor", 1.0),
-        spreads={} if is_said else {place: _relative_to_middle(time) for place, time in times.items()},
+        # Division gives exactly 1 for equal numbers; multiplication by 1 / middle may not.
+        spreads={
+            place: time.map(lambda end, middle=time.middle: end / middle) for place, time in times.seconds.items()
+        },
         command=row.optional("command", Checked.words, None),
         checkpoint=row.optional("checkpoint", Checked.words, None),
         image=row.optional("image", Checked.words, None),
-        notes=tuple(f"{row.member('name').words()}: {note}" for note in found.notes),
+        notes=tuple(f"{name}: {note}" for note in times.notes),
     )
-
-
-def _relative_to_middle(time: Interval[float]) -> Interval[float]:
-    """Divide a time and its ends by its middle.
-
-    Division gives exactly 1 for equal numbers; multiplication by 1 / middle may not.
-    """
-    return time.map(lambda value: value / time.middle)
 
 
 def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Times:
@@ -447,7 +421,6 @@ def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assump
             model=row.optional("model", Checked.words, None),
             keep_batch=keep_batch,
         )
-    epochs = _number(row, "remaining_epochs", 1.0)
     seconds = {}
     for machine, by_gpus in row.member("hours").members().items():
         for num_gpus, hours in by_gpus.members().items():
@@ -456,7 +429,7 @@ def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assump
                     f"has the key {shown(num_gpus)}; expected a number of GPUs, for example {{1: 5.2, 2: 2.8}}."
                 )
             configuration = Configuration(machine=str(machine), num_gpus=num_gpus)
-            stated = hours_to_seconds(hours.any_number()) * epochs
+            stated = hours_to_seconds(hours.any_number())
             seconds[configuration] = Interval(stated, stated, stated)
     return Times(seconds)
 

@@ -59,12 +59,7 @@ JobStages = Mapping[str, tuple[JobStage, ...]]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedSchedule:
-    """Policy that runs each job in given stages, and starts waiting jobs in a given order.
-
-    Attributes:
-        stages: Stages of each job.
-        shares_gpus: Whether jobs may share a machine.
-    """
+    """Policy that runs each job in given stages, and starts waiting jobs in a given order."""
 
     stages: JobStages
     shares_gpus: bool
@@ -122,12 +117,8 @@ def improved_plan(
 ) -> Plan | None:
     """Return a plan with a lower expected cost, or None if the search finds none.
 
-    Args:
-        plan: A plan with its outlook.
-        problem: The problem.
-        since: Progress of the plan; None at the beginning.
-        outlook: Evaluates a plan with the same draws as `plan.outlook`.
-        stages: Stages of the plan; None to derive them from its segments, which do not show for what a job waited.
+    `outlook` evaluates plans with the same draws as `plan.outlook`. Without `stages`, they are derived from the
+    segments of the plan, which do not show for what a job waited.
     """
     stages = stages or _stages(plan)
     if stages is None or plan.outlook is None:

@@ -31,7 +31,7 @@ the best single configuration. Otherwise a job might wait forever. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, final
@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.base.interval import NORMAL_95, OUTSIDE
-from lightning_predict.base.units import seconds_to_hours
+from lightning_predict.base.units import hours_to_seconds, seconds_to_hours
 from lightning_predict.planning.problem import (
     Configuration,
     Formulation,
@@ -120,10 +120,6 @@ def late_factor(high_factor: float, probability: float) -> float:
 
     The logarithms of measured over predicted times are assumed to be normally distributed, with the upper end of the
     interval at 95 %.
-
-    Args:
-        high_factor: Upper end of the time's interval, relative to the middle.
-        probability: The required probability.
     """
     return float(high_factor ** (NormalDist().inv_cdf(probability) / NORMAL_95))
 
@@ -257,9 +253,7 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
     configurations = tuple(sorted({configuration for job in jobs for configuration in job.seconds}))
     column_of = {configuration: column for column, configuration in enumerate(configurations)}
     machine_of = np.array([index[item.machine] for item in configurations], dtype=np.int64)  # (K,)
-    usd_per_second = np.array(
-        [rental_usd(seconds=1.0, usd_per_hour=machine.usd_per_hour) for machine in machines]
-    )  # (M,)
+    usd_per_second = np.array([machine.usd_per_hour for machine in machines]) / hours_to_seconds(1)  # (M,)
     machine_rate = usd_per_second[machine_of]  # (K,); job_rate is the job's share of it
     job_rate = machine_rate * [
         machine_share(machines[index[item.machine]], item, problem.formulation) for item in configurations
@@ -269,81 +263,81 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
     running = tuple(situation.running.get(job.name) for job in jobs)
     runs = np.array([place is not None for place in running], dtype=bool)  # (J,)
     can_move = np.array([job.can_move for job in jobs], dtype=bool)  # (J,)
-    deadlines = np.array([job.deadline_seconds for job in jobs])
-    weights = np.array([rental_usd(seconds=1.0, usd_per_hour=job.tardiness_usd_per_hour) for job in jobs])
     again = MOVES_TO_COME * np.array([restart_seconds(job, problem, situation) for job in jobs])  # (J,)
-    times = [run_seconds(job, problem, situation) for job in jobs]
-    seconds = np.array([[row.get(item, math.nan) for item in configurations] for row in times])  # (J, K)
-    seconds = seconds.reshape(len(jobs), len(configurations))
-    factors = [late_factors(job, problem, situation) for job in jobs]
-    doubt = np.array([[row.get(item, 1.0) for item in configurations] for row in factors])  # (J, K)
-    doubt = doubt.reshape(len(jobs), len(configurations))
+    seconds = _table([run_seconds(job, problem, situation) for job in jobs], configurations, math.nan)  # (J, K)
+    doubt = _table([late_factors(job, problem, situation) for job in jobs], configurations, 1.0)  # (J, K)
+    whole = _table([expected_seconds(job, problem, situation) for job in jobs], configurations, math.nan)  # (J, K)
     # Remaining work, if the job is also slower in the part that counts as done only by the prediction.
     behind = np.array([behind_share(job, problem, situation) for job in jobs])  # (J,)
-    whole = [expected_seconds(job, problem, situation) for job in jobs]
-    missing = np.array([[row.get(item, math.nan) for item in configurations] for row in whole])  # (J, K)
-    missing = (missing.reshape(len(jobs), len(configurations)) * doubt).T * behind  # (K, J)
+    stay, stay_rate, stays_late = np.full((3, len(jobs)), math.nan)
+    for row, (job, place) in enumerate(zip(jobs, running, strict=True)):
+        if place is not None:
+            column = column_of[place.configuration]
+            stay[row], stay_rate[row] = stay_seconds(job, problem, situation), job_rate[column]
+            end = now + (stay[row] + behind[row] * whole[row, column]) * doubt[row, column]
+            stays_late[row] = problem.tardiness_factor * tardiness_usd(job, end)
+    missing = (whole * doubt).T * behind  # (K, J)
     # The cost of a move is certain, but its benefit is not: it depends on the predicted speed of the other GPU.
     gpu_of = np.array([machines[number].gpu for number in machine_of])  # (K,)
     gpus_now = np.array(["" if place is None else gpu_of[column_of[place.configuration]] for place in running])  # (J,)
     moves = runs[:, np.newaxis] & (gpus_now[:, np.newaxis] != gpu_of)
-    seconds = np.where(moves, seconds * doubt, seconds)
-    doubt = np.where(moves, 1.0, doubt)
+    seconds, doubt = np.where(moves, seconds * doubt, seconds), np.where(moves, 1.0, doubt)
     if not problem.formulation.migrates:
         for row, job in enumerate(jobs):
             if job.name in situation.started:
                 seconds[row, np.arange(len(configurations)) != column_of[situation.started[job.name]]] = math.nan
-    stay, stay_rate = np.full(len(jobs), math.nan), np.full(len(jobs), math.nan)  # (J,)
-    stay_doubt, stay_behind = np.ones(len(jobs)), np.zeros(len(jobs))
-    for row, (job, place) in enumerate(zip(jobs, running, strict=True)):
-        if place is not None:
-            stay[row], stay_rate[row] = stay_seconds(job, problem, situation), job_rate[column_of[place.configuration]]
-            stay_doubt[row] = factors[row][place.configuration]
-            stay_behind[row] = behind[row] * whole[row][place.configuration] * stay_doubt[row]
-
-    def tardiness(end: Table) -> Table:  # jobs are the first axis
-        late: Table = np.maximum(0.0, end.T - deadlines) * weights
-        return late.T
 
     paid = seconds * job_rate  # (J, K)
     later = job_rate * (np.maximum(0.0, seconds - horizon).T + again).T
-    cost_usd = later + problem.tardiness_factor * tardiness((now + (seconds * doubt).T + missing + again).T)
-    stays_late = problem.tardiness_factor * tardiness(now + stay * stay_doubt + stay_behind)  # (J,)
-    stays_usd = stay_rate * np.maximum(0.0, stay - horizon) + stays_late
+    end = now + ((seconds * doubt).T + missing + again).T
+    cost_usd = later + problem.tardiness_factor * _tardiness_usd(jobs, end)
+    no_start = np.isnan(seconds) | (runs & (problem.formulation.fixes_running_jobs | ~can_move))[:, np.newaxis]
+    cost_usd, machine_usd = np.where(no_start, math.inf, cost_usd), np.where(no_start, math.inf, paid)
+    cost_usd[_needless(cost_usd, machine_usd, machine_of)] = math.inf
     run_later = (1 + TIE) * (machine_rate * horizon + later)  # (J, K)
-    late = problem.postponement_factor * tardiness((now + horizon + (seconds * doubt).T + missing + again).T)
+    late = problem.postponement_factor * _tardiness_usd(jobs, horizon + end)
     is_cheapest = paid == np.nanmin(paid, axis=1, keepdims=True)
     postponed_usd = np.maximum(
         np.nanmin(run_later, axis=1) + np.nanmin(np.where(is_cheapest, late, math.nan), axis=1),
         np.nanmin(run_later + late, axis=1),
     )
-    is_fixed = runs & (problem.formulation.fixes_running_jobs | ~can_move)  # (J,)
-    no_start = np.isnan(seconds) | is_fixed[:, np.newaxis]
-    cost_usd, machine_usd = np.where(no_start, math.inf, cost_usd), np.where(no_start, math.inf, paid)
-    cost_usd[_needless(cost_usd, machine_usd, machine_of)] = math.inf
-    sizes = [item.num_gpus for item in configurations]
+    sizes, quotas = [item.num_gpus for item in configurations], problem.limits.quotas
+    if not problem.formulation.shares_gpus:
+        sizes = [machines[number].num_gpus for number in machine_of]
     return Options(
         jobs=tuple(job.name for job in jobs),
         machines=machines,
         configurations=configurations,
         machine_of=machine_of,
-        size_of=np.array(sizes, dtype=np.int64)
-        if problem.formulation.shares_gpus
-        else np.array([machine.num_gpus for machine in machines], dtype=np.int64)[machine_of],
+        size_of=np.array(sizes, dtype=np.int64),
         cost_usd=cost_usd,
         machine_usd=machine_usd,
         running=running,
-        stay_usd=np.where(runs, stays_usd, math.inf),
+        stay_usd=np.where(runs, stay_rate * np.maximum(0.0, stay - horizon) + stays_late, math.inf),
         stay_machine_usd=np.where(runs, stay_rate * stay, math.inf),
         postponed_usd=np.where(runs & ~(problem.formulation.preempts & can_move), math.inf, postponed_usd),
         reserved_usd=np.nanmin(seconds * machine_rate, axis=1),
         period_usd=usd_per_second * horizon,
         nodes=problem.limits.nodes,
-        quotas=np.array(
-            [problem.limits.quotas.get(machine.kind, problem.limits.nodes) for machine in machines], dtype=np.int64
-        ),
+        quotas=np.array([quotas.get(machine.kind, problem.limits.nodes) for machine in machines], dtype=np.int64),
         budget_usd=_budget_left(problem, situation, by_name.values()),
     )
+
+
+def _table(
+    rows: Sequence[Mapping[Configuration, float]], configurations: Sequence[Configuration], missing: float
+) -> Table:
+    """Return values by job and configuration as an array (J, K)."""
+    values = np.array([[row.get(item, missing) for item in configurations] for row in rows])
+    return values.reshape(len(rows), len(configurations))
+
+
+def _tardiness_usd(jobs: Sequence[Job], end_seconds: Table) -> Table:
+    """Return `tardiness_usd` of each job, for ends of the shape (J, K)."""
+    deadlines = np.array([job.deadline_seconds for job in jobs])
+    weights = np.array([job.tardiness_usd_per_hour for job in jobs]) / hours_to_seconds(1)
+    late: Table = np.maximum(0.0, end_seconds.T - deadlines) * weights
+    return late.T
 
 
 def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

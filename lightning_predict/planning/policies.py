@@ -79,8 +79,6 @@ class PlanCandidate:
     """Planning method to try: a policy with its settings.
 
     Attributes:
-        policy: The policy.
-        formulation: What the policy may do with jobs.
         horizon_seconds: Horizon of the policy. If None, the horizon is derived from the events.
         tardiness: Factor on the problem's weight of tardiness.
         probability: Required probability of each deadline, if higher than the problem's probability.

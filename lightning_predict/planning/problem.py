@@ -203,12 +203,7 @@ class PlanningProblem:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Machine and GPUs of a job.
-
-    Attributes:
-        node: Number of the node, counted from 0.
-        configuration: Machine type of the node, and the job's number of GPUs on it.
-    """
+    """Machine and GPUs of a job; nodes are counted from 0."""
 
     node: int
     configuration: Configuration
@@ -254,11 +249,8 @@ class RunningJobs:
     Attributes:
         placements: Placement of each running job.
         postponed: Jobs that wait, by name.
-        objective_usd: Expected cost according to the planner (see `objective.py`); None for a rule without an
-            objective.
+        objective_usd: Expected cost according to the planner; None for a rule without an objective.
         bound_usd: Lower bound on the cost of any decision; None if the method gives no bound.
-        method: Name of the method.
-        solve_seconds: Time to decide.
     """
 
     placements: Mapping[str, Placement]
@@ -292,15 +284,7 @@ class Segment:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
-    """Time span in which a node is rented as a machine of one type.
-
-    Attributes:
-        node: Number of the node.
-        machine: Type of the machine.
-        start_seconds: Start of the rental.
-        end_seconds: End of the rental.
-        usd: Price of the rental.
-    """
+    """Time span in which a node is rented as a machine of one type, and its price."""
 
     node: int
     machine: str
@@ -314,16 +298,8 @@ class Rental:
 class JobOutcome:
     """Start, end and cost of a job.
 
-    Attributes:
-        job: Name of the job.
-        release_seconds: Time of submission.
-        start_seconds: Time of the first start.
-        end_seconds: Actual end.
-        deadline_seconds: Deadline.
-        tardiness_seconds: Time between deadline and end; 0 if the job ended in time.
-        tardiness_usd: Cost of the tardiness.
-        machine_usd: The job's share of the cost of machines. A shared machine is divided by the jobs' numbers of GPUs,
-            and the cost of idle GPUs in the same proportion.
+    `machine_usd` is the job's share of the cost of machines. A shared machine is divided by the jobs' numbers of GPUs,
+    and the cost of idle GPUs in the same proportion.
     """
 
     job: str
@@ -339,13 +315,7 @@ class JobOutcome:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutlook:
-    """Results of a plan over all draws.
-
-    Attributes:
-        machine_usd: Expected cost of machines.
-        tardiness_usd: Expected cost of tardiness.
-        in_time: Probability that each job meets its deadline, by name.
-    """
+    """Expected costs of a plan over all draws, and the probability that each job meets its deadline, by name."""
 
     machine_usd: float
     tardiness_usd: float
@@ -367,12 +337,9 @@ class Plan:
     """Result of planning: placements, times and costs.
 
     Attributes:
-        policy: Name of the policy.
         segments: Segments of jobs, sorted by start and job.
         rentals: Rentals of machines, sorted by start and node.
         outcomes: One outcome per job, sorted by name.
-        decisions: Number of decisions.
-        longest_decision_seconds: Duration of the slowest decision.
         largest_gap: Largest gap among decisions with a bound; None if no decision has one.
         outlook: Expected cost and probability of each deadline; None if not computed.
     """

@@ -94,10 +94,6 @@ class PlanReplay:
 def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeconds:
     """Return actual times that differ from the predicted ones by one factor per job.
 
-    Args:
-        problem: The problem with the jobs.
-        factors: Ratio of actual to predicted time, by job. A job without an entry takes the predicted time.
-
     Raises:
         InvalidArgumentError: A factor is not above 0, or a job is unknown.
     """

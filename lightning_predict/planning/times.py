@@ -110,7 +110,7 @@ def times_of_runs(
         MeasurementTableError: The table is invalid.
         InvalidArgumentError: There are too few runs, runs of several models without a choice, or runs that differ in a
             setting that a plan does not have, such as the number of loader processes.
-        MissingDependencyError: scikit-learn or SciPy is not installed.
+        MissingDependencyError: SciPy is not installed.
     """
     from lightning_predict.regression.end_to_end import fit_regression, of_one_model
     from lightning_predict.regression.runs import RunSetting, read_runs

@@ -2,6 +2,7 @@
 
 Example::
 
+    >>> from lightning_predict.planning.problem import Configuration
     >>> t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
     >>> on_t4 = Configuration(machine="g4dn.xlarge", num_gpus=1)
     >>> bert = Job(name="bert", seconds={on_t4: 7200.0}, deadline_seconds=10800.0, tardiness_usd_per_hour=2.0)

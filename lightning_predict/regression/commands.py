@@ -10,19 +10,32 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.files import history_path
-
-if TYPE_CHECKING:
-    from lightning_predict.record.trace import Trace
-    from lightning_predict.regression.end_to_end import EndToEndRegression, RunEstimate
-    from lightning_predict.regression.runs import PastRun, RunSetting, RunTable
+from lightning_predict.base.units import gigaflops_to_flops
+from lightning_predict.hardware.layouts import layout_of
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace
+from lightning_predict.regression.end_to_end import (
+    EndToEndRegression,
+    RegressionOptions,
+    RunEstimate,
+    fit_regression,
+    of_one_model,
+)
+from lightning_predict.regression.layers import fit_layers, layers_of, recorded_times
+from lightning_predict.regression.runs import PastRun, RunSetting, RunTable, read_runs
+from lightning_predict.reports.format import duration
 
 HISTORY: Final = "history"
 """Argument that selects the runs in the user's history."""
+
+Number = int | float
 
 
 def regress(
@@ -76,25 +89,23 @@ def regress(
     """
     if layers is not None:
         return _of_layers(runs, [Path(name) for name in _words(layers)])
-    from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
-    from lightning_predict.regression.runs import read_runs
-
     source = history_path() if str(runs) == HISTORY and not runs.exists() else runs
     table = read_runs(source, columns=_pairs("columns", columns), values=_pairs("values", values))
     chosen = of_one_model(table.runs, model)
-    options = RegressionOptions(degree=degree, max_terms=max_terms, relative=not absolute)
-    regression = fit_regression(chosen, options=options)
-    asked: dict[str, list[Any]] = {
+    regression = fit_regression(
+        chosen, options=RegressionOptions(degree=degree, max_terms=max_terms, relative=not absolute)
+    )
+    requested: dict[str, Sequence[Any]] = {
         "iterations": _numbers("iterations", iterations),
         "batch_size": _numbers("batch-sizes", batch_sizes),
-        "gpu": _words(gpus),
-        "flops_per_second": [_flops(value) for value in _numbers("gflops", gflops)],
         "num_gpus": _numbers("num-gpus", num_gpus),
         "threads": _numbers("threads", threads),
         "disk_seconds": _numbers("disk-delay-seconds", disk_delay_seconds),
         "inner_modules": _numbers("inner-modules", inner_modules),
     }
-    settings = _settings(chosen, asked) if any(asked.values()) else ()
+    rates = [gigaflops_to_flops(value) for value in _numbers("gflops", gflops)]
+    names = _words(gpus)
+    settings = _settings(chosen, requested, names, rates) if names or rates or any(requested.values()) else ()
     estimates = [regression.predict(setting) for setting in settings]
     return CommandAnswer(
         data=lambda: _data(regression, table, estimates), show=lambda: print(_text(regression, table, estimates))
@@ -103,28 +114,26 @@ def regress(
 
 def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
     """Predict a step from the measured layers of recorded steps."""
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.record.trace import Trace
-    from lightning_predict.regression.layers import fit_layers, layers_of, recorded_times
-    from lightning_predict.reports.format import duration
-
-    known = [Trace.load(str(path)) for path in recordings]
-    gpus = {_recorded_on(one) for one in known}
+    traces = [Trace.load(str(path)) for path in recordings]
+    gpus = set()
+    for recorded in traces:
+        gpu, name = gpu_in_use(recorded), "the CPU" if recorded.device == "cpu" else recorded.gpu_reported_name
+        gpus.add((name or "an unknown GPU") if gpu is None else gpu.name)
     if len(gpus) > 1:
         raise InvalidArgumentError(
             f"--layers has recordings of several GPUs ({', '.join(sorted(gpus))}); a fit needs a single GPU. Give "
             "recordings of one."
         )
-    regression = fit_layers(layer for one in known for layer in layers_of(one))
+    regression = fit_layers(layer for recorded in traces for layer in layers_of(recorded))
     trace = Trace.load(str(network))
-    found = regression.predict(trace)
-    if not found.layers:
+    estimate = regression.predict(trace)
+    if not estimate.layers:
+        reason = f"it has {', '.join(estimate.unknown)}" if estimate.unknown else "its operations have no shapes"
         raise InvalidArgumentError(
-            f"{network} has no layer whose kind the recordings of --layers hold: "
-            + (f"it has {', '.join(found.unknown)}. " if found.unknown else "its operations have no shapes. ")
-            + "Record it with lp.capture, or give recordings with such layers."
+            f"{network} has no layer whose kind the recordings of --layers hold: {reason}. Record it with lp.capture, "
+            "or give recordings with such layers."
         )
-    measured = sum(time for one in trace.operations for time in recorded_times(trace, one))
+    measured = sum(time for operation in trace.operations for time in recorded_times(trace, operation))
     rows = [
         [kind, str(line.layers), f"{line.intercept:.3g} + {line.per_byte:.3g} b + {line.per_flop:.3g} f"]
         for kind, line in regression.lines.items()
@@ -132,32 +141,23 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
     lines = [
         aligned(["layers with b bytes and f FLOPs", "fitted", "seconds"], rows, right={1}),
         "",
-        f"{network}: {duration(found.seconds)} of device time in {found.layers} layers on {gpus.pop()}"
+        f"{network}: {duration(estimate.seconds)} of device time in {estimate.layers} layers on {gpus.pop()}"
         + (f"; {duration(measured)} were recorded." if measured else "."),
-        *(f"Left out, as no recording has it: {kind}, {count} calls." for kind, count in found.unknown.items()),
-        *(f"{kind}: {factor:.2g} times the work of the largest fitted." for kind, factor in found.beyond.items()),
+        *(f"Left out, as no recording has it: {kind}, {count} calls." for kind, count in estimate.unknown.items()),
+        *(f"{kind}: {factor:.2g} times the work of the largest fitted." for kind, factor in estimate.beyond.items()),
     ]
     return CommandAnswer(
         data=lambda: {
             "lines": json_value(regression.lines),
-            "prediction": json_value(found),
+            "prediction": json_value(estimate),
             "recorded_seconds": measured or None,
         },
         show=lambda: print("\n".join(lines)),
     )
 
 
-def _recorded_on(trace: Trace) -> str:
-    from lightning_predict.record.recorded_on import gpu_in_use
-
-    gpu, name = gpu_in_use(trace), "the CPU" if trace.device == "cpu" else trace.gpu_reported_name
-    return (name or "an unknown GPU") if gpu is None else gpu.name
-
-
 def _pairs(option: str, text: str | None) -> dict[str, str]:
     """Parse `a=b,c=d` into a dictionary."""
-    from lightning_predict.base.errors import InvalidArgumentError
-
     pairs = [word.partition("=") for word in _words(text)]
     wrong = ["".join(pair) for pair in pairs if not (pair[0] and pair[2])]
     if wrong:
@@ -169,56 +169,40 @@ def _words(text: str | None) -> list[str]:
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
-def _numbers(option: str, text: str | None) -> list[int | float]:
+def _numbers(option: str, text: str | None) -> list[Number]:
     """Parse comma-separated numbers. Whole numbers become int."""
-    from lightning_predict.base.errors import InvalidArgumentError
-
-    numbers: list[int | float] = []
-    for word in _words(text):
-        try:
-            value = float(word)
-        except ValueError:
-            raise InvalidArgumentError(f"--{option} has {word!r}; expected numbers, separated by commas.") from None
-        numbers.append(int(value) if value.is_integer() else value)
-    return numbers
+    try:
+        values = [float(word) for word in _words(text)]
+    except ValueError:
+        raise InvalidArgumentError(f"--{option} has {text!r}; expected numbers, separated by commas.") from None
+    return [int(value) if value.is_integer() else value for value in values]
 
 
-def _flops(gflops: float) -> float:
-    from lightning_predict.base.units import gigaflops_to_flops
-
-    return gigaflops_to_flops(gflops)
-
-
-def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tuple[RunSetting, ...]:
+def _settings(
+    runs: Sequence[PastRun], requested: Mapping[str, Sequence[Any]], gpus: Sequence[str], rates: Sequence[float]
+) -> tuple[RunSetting, ...]:
     """Return all combinations of the given settings. A setting that is not given must be equal in all past runs."""
-    from itertools import product
-
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.regression.runs import RunSetting
-
-    if asked["gpu"] and asked["flops_per_second"]:
+    if gpus and rates:
         raise InvalidArgumentError("Give one of --gpus and --gflops.")
-    powers: list[dict[str, Any]] = [_cards(name) for name in asked["gpu"]]
-    if asked["num_gpus"] and any("num_gpus" in power for power in powers):
+    layouts = [layout_of(name) for name in gpus]
+    if requested["num_gpus"] and any(layout.count > 1 for layout in layouts):
         raise InvalidArgumentError("--gpus says how many GPUs already; leave --num-gpus out, or the numbers of --gpus.")
-    powers += [{"flops_per_second": value} for value in asked["flops_per_second"]]
-    if not powers:
+    cards: list[tuple[str | None, float | None, int]] = [(layout.gpu.name, None, layout.count) for layout in layouts]
+    cards += [(None, rate, 1) for rate in rates]
+    if not cards:
         _same(runs, "flops_per_second")
-        powers = [{"gpu": runs[0].setting.gpu, "flops_per_second": runs[0].setting.flops_per_second}]
-    names = [name for name in asked if name not in ("gpu", "flops_per_second")]
+        cards = [(runs[0].setting.gpu, runs[0].setting.flops_per_second, 1)]
     settings = []
-    for power in powers:
-        lists = [[power[name]] if name in power else asked[name] or [_same(runs, name)] for name in names]
-        settings += [RunSetting(**power | dict(zip(names, values, strict=True))) for values in product(*lists)]
+    for gpu, rate, count in cards:
+        lists = [
+            [count] if name == "num_gpus" and count > 1 else values or [_same(runs, name)]
+            for name, values in requested.items()
+        ]
+        settings += [
+            RunSetting(gpu=gpu, flops_per_second=rate, **dict(zip(requested, values, strict=True)))
+            for values in product(*lists)
+        ]
     return tuple(settings)
-
-
-def _cards(name: str) -> dict[str, Any]:
-    """Parse the name of a GPU or layout; return the GPU and, for several GPUs, their number."""
-    from lightning_predict.hardware.layouts import layout_of
-
-    layout = layout_of(name)
-    return {"gpu": layout.gpu.name} | ({"num_gpus": layout.count} if layout.count > 1 else {})
 
 
 _OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "disk_seconds": "disk-delay-seconds"}
@@ -226,8 +210,6 @@ _OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "dis
 
 def _same(runs: Sequence[PastRun], name: str) -> Any:
     """Return the value of a setting that is equal in all runs."""
-    from lightning_predict.base.errors import InvalidArgumentError
-
     values = {getattr(run.setting, name) for run in runs}
     if len(values) > 1:
         option = _OPTIONS.get(name, name.replace("_", "-"))
@@ -237,7 +219,7 @@ def _same(runs: Sequence[PastRun], name: str) -> Any:
     return values.pop()
 
 
-def _data(regression: EndToEndRegression, table: RunTable, estimates: Sequence[RunEstimate]) -> dict[str, Any]:
+def _data(regression: EndToEndRegression, table: RunTable, estimates: Sequence[RunEstimate]) -> dict[str, object]:
     terms = zip(regression.terms, regression.coefficients.tolist(), strict=True)
     return {
         "model": regression.model,
@@ -257,15 +239,11 @@ def _data(regression: EndToEndRegression, table: RunTable, estimates: Sequence[R
 
 def _text(regression: EndToEndRegression, table: RunTable, estimates: Sequence[RunEstimate]) -> str:
     left_out = regression.cross_validation_error
-    errors = f"Mean error: {_percent(regression.mean_error)} on these runs"
+    errors = f"Mean error: {100 * regression.mean_error:.1f} % on these runs"
     if left_out is not None:
-        errors += f", {_percent(left_out)} on runs left out of the fit (a tenth at a time)"
-    lines = [
-        f"{regression.runs} past runs of {regression.model}: {regression.formula}",
-        f"{errors}.",
-        *table.notes,
-        *regression.notes,
-    ]
+        errors += f", {100 * left_out:.1f} % on runs left out of the fit (a tenth at a time)"
+    lines = [f"{regression.runs} past runs of {regression.model}: {regression.formula}", f"{errors}."]
+    lines += [*table.notes, *regression.notes]
     if estimates:
         lines += ["", _table(estimates)]
         outside = [(number, one) for number, one in enumerate(estimates, start=1) if one.extrapolations]
@@ -273,12 +251,12 @@ def _text(regression: EndToEndRegression, table: RunTable, estimates: Sequence[R
         lines += [
             f"  {number}: {'; '.join(one.note for one in estimate.extrapolations)}" for number, estimate in outside
         ]
-        if any(one.seconds is None for one in estimates):
+        if any(one.time is None for one in estimates):
             lines.append("A dash: the regression falls to 0 or below, so far from the past runs.")
     return "\n".join(lines)
 
 
-_COLUMNS: Final[Mapping[str, Callable[[RunSetting], Any]]] = {
+_COLUMNS: Final[Mapping[str, Callable[[RunSetting], object]]] = {
     "GPU": lambda setting: setting.gpu or f"{setting.flops_per_second:.3g} FLOP/s",
     "GPUs": lambda setting: setting.num_gpus,
     "batch size": lambda setting: setting.batch_size,
@@ -290,26 +268,15 @@ _COLUMNS: Final[Mapping[str, Callable[[RunSetting], Any]]] = {
 
 
 def _table(estimates: Sequence[RunEstimate]) -> str:
-    from lightning_predict.reports.format import duration
-
-    def time(seconds: float | None) -> str:
-        return "-" if seconds is None else duration(seconds)
-
     shown = {
         name: value for name, value in _COLUMNS.items() if any(value(one.setting) is not None for one in estimates)
     }
-    rows = [
-        [
-            str(number),
-            *(str(value(one.setting)) for value in shown.values()),
-            time(one.seconds),
-            "-" if one.low_seconds is None else f"{time(one.low_seconds)} - {time(one.high_seconds)}",
-        ]
-        for number, one in enumerate(estimates, start=1)
-    ]
+    rows = []
+    for number, estimate in enumerate(estimates, start=1):
+        time = estimate.time
+        times = ["-", "-"]
+        if time is not None:
+            times = [duration(time.middle), f"{duration(time.low)} - {duration(time.high)}"]
+        rows.append([str(number), *(str(value(estimate.setting)) for value in shown.values()), *times])
     headers = ["", *shown, "time", "interval (90 %)"]
     return aligned(headers, rows, right=set(range(len(headers))) - {1})
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -20,10 +20,10 @@ runs are excluded; `RegressionOptions` can include them, as in the published met
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import CONFIDENCE, Interval
 from lightning_predict.kernels.operations import Array
 from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
-
-if TYPE_CHECKING:
-    from lightning_predict.regression.stepwise import StepwiseRegression
 
 
 @final
@@ -79,18 +76,12 @@ def terms_of(
         for chosen in combinations(variables, length):
             if set(_RATES) <= set(chosen):  # times of computing and of moving data add up
                 continue
-            powers = [_powers(name, inverses, not_inverted, only_inverted) for name in chosen]
+            powers = [
+                (1,) if not inverses or name in not_inverted else (-1,) if name in only_inverted else (1, -1)
+                for name in chosen
+            ]
             terms += [Term(chosen, exponents) for exponents in product(*powers)]
     return tuple(terms)
-
-
-def _powers(
-    name: Variable, inverses: bool, not_inverted: Collection[Variable], only_inverted: Collection[Variable]
-) -> tuple[int, ...]:
-    """Return the possible exponents of a variable in a product."""
-    if not inverses or name in not_inverted:
-        return (1,)
-    return (-1,) if name in only_inverted else (1, -1)
 
 
 @final
@@ -123,13 +114,7 @@ class Extrapolation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
-    """Time of a run, predicted from past runs.
-
-    Attributes:
-        setting: Setting of the run.
-        time: Seconds of the run; None if the regression predicts 0 or less, far outside the past runs.
-        extrapolations: Variables outside the range of the past runs.
-    """
+    """Time of a run, predicted from past runs; None if the regression predicts 0 or less, far outside the past runs."""
 
     setting: RunSetting
     time: Interval[float] | None
@@ -190,7 +175,8 @@ class EndToEndRegression:
         parts = [f"{self.intercept:.4g}"]
         for value, term in zip(self.coefficients, self.terms, strict=True):
             sign = "-" if value < 0 else "+"
-            parts.append(f"{sign} {abs(value):.4g}{_after_number(term.name)}")
+            product = term.name[1:] if term.name.startswith("1 / ") else f" * {term.name}"
+            parts.append(f"{sign} {abs(value):.4g}{product}")
         return f"seconds per iteration = {' '.join(parts)}"
 
     def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
@@ -282,11 +268,6 @@ def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> 
     return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
 
 
-def _after_number(name: str) -> str:
-    """Return the name of a term as it follows the coefficient in a formula."""
-    return name[1:] if name.startswith("1 / ") else f" * {name}"
-
-
 MIN_RUNS: Final = 3
 """Minimum number of runs for a regression."""
 
@@ -344,7 +325,7 @@ def fit_regression(
     Raises:
         InvalidArgumentError: There are too few runs, the runs are of several models and `model` is None, or only some
             runs have a variable.
-        MissingDependencyError: scikit-learn or SciPy is not installed.
+        MissingDependencyError: SciPy is not installed.
     """
     chosen = of_one_model(runs, model)
     regression = _fit(chosen, options)
@@ -365,7 +346,7 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
 
     Raises:
         InvalidArgumentError: There are too few runs.
-        MissingDependencyError: scikit-learn or SciPy is not installed.
+        MissingDependencyError: SciPy is not installed.
     """
     if len(runs) <= MIN_RUNS:
         raise InvalidArgumentError(f"{len(runs)} runs; leaving one out needs at least {MIN_RUNS + 1}.")
@@ -381,6 +362,8 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
 
 def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
     """Select terms and fit their coefficients, without cross-validation."""
+    from lightning_predict.regression.stepwise import fit_stepwise  # needs SciPy
+
     known, notes = _known_variables(chosen, options.variables)
     columns = values_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
@@ -395,57 +378,46 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
     if options.work_has_rates and options.degree > 1 and set(_RATES) & set(varying):
         terms = tuple(term for term in terms if not _is_work_of_any_gpu(term))
     target = np.array([run.seconds_per_iteration for run in chosen])  # (runs,)
-    # scikit-learn rejects a table without columns. A column of ones is never selected, because there is an intercept.
-    matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])  # (runs, terms)
+    matrix = np.array([term.values(columns) for term in terms]).reshape(len(terms), len(chosen)).T  # (runs, terms)
     # Scaling makes rounding errors equal for 1e14 FLOP/s and 4 GPUs.
     scales = np.sqrt((matrix**2).mean(axis=0))  # (terms,)
-    estimator = _estimator(terms, len(chosen), options)
-    estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
-    kept = estimator.selected_
+    # Coefficients of terms without the number of GPUs are costs.
+    costs = [index for index, term in enumerate(terms) if "num_gpus" not in term.variables]
+    fit = fit_stepwise(
+        matrix / scales,
+        target,
+        target**-2 if options.relative else None,
+        p_enter=options.p_enter,
+        p_remove=options.p_remove,
+        max_features=min(max(1, len(chosen) // options.runs_per_term), options.max_terms or len(chosen)),
+        non_negative=costs if options.costs_add_up else (),
+        non_negative_intercept=options.costs_add_up,
+    )
+    kept = list(fit.selected)
+    both_rates: tuple[Variable, ...] = ("flops_per_byte",) if set(_RATES) <= set(known) else ()
+    ranges = values_of([run.setting for run in chosen], (*known, *both_rates))
     return EndToEndRegression(
         model=chosen[0].model,
         runs=len(chosen),
-        intercept=estimator.intercept_,
+        intercept=fit.intercept,
         terms=tuple(terms[index] for index in kept),
-        coefficients=estimator.coef_[kept] / scales[kept],
-        ranges={
-            name: (float(values.min()), float(values.max()))
-            for name, values in values_of(
-                [run.setting for run in chosen], (*known, *_rate_ratio_variable(known))
-            ).items()
-        },
-        mean_error=float(np.abs(estimator.predict(matrix / scales) / target - 1).mean()),
+        coefficients=fit.coefficients / scales[kept],
+        ranges={name: (float(values.min()), float(values.max())) for name, values in ranges.items()},
+        mean_error=float(np.abs(fit.predict(matrix / scales) / target - 1).mean()),
         cross_validation_error=None,
-        notes=(*notes, *_left_out(known, varying, zero, columns), *_unused(varying, [terms[i] for i in kept])),
-        residual_variance=estimator.residual_variance_,
-        degrees_of_freedom=estimator.degrees_of_freedom_,
-        covariance=estimator.unscaled_covariance_,
+        notes=(*notes, *_variable_notes(known, varying, zero, columns, [terms[index] for index in kept])),
+        residual_variance=fit.residual_variance,
+        degrees_of_freedom=fit.degrees_of_freedom,
+        covariance=fit.covariance,
         scales=scales[kept],
         relative=options.relative,
     )
-
-
-def _rate_ratio_variable(known: Sequence[Variable]) -> tuple[Variable, ...]:
-    """Return the variable `flops_per_byte` if both rates of the GPUs are known."""
-    return ("flops_per_byte",) if set(_RATES) <= set(known) else ()
 
 
 def _is_work_of_any_gpu(term: Term) -> bool:
     """Return whether a term grows with the batch size, but contains neither a rate of the GPU nor loading."""
     grows = any(name == "batch_size" and power > 0 for name, power in zip(term.variables, term.exponents, strict=True))
     return grows and not {*_RATES, "threads", "disk_seconds"} & set(term.variables)
-
-
-def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
-    from lightning_predict.regression.stepwise import StepwiseRegression
-
-    return StepwiseRegression(
-        p_enter=options.p_enter,
-        p_remove=options.p_remove,
-        max_features=min(max(1, runs // options.runs_per_term), options.max_terms or runs),
-        non_negative=_costs(terms) if options.costs_add_up else (),
-        non_negative_intercept=options.costs_add_up,
-    )
 
 
 def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, ...]:
@@ -482,23 +454,20 @@ def _known_variables(
     return tuple(known), ((f"Not known of the runs, and left out: {', '.join(unknown)}.",) if unknown else ())
 
 
-def _costs(terms: Sequence[Term]) -> tuple[int, ...]:
-    """Return the indices of terms without the number of GPUs; their coefficients are costs and must be positive."""
-    return tuple(index for index, term in enumerate(terms) if "num_gpus" not in term.variables)
-
-
-def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str, ...]:
-    """Return a note about variables that vary, but are in no selected term."""
+def _variable_notes(
+    known: Sequence[Variable],
+    varying: Sequence[Variable],
+    zero: Sequence[Variable],
+    columns: Mapping[Variable, Array],
+    selected: Sequence[Term],
+) -> Iterator[str]:
+    """Yield notes about variables that are constant, not inverted, or in no selected term."""
+    constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
+    if constant:
+        yield f"The same in all runs, and left out: {', '.join(constant)}."
+    if zero:
+        yield f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."
     used = {name for term in selected for name in term.variables}
     unused = [WORDS[name] for name in varying if name not in used]
-    return (f"The runs differ in these, and their times not significantly: {', '.join(unused)}.",) if unused else ()
-
-
-def _left_out(
-    known: Sequence[Variable], varying: Sequence[Variable], zero: Sequence[Variable], columns: Mapping[Variable, Array]
-) -> tuple[str, ...]:
-    """Return notes about constant variables, and about variables that are not inverted."""
-    constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
-    notes = [f"The same in all runs, and left out: {', '.join(constant)}."] if constant else []
-    notes += [f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."] if zero else []
-    return tuple(notes)
+    if unused:
+        yield f"The runs differ in these, and their times not significantly: {', '.join(unused)}."

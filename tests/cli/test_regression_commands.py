@@ -117,7 +117,7 @@ def test_what_cannot_be_predicted(words: list[str], problem: str, table: Path, r
 
 
 def test_without_the_extra_it_is_named(table: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.delitem(sys.modules, "lightning_predict.regression.stepwise", raising=False)
     assert "pip install lightning-predict[fitting]" in run("regress", table).err
 

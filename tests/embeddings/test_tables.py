@@ -120,7 +120,7 @@ def test_a_trace_with_fewer_samples_than_batches_is_refused() -> None:
         ({"dtype": "int8"}, "dtype='int8'; expected one of float32, float16, bfloat16, float64"),
     ],
 )
-def test_what_is_no_table_is_refused(words: dict[str, object], problem: str) -> None:
+def test_invalid_table_is_refused(words: dict[str, object], problem: str) -> None:
     with pytest.raises(InvalidArgumentError, match=problem):
         EmbeddingTable(**{"rows": 10, "dim": 4} | words)  # type: ignore[arg-type]
 

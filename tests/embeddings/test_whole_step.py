@@ -166,7 +166,7 @@ def test_predict_and_shard_share_one_all_reduce() -> None:
     assert exchange.time.middle == predicted.step.communication_seconds
 
 
-def test_the_bottom_perceptron_is_free_whatever_the_order_of_the_program() -> None:
+def test_bottom_perceptron_overlaps_in_any_program_order() -> None:
     class BottomFirst(Dlrm):
         def forward(self, dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
             bottom = self.bottom(dense)
@@ -219,7 +219,7 @@ def test_predict_says_how_tables_are_shared_and_its_critical_path(step: Trace) -
     assert "look-ups" in path
 
 
-def test_memory_is_that_of_the_dense_layers_the_tables_and_what_is_sent(step: Trace) -> None:
+def test_memory_has_dense_layers_tables_and_send_buffers(step: Trace) -> None:
     found = lp.predict(step, ["4xA100-SXM-80GB"], strategy="embedding=table_wise", history=False)["4xA100-SXM-80GB"]
     whole_copies = lp.predict(step, ["4xA100-SXM-80GB"], history=False)["4xA100-SXM-80GB"]
     table = ROWS * WIDTH * 4

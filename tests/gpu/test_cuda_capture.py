@@ -88,7 +88,7 @@ def test_memory_is_measured(mixed: Trace) -> None:
     assert memory.peak_bytes >= memory.parameter_bytes
 
 
-def test_a_captured_step_changes_neither_weights_nor_random_numbers() -> None:
+def test_a_captured_step_keeps_weights_and_random_numbers() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     plain, watched = perceptron_step("cuda", seed=3), perceptron_step("cuda", seed=3)
     states = []

@@ -234,7 +234,7 @@ def test_a_fit_that_asks_for_advice_follows_one_step_more(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", ["bf16-mixed", "channels_last", "compile"])
-def test_what_a_change_gains_lies_in_what_advice_says(change: str, record_property: Note) -> None:
+def test_the_gain_of_a_change_lies_in_the_interval_of_the_advice(change: str, record_property: Note) -> None:
     trace, _ = resnet()
     origin = gpu_in_use(trace)
     assert origin is not None
@@ -250,7 +250,7 @@ def test_what_a_change_gains_lies_in_what_advice_says(change: str, record_proper
         assert tried.gain.low <= told.gain.high
 
 
-def test_a_profiler_of_the_trainers_own_ends_neither_the_fit_nor_the_process(tmp_path: Path) -> None:
+def test_a_profiler_of_the_trainer_does_not_end_the_fit_or_the_process(tmp_path: Path) -> None:
     small = Small("lightning.pytorch")
     predictor = RuntimePredictor(gpus=["T4"], learn_from_history=False, print_table=False)
     trainer = small.trainer(tmp_path, accelerator="gpu", max_epochs=1, callbacks=[predictor], profiler="pytorch")

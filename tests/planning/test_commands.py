@@ -11,9 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-import benchmarks.planning.__main__
 from benchmarks.planning.__main__ import main as study
-from benchmarks.planning.study import Study
 from lightning_predict.cli import main
 from tests.planning.test_files import DOCUMENT, written
 
@@ -57,18 +55,6 @@ def test_the_study_prints_the_comparison_and_writes_it(tmp_path: Path, capsys: p
     assert max(map(len, out.splitlines())) <= 120
 
 
-def test_a_study_without_a_file_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Study] = []
-
-    def run_nothing(study: Study, **_: Any) -> list[Any]:
-        asked.append(study)
-        return []
-
-    monkeypatch.setattr(benchmarks.planning.__main__, "run_study", run_nothing)
-    assert study([]) == 0
-    assert asked == [Study()]
-
-
 def test_nothing_is_written_without_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
     assert "Plan by EDF" in capsys.readouterr().out
@@ -102,7 +88,7 @@ def test_the_example_of_a_team_saves_against_queues_and_keeps_its_budget(tmp_pat
     assert len(list((tmp_path / "slurm").glob("*.sh"))) == len(segments) >= 5
 
 
-def test_the_example_of_planning_online_starts_only_what_is_new(tmp_path: Path) -> None:
+def test_online_planning_example_starts_only_new_jobs(tmp_path: Path) -> None:
     console = quiet()
     example("plan_online").main(tmp_path, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]

@@ -54,6 +54,7 @@ def test_the_probability_of_a_deadline_decides_between_machines() -> None:
         assert {segment.placement.configuration.machine for segment in safe.segments} == {"a100"}
         assert safe.outlook is not None
         assert safe.outlook.in_time["vit"] >= probability
+        assert safe.outcomes[0].start_seconds == 0.0  # waiting costs nothing here, and gains nothing
 
 
 def test_expensive_lateness_decides_without_a_probability_too() -> None:
@@ -106,7 +107,7 @@ def test_a_late_job_delays_the_next_one_on_its_gpu() -> None:
     assert outlook.machine_usd == pytest.approx(0.2 * (2 * float(np.mean(draws["first"][on("l4", 1)])) + 2))
 
 
-def test_a_machine_that_no_job_used_costs_what_was_paid() -> None:
+def test_unused_rental_costs_its_price() -> None:
     """A spot machine may be taken away before the job on it starts; its rental has no segment."""
     plan = cheapest_plan(doubtful(0.5))
     unused = Rental(node=1, machine="a100", start_seconds=0.0, end_seconds=60.0, usd=0.05)

@@ -30,7 +30,7 @@ def test_the_plan_is_never_dearer_than_a_queue_rule() -> None:
     st.sampled_from(["published", "clouds"]),
 )
 @settings(max_examples=8, deadline=None)
-def test_no_queue_rule_is_cheaper_whatever_a_move_costs(seed: int, restart: float, shares: bool, setting: str) -> None:
+def test_no_queue_rule_is_cheaper_for_any_restart_time(seed: int, restart: float, shares: bool, setting: str) -> None:
     # A queue rule starts each job once, so that among near equals no plan with fewer moves can be preferred to it.
     problem = random_problem(
         nodes=1,
@@ -82,7 +82,7 @@ def test_the_budget_decides_between_plans() -> None:
     assert plan.tardiness_usd == pytest.approx(6.0)
 
 
-def test_a_rule_that_cannot_keep_the_budget_says_what_it_needs() -> None:
+def test_rule_that_exceeds_the_budget_names_its_cost() -> None:
     with pytest.raises(InfeasiblePlanError, match=r"No plan keeps the budget of \$7.*costs \$8.00"):
         cheapest_plan(replace(STAYING, limits=Limits(nodes=2, budget_usd=7.0)), method="fifo")
 
@@ -92,7 +92,7 @@ def test_an_unknown_method_lists_the_known_ones() -> None:
         cheapest_plan(TWO_JOBS, method="best")
 
 
-def test_each_candidate_is_told() -> None:
+def test_progress_is_reported_for_each_candidate() -> None:
     told: list[None] = []
     cheapest_plan(TWO_JOBS, method="milp", on_candidate=lambda: told.append(None))
     assert len(told) == len(candidates(TWO_JOBS, "milp"))

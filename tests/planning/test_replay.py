@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from benchmarks.planning.study import random_problem
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.planning.exports import IDLE_MINUTES, plan_json, read_plan
+from lightning_predict.planning.exports import IDLE_MINUTES
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.problem import Plan, PlanningProblem, PlanState
 from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
@@ -34,7 +33,7 @@ def test_with_the_predicted_times_it_is_the_plan_and_the_idle_minutes_of_each_ma
     assert (found.tardiness_usd, found.kept_deadlines, found.lost_seconds) == (0.0, 1.0, 0.0)
 
 
-def test_a_late_job_moves_with_what_it_has_done_and_ends_later() -> None:
+def test_late_job_moves_with_its_work_and_ends_later() -> None:
     problem = kept(TWO_JOBS)
     (a, _) = replay(MOVED.segments, problem, slowed(problem, {"a": 2.0})).jobs
     # After an hour on small, where a whole run really takes 8 h, an eighth is done; on large 7/8 of 2 h are left.
@@ -69,7 +68,7 @@ def test_a_job_waits_for_gpus_that_a_late_one_still_has() -> None:
 
 
 @pytest.mark.parametrize("factor", likely_factors())
-def test_no_work_is_lost_whatever_the_times_are(factor: float) -> None:
+def test_no_work_is_lost_for_any_actual_times(factor: float) -> None:
     problem = kept(random_problem(nodes=1, mean_gap_seconds=120.0, seed=3))
     plan = simulate(problem, MilpPlanner(time_limit_seconds=2.0))
     found = replay(plan.segments, problem, slowed(problem, {one.name: factor for one in problem.jobs}))
@@ -78,12 +77,6 @@ def test_no_work_is_lost_whatever_the_times_are(factor: float) -> None:
     for one in found.jobs:
         fastest = next(item.fastest_seconds for item in problem.jobs if item.name == one.job)
         assert one.end_seconds >= 0.999 * factor * fastest
-
-
-def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text(plan_json(MOVED), encoding="utf-8")
-    assert read_plan(path) == MOVED.segments
 
 
 def test_it_is_planned_again_from_how_far_everything_is() -> None:
@@ -108,7 +101,7 @@ def test_it_is_planned_again_from_how_far_everything_is() -> None:
     assert b.end_seconds == pytest.approx(HOUR / 2)
 
 
-def test_what_a_new_plan_leaves_alone_goes_on_without_a_restart() -> None:
+def test_job_that_a_new_plan_keeps_has_no_restart() -> None:
     problem = replace(kept(TWO_JOBS), restart_seconds=600.0)
 
     def same(problem: PlanningProblem, *, since: PlanState) -> Plan:

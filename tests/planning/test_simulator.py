@@ -39,7 +39,7 @@ def test_costs_of_two_jobs_by_hand() -> None:
     assert script.seen[1].mean_gap_seconds == pytest.approx(HOUR)
 
 
-def test_what_is_late_is_paid() -> None:
+def test_tardiness_is_paid() -> None:
     script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},))
     plan = simulate(ONE_EVENT, script)
     assert plan.tardiness_usd == pytest.approx(6.0)  # a ends at 4 h, 2 h late, 3 $/h
@@ -138,7 +138,7 @@ def test_an_interruption_throws_a_job_back_to_its_checkpoint_by_hand() -> None:
     assert not script.seen[1].running
 
 
-def test_interruptions_cost_on_average_what_is_expected() -> None:
+def test_mean_cost_of_interruptions_equals_the_expected_cost() -> None:
     ends = [simulate(ON_SPOT, FIFO, interruptions=seed).makespan_seconds for seed in range(400)]
     expected = 4 * HOUR * interruption_factor(SPOT, ON_SPOT)
     assert simulate(ON_SPOT, FIFO).makespan_seconds == pytest.approx(expected)  # 4.53 h
@@ -233,7 +233,7 @@ def test_every_formulation_is_kept_in_every_decision(shares_gpus: bool, preempts
     problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=0, restart_seconds=20.0)
     problem = replace(problem, formulation=formulation)
     problem = replace(problem, limits=Limits(nodes=2, quotas={"In-house server 2": 1}))
-    watched = Watched(MilpPlanner())
+    watched = Watched(MilpPlanner(), [])
     plan = simulate(problem, watched)
     assert len(watched.before) == plan.decisions > 10
     assert {outcome.job for outcome in plan.outcomes} == {item.name for item in problem.jobs}
@@ -284,7 +284,7 @@ def test_from_any_moment_the_rest_is_as_it_would_have_been() -> None:
         limits=Limits(nodes=2),
         horizon_seconds=120.0,
     )
-    seen = Seen(MilpPlanner())
+    seen = Seen(MilpPlanner(), [])
     whole = simulate(problem, seen)
     assert len(seen.situations) > 15
     for since in seen.situations[4::5]:

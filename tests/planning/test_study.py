@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -16,17 +14,12 @@ from benchmarks.planning.study import (
     Saving,
     Study,
     StudyRun,
-    cloud_actual_seconds,
-    cloud_job_seconds,
     compare,
     job_seconds,
     least_usd,
-    random_actual_seconds,
-    random_problem,
     read_study,
     run_once,
     run_study,
-    study_job_kinds,
     study_machines,
 )
 from lightning_predict.base.errors import InvalidArgumentError, PlanningFormatError
@@ -151,14 +144,6 @@ def test_malformed_studies_say_what(
         read_study(path)
 
 
-def test_machines_and_jobs_are_those_of_the_study() -> None:
-    assert study_job_kinds() == ("JJ1", "JJ2", "JJ3", "JJ4", "JJ5", "JJ6")
-    prices = {machine.name: (machine.gpu, machine.num_gpus, machine.usd_per_hour) for machine in study_machines()}
-    assert len(prices) == 9
-    assert prices["Standard NC24"] == ("K80", 4, 2.25)
-    assert prices["In-house server 2"] == ("GTX-1080-Ti", 8, 1.13)
-
-
 def test_a_time_by_hand() -> None:
     seconds = job_seconds("JJ5", study_machines())
     # ResNet-50 on one GTX 1080 Ti: 2032 steps of 64 in an epoch, 3 epochs; 64 × 6 × 4.1e9 FLOPs at 0.5 × 11.34e12.
@@ -171,84 +156,6 @@ def test_a_time_by_hand() -> None:
     )
 
 
-def test_times_fall_with_gpus_and_leave_out_what_does_not_fit() -> None:
-    for kind in study_job_kinds():
-        seconds = job_seconds(kind, study_machines())
-        for machine in study_machines():
-            times = [time for place, time in sorted(seconds.items()) if place.machine == machine.name]
-            assert times == sorted(times, reverse=True)
-    assert not any(place.machine == "In-house server 3" for place in job_seconds("JJ2", study_machines()))
-    assert max(place.num_gpus for place in job_seconds("JJ1", study_machines())) == 4  # a batch of 4
-
-
-def test_instances_keep_the_fixed_setting() -> None:
-    problem = random_problem(nodes=30, mean_gap_seconds=45.0, seed=0)
-    assert len(problem.jobs) == 300
-    assert (problem.tardiness_factor, problem.period_seconds) == (1.0, 300.0)
-    slack = [(job.deadline_seconds - job.release_seconds) / job.fastest_seconds for job in problem.jobs]
-    weights = [job.tardiness_usd_per_hour for job in problem.jobs]
-    assert 1.5 <= min(slack) < 1.6 < 3.9 < max(slack) <= 4.0
-    assert 1.0 <= min(weights) < 1.1 < 4.9 < max(weights) <= 5.0
-    # The mean of 300 exponential gaps is off by 45 / √300 = 2.6 s in the root mean square; four of these.
-    assert problem.jobs[-1].release_seconds / 300 == pytest.approx(45.0, abs=4 * 2.6)
-    assert random_problem(nodes=30, mean_gap_seconds=45.0, seed=0) == problem
-    assert random_problem(nodes=30, mean_gap_seconds=45.0, seed=1) != problem
-
-
-def test_real_times_stay_within_the_interval() -> None:
-    problem = random_problem(nodes=3, mean_gap_seconds=45.0, seed=0, error=0.1)
-    actual = random_actual_seconds(problem, seed=0)
-    factors = [actual[job.name][place] / seconds for job in problem.jobs for place, seconds in job.seconds.items()]
-    assert 0.9 <= min(factors) < 0.91 < 1.09 < max(factors) <= 1.1
-
-
-def test_clouds_have_predicted_times_and_no_machine_that_is_fastest_and_cheapest() -> None:
-    machines = {machine.name: machine for machine in study_machines("clouds")}
-    assert {name.split()[0] for name in machines} == {"AWS", "Azure", "GCP"}
-    best = []
-    for kind in study_job_kinds():
-        seconds = cloud_job_seconds(kind, study_machines("clouds"))
-        cost = {
-            item: t * machines[item.machine].usd_per_hour * item.num_gpus / machines[item.machine].num_gpus
-            for item, t in seconds.items()
-        }
-        best.append((min(seconds, key=lambda item: seconds[item]), min(cost, key=lambda item: cost[item])))
-        # More GPUs of a machine are offered only where they are faster.
-        for item, t in seconds.items():
-            fewer = [other for other in seconds if other.machine == item.machine and other.num_gpus < item.num_gpus]
-            assert all(t < seconds[other] for other in fewer)
-    assert all(fastest.machine != cheapest.machine for fastest, cheapest in best)
-
-
-def test_real_times_in_clouds_are_off_by_kind_and_gpu_as_predictions_were() -> None:
-    problem = random_problem(nodes=10, mean_gap_seconds=30.0, seed=0, setting="clouds")
-    actual = cloud_actual_seconds(problem, seed=3)
-    assert actual == cloud_actual_seconds(problem, seed=3)
-    gpu_of = {machine.name: machine.gpu for machine in problem.machines}
-    logs: dict[tuple[str, str], set[float]] = {}
-    for item in problem.jobs:
-        for configuration, seconds in item.seconds.items():
-            key = (item.name.split("-")[1], gpu_of[configuration.machine])
-            logs.setdefault(key, set()).add(round(math.log(actual[item.name][configuration] / seconds), 9))
-    assert all(len(factors) == 1 for factors in logs.values())  # the same on all machines with that GPU
-    # 36 factors, whose variance is 0.041² + 0.148² + 0.263² = 0.0927 on average: a deviation of 0.304.
-    deviation = float(np.std([next(iter(factors)) for factors in logs.values()]))
-    assert 0.2 < deviation < 0.42
-
-
-def test_a_study_of_clouds_runs(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(
-        "{setting: clouds, nodes: [1], mean_gap_seconds: [60], seeds: [1], policies: [edf]}", encoding="utf-8"
-    )
-    (run,) = run_study(read_study(path))
-    assert run.total_usd > 0
-    assert run.deviation != 0
-    path.write_text("setting: moon", encoding="utf-8")
-    with pytest.raises(InvalidArgumentError, match="setting is 'moon'; expected one of published, clouds"):
-        read_study(path)
-
-
 def test_no_plan_is_cheaper_than_the_bound_by_hand() -> None:
     hours = {job.name: dict(job.seconds) for job in TWO_JOBS.jobs}
     # b: 2 h of small, 2 $. a: 2/3 of its time on small and 2/3 h on large end at its deadline: 4/3 $ + 4 $.
@@ -258,27 +165,3 @@ def test_no_plan_is_cheaper_than_the_bound_by_hand() -> None:
     assert least_usd(patient, hours) == pytest.approx(4.0 + 1.0)
     alone = replace(TWO_JOBS, jobs=(job("c", hours={on("large", 1): 2.0}, deadline=9.0),))
     assert least_usd(alone, {"c": {on("large", 1): 2 * HOUR}}) == pytest.approx(3.0)  # a quarter of a large machine
-
-
-def test_spot_machines_of_clouds_are_cheaper_and_come_on_top(tmp_path: Path) -> None:
-    on_demand, both = study_machines("clouds"), study_machines("clouds", 0.1)
-    prices = {machine.name: machine.usd_per_hour for machine in on_demand}
-    spot = [machine for machine in both if machine not in on_demand]
-    assert len(spot) >= 5
-    for machine in spot:
-        assert machine.interruptions_per_hour == 0.1
-        assert machine.usd_per_hour < prices[machine.name.removesuffix(" spot")]
-    path = tmp_path / "study.yaml"
-    document = {
-        "setting": "clouds",
-        "nodes": [1],
-        "mean_gap_seconds": [60],
-        "seeds": [1],
-        "policies": ["edf"],
-        "interruptions_per_hour": 0.5,
-        "checkpoint_seconds": 300,
-    }
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    (with_spot,) = run_study(read_study(path))
-    (without,) = run_study(replace(read_study(path), interruptions_per_hour=None))
-    assert with_spot.total_usd < without.total_usd

@@ -90,7 +90,7 @@ def test_a_host_and_weights_of_the_file_are_taken(trace: Path) -> None:
         problem_of(trace, weights="nowhere/at-all")
 
 
-def test_a_gpu_of_ones_own_is_a_machine(trace: Path) -> None:
+def test_gpu_from_a_file_is_a_machine(trace: Path) -> None:
     trace.with_name("gpus.toml").write_text('[gpu.A10-slow]\nlike = "A10"\ndram_gb_per_s = 100\n')
     slow = BOX | {"name": "slow", "gpu": "A10-slow"}
     found = the_job(trace, BOX, slow, gpus_file="gpus.toml").seconds
@@ -116,7 +116,7 @@ def test_earlier_runs_correct_the_times_unless_the_file_says_no(trace: Path, tmp
     assert the_job(trace, history=False).seconds[on("box", 1)] == pytest.approx(1000 * seconds / 3)
 
 
-def test_a_batch_is_kept_where_asked_and_said_otherwise(trace: Path) -> None:
+def test_keep_batch_shares_the_samples_of_a_step(trace: Path) -> None:
     (said,) = the_job(trace).notes
     assert said.startswith("a: 1,000 steps of 16 samples on one GPU are 250 of 4 x 16 = 64 samples on 4 GPUs")
     kept = the_job(trace, job=JOB | {"keep_batch": True})
@@ -139,7 +139,7 @@ def test_a_batch_is_kept_where_asked_and_said_otherwise(trace: Path) -> None:
     assert gone == "a: Left out: 3 GPUs of three; their number does not divide 16 samples, or the step does not fit."
 
 
-def test_a_batch_that_cannot_be_told_otherwise_is_refused_in_words(trace: Path) -> None:
+def test_batch_that_cannot_be_scaled_is_refused(trace: Path) -> None:
     whole = Trace.load(str(trace))
     replace(whole, samples=None).save(str(trace.with_name("unknown.json")))
     with pytest.raises(PlanningFormatError, match=r"unknown.json cannot keep its batch .* how many samples"):
@@ -234,7 +234,7 @@ def spans(tmp_path: Path, checkpoint: str = "/shared") -> PlanningProblem:
 
 
 @pytest.mark.parametrize("policy", [MilpPlanner(), EARLIEST_DEADLINE_FIRST, *SHARING_BASELINES])
-def test_machines_that_are_rented_together_count_as_so_many(policy: Any, tmp_path: Path) -> None:
+def test_machines_rented_together_count_separately_in_limits(policy: Any, tmp_path: Path) -> None:
     problem = spans(tmp_path)
     placements = policy.decide(problem, at_start(problem)).placements
     assert_allowed(problem, placements)
@@ -292,7 +292,7 @@ def test_each_time_has_its_own_interval(tmp_path: Path) -> None:
     assert said.time(on("one", 1)).high == pytest.approx(60 * HOUR)
 
 
-def test_what_a_run_spends_beside_its_steps_goes_with_it_to_every_gpu(tmp_path: Path) -> None:
+def test_time_outside_the_steps_is_equal_on_every_gpu(tmp_path: Path) -> None:
     problem = PlanningProblem(
         jobs=(job("a", hours={on("box", 4): 2.0, on("one", 1): 10.0}, deadline=9.0),),
         machines=spans(tmp_path).machines,

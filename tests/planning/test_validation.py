@@ -87,7 +87,7 @@ def test_infeasible_problems_say_which_job_and_which_constraint(problem: Plannin
         (with_job(replace(FIRST, seconds={on("small", 1): 0.0})), "Job 'a' takes 0.0 s on 1 GPUs of 'small'"),
     ],
 )
-def test_malformed_problems_say_what_was_given_and_expected(problem: PlanningProblem, words: str) -> None:
+def test_malformed_problem_error_has_given_and_expected_values(problem: PlanningProblem, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         check_problem(problem)
 

@@ -16,8 +16,6 @@ from lightning_predict.hardware import gpu
 from lightning_predict.regression.end_to_end import (
     RegressionOptions,
     fit_regression,
-    left_out_errors,
-    values_of,
 )
 from lightning_predict.regression.runs import PastRun, RunSetting
 
@@ -65,7 +63,7 @@ def test_startup_costs_are_found_from_runs_of_several_lengths() -> None:
     assert found.predict(setting(32, iterations=10_000)).seconds == pytest.approx(30 + 640)
 
 
-def test_what_is_outside_the_runs_is_said() -> None:
+def test_extrapolations_are_named() -> None:
     found = fit_regression(runs_of(GRID, by_work))
     assert found.predict(setting(64, 14e12, 4)).extrapolations == ()
     notes = [one.note for one in found.predict(setting(4, 28e12, 8, iterations=1000)).extrapolations]
@@ -136,7 +134,7 @@ def test_constant_and_unknown_variables_are_left_out_and_said() -> None:
     )
 
 
-def test_a_variable_that_says_nothing_is_said_to() -> None:
+def test_insignificant_variables_are_named() -> None:
     found = fit_regression(runs_of([setting(size, num_gpus=n) for size in SIZES for n in (1, 2)], lambda one: 1.0))
     assert found.formula == "seconds per iteration = 1"
     assert found.notes[-1] == "The runs differ in these, and their times not significantly: batch size, number of GPUs."
@@ -190,11 +188,6 @@ def test_a_regression_that_falls_below_0_gives_no_time() -> None:
     assert estimate.extrapolations[0].factor == 5.0
 
 
-def test_columns_have_a_value_for_each_setting() -> None:
-    columns = values_of([setting(8), setting(16)], ["batch_size", "num_gpus"])
-    assert {name: values.tolist() for name, values in columns.items()} == {"batch_size": [8, 16], "num_gpus": [1, 1]}
-
-
 def test_a_setting_that_lacks_a_variable_of_the_runs() -> None:
     settings = [RunSetting(iterations=10, batch_size=8, gpu="T4", threads=count) for count in (1, 2, 4)]
     found = fit_regression(runs_of(settings, lambda one: 1 / (one.threads or 1)))
@@ -222,18 +215,6 @@ def test_too_few_runs_several_models_and_gaps() -> None:
         fit_regression([*runs, gap])
 
 
-def test_left_out_runs_are_predicted_by_the_others() -> None:
-    runs = runs_of(GRID, by_work)
-    assert left_out_errors(runs) == pytest.approx([0.0] * len(runs), abs=1e-9)
-    assert fit_regression(runs).cross_validation_error == pytest.approx(0, abs=1e-9)
-    # Of four runs that do not differ, the one left out is predicted by the mean of the others.
-    same = [PastRun(model="net", setting=runs[0].setting, seconds=seconds) for seconds in (10.0, 10.0, 10.0, 20.0)]
-    errors = left_out_errors(same, options=RegressionOptions(relative=False))
-    assert errors == pytest.approx([40 / 3 / 10 - 1] * 3 + [10 / 20 - 1])
-    with pytest.raises(InvalidArgumentError, match=r"^3 runs; leaving one out needs at least 4\.$"):
-        left_out_errors(runs[:3])
-
-
 def test_the_interval_knows_of_the_runs_that_were_left_out() -> None:
     # 10, 10, 10 and 20: left out, they miss by 10/3, 10/3, 10/3 and -10 per run of 100 iterations; the mean square,
     # (3 x 100/9 + 100) / 4 = 33.33, is more than the variance of the fit, 75 / 3 = 25.
@@ -241,16 +222,6 @@ def test_the_interval_knows_of_the_runs_that_were_left_out() -> None:
     found = fit_regression(runs, options=RegressionOptions(relative=False))
     assert found.residual_variance * 100**2 == pytest.approx(100 / 3)
     assert found.cross_validation_error == pytest.approx((3 / 3 + 0.5) / 4)
-
-
-def test_each_term_needs_runs() -> None:
-    # Two terms make this curve: 5 runs allow one, 6 both.
-    def curve(one: RunSetting) -> float:
-        return 1 + one.batch_size + 0.5 / one.batch_size
-
-    for count, terms in ((5, 1), (6, 2)):
-        runs = runs_of([setting(size) for size in (1, 2, 4, 8, 16, 32)[:count]], curve)
-        assert len(fit_regression(runs).terms) == terms
 
 
 def test_an_interval_widens_with_the_distance() -> None:
@@ -268,17 +239,7 @@ def test_an_interval_widens_with_the_distance() -> None:
     assert (inside.high / inside.middle - 1) < 1e-6
 
 
-def test_at_most_so_many_terms() -> None:
-    draw = np.random.default_rng(0)
-    runs = runs_of(
-        [setting(size, power, num_gpus=n) for size in SIZES for power in POWERS for n in (1, 2, 4)],
-        lambda one: 1 + one.batch_size * 1e12 / (one.flops_per_second or 1) + one.num_gpus + 0.1 * draw.uniform(),
-    )
-    assert len(fit_regression(runs).terms) > 1
-    assert len(fit_regression(runs, options=RegressionOptions(max_terms=1)).terms) == 1
-
-
-def test_a_gpu_is_told_from_another_by_its_bandwidth() -> None:
+def test_bandwidth_separates_memory_bound_gpus() -> None:
     # Bound by memory: batch / bandwidth. The L4 computes nearly as fast as the A100, and has a fifth of its bandwidth.
     gpus = ("P4", "T4", "P100-PCIe-16GB", "V100-PCIe-32GB")
     known = {name: gpu(name).dram_bytes_per_second for name in (*gpus, "L4")}

@@ -104,7 +104,7 @@ def test_columns_that_the_user_names(tmp_path: Path) -> None:
         (("gpu,", "card,"), "runs.csv has no column 'gpu' or 'gflops'. Name it"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+def test_error_names_line_and_column(tmp_path: Path, change: tuple[str, str], words: str) -> None:
     path = write(tmp_path, OWN.replace(*change))
     with pytest.raises(MeasurementTableError, match=re.escape(f"{tmp_path}/{words}")):
         read_table(path)
@@ -130,7 +130,7 @@ def test_a_field_that_there_is_not(tmp_path: Path) -> None:
         read_table(write(tmp_path, OWN), columns={"batchsize": "batch_size"})
 
 
-def test_a_moment_that_is_none(tmp_path: Path) -> None:
+def test_invalid_date_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, MLFLOW.replace("2026-11-01 12:06:00+00:00", "noon"))
     words = "runs.csv, line 4: end_time is 'noon'; expected a date and time."
     with pytest.raises(MeasurementTableError, match=re.escape(words)):
@@ -152,7 +152,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), min
     seconds=st.floats(1e-6, 1e9),
     count=st.integers(1, 4096),
 )
-def test_what_is_written_is_read(model: str, batch: int, iterations: int, seconds: float, count: int) -> None:
+def test_written_table_is_read_back(model: str, batch: int, iterations: int, seconds: float, count: int) -> None:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(["model", "gpu", "batch_size", "iterations", "seconds", "num_gpus"])

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.hardware import gpu
-from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting
+from lightning_predict.regression.runs import PastRun, RunSetting
 
 SETTING = RunSetting(iterations=1000, batch_size=64, gpu="Tesla T4", num_gpus=2)
 
@@ -30,25 +30,6 @@ def test_a_layout_is_a_gpu_and_a_number() -> None:
     for layout, number in (("8xT4", 1), ("8xT4", 8), ("T4", 8), ("2x4xT4", 1)):
         setting = RunSetting(iterations=1, batch_size=1, gpu=layout, num_gpus=number)
         assert (setting.gpu, setting.num_gpus) == ("T4", 8)
-
-
-def test_variables_as_numbers() -> None:
-    assert [SETTING.value(name) for name in VARIABLES] == [
-        1000,
-        64,
-        SETTING.flops_per_second,
-        SETTING.bytes_per_second,
-        2,
-        None,
-        None,
-        None,
-    ]
-    assert set(WORDS) == {*VARIABLES, "flops_per_byte"}
-    assert SETTING.value("flops_per_byte") == pytest.approx(4.35e12 / 320e9)
-
-
-def test_seconds_of_an_iteration() -> None:
-    assert PastRun(model="net", setting=SETTING, seconds=50.0).seconds_per_iteration == 0.05
 
 
 @pytest.mark.parametrize(

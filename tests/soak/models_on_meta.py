@@ -221,7 +221,7 @@ _DETECTORS: Final = "retinanet fcos fasterrcnn maskrcnn keypointrcnn"
 
 def models() -> Iterator[tuple[str, Callable[[], Step]]]:
     """Yield a name and the maker of a step for each model."""
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "ImageClassification": {"num_labels": CLASSES},
         "SemanticSegmentation": {"num_labels": CLASSES},
         "AudioClassification": {"num_labels": CLASSES},

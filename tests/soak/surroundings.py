@@ -392,8 +392,8 @@ HOOKS: Final = (
 ).split()
 for hook in HOOKS:
     FAULTS[f"another callback raises in {hook}"] = acts(hook, raising(KeyError("another's"), at=1))
-for error in (KeyboardInterrupt(), SystemExit(3), GeneratorExit(), StopIteration(4), MemoryError(), RecursionError()):
-    FAULTS[f"{type(error).__name__} leaves the backward pass"] = acts("on_after_backward", raising(error))
+for raised_error in (KeyboardInterrupt(), SystemExit(3), GeneratorExit(), StopIteration(4), MemoryError()):
+    FAULTS[f"{type(raised_error).__name__} leaves the backward pass"] = acts("on_after_backward", raising(raised_error))
 
 
 def fits_another(*_: Any) -> None:
@@ -402,7 +402,7 @@ def fits_another(*_: Any) -> None:
         SMALL.trainer(Path(folder), max_steps=2).fit(SMALL.model(), SMALL.loader(2))
 
 
-def frozen_in_turn(_: Any, module: Any, call: int) -> None:
+def freeze_alternately(_: Any, module: Any, call: int) -> None:
     """Freeze a layer in each second batch."""
     module.network[0].requires_grad_(call % 2 == 0)
 
@@ -410,7 +410,7 @@ def frozen_in_turn(_: Any, module: Any, call: int) -> None:
 FAULTS["another callback fits another module"] = acts("on_train_epoch_start", fits_another)
 FAULTS["the script stops the fit"] = acts("on_train_batch_end", lambda run, _, __: setattr(run, "should_stop", True))
 FAULTS["an epoch is skipped"] = acts("on_train_batch_start", lambda _, __, call: -1 if call == 5 else None)
-FAULTS["a layer is frozen"] = acts("on_train_batch_end", frozen_in_turn)
+FAULTS["a layer is frozen"] = acts("on_train_batch_end", freeze_alternately)
 FAULTS["gradients are cleared"] = acts("on_after_backward", lambda _, module, __: module.zero_grad(set_to_none=True))
 FAULTS["callbacks are shuffled"] = acts("on_train_epoch_start", lambda trainer, _, __: trainer.callbacks.reverse())
 

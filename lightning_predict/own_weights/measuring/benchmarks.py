@@ -46,6 +46,21 @@ def size(draw: random.Random, low: int, high: int) -> int:
     return min(max(value, low), high)
 
 
+Sizes = tuple[int, int] | list[int]
+"""Lowest and highest size, or the values to choose from."""
+
+
+def drawer(**words: Sizes) -> Drawer:
+    """Return a function that draws each word of a shape, in this order."""
+
+    def draw_words(draw: random.Random) -> Words:
+        return {
+            word: draw.choice(sizes) if isinstance(sizes, list) else size(draw, *sizes) for word, sizes in words.items()
+        }
+
+    return draw_words
+
+
 TimedCall = Callable[[], object]
 Calls = dict[str, TimedCall]
 Maker = Callable[[Words, torch.dtype, torch.device], Calls]
@@ -54,12 +69,7 @@ Maker = Callable[[Words, torch.dtype, torch.device], Calls]
 @final
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Micro-benchmark of an operation.
-
-    Attributes:
-        draw: Function that draws a random shape.
-        calls: Function of shape, dtype and device that returns the calls to time, by name of the timed operation.
-    """
+    """Micro-benchmark: draws a random shape, and makes the calls to time, by name of the timed operation."""
 
     draw: Drawer
     calls: Maker
@@ -71,13 +81,7 @@ def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
-    """Return the forward call without autograd and, if the backward operation has a name, the backward call.
-
-    Args:
-        operation: Name of the operation.
-        forward: Function that computes the forward pass.
-        inputs: Tensors whose gradients are computed.
-    """
+    """Return the forward call without autograd and, if the backward operation has a name, the backward call."""
 
     def without_records() -> object:
         with torch.no_grad():
@@ -94,18 +98,10 @@ def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: lis
 # --- Layers: matmuls, attention, recurrent layers, embedding bags
 
 
-def _draw_linear(draw: random.Random) -> Words:
-    return {"m": size(draw, 1, 16384), "n": size(draw, 16, 16384), "k": size(draw, 16, 16384)}
-
-
 def _linear(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     data = made(device, dtype, words["m"], words["k"]).requires_grad_()
     weight = made(device, dtype, words["n"], words["k"]).requires_grad_()
     return forward_and_backward("linear", lambda: functional.linear(data, weight), [data, weight])
-
-
-def _draw_bmm(draw: random.Random) -> Words:
-    return {"b": size(draw, 1, 512), **{word: size(draw, 16, 2048) for word in ("m", "n", "k")}}
 
 
 def _bmm(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
@@ -165,17 +161,6 @@ def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> 
     return forward_and_backward("eager_attention", forward, [query, key, value])
 
 
-def _draw_recurrent(draw: random.Random) -> Words:
-    return {
-        "batch": size(draw, 1, 256),
-        "steps": size(draw, 1, 256),
-        "input_size": size(draw, 16, 2048),
-        "hidden": size(draw, 16, 2048),
-        "layers": draw.choice([1, 1, 2, 4]),
-        "directions": draw.choice([1, 1, 2]),
-    }
-
-
 def _recurrent(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     kinds: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
     layer = kinds[name](
@@ -185,15 +170,6 @@ def _recurrent(name: str, words: Words, dtype: torch.dtype, device: torch.device
     return forward_and_backward(name, lambda: layer(data)[0], [data, *layer.parameters()])
 
 
-def _draw_embedding_bag(draw: random.Random) -> Words:
-    return {
-        "bags": size(draw, 64, 16384),
-        "lookups": size(draw, 1, 128),
-        "rows": size(draw, 1024, 4 * 2**20),
-        "dim": draw.choice([16, 32, 64, 128, 256]),
-    }
-
-
 def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     """Return only the forward call. torch has no backward call that updates rows in place."""
     table = made(device, dtype, words["rows"], words["dim"])
@@ -201,13 +177,24 @@ def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Ca
     return {"embedding_bag": lambda: functional.embedding_bag(rows, table, mode="sum")}
 
 
+_RECURRENT: Final = drawer(
+    batch=(1, 256),
+    steps=(1, 256),
+    input_size=(16, 2048),
+    hidden=(16, 2048),
+    layers=[1, 1, 2, 4],
+    directions=[1, 1, 2],
+)
+
 LAYERS: Final[Mapping[str, Benchmark]] = {
-    "linear": Benchmark(_draw_linear, _linear),
-    "bmm": Benchmark(_draw_bmm, _bmm),
+    "linear": Benchmark(drawer(m=(1, 16384), n=(16, 16384), k=(16, 16384)), _linear),
+    "bmm": Benchmark(drawer(b=(1, 512), m=(16, 2048), n=(16, 2048), k=(16, 2048)), _bmm),
     "attention": Benchmark(_draw_attention, _attention),
     "eager_attention": Benchmark(_draw_eager_attention, _eager_attention),
-    **{name: Benchmark(_draw_recurrent, partial(_recurrent, name)) for name in ("lstm", "gru", "rnn")},
-    "embedding_bag": Benchmark(_draw_embedding_bag, _embedding_bag),
+    **{name: Benchmark(_RECURRENT, partial(_recurrent, name)) for name in ("lstm", "gru", "rnn")},
+    "embedding_bag": Benchmark(
+        drawer(bags=(64, 16384), lookups=(1, 128), rows=(1024, 4 * 2**20), dim=[16, 32, 64, 128, 256]), _embedding_bag
+    ),
 }
 
 
@@ -429,10 +416,6 @@ BY_SCALE: Final[Mapping[str, Forward]] = {
 """Operations with a gradient for `data` and `scale`."""
 
 
-def _draw_matrix(draw: random.Random) -> Words:
-    return {"rows": size(draw, 1, 65536), "cols": size(draw, 16, 16384)}
-
-
 def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrices:
     rows, cols = words["rows"], words["cols"]
     return Matrices(
@@ -453,7 +436,7 @@ def _calls(
 
 
 MATRICES: Final[Mapping[str, Benchmark]] = {
-    name: Benchmark(_draw_matrix, partial(_calls, name, forward, wanted))
+    name: Benchmark(drawer(rows=(1, 65536), cols=(16, 16384)), partial(_calls, name, forward, wanted))
     for table, wanted in ((BY_DATA, ("data",)), (BY_OTHER, ("other",)), (BY_SCALE, ("data", "scale")))
     for name, forward in table.items()
 }
@@ -464,21 +447,12 @@ MATRICES: Final[Mapping[str, Benchmark]] = {
 _Factorise = Callable[[Tensor], Any]
 
 
-def _draw_square(draw: random.Random) -> Words:
-    return {"batch": size(draw, 1, 64), "n": size(draw, 8, 2048)}
+_SQUARE: Final[dict[str, Sizes]] = {"batch": (1, 64), "n": (8, 2048)}
 
 
 def _draw_tall(draw: random.Random) -> Words:
-    square = _draw_square(draw)
+    square = drawer(**_SQUARE)(draw)
     return {**square, "m": square["n"] * draw.choice([1, 1, 2, 4])}
-
-
-def _draw_triangular(draw: random.Random) -> Words:
-    return {**_draw_square(draw), "columns": size(draw, 1, 512)}
-
-
-def _draw_transform(draw: random.Random) -> Words:
-    return {"batch": size(draw, 1, 4096), "length": size(draw, 16, 65536), "real": draw.choice([0, 1])}
 
 
 def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
@@ -521,15 +495,15 @@ def _transform(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
 
 
 LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
-    "cholesky": Benchmark(_draw_square, _of_symmetric("cholesky", torch.linalg.cholesky)),
+    "cholesky": Benchmark(drawer(**_SQUARE), _of_symmetric("cholesky", torch.linalg.cholesky)),
     "lu": Benchmark(_draw_tall, _of("lu", torch.linalg.lu_factor)),
     "qr": Benchmark(_draw_tall, _of("qr", torch.linalg.qr)),
     "svd": Benchmark(_draw_tall, _of("svd", lambda matrix: torch.linalg.svd(matrix, full_matrices=False))),
-    "eigh": Benchmark(_draw_square, _of_symmetric("eigh", torch.linalg.eigh)),
-    "eig": Benchmark(_draw_square, _of("eig", torch.linalg.eig)),
-    "matrix_exponential": Benchmark(_draw_square, _of("matrix_exponential", torch.linalg.matrix_exp)),
-    "triangular_solve": Benchmark(_draw_triangular, _triangular),
-    "fft": Benchmark(_draw_transform, _transform),
+    "eigh": Benchmark(drawer(**_SQUARE), _of_symmetric("eigh", torch.linalg.eigh)),
+    "eig": Benchmark(drawer(**_SQUARE), _of("eig", torch.linalg.eig)),
+    "matrix_exponential": Benchmark(drawer(**_SQUARE), _of("matrix_exponential", torch.linalg.matrix_exp)),
+    "triangular_solve": Benchmark(drawer(**_SQUARE, columns=(1, 512)), _triangular),
+    "fft": Benchmark(drawer(batch=(1, 4096), length=(16, 65536), real=[0, 1]), _transform),
 }
 
 
@@ -540,10 +514,6 @@ TENSORS: Final = 24
 
 BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 """Floating-point dtype by bytes per number."""
-
-
-def _draw_update(draw: random.Random) -> Words:
-    return {"parameters": size(draw, 1024, 2**28), "fused": draw.choice([0, 1])}
 
 
 def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:
@@ -587,10 +557,6 @@ def _cast(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
     return {"cast": lambda: data.to(BY_BYTES[words["target_bytes"]])}
 
 
-def _draw_host_copy(draw: random.Random) -> Words:
-    return {"size_bytes": size(draw, 1024, 2**30)}
-
-
 def _host_copy(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
     """Return the call of an asynchronous copy from pinned host memory, as in a data loader."""
     source = torch.empty(words["size_bytes"], dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -599,9 +565,12 @@ def _host_copy(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls
 
 
 UPDATES: Final[Mapping[str, Benchmark]] = {
-    **{name: Benchmark(_draw_update, partial(_update, name)) for name in ("adam", "adamw", "sgd", "adagrad")},
+    **{
+        name: Benchmark(drawer(parameters=(1024, 2**28), fused=[0, 1]), partial(_update, name))
+        for name in ("adam", "adamw", "sgd", "adagrad")
+    },
     "cast": Benchmark(_draw_cast, _cast),
-    "host_copy": Benchmark(_draw_host_copy, _host_copy),
+    "host_copy": Benchmark(drawer(size_bytes=(1024, 2**30)), _host_copy),
 }
 
 

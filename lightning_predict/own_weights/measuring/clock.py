@@ -137,13 +137,7 @@ def time_call(
 
 
 def repetitions_that_fit(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
-    """Return the number of repetitions of each kind that fit in `problem_seconds`, at least `MIN_REPLAYS`.
-
-    Args:
-        one_seconds: Duration of one call.
-        replays: Maximum number of repetitions.
-        problem_seconds: Maximum duration of all repetitions.
-    """
+    """Return the number of repetitions of each kind that fit in `problem_seconds`, at least `MIN_REPLAYS`."""
     if one_seconds <= 0:
         return replays
     return max(min(replays, int(problem_seconds / REPETITION_KINDS / one_seconds)), min(MIN_REPLAYS, replays))

@@ -63,7 +63,6 @@ class MainRates:
     """Measured main rates of a GPU.
 
     Attributes:
-        gpu: Catalogue row of the GPU.
         flops_per_second: Sustained rates of large matmuls, by dtype.
         dram_bytes_per_second: Equivalent data sheet bandwidth, from the times of memory-bound operations.
         state: Clock, power and throttling reasons at the end of the measurement.
@@ -101,15 +100,7 @@ def measure_main_rates(
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> MainRates:
-    """Measure the main rates of this machine's GPU.
-
-    Args:
-        device: `cuda`, or `cpu` to measure the CPU instead, as a test of the command.
-        gpu: Catalogue name of the GPU; None uses the name that torch reports.
-        seconds: Duration of the repetitions of each call.
-        is_trial: Whether to use small sizes, for a test on a CPU.
-        progress: Called with the name of each measurement before the measurement starts.
-        clock: Function that returns seconds on a monotonic clock.
+    """Measure the main rates of this machine's GPU. Each call is repeated for some seconds, on a CPU with small sizes.
 
     Raises:
         CaptureError: There is no CUDA device.

@@ -36,12 +36,8 @@ REASONS: Final = {
 class GpuState:
     """State of a GPU at one moment. Unknown values are None.
 
-    Attributes:
-        clock_hz: SM clock.
-        highest_clock_hz: Maximum clock that the driver allows.
-        power_watts: Power draw in watts, averaged by the driver over a fraction of a second.
-        power_limit_watts: Power limit in watts.
-        held_back_by: Throttling reasons; empty without throttling, or if unknown.
+    The highest clock is the maximum that the driver allows. The driver averages the power over a fraction of a second.
+    `held_back_by` has the throttling reasons; it is empty without throttling, or if unknown.
     """
 
     clock_hz: float | None = None

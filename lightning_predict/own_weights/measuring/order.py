@@ -88,16 +88,7 @@ def problems_by_worth(
     seed: int,
     is_possible: Callable[[MeasuringProblem], bool] = lambda _: True,
 ) -> list[MeasuringProblem]:
-    """Return all shapes to measure, most useful shapes first.
-
-    Args:
-        operations: Names of benchmarks.
-        dtypes: Dtypes to measure.
-        problems: Maximum number of shapes per operation and dtype; None for the number that `train` needs, then
-            `USUAL_PROBLEMS`.
-        seed: Seed of the shapes.
-        is_possible: Function that returns whether a shape can be measured.
-    """
+    """Return all shapes to measure, most useful shapes first; arguments as in `run.measure`."""
     shapes = _Shapes(seed, problems)
     order: list[MeasuringProblem] = []
     known = network_specs()

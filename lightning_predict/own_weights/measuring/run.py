@@ -17,11 +17,12 @@ import csv
 import gzip
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Final, final
+from typing import Final, TypedDict, final
 
 import numpy as np
 import torch
@@ -121,13 +122,7 @@ class Measured:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRows:
-    """Number of rows of a family of operations, in the tables of one GPU.
-
-    Attributes:
-        family: Name of the family.
-        rows: Number of rows that `train` fits the family's network to.
-        needed: Minimum number of rows. With fewer rows, `train` keeps the shipped network.
-    """
+    """Number of rows that `train` fits a family's network to, and the minimum, below which it keeps the network."""
 
     family: str
     rows: int
@@ -157,23 +152,8 @@ def measure(
 ) -> Measured:
     """Measure operations, and write one table per operation into a folder.
 
-    Args:
-        folder: Folder of the tables. Shapes that the tables already contain are not measured again.
-        operations: Names from `benchmarks.BENCHMARKS`, each with its backward passes.
-        dtypes: Keys of `DTYPES`.
-        problems: Number of shapes per operation and dtype; None for the number that `train` needs, then 200.
-        minutes: Minutes after which no further measurement starts; None for no limit.
-        problem_seconds: Maximum duration of all repetitions of one call, in seconds. Shapes that take longer are
-            skipped.
-        seed: Seed of the shapes.
-        device: `cuda`, or `cpu` to measure the CPU instead, as a test of the command.
-        gpu: Catalogue name of the GPU; None uses the name that torch reports.
-        is_trial: Whether to skip large shapes, for a test on a CPU.
-        announce: Called before the first measurement, with the number of shapes and the expected seconds (None if
-            unknown).
-        progress: Called before each measurement with the operation, the number of finished shapes, and the number of
-            all shapes.
-        clock: Function that returns seconds on a monotonic clock.
+    The arguments are the options of the command. `announce` gets the number of shapes and the expected seconds (None if
+    unknown); `progress` gets the operation, the number of finished shapes, and the number of all shapes.
 
     Raises:
         CaptureError: There is no CUDA device, or a failed capture left the device unusable.
@@ -182,8 +162,44 @@ def measure(
         UnknownOperationError: An operation has no benchmark.
         UnknownGpuError: The catalogue does not have this GPU.
     """
-    strangers = [dtype for dtype in dtypes if dtype not in DTYPES]
-    if strangers or (problems is not None and problems < 1):
+    _check_arguments(operations, dtypes, problems, minutes, problem_seconds)
+    check_device(device)
+    tables = _Run(Path(folder), operations, name_of(device, gpu), device, problem_seconds, is_trial)
+    requested = problems_by_worth(
+        operations, dtypes, problems, seed=seed, is_possible=lambda one: tables.reason_to_skip(one) is None
+    )
+    due = [one for one in requested if not tables.has(one)]
+    if announce is not None:
+        record = tables.record
+        announce(len(due), None if record is None else estimate_seconds(due, record, problem_seconds=problem_seconds))
+    until = math.inf if minutes is None else clock() + minutes_to_seconds(minutes)
+    done = 0
+    for one in due:
+        if clock() >= until:
+            break
+        if progress is not None:
+            progress(one.operation, done, len(due))
+        done += 1
+        tables.measure(one)
+    return Measured(
+        rows=tables.rows,
+        files=tuple(path for path in tables.paths.values() if path.is_file()),
+        skipped=tuple(tables.skipped),
+        eager=tuple(tables.eager),
+        known=len(requested) - len(due),
+        left=len(due) - done,
+        **count_rows(Path(folder), tables.gpu),
+    )
+
+
+def _check_arguments(
+    operations: Sequence[str],
+    dtypes: Sequence[str],
+    problems: int | None,
+    minutes: float | None,
+    problem_seconds: float,
+) -> None:
+    if any(dtype not in DTYPES for dtype in dtypes) or (problems is not None and problems < 1):
         raise InvalidArgumentError(
             f"Got dtypes={list(dtypes)} and problems={problems}; expected dtypes out of {list(DTYPES)} and at least 1 "
             "problem."
@@ -195,110 +211,92 @@ def measure(
         )
     for operation in operations:
         benchmark_of(operation)
-    check_device(device)
-    name = name_of(device, gpu)
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    paths = {operation: target / f"own_{operation}.csv.gz" for operation in operations}
-    known = {operation: _keys_of(path, operation) for operation, path in paths.items()}
-    record = find_gpu(name) if device == "cuda" else None
-
-    def why_skipped(one: MeasuringProblem) -> str | None:
-        return _reason_to_skip(one, record, is_trial=is_trial, problem_seconds=problem_seconds)
-
-    asked = problems_by_worth(operations, dtypes, problems, seed=seed, is_possible=lambda one: why_skipped(one) is None)
-    due = [
-        one
-        for one in asked
-        if not known[one.operation] or _key(name, one.calls[0], one.dtype, _columns(one)) not in known[one.operation]
-    ]
-    if announce is not None:
-        announce(len(due), None if record is None else estimate_seconds(due, record, problem_seconds=problem_seconds))
-    until = math.inf if minutes is None else clock() + minutes_to_seconds(minutes)
-    rows = done = 0
-    skipped: list[str] = []
-    eager: list[str] = []
-    attempts = _Attempts()
-    for one in due:
-        if clock() >= until:
-            break
-        if progress is not None:
-            progress(one.operation, done, len(due))
-        done += 1
-        if attempts.is_hopeless(one):
-            continue
-        reason = why_skipped(one)
-        found = () if reason else _timed(one, torch.device(device), problem_seconds)
-        if isinstance(found, str) or reason:
-            skipped.append(f"{one}: {reason or found}" + (attempts.failed(one, str(found)) if reason is None else ""))
-            continue
-        new = [_row(name, operation, one, timing) for operation, timing in found]
-        waiting = [
-            f"{operation} {one.dtype} {one.shape}: {timing.reason}" for operation, timing in found if timing.reason
-        ]
-        if waiting:
-            waiting[-1] += attempts.timed(one, [timing for _, timing in found])
-        eager += waiting
-        _append(paths[one.operation], one.operation, new)
-        rows += len(new)
-    counted = count_rows(target, name)
-    return Measured(
-        rows=rows,
-        files=tuple(path for path in paths.values() if path.is_file()),
-        skipped=tuple(skipped),
-        eager=tuple(eager),
-        known=len(asked) - len(due),
-        left=len(due) - done,
-        families=counted.families,
-        factors=counted.factors,
-        dropped=counted.dropped,
-    )
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _Attempts:
-    """Consecutive failed shapes by operation and dtype, and failed shapes, which are not tried again."""
+class _Run:
+    """Tables of a run, its results so far, and failed shapes, which are not tried again."""
 
-    failures: dict[tuple[str, str], int] = field(default_factory=dict)
-    problems: set[str] = field(default_factory=set)
+    def __init__(
+        self, folder: Path, operations: Iterable[str], gpu: str, device: str, problem_seconds: float, is_trial: bool
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.gpu, self.device, self.problem_seconds, self.is_trial = gpu, device, problem_seconds, is_trial
+        self.record = find_gpu(gpu) if device == "cuda" else None
+        self.paths = {operation: folder / f"own_{operation}.csv.gz" for operation in operations}
+        self._known = {operation: _keys_of(path, operation) for operation, path in self.paths.items()}
+        self.rows = 0
+        self.skipped: list[str] = []
+        self.eager: list[str] = []
+        self._failures: dict[tuple[str, str], int] = {}  # consecutive failed shapes, by operation and dtype
+        self._failed: set[str] = set()
 
-    def is_hopeless(self, one: MeasuringProblem) -> bool:
-        """Return whether this shape has failed before, or `MAX_FAILURES` shapes of its operation and dtype."""
-        return str(one) in self.problems or self.failures.get((one.operation, one.dtype), 0) >= MAX_FAILURES
+    def has(self, one: MeasuringProblem) -> bool:
+        """Return whether an earlier run measured a shape."""
+        known = self._known[one.operation]
+        return bool(known) and (self.gpu, one.calls[0], one.dtype, tuple(_columns(one).values())) in known
 
-    def failed(self, one: MeasuringProblem, reason: str) -> str:
+    def reason_to_skip(self, one: MeasuringProblem) -> str | None:
+        """Return why a shape is not measured; None if it is."""
+        if self.is_trial and _is_large(one):
+            return "too large to try on a processor"
+        return None if self.record is None else reason_too_long(one, self.record, self.problem_seconds)
+
+    def measure(self, one: MeasuringProblem) -> None:
+        """Measure a shape, unless it has failed before, or `MAX_FAILURES` shapes of its operation and dtype."""
+        if str(one) in self._failed or self._failures.get((one.operation, one.dtype), 0) >= MAX_FAILURES:
+            return
+        if reason := self.reason_to_skip(one):
+            self.skipped.append(f"{one}: {reason}")
+            return
+        timings = _timed(one, torch.device(self.device), self.problem_seconds)
+        if isinstance(timings, str):
+            self._failed.add(str(one))
+            self.skipped.append(f"{one}: {timings}{self._count_failure(one, timings)}")
+            return
+        reasons = [
+            f"{operation} {one.dtype} {one.shape}: {timing.reason}" for operation, timing in timings if timing.reason
+        ]
+        if any(timing.reason in (None, NOT_CUDA) for _, timing in timings):
+            self._failures.pop((one.operation, one.dtype), None)
+        else:  # timed only by ordinary calls
+            reasons[-1] += self._count_failure(one, "")
+        self.eager += reasons
+        _append(self.paths[one.operation], one.operation, [_row(self.gpu, *timed, one) for timed in timings])
+        self.rows += len(timings)
+
+    def _count_failure(self, one: MeasuringProblem, reason: str) -> str:
         """Count a failed shape, unless only the shape caused the failure. Return a text to append to the reason."""
-        self.problems.add(str(one))
-        return self._counted(one, reason)
-
-    def _counted(self, one: MeasuringProblem, reason: str) -> str:
         if any(words in reason for words in SHAPE_FAILURES):
             return ""
         key = one.operation, one.dtype
-        count = MAX_FAILURES if NOT_IMPLEMENTED in reason else self.failures.get(key, 0) + 1
-        self.failures[key] = count
-        return NOT_AGAIN if count >= MAX_FAILURES else ""
-
-    def timed(self, one: MeasuringProblem, timings: Sequence[Timing]) -> str:
-        """Count a shape that was timed only by ordinary calls. Return a text to append to the reason."""
-        if any(timing.reason in (None, NOT_CUDA) for timing in timings):
-            self.failures.pop((one.operation, one.dtype), None)
-            return ""
-        return self._counted(one, "")
+        self._failures[key] = MAX_FAILURES if NOT_IMPLEMENTED in reason else self._failures.get(key, 0) + 1
+        return NOT_AGAIN if self._failures[key] >= MAX_FAILURES else ""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedRows:
-    """Numbers of rows by their use in `train`; attributes as in `Measured`."""
+def reason_too_long(problem: MeasuringProblem, gpu: Gpu, problem_seconds: float) -> str | None:
+    """Return why a shape takes too long by the GPU's peak rates; None if it does not."""
+    least = float(_least_seconds([problem], gpu)[0])
+    if least <= problem_seconds:
+        return None
+    return f"one call takes at least {least:.3g} s, over the limit of {problem_seconds:g} s a problem"
+
+
+def _is_large(problem: MeasuringProblem) -> bool:
+    """Return whether a call takes seconds on a CPU."""
+    batch = shape_batch(problem.operation, problem.dtype, **problem.shape)
+    return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
+
+
+class RowCounts(TypedDict):
+    """Numbers of rows by their use in `train`; keys as in `Measured`."""
 
     families: tuple[FamilyRows, ...]
     factors: tuple[str, ...]
     dropped: int
 
 
-def count_rows(folder: Path, gpu: str) -> CountedRows:
+def count_rows(folder: Path, gpu: str) -> RowCounts:
     """Count the rows of a GPU in a folder of tables, by their use in `train`."""
     try:
         groups = [group for group in read_own_tables(folder) if group.gpu == gpu]
@@ -317,7 +315,7 @@ def count_rows(folder: Path, gpu: str) -> CountedRows:
         or not found[family.name].is_enough
     ]
     factors = [group for group in others if is_enough_for_a_factor(group, seed=0)]
-    return CountedRows(
+    return RowCounts(
         families=tuple(found.values()),
         factors=tuple(f"{group.batch.operation}/{group.batch.dtype}" for group in factors),
         dropped=sum(len(group.seconds) for group in others) - sum(len(group.seconds) for group in factors),
@@ -353,38 +351,26 @@ def _least_seconds(problems: Sequence[MeasuringProblem], gpu: Gpu) -> Array:
     return least
 
 
-def _reason_to_skip(
-    problem: MeasuringProblem, gpu: Gpu | None, *, is_trial: bool, problem_seconds: float
-) -> str | None:
-    if is_trial and _is_large(problem):
-        return "too large to try on a processor"
-    if gpu is not None and (least := float(_least_seconds([problem], gpu)[0])) > problem_seconds:
-        return f"one call takes at least {least:.3g} s, over the limit of {problem_seconds:g} s a problem"
-    return None
-
-
-def _is_large(problem: MeasuringProblem) -> bool:
-    """Return whether a call takes seconds on a CPU."""
-    batch = shape_batch(problem.operation, problem.dtype, **problem.shape)
-    return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
-
-
 def _timed(problem: MeasuringProblem, device: torch.device, problem_seconds: float) -> list[tuple[str, Timing]] | str:
     """Time the calls of a shape, or return the reason why the shape cannot run; its tensors are freed afterwards."""
     try:
         with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
             calls = benchmark_of(problem.operation).calls(problem.shape, DTYPES[problem.dtype], device)
             return [
-                (name, time_call(call, device, problem_seconds=problem_seconds, load_seconds=_load_of(problem, name)))
+                (
+                    name,
+                    time_call(
+                        call,
+                        device,
+                        problem_seconds=problem_seconds,
+                        load_seconds=LOAD_SECONDS if problem.is_loaded and name == problem.calls[0] else None,
+                    ),
+                )
                 for name, call in calls.items()
                 if name in problem.calls
             ]
     except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _load_of(problem: MeasuringProblem, call: str) -> float | None:
-    return LOAD_SECONDS if problem.is_loaded and call == problem.calls[0] else None
 
 
 def check_device(device: str) -> None:
@@ -440,11 +426,7 @@ def _keys_of(path: Path, operation: str) -> Collection[_Key]:
             "Measure into another folder, or move it away."
         )
     shape = operation_spec(operation).shape
-    return {_key(row["gpu"], row["op"], row["dtype"], {word: row[word] for word in shape}) for row in rows}
-
-
-def _key(gpu: str, operation: str, dtype: str, columns: dict[str, str]) -> _Key:
-    return gpu, operation, dtype, tuple(columns.values())
+    return {(row["gpu"], row["op"], row["dtype"], tuple(row[word] for word in shape)) for row in rows}
 
 
 def _columns(problem: MeasuringProblem) -> dict[str, str]:
@@ -453,7 +435,7 @@ def _columns(problem: MeasuringProblem) -> dict[str, str]:
     return {word: f"{batch.columns[word][0]:.15g}" for word in operation_spec(problem.operation).shape}
 
 
-def _row(gpu: str, operation: str, problem: MeasuringProblem, timing: Timing) -> dict[str, object]:
+def _row(gpu: str, operation: str, timing: Timing, problem: MeasuringProblem) -> dict[str, object]:
     """Return one row, with the device time or, without a graph, the time of ordinary calls."""
     by_graph = timing.flushed_seconds is not None
     own = timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
@@ -488,15 +470,12 @@ def _whole(value: float | None, unit: float = 1.0) -> str:
     return "" if value is None else f"{value / unit:.0f}"
 
 
-class tf32_switched:  # noqa: N801 (a context, used as `with tf32_switched(...)`)
-    """Context manager that switches TF32 for matmuls and convolutions, and restores the setting at the end."""
-
-    def __init__(self, *, allowed: bool) -> None:
-        self._allowed = allowed
-
-    def __enter__(self) -> None:
-        self._before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self._allowed
-
-    def __exit__(self, *exception: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self._before
+@contextmanager
+def tf32_switched(*, allowed: bool) -> Iterator[None]:
+    """Switch TF32 for matmuls and convolutions, and restore the setting at the end."""
+    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

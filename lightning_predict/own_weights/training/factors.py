@@ -47,14 +47,7 @@ MIN_HALF_WIDTH: Final = 0.02
 def measured_factors(
     groups: Iterable[Group], gpu: Gpu, models: KernelModels | None, *, seed: int
 ) -> dict[str, MeasuredFactor]:
-    """Return the factors of groups with enough rows, by "operation/dtype".
-
-    Args:
-        groups: Measurements on this GPU, one group per operation and dtype.
-        gpu: The GPU.
-        models: Models whose predictions the factors correct.
-        seed: Seed of the split; held-out rows are not used.
-    """
+    """Return the factors of groups with enough rows, by "operation/dtype"."""
     found = {}
     for group in groups:
         if is_enough_for_a_factor(group, seed=seed):
@@ -99,9 +92,16 @@ def factor_of(residuals: Array, group: Group) -> MeasuredFactor:
     count = len(residuals)
     median = (_weighted_quantile(residuals, weights, 0.5) - _weighted_quantile(-residuals, weights, 0.5)) / 2
     middle = median * count / (count + SHRINK_ROWS)
-    level = min(CONFIDENCE * (1 + 1 / count), 1.0)  # split-conformal correction: one more row counts as error
-    half_width = _weighted_quantile(np.abs(residuals - middle), weights, level)
+    half_width = conformal_quantile(np.abs(residuals - middle), weights)
     return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, MIN_HALF_WIDTH), rows=count)
+
+
+def conformal_quantile(errors: Array, weights: Array) -> float:
+    """Return the half width of an interval that holds `CONFIDENCE` of weighted errors.
+
+    The split-conformal correction assumes one additional row with an infinite error.
+    """
+    return _weighted_quantile(errors, weights, min(CONFIDENCE * (1 + 1 / len(errors)), 1.0))
 
 
 def _weighted_quantile(values: Array, weights: Array, level: float) -> float:

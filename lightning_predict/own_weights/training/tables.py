@@ -183,10 +183,7 @@ def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[
 def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Key, list[tuple[float, ...]]]:
     """Return the shape and the seconds of each row of a file, in the order of the file, by key.
 
-    Args:
-        path: The file.
-        kind: Format of the file.
-        by_build: Whether software builds of a source have separate keys; otherwise, they are averaged.
+    Software builds of a source have separate keys if `by_build`; otherwise, they are averaged.
 
     Raises:
         MeasurementTableError: The file has an invalid column or value.

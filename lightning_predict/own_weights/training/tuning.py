@@ -21,13 +21,12 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from lightning_predict.base.errors import MeasurementTableError, UnknownGpuError
-from lightning_predict.base.interval import CONFIDENCE
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import BundledModels, UtilisationModels, log_utilisation_of
 from lightning_predict.kernels.operations import Array, NetworkSpec, network_specs
-from lightning_predict.own_weights.training.factors import log_residuals, measured_factors
+from lightning_predict.own_weights.training.factors import conformal_quantile, log_residuals, measured_factors
 from lightning_predict.own_weights.training.networks import (
     TrainingPlan,
     collect_rows,
@@ -59,16 +58,12 @@ MIN_CALIBRATION_ROWS: Final = 5
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnScore:
-    """Errors on held-out measurements, before and after tuning.
+    """Errors on held-out measurements, |predicted / measured - 1|, before and after tuning.
 
     Attributes:
-        gpu: The GPU.
-        operation: The operation.
-        dtype: The dtype.
-        rows: Number of held-out measurements.
-        before: Mean of |predicted / measured - 1| of the previous network; None without a previous network.
-        after: Mean of |predicted / measured - 1| of the tuned network.
-        median: Median of |predicted / measured - 1| of the tuned network.
+        before: Mean error of the previous network; None without a previous network.
+        after: Mean error of the tuned network.
+        median: Median error of the tuned network.
         coverage: Share of the measurements inside the tuned network's 90 % interval.
     """
 
@@ -105,13 +100,8 @@ def tune_weights(
 ) -> tuple[OwnScore, ...]:
     """Tune networks to the GPUs of your tables, and write a weights file for each GPU, and a manifest.
 
-    Args:
-        tables: Folder of the tables that `measure` wrote.
-        output: Output folder. Existing weights files are deleted.
-        seed: Seed of the networks and of the split.
-        jobs: Number of parallel training processes. The results do not depend on this number.
-        plan: Training plan; None for `TUNING`, or `FRESH` if no network ships.
-        done: Called with a sentence after each network.
+    Existing weights files in the output folder are deleted. The number of parallel `jobs` does not change the results.
+    Without a `plan`, it is `TUNING`, or `FRESH` if no network ships. `done` gets a sentence after each network.
 
     Raises:
         MeasurementTableError: Tables are missing or invalid, have too few rows, or have no GPU of the catalogue.
@@ -202,12 +192,7 @@ def log_errors(family: NetworkSpec, network: NetworkWeights, group: Group, gpu: 
 
 def weighted_quantile(errors: Array, weights: Array) -> float:
     """Return the conformal quantile of weighted errors, at least 0.001."""
-    order = np.argsort(errors)  # (errors,)
-    total = np.cumsum(weights[order])
-    # Split-conformal correction: one additional row with an infinite error is assumed.
-    level = min(CONFIDENCE * (1 + 1 / len(errors)), 1.0) * total[-1]
-    reached = np.searchsorted(total, level * (1 - 1e-9))  # rounding must not move the result by one row
-    return float(max(errors[order][min(reached, len(errors) - 1)], 1e-3))
+    return max(conformal_quantile(errors, weights), 1e-3)
 
 
 def _tasks(card: Gpu, groups: Sequence[Group], shipped: LoadedWeights, seed: int) -> list[_Task]:

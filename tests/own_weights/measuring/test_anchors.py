@@ -57,7 +57,7 @@ def test_what_streams_follows_the_measured_memory() -> None:
 
 
 @pytest.mark.parametrize("share", [0.7, 1.0, 1.1])
-def test_the_bandwidth_that_explains_times_is_that_of_the_gpu_that_took_them(share: float) -> None:
+def test_equivalent_bandwidth_equals_the_bandwidth_of_the_timed_gpu(share: float) -> None:
     actual = MainRates(gpu=A10, flops_per_second={}, dram_bytes_per_second=share * A10.dram_bytes_per_second).measured
     words = {"rows": 32768.0, "cols": 4096.0}
     timed = [
@@ -121,7 +121,7 @@ TRIAL_FLOP = 2.0 * TRIAL_SIDE**3
 TRIAL_BYTES = 4.0 * TRIAL_SIDE * 4096
 
 
-def test_what_counts_is_the_last_time_before_the_seconds_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_repetition_gives_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     # By a clock that goes on by a second at each look, a call is begun at 0 and, with 2.5 s, at 1 and 2: three times.
     # The T4 has units for products in float32 and float16; the card slows down to 4 and to 40 TFLOP/s.
     times = iter(
@@ -154,7 +154,7 @@ def test_on_a_processor_the_command_is_tried_on_real_calls() -> None:
     assert 0 < answer.dram_bytes_per_second < A10.dram_bytes_per_second
 
 
-def test_wrong_requests_say_what_is_expected() -> None:
+def test_invalid_arguments_error_has_expected_values() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Got seconds=0; expected a time above 0"):
         measure_main_rates(device="cpu", gpu="T4", seconds=0)
     with pytest.raises(InvalidArgumentError, match=r"device='cpu' is no GPU; name the one that the figures stand for"):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
@@ -37,7 +36,7 @@ without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what h
 
 
 @without_cuda
-def test_without_cuda_it_runs_to_its_end_and_names_what_it_skips(tmp_path: Path) -> None:
+def test_report_without_cuda_names_skipped_parts(tmp_path: Path) -> None:
     seen: list[str] = []
     report = report_on_gpu(tmp_path / "new" / "report.json", progress=seen.append)
     assert seen == [part.name for part in PARTS]
@@ -62,7 +61,7 @@ def test_a_preset_has_its_own_parts(preset: Any, names: list[str], tmp_path: Pat
     assert list(report_on_gpu(tmp_path / "report.json", preset=preset)["parts"]) == names
 
 
-def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failed_part_is_named_and_others_run(tmp_path: Path) -> None:
     def fails(left: float) -> Mapping[str, Any]:
         raise RuntimeError("CUDA error: no such luck")
 
@@ -108,14 +107,6 @@ def test_the_first_launch_that_waits_for_a_kernel_is_found() -> None:
     assert first_wait(ticks[:1000], 4e-3) is None
 
 
-def test_a_table_is_kept_as_columns_and_rows(tmp_path: Path) -> None:
-    (tmp_path / "own_add.csv").write_text("gpu,op\nT4,add\nT4,add_backward\n")
-    assert module._table(tmp_path / "own_add.csv") == {
-        "columns": ["gpu", "op"],
-        "rows": [["T4", "add"], ["T4", "add_backward"]],
-    }
-
-
 @pytest.fixture
 def as_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let the parts run on the CPU, as if it were a T4."""
@@ -146,11 +137,6 @@ def test_each_session_counts_its_kernels_and_products(as_cuda: pytest.MonkeyPatc
         "weights and random numbers stay": True,
         "compiled code has kernels": False,
     }
-
-
-def test_the_kernels_of_each_plain_profile_are_counted(as_cuda: pytest.MonkeyPatch) -> None:
-    as_cuda.setattr(module, "profile", lambda activities: profile(activities=[ProfilerActivity.CPU]))
-    assert module._plain_profiles(60.0) == {"launched": 32, "recorded": [0] * module.SESSIONS}
 
 
 def test_the_queue_is_filled_behind_the_longest_product_that_fits(as_cuda: pytest.MonkeyPatch) -> None:

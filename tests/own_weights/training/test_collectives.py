@@ -11,12 +11,10 @@ import pytest
 from benchmarks.training.collectives import (
     fit_curves,
     publish_curves,
-    read_rows,
     score,
     sources_of,
     write_curves,
 )
-from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.kernels.families.collective import bundled_curves
 
 HEADER = "gpu,op,gpus,message_elements,latency_ms\n"
@@ -68,7 +66,6 @@ def test_the_score_on_a_smooth_law_is_small_and_repeatable() -> None:
 
 
 def test_the_file_can_be_read_back(tmp_path: Path) -> None:
-    from lightning_predict.kernels.families.collective import bundled_curves
 
     path = tmp_path / "curves.json"
     write_curves(synthetic(), path, sources=["made up"])
@@ -86,32 +83,6 @@ def table(folder: Path, text: str) -> Path:
     return path
 
 
-def test_rows_are_seconds_by_bytes(tmp_path: Path) -> None:
-    path = table(tmp_path, HEADER + "A,all_reduce,2,256,0.00625\nA,all_reduce,2,256,0.00635\n")
-    assert read_rows(path) == {("A", "all_reduce", 2): {512: [pytest.approx(6.25e-6), pytest.approx(6.35e-6)]}}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gpu,op\n", "line 1: gpus is not a column of this file; expected gpu, op, gpus, message_elements, latency_ms"),
-        (HEADER + "A,all_reduce,two,256,0.1\n", r"line 2: gpus is 'two'; expected an integer of at least 2"),
-        (
-            HEADER + "A,all_reduce,2,256,0.1\nA,all_reduce,2,256,-1\n",
-            r"line 3: latency_ms is -1; expected a finite number above 0",
-        ),
-    ],
-)
-def test_a_bad_table_names_line_and_column(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(MeasurementTableError, match=message):
-        read_rows(table(tmp_path, text))
-
-
-def test_a_folder_without_collectives_gets_no_curves(tmp_path: Path) -> None:
-    assert publish_curves(tmp_path, tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_rerun_writes_the_same_bytes_and_names_the_source(tmp_path: Path) -> None:
     rows = [
         f"A,all_reduce,{count},{2**power},{0.01 * count + 2**power / 1e6}" for count in (2, 4) for power in range(21)
@@ -126,26 +97,3 @@ def test_a_rerun_writes_the_same_bytes_and_names_the_source(tmp_path: Path) -> N
     assert written[0] == written[1]
     assert sources_of(path) == ["ai-dynamo/aiconfigurator, (c) NVIDIA (Apache-2.0)"]
     assert json.loads(written[0])["sources"] == sources_of(path)
-
-
-def test_machines_without_peer_access_are_named_in_the_file(tmp_path: Path) -> None:
-    names = {"A": "L40S", "B": "A100-SXM-80GB"}
-    points = {(names[gpu], operation, count): curve for (gpu, operation, count), curve in synthetic().items()}
-    write_curves(points, tmp_path / "curves.json", sources=[])
-    assert json.loads((tmp_path / "curves.json").read_text())["without_peer_access"] == ["L40S"]
-    assert bundled_curves(tmp_path / "curves.json").staged == {"L40S"}
-
-
-def test_messages_that_are_all_small_have_no_error_of_large_ones(tmp_path: Path) -> None:
-    small = {key: {size: times for size, times in curve.items() if size < 10**6} for key, curve in synthetic().items()}
-    assert write_curves(small, tmp_path / "curves.json", sources=[]).mean_error is None
-    assert json.loads((tmp_path / "curves.json").read_text())["mean_error_held_out_1_mb"] is None
-
-
-def test_too_few_sizes_are_said() -> None:
-    with pytest.raises(MeasurementTableError, match=r"The 1 curves .* too few sizes to score\. Measure more"):
-        score({("A", "all_reduce", 2): {512: [1e-6]}})
-
-
-def test_a_source_that_is_not_known_is_named_by_its_word(tmp_path: Path) -> None:
-    assert sources_of(table(tmp_path, "gpu,source\nA,mine\nB,\n")) == ["mine"]

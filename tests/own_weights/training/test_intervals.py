@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.training.families import UNMEASURED_HALF_WIDTH, interval_of, unseen_errors
+from benchmarks.training.families import UNMEASURED_HALF_WIDTH, interval_of
 from benchmarks.training.recipes import RECIPES
 from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.kernels.features import reference_seconds
@@ -28,7 +28,7 @@ def spread_group(rows: int, width: float, *, operation: str = "linear") -> Group
     return Group("SMALL", "synthetic", batch, reference_seconds(batch, [SMALL])[0] * 2 * np.exp(offset), 0.0)
 
 
-def test_the_error_is_that_of_the_network() -> None:
+def test_error_equals_the_error_of_the_network() -> None:
     timed = spread_group(50, 0.0)
     np.testing.assert_allclose(log_errors(network_specs()["matmul_single"], HALF, timed, SMALL), 0.0, atol=1e-5)
 
@@ -73,35 +73,12 @@ def test_each_operation_has_its_width_and_the_widest_serves_those_without() -> N
     assert widths["*"] == widths["linear/float32"]
 
 
-def test_two_sources_of_one_gpu_count_by_their_rows() -> None:
-    many, few = spread_group(20_000, 0.4), spread_group(200, 0.0)
-    alone = interval_of({"SMALL": (HALF, [many])}, RECIPE, GPUS, seed=0)["linear/float32"]
-    both = interval_of({"SMALL": (HALF, [many, few])}, RECIPE, GPUS, seed=0)["linear/float32"]
-    assert both == pytest.approx(alone, abs=0.01)  # counted alike, the second would halve the share of errors
-
-
 def test_gpus_count_alike_however_many_rows_they_have() -> None:
     many, few = spread_group(20_000, 0.4), spread_group(2000, 0.0)
     tested = {"SMALL": (HALF, [many]), "BIG": (constant_network("matmul_single", utilisation=0.5, interval=1.0), [few])}
     width = interval_of(tested, RECIPE, GPUS, seed=0)["linear/float32"]
     # Half of the weight has no error: the 90 % quantile of all is the 80 % quantile of the other half.
     assert width == pytest.approx(0.8 * 0.4, abs=0.02)
-
-
-def test_errors_of_a_stranger_are_those_of_its_held_out_rows() -> None:
-    timed = spread_group(2000, 0.0)
-    slow = Group("SMALL", "synthetic", timed.batch, timed.seconds * 1.25, 0.0)
-    (error,) = unseen_errors({"SMALL": (HALF, [slow])}, RECIPE, GPUS, 0, {"*": 0.2})
-    held_out = split_rows(timed.batch.columns, seed=0).held_out
-    assert (error.operation, error.dtype, error.gpu, error.rows) == ("linear", "float32", "SMALL", held_out.sum())
-    assert error.median == pytest.approx(0.2, abs=1e-4) == error.mean  # 1 / 1.25 is a fifth too fast
-    assert error.coverage == 0.0  # log(1.25) = 0.22
-    (error,) = unseen_errors({"SMALL": (HALF, [slow])}, RECIPE, GPUS, 0, {"linear/float32": 0.25, "*": 0.2})
-    assert error.coverage == 1.0
-
-
-def test_without_calibration_rows_the_interval_says_so() -> None:
-    assert interval_of({}, RECIPE, GPUS, seed=0) == {"*": UNMEASURED_HALF_WIDTH}
 
 
 def test_the_conformal_quantile_counts_one_more_row_as_an_error() -> None:

@@ -48,18 +48,7 @@ def test_training_recovers_a_known_law_within_a_few_per_cent() -> None:
         assert inside.mean() > 0.8
 
 
-def test_own_weights_start_from_a_base_of_the_family_alone_where_the_recipe_has_one() -> None:
-    few = replace(QUICK, steps=40)
-    recipe = replace(quick_recipe(), start=few, base=few, own=replace(QUICK, steps=0), folds=())
-    groups = [group(SMALL, 1500), group(BIG, 1500)]
-    alone = train_family(replace(recipe, kin=()), groups, GPUS, seed=0)
-    result = train_family(recipe, groups, GPUS, seed=0)
-    # Without a step of tuning, the own weights equal their start, for any kin of the base.
-    np.testing.assert_array_equal(result.own["BIG"].layers[0].weight, alone.own["BIG"].layers[0].weight)
-    assert not np.array_equal(result.own["BIG"].layers[0].weight, result.base.layers[0].weight)
-
-
-def test_the_interval_of_unseen_gpus_is_wider_than_that_of_own_weights() -> None:
+def test_interval_of_unseen_gpus_is_wider() -> None:
     groups = [group(SMALL, 2000), group(BIG, 2000)]
     # BIG follows another law: who never saw it must be unsure of it.
     groups[1] = Group("BIG", "synthetic", groups[1].batch, 1.5 * groups[1].seconds, 0.0)
@@ -79,7 +68,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others() -> None
     assert not np.array_equal(one.layers[0].weight, other.layers[0].weight)
 
 
-def test_networks_of_no_machine_weight_do_not_see_what_the_gpu_is() -> None:
+def test_machine_weight_zero_hides_gpu_features() -> None:
     rows = collect_rows(SINGLE, [group(SMALL, 500), group(BIG, 500)], [SMALL, BIG])
     network = train_network(rows, rows, replace(QUICK, steps=60, machine_weight=0.0), seed=0)
     is_machine = np.isin(rows.names, MACHINE_FEATURES)
@@ -90,13 +79,6 @@ def test_networks_of_no_machine_weight_do_not_see_what_the_gpu_is() -> None:
     np.testing.assert_array_equal(
         log_utilisation_of(network, rows.features[None]), log_utilisation_of(network, other[None])
     )
-
-
-def test_a_small_machine_weight_makes_the_same_step_in_the_machine_small() -> None:
-    rows = collect_rows(SINGLE, [group(SMALL, 500), group(BIG, 500)], [SMALL, BIG])
-    full, small = (train_network(rows, rows, replace(QUICK, steps=0, machine_weight=w), seed=0) for w in (1.0, 0.25))
-    is_machine = np.isin(rows.names, MACHINE_FEATURES)
-    np.testing.assert_allclose(small.scale / full.scale, np.where(is_machine, 4.0, 1.0))
 
 
 def test_fine_tuning_never_ends_worse_on_the_calibration_rows() -> None:

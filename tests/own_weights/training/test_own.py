@@ -39,7 +39,7 @@ def test_the_error_on_rows_that_no_fit_saw_falls(tuned: tuple[Path, tuple[OwnSco
         assert score.coverage > 0.75
 
 
-def test_what_was_not_measured_keeps_the_weights_that_ship(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
+def test_unmeasured_families_keep_shipped_weights(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
     mine = load_weights(["T4", "RTX-4090", "L4"], WeightsSource(path=str(tuned[0]), offline=True))
     shipped = load_weights(["T4", "RTX-4090", "L4"])
     assert set(mine.gpus["T4"].families) == set(shipped.gpus["T4"].families)
@@ -51,7 +51,7 @@ def test_what_was_not_measured_keeps_the_weights_that_ship(tuned: tuple[Path, tu
     assert mine.cross_gpu_model.gpu == CROSS_GPU
 
 
-def test_the_manifest_says_what_was_measured(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
+def test_manifest_lists_measured_operations(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
     manifest = read_manifest(tuned[0])
     assert manifest is not None
     entry = manifest.files["RTX-4090.safetensors"]

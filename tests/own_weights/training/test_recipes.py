@@ -48,7 +48,7 @@ def test_every_family_has_a_recipe_and_its_kin_share_its_features() -> None:
         assert all(kin.describe is recipe.family.describe for kin in recipe.kin)
 
 
-def test_ones_own_convolutions_on_matrix_units_can_be_trained_and_serve_their_gpu() -> None:
+def test_own_convolutions_on_tensor_cores_are_trained() -> None:
     plan = TrainingPlan(steps=300, batch_rows=128, hidden=(16,))
     recipe = replace(RECIPES["convolution_tensor"], base=plan, own=plan, fold=plan)
     result = train_family(recipe, [measured(800)], GPUS, seed=0)

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from benchmarks.training.scores import HEADINGS, score_cells, score_groups, score_markdown, score_table
+from benchmarks.training.scores import HEADINGS, score_cells, score_groups
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.roofline import roofline_seconds, with_sustained_peaks
@@ -26,7 +25,7 @@ def quarter_utilisation_group() -> Group:
     )
 
 
-def test_scores_are_those_of_the_held_out_rows() -> None:
+def test_scores_use_held_out_rows() -> None:
     group = quarter_utilisation_group()
     models = UtilisationModels(constant_weights("matmul_single", utilisation=0.25, interval=math.log(1.5)))
     (score,) = score_groups(models, [group], GPUS, seed=0)
@@ -44,16 +43,6 @@ def test_scores_are_those_of_the_held_out_rows() -> None:
     assert set(score.baselines) == {"roofline"}  # no other GPU measured it, and no network was trained
 
 
-def test_rows_that_show_the_launch_are_not_scored() -> None:
-    group = quarter_utilisation_group()
-    timed = Group("SMALL", "neusight", group.batch, group.seconds, 50e-6)
-    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.25, interval=0.1))
-    (all_rows,) = score_groups(models, [group], GPUS, seed=0)
-    (long_rows,) = score_groups(models, [timed], GPUS, seed=0)
-    held_out = split_rows(group.batch.columns, seed=0).held_out
-    assert long_rows.rows == (held_out & (group.seconds >= 2e-4)).sum() < all_rows.rows
-
-
 def test_calls_are_scored_with_the_launch_that_was_taken_off() -> None:
     plain = quarter_utilisation_group()
     launch = plain.seconds  # as long as the work itself: half of each call
@@ -67,39 +56,3 @@ def test_calls_are_scored_with_the_launch_that_was_taken_off() -> None:
     assert without.called is None
     cells = dict(zip(HEADINGS, score_cells(score), strict=True))
     assert cells["calls: mean %"] == f"{50 * score.mean:.1f}"
-
-
-def test_what_no_model_or_no_catalogue_row_serves_is_not_scored() -> None:
-    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.25, interval=0.1))
-    group = quarter_utilisation_group()
-    stranger = Group("no-such-GPU", "synthetic", group.batch, group.seconds, 0.0)
-    half = Group("SMALL", "synthetic", products(500, dtype="bfloat16"), group.seconds[:500], 0.0)
-    assert score_groups(models, [stranger, half], GPUS, seed=0) == ()
-
-
-def test_what_another_gpu_measured_is_scaled_to_each_and_no_raw_network_is_made_up() -> None:
-    mine = quarter_utilisation_group()
-    twin = Group("BIG", "synthetic", mine.batch, mine.seconds / 2, 0.0)
-    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.25, interval=0.1))
-    on_big, on_small = score_groups(models, [mine, twin], GPUS, seed=0)
-    # BIG has twice the peak and takes half the time: the ratio is right both ways.
-    assert on_small.baselines["peak ratio"].mean == pytest.approx(0, abs=1e-9)
-    assert on_big.baselines["peak ratio"].predictions == on_small.rows
-    cells = dict(zip(HEADINGS, score_cells(on_small), strict=True))
-    assert cells["peak ratio"] == "0.0 / 0.0"
-    # Three times the bandwidth: half the time, times three, is 50 % too long.
-    assert cells["bandwidth ratio"] == "50.0 / 50.0"
-    assert cells["raw network"] == ""
-
-
-def test_both_tables_hold_the_same_cells() -> None:
-    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.25, interval=0.1))
-    scores = score_groups(models, [quarter_utilisation_group()], GPUS, seed=0)
-    cells = score_cells(scores[0])
-    assert len(cells) == len(HEADINGS)
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(score_table(scores))
-    for cell in (*cells, *HEADINGS):
-        assert cell in captured.get()
-        assert f"| {cell} |" in score_markdown(scores)

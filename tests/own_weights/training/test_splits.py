@@ -20,13 +20,13 @@ def test_every_row_is_on_exactly_one_side_and_the_shares_hold() -> None:
     assert abs(split.calibration.mean() - CALIBRATION_SHARE) < 0.01
 
 
-def test_a_problem_is_on_the_same_side_wherever_it_stands() -> None:
+def test_split_does_not_depend_on_row_order() -> None:
     columns = products(500).columns
     backwards = {word: values[::-1] for word, values in columns.items()}
     np.testing.assert_array_equal(split_rows(columns, seed=0).held_out, split_rows(backwards, seed=0).held_out[::-1])
 
 
-def test_the_split_is_a_promise_to_those_who_score_later() -> None:
+def test_split_is_pinned() -> None:
     columns = {"m": np.array([64.0, 128, 4096]), "n": np.array([64.0, 64, 4096]), "k": np.array([64.0, 64, 4096])}
     np.testing.assert_allclose(problem_shares(columns, seed=0), PINNED, atol=1e-12)
 
@@ -41,16 +41,3 @@ def test_a_shape_parameter_that_came_later_moves_only_the_problems_that_have_it(
     before = problem_shares(columns, seed=0)
     np.testing.assert_array_equal(problem_shares({**columns, "channels_last": zeros}, seed=0), before)
     assert (problem_shares({**columns, "channels_last": ones}, seed=0) != before).all()
-
-
-def test_another_seed_is_another_split() -> None:
-    columns = products(1000).columns
-    one, other = (split_rows(columns, seed=seed).held_out for seed in (0, 1))
-    # Independent splits agree on .15^2 + .85^2 = 74.5 % of the rows.
-    assert 0.68 < (one == other).mean() < 0.81
-
-
-def test_the_order_of_the_words_does_not_matter() -> None:
-    columns = products(100).columns
-    turned = {word: columns[word] for word in reversed(list(columns))}
-    np.testing.assert_array_equal(problem_shares(columns, seed=0), problem_shares(turned, seed=0))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import gzip
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,14 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.training.__main__ import main
 from benchmarks.training.families import Training, train_families
 from benchmarks.training.recipes import RECIPES
 from benchmarks.training.scores import Score
 from benchmarks.training.weights import evaluate, train
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.own_weights.training.networks import TrainingPlan
 from lightning_predict.own_weights.training.tables import Group
 from lightning_predict.own_weights.training.tuning import gpus_of
@@ -92,20 +88,6 @@ def test_a_rerun_in_more_processes_gives_the_same_hashes(
         assert (tmp_path / file).read_text() == (trained[0] / file).read_text()
 
 
-def test_collectives_in_the_folder_become_curves(tables: Path, tmp_path: Path) -> None:
-    sizes = [2**power for power in range(9, 28)]
-    rows = [f"A,all_reduce,{count},{size},{0.01 + size * count / 1e9},mine" for count in (2, 4) for size in sizes]
-    folder = tmp_path / "tables"
-    shutil.copytree(tables, folder)
-    with gzip.open(folder / "collective.csv.gz", "wt") as lines:
-        lines.write("\n".join(["gpu,op,gpus,message_elements,latency_ms,source", *rows]) + "\n")
-    console = Console(width=120, file=(tmp_path / "printed").open("w"))
-    train_alone(folder, tmp_path / "weights", recipes=QUICK, console=console)
-    console.file.close()
-    assert "Collectives: mean error" in (tmp_path / "printed").read_text()
-    assert set(bundled_curves(tmp_path / "weights" / "collectives.json").curves) == {"A"}
-
-
 def test_families_that_are_kin_learn_from_each_other_and_share_a_base(tmp_path: Path) -> None:
     half, single = RECIPES["matmul_half"], RECIPES["matmul_single"]
     recipes = [replace(one, start=None, base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",),)) for one in (half, single)]
@@ -134,13 +116,3 @@ def timed_products(card: Gpu, dtype: str) -> Group:
 def test_a_gpu_that_the_catalogue_does_not_know_by_that_name_is_left_out() -> None:
     known, bare, made_up = group(gpu("T4"), 5), group(SMALL, 5), group(replace(SMALL, name="V100"), 5)
     assert set(gpus_of([known, bare, made_up])) == {"T4"}  # a bare V100 is an alias: its form factor is not known
-
-
-def test_evaluate_prints_the_table(
-    tables: Path, trained: tuple[Path, tuple[Score, ...], str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["evaluate", str(tables), "--weights", str(trained[0])]) == 0
-    printed = capsys.readouterr().out
-    assert "Errors on held-out problems" in printed
-    assert "Errors of bases on GPUs that were left out" in printed
-    assert "T4" in printed
