@@ -45,7 +45,7 @@ from lightning_predict.own_weights.training.factors import log_residuals
 from lightning_predict.own_weights.training.tables import read_own_tables
 from lightning_predict.prediction import predict
 from lightning_predict.record.attribution import CUDA_GRAPH, UNATTRIBUTED
-from lightning_predict.record.cupti import detached_afterwards
+from lightning_predict.record.profiler import detached_afterwards
 from lightning_predict.record.recording import capture
 from lightning_predict.record.session import CaptureSession
 from lightning_predict.record.trace import Trace

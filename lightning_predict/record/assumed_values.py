@@ -15,16 +15,19 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import FrameSummary, extract_tb
 from typing import Any, Final, final
 
 import torch
 
-from lightning_predict.record.tensors import tensors_in
+from lightning_predict.base.errors import CaptureError
+from lightning_predict.record.tensors import Args, Kwargs, TorchFunction, tensors_in
 from lightning_predict.record.trace import Operation, TensorInfo
 
 _CHECKS: Final = "checks of values pass: `all` is true, `any`, `isnan` and comparisons are false"
@@ -131,7 +134,7 @@ class AssumedValues:
             for assumption, places in self._places.items()
         )
 
-    def output_of(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def output_of(self, name: str, func: TorchFunction, args: Args, kwargs: Kwargs) -> Any:
         """Return the result of an operation that the meta device rejects.
 
         Raises:
@@ -154,7 +157,7 @@ class AssumedValues:
     def _note(self, assumption: str) -> None:
         self._places.setdefault(assumption, {})[_place()] = None
 
-    def _item(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | int | float:
+    def _item(self, _func: TorchFunction, args: Args, _kwargs: Kwargs) -> bool | int | float:
         tensor = args[0]
         return self._scalar(tensor)
 
@@ -183,11 +186,11 @@ class AssumedValues:
         name = self._operations[writer].name
         return name == "aten::all" or name.startswith("aten::logical_or")
 
-    def _equal(self, _func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    def _equal(self, _func: TorchFunction, _args: Args, _kwargs: Kwargs) -> bool:
         self._note(_CHECKS)
         return True
 
-    def _nonzero(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
+    def _nonzero(self, _func: TorchFunction, args: Args, _kwargs: Kwargs) -> torch.Tensor:
         return torch.empty((self._count(args[0]), args[0].dim()), dtype=torch.int64, device="meta")
 
     def _count(self, mask: torch.Tensor) -> int:
@@ -196,14 +199,14 @@ class AssumedValues:
         is_shared = known.is_mask or known.value is None
         return math.ceil(known.nonzeros * self._share) if is_shared else known.nonzeros
 
-    def _masked_select(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
+    def _masked_select(self, _func: TorchFunction, args: Args, _kwargs: Kwargs) -> torch.Tensor:
         values, mask = args
         shape = torch.broadcast_shapes(values.shape, mask.shape)
         repeats = math.prod(shape) // max(mask.numel(), 1)
         result: torch.Tensor = values.new_empty((self._count(mask) * repeats,), device="meta")
         return result
 
-    def _index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _index(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> torch.Tensor:
         indices: list[torch.Tensor | None] = []
         for index in args[1]:
             if index is not None and index.dtype in (torch.bool, torch.uint8) and index.device.type == "meta":
@@ -216,9 +219,9 @@ class AssumedValues:
         result: torch.Tensor = func(args[0], indices, *args[2:], **kwargs)
         return result
 
-    def _unique(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    def _unique(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> tuple[torch.Tensor, ...]:
         """Return values, positions and counts. Positions and counts are empty unless requested."""
-        values, flags = args[0], args[2:4] if "_unique2" in func.name() else args[1:3]
+        values, flags = args[0], args[2:4] if "_unique2" in str(func) else args[1:3]
         self._note(_SIZES)
         count = self._known(values).distinct
         has_positions = kwargs.get("return_inverse", flags[0] if flags else False)
@@ -229,12 +232,12 @@ class AssumedValues:
             values.new_empty((count if has_counts else 0,), dtype=torch.int64),
         )
 
-    def _suppressed(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
+    def _suppressed(self, _func: TorchFunction, args: Args, _kwargs: Kwargs) -> torch.Tensor:
         """Return the indices that non-maximum suppression keeps: all boxes."""
         self._note(_SIZES)
         return torch.empty((args[0].shape[0],), dtype=torch.int64, device="meta")
 
-    def _ctc(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _ctc(self, _func: TorchFunction, args: Args, _kwargs: Kwargs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the CTC loss, and the table of its forward algorithm at the upper bounds of the lengths."""
         log_probabilities, targets, lengths = args[0], args[1], args[3]
         steps, *batch, _ = log_probabilities.shape
@@ -246,20 +249,20 @@ class AssumedValues:
         states = 2 * longest + 1  # a blank before, between and after the labels
         return log_probabilities.new_empty(batch), log_probabilities.new_empty((*batch, steps, states))
 
-    def _ctc_backward(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
+    def _ctc_backward(self, _func: TorchFunction, args: Args, _kwargs: Kwargs) -> torch.Tensor:
         return torch.empty_like(args[1])
 
-    def _divided(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _divided(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> torch.Tensor:
         """Divide a CTC loss by its lengths, which torch leaves on the CPU because their device is unknown."""
         if all(operation.name != "aten::_ctc_loss" for operation in self._operations):
             raise _UnknownError
         result: torch.Tensor = func(args[0], args[1].to("meta"), **kwargs)
         return result
 
-    def _updated(self, _func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def _updated(self, _func: TorchFunction, _args: Args, _kwargs: Kwargs) -> None:
         """Run a fused update in place, which changes no shapes."""
 
-    def _repeated(self, func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
+    def _repeated(self, func: TorchFunction, args: Args, _kwargs: Kwargs) -> torch.Tensor:
         known = self._known(args[0])
         if known.value is None:
             raise _UnknownError
@@ -267,7 +270,7 @@ class AssumedValues:
         result: torch.Tensor = func(args[0], output_size=int(known.value * args[0].numel()))
         return result
 
-    def _copied(self, _func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _copied(self, _func: TorchFunction, args: Args, kwargs: Kwargs) -> torch.Tensor:
         """Return a copy on the CPU. The step may read the values of the copy."""
         source = args[0]
         if source.numel() > _COPIED_ELEMENTS:
@@ -279,7 +282,7 @@ class AssumedValues:
         value = 1.0 if known.value is None else known.value
         return torch.full(source.shape, value, dtype=kwargs.get("dtype") or source.dtype, device="cpu")
 
-    def _copied_into(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
+    def _copied_into(self, _func: TorchFunction, args: Args, _kwargs: Kwargs) -> torch.Tensor:
         target, source = args[0], args[1]
         if source.device.type != "meta":
             raise _UnknownError
@@ -448,3 +451,67 @@ _RUNS: Final[Mapping[str, Callable[..., Any]]] = {
     "torchvision::nms": AssumedValues._suppressed,
 }
 """Operations that depend on values, with functions that run them without values."""
+
+
+# --- Errors of steps on the meta device: which line needs values, or which operation the meta device lacks
+
+_NAMES_META: Final = re.compile(r"\bmeta (tensor|device)|\b(Sparse\w*)?Meta('| tensor)|register_meta")
+"""torch's errors for operations that the meta device lacks."""
+
+_RAISED: Final = (RuntimeError, AssertionError, ValueError, TypeError)
+
+_READS: Final = re.compile(
+    r"called on meta tensors|out of meta tensor|register_meta|type tensor to numpy|repeat_interleave"
+)
+"""Patterns of torch's errors for calls that need the values of a meta tensor."""
+
+
+def explained(error: Exception) -> CaptureError | None:
+    """Return the error to raise instead of torch's error; None if the meta device is not the cause."""
+    text = str(error)
+    if isinstance(error, CaptureError) or not isinstance(error, _RAISED) or not _NAMES_META.search(text):
+        return None
+    if not isinstance(error, NotImplementedError) and not _raised_by_torch(error):
+        return None
+    line = _asking_line(error)
+    reason = text.strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    if _READS.search(text):
+        return CaptureError(
+            f"{line} reads values of a tensor, which meta tensors do not have ({reason}). Create that tensor on the "
+            "CPU, for example lengths or indices, remove the line, or record on the CPU or a GPU."
+        )
+    return CaptureError(
+        f"{line} uses an operation that torch does not have on the meta device ({reason}). Use another one, or record "
+        "on the CPU or a GPU."
+    )
+
+
+def failed_with_assumptions(error: Exception, notes: Sequence[str]) -> CaptureError:
+    """Return the error of a step that failed after values of meta tensors were assumed."""
+    return CaptureError(
+        f"The step raised {type(error).__name__}: {error} at {_asking_line(error)}. {' '.join(notes)} If that does not "
+        "hold, create the tensors concerned on the CPU, or record on the CPU or a GPU."
+    )
+
+
+def _raised_by_torch(error: BaseException) -> bool:
+    """Return whether the innermost Python frame belongs to torch, or called torch."""
+    frames = extract_tb(error.__traceback__)
+    return isinstance(error, (RuntimeError, AssertionError)) or not frames or _is_ours(frames[-1]) or _calls(frames[-1])
+
+
+def _is_ours(frame: FrameSummary) -> bool:
+    return frame.filename.startswith(_OURS)
+
+
+def _calls(frame: FrameSummary) -> bool:
+    return "raise" not in (frame.line or "")
+
+
+def _asking_line(error: BaseException) -> str:
+    """Describe the innermost line of the traceback that is outside torch and this package."""
+    frames = [one for one in extract_tb(error.__traceback__) if not _is_ours(one)]
+    if not frames:
+        return "The step"
+    last = frames[-1]
+    return f"`{last.line}` ({Path(last.filename).name}, line {last.lineno}, in {last.name})"

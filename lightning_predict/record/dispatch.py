@@ -34,7 +34,6 @@ from lightning_predict.record.micro_batches import RecordedMicroBatch, complete_
 from lightning_predict.record.modes import (
     OperationMode,
     Schema,
-    TorchFunction,
     WholeCallMode,
     close_constructors,
     leave_modes,
@@ -64,7 +63,15 @@ from lightning_predict.record.signatures import (
     recorded_name,
     whole_arguments,
 )
-from lightning_predict.record.tensors import StorageIds, dtype_name, json_argument, tensors_in
+from lightning_predict.record.tensors import (
+    Args,
+    Kwargs,
+    StorageIds,
+    TorchFunction,
+    dtype_name,
+    json_argument,
+    tensors_in,
+)
 from lightning_predict.record.trace import Operation, TensorInfo
 
 if TYPE_CHECKING:
@@ -284,9 +291,7 @@ class DispatchRecorder:
                 "them out."
             )
 
-    def cast(
-        self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(self, schema: Schema, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Return the arguments for running an operation. Only autocast on the meta device changes them."""
         casts = self._casts
         if self._parts is not None or not (casts.has_cast or casts.dtype):
@@ -304,9 +309,7 @@ class DispatchRecorder:
             self.autocast_dtype = dtype_name(dtype)
         return dtype is not None
 
-    def cast_call(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def cast_call(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> AbstractContextManager[tuple[Args, Kwargs]]:
         """Return the arguments for running a function. Only autocast on the meta device changes them."""
         if self._casts.dtype is None or self.failure is not None or self._parts is not None:
             return nullcontext((args, kwargs))
@@ -363,7 +366,7 @@ class DispatchRecorder:
         numbers = dict.fromkeys(self._numbers.number(tensor) for tensor in tensors)
         return tuple(number for number in numbers if number is not None and number in read)
 
-    def record_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record_operation(self, schema: Schema, args: Args, kwargs: Kwargs, output: Any) -> None:
         """Record an operation that has run."""
         if self.failure is not None:
             return
@@ -382,7 +385,7 @@ class DispatchRecorder:
             )
 
     def run_without_values(
-        self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+        self, schema: Schema, func: TorchFunction, args: Args, kwargs: Kwargs, error: RuntimeError
     ) -> Any:
         """Return an assumed result for an operation that failed because meta tensors lack values, or raise `error`."""
         from lightning_predict.record.assumed_values import AssumedValues
@@ -402,7 +405,7 @@ class DispatchRecorder:
     def _record_skipped(self, name: str) -> None:
         self._passed_over[name] += 1
 
-    def record_whole_call(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_whole_call(self, name: str, call: TorchFunction, args: Args, kwargs: Kwargs) -> Any:
         """Run a call that is recorded as one operation, without recording its parts."""
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
@@ -435,7 +438,7 @@ class DispatchRecorder:
         except Exception as error:
             self.fail(own_error(error))
 
-    def _record(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _record(self, schema: Schema, args: Args, kwargs: Kwargs, output: Any) -> None:
         if self._parts is not None:
             self._parts.ran = True
             if self._parts.compute_dtype is None and computes(schema.name):
@@ -488,7 +491,7 @@ class DispatchRecorder:
         self._add(schema.name, tensors, outputs, arguments, number, in_backward=in_backward)
 
     def _record_whole(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, parts: _Parts, first_number: int
+        self, name: str, args: Args, kwargs: Kwargs, output: Any, parts: _Parts, first_number: int
     ) -> None:
         words = [word.removeprefix("@") for word in SIGNATURES[name][0]]
         values = [*args, *([None] * (len(words) - len(args)))]

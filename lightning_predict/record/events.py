@@ -18,12 +18,12 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, final
+from typing import Any, Final, TypeGuard, final
 
 from lightning_predict.base.checked import MAX_INTEGER, Checked, File, shown
 from lightning_predict.base.errors import TraceFormatError
 
-Thread = tuple[Any, Any]
+Thread = tuple[object, object]
 
 _OLD_CATEGORIES: Final = {
     "operator": "cpu_op",
@@ -240,30 +240,30 @@ def _details(row: Checked, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return details
 
 
-def is_label(value: Any) -> bool:
+def is_label(value: object) -> bool:
     """Return whether a value can be the label of a process, thread, device or stream."""
     return value is None or isinstance(value, str | int | float)
 
 
-def is_shape(value: Any) -> bool:
+def is_shape(value: object) -> TypeGuard[list[int]]:
     """Return whether a value is the shape of a tensor."""
     return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_INTEGER for size in value)
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in _NUMBERS and math.isfinite(value)
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _are_arrays(value: Any) -> bool:
+def _are_arrays(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, list) for item in value)
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 _LABEL: Final = (is_label, "a number or a string")
-_CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+_CHECKS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "correlation": _LABEL,
     "external id": (_is_number, "a finite number"),
     "fwd thread id": _LABEL,
@@ -313,7 +313,7 @@ def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWor
     step's first launch.
     """
     first_launch = min((call.start for call in inside if call.device_work), default=-math.inf)
-    first_on: dict[Any, float] = {}
+    first_on: dict[object, float] = {}
     for item in (item for call in inside for item in call.device_work):
         stream = item.details.get("stream")
         first_on[stream] = min(item.start, first_on.get(stream, math.inf))
@@ -357,7 +357,7 @@ def _attach_device_work(calls: list[Call], inside: list[Call], work: list[Device
 
 def _flows(rows: Checked) -> Iterator[tuple[tuple[Thread, float], tuple[Thread, float]]]:
     """Yield the links from forward to backward calls, which are pairs of events with the same id."""
-    starts: dict[Any, tuple[Thread, float]] = {}
+    starts: dict[object, tuple[Thread, float]] = {}
     for row in rows.items():
         event = row.value
         if not isinstance(event, dict) or event.get("cat") not in ("fwdbwd", "forward_backward"):

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from lightning_predict.base.guard import CAUGHT, own_error, unseen_by_modes
 from lightning_predict.record.environment import name_roots
 from lightning_predict.record.signatures import MODULE_MARK
+from lightning_predict.record.tensors import Args, Kwargs
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -106,9 +107,7 @@ class OptimizerWatch:
         self._stepping = []
 
     @_unseen_by_the_step
-    def _before_step(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _before_step(self, optimizer: Optimizer, args: Args, kwargs: dict[Any, Any]) -> tuple[Args, Kwargs] | None:
         if threading.get_ident() != self._thread:
             return None
         if not any(known is optimizer for known in self.optimizers):
@@ -123,7 +122,7 @@ class OptimizerWatch:
         return None
 
     @_unseen_by_the_step
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         if threading.get_ident() != self._thread:
             return
         self.before_change()
@@ -252,7 +251,7 @@ class ModuleWatch:
         self._calls = []
 
     @_unseen_by_the_step
-    def _before_call(self, module: torch.nn.Module, _args: Any) -> None:
+    def _before_call(self, module: torch.nn.Module, _args: object) -> None:
         if threading.get_ident() != self._thread:
             return
         # A part of a root may be called directly: checkpointing calls layers again during the backward pass.
@@ -265,7 +264,7 @@ class ModuleWatch:
             self._open_marks.append(mark)
 
     @_unseen_by_the_step
-    def _after_call(self, module: torch.nn.Module, *_: Any) -> None:
+    def _after_call(self, module: torch.nn.Module, *_: object) -> None:
         if threading.get_ident() == self._thread and self._calls and self._calls[-1] is module:
             self._calls.pop()
             if self._open_marks:

@@ -31,7 +31,7 @@ _USER_SCOPE: Final = 7
 _TENSOR: Final = re.compile(r"Tensor\(([^()]*)\)")
 
 
-def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
+def trace_of_execution(parsed: object, source: str, *, step: int | None) -> Trace:
     """Read one step of an execution trace. Operations have input and output tensors, but no kernels or times.
 
     Raises:
@@ -142,7 +142,7 @@ def _rows(value: Checked, shape: Checked, kind: Checked) -> Iterator[list[Any]]:
         yield [sizes.value, dtype_of(dtype), storage, str(device).partition(":")[0]]
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, list) and len(value) == 6
 
 
@@ -185,7 +185,7 @@ def load_step(path: str | os.PathLike[str]) -> Trace:
     return _imported(document, source, step=None, gpu=None)
 
 
-def _imported(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
+def _imported(document: object, source: str, *, step: int | None, gpu: str | None) -> Trace:
     if isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document):
         return trace_of_kineto(document, source, step=step, gpu=gpu)
     if isinstance(document, dict) and "nodes" in document:

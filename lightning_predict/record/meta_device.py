@@ -46,7 +46,7 @@ from lightning_predict.record.precision import (
     named,
 )
 from lightning_predict.record.signatures import RMS_NORM
-from lightning_predict.record.tensors import is_dense, tensors_in
+from lightning_predict.record.tensors import Args, Kwargs, TorchFunction, is_dense, tensors_in
 
 _FORWARD_CONVOLUTIONS: Final = frozenset({"aten::convolution", "aten::_convolution"})
 _CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
@@ -56,7 +56,7 @@ _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Channels-last memory format by number of dimensions."""
 
 
-def with_cuda_strides(name: str, args: tuple[Any, ...], output: Any) -> Any:
+def with_cuda_strides(name: str, args: Args, output: Any) -> Any:
     """Return the result of an operation on meta tensors, with the strides that the operation produces on a GPU."""
     if name in _FORWARD_CONVOLUTIONS and _is_meta(output) and _uses_channels_last(args[:2]):
         return _to_channels_last(output)
@@ -169,9 +169,7 @@ class AutocastOnMeta:
         self._keeps_log_softmax = False
         self._copied: set[tuple[int | None, torch.dtype]] = set()
 
-    def cast(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_backward: bool
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(self, name: str, args: Args, kwargs: Kwargs, *, in_backward: bool) -> tuple[Args, Kwargs]:
         """Return the arguments under autocast; unchanged if autocast is off or does not apply to the operation.
 
         Autocast is off in the backward pass, but the forward pass may have cast saved tensors.
@@ -216,9 +214,7 @@ class AutocastOnMeta:
         return self._above_autograd(values, dtype), dtype if found else None
 
     @contextmanager
-    def cast_call(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def cast_call(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:
         """Context manager around a function that torch decomposes before `cast` sees it; yields the cast arguments."""
         if func in _LOWER_FUNCTIONS and self.dtype is not None:
             yield self._above_autograd(args, self.dtype), self._above_autograd(kwargs, self.dtype)
@@ -251,9 +247,7 @@ class AutocastOnMeta:
             case _:
                 return value
 
-    def _cast_backward(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _cast_backward(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         self._parameters.clear()
         self._cast_parameters.clear()
         dtypes = {tensor.dtype for tensor in _castable((*args, *kwargs.values()))}
@@ -271,12 +265,12 @@ class AutocastOnMeta:
     def _all_to(
         self,
         dtype: torch.dtype,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         *,
         is_saved: bool = False,
         only_copied: bool = False,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[Args, Kwargs]:
         def cast(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return self._to(value, dtype, is_saved=is_saved, only_copied=only_copied)
@@ -308,7 +302,7 @@ def _is_castable(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta" and tensor.dtype in _CASTABLE
 
 
-def _castable(values: tuple[Any, ...]) -> list[torch.Tensor]:
+def _castable(values: Args) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(values) if _is_castable(tensor)]
 
 

@@ -12,7 +12,7 @@ weights) first decompose their operations; the modes report the inner operations
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -30,10 +30,16 @@ from lightning_predict.record.environment import own_tensor_kinds
 from lightning_predict.record.meta_device import CONVOLUTIONS, with_cuda_strides
 from lightning_predict.record.pauses import PauseTimer
 from lightning_predict.record.signatures import ATTENTION, RECURRENT, RMS_NORM
-from lightning_predict.record.tensors import is_dense, json_argument, runs_python, tensors_in
+from lightning_predict.record.tensors import (
+    Args,
+    Kwargs,
+    TorchFunction,
+    is_dense,
+    json_argument,
+    runs_python,
+    tensors_in,
+)
 from lightning_predict.record.trace import Operation
-
-TorchFunction = Callable[..., Any]
 
 _WHOLE_CALLS: Final[Mapping[TorchFunction, str]] = {
     functional.scaled_dot_product_attention: ATTENTION,
@@ -62,31 +68,27 @@ class Recorder(Protocol):
     operations: list[Operation]
     pauses: PauseTimer
 
-    def record_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record_operation(self, schema: Schema, args: Args, kwargs: Kwargs, output: Any) -> None:
         """Record an operation that has run. This must not raise."""
 
-    def cast(
-        self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(self, schema: Schema, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Return the arguments for running an operation. Only autocast on the meta device changes them."""
 
     def note_autocast(self) -> bool:
         """Store whether autocast is active, which operations below autograd cannot see."""
 
-    def cast_call(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def cast_call(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> AbstractContextManager[tuple[Args, Kwargs]]:
         """Return the arguments for running a function. Only autocast on the meta device changes them."""
 
     def run_without_values(
-        self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+        self, schema: Schema, func: TorchFunction, args: Args, kwargs: Kwargs, error: RuntimeError
     ) -> Any:
         """Return an assumed result for an operation that failed because meta tensors lack values, or raise `error`."""
 
     def record_skipped(self, schema: Schema) -> None:
         """Store that an operation ran that cannot be described. This must not raise."""
 
-    def record_whole_call(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_whole_call(self, name: str, call: TorchFunction, args: Args, kwargs: Kwargs) -> Any:
         """Run a call that is recorded as one operation, and return its result."""
 
     def fail(self, error: Exception) -> None:
@@ -182,7 +184,7 @@ _RECORDED: Final = _Way.RECORDED
 _RUN: Final = _Way.RUN
 
 
-def _way(schema: Schema, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Way:
+def _way(schema: Schema, types: Sequence[type], args: Args, kwargs: Kwargs) -> _Way:
     if schema.asks:
         return _RUN
     for kind in types:
@@ -216,7 +218,7 @@ class OperationMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: TorchFunction, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
@@ -245,7 +247,7 @@ class OperationMode(TorchDispatchMode):
             if way is _Way.LEFT:
                 return NotImplemented
             if way is _Way.DECOMPOSED:
-                own = OwnCall(func._op_dk)
+                own = OwnCall(func._op_dk)  # type: ignore[attr-defined]
                 try:
                     with self:
                         return own(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
@@ -268,7 +270,7 @@ class OperationMode(TorchDispatchMode):
                 recorder.fail(own_error(error))
 
 
-def _all_dense(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _all_dense(args: Args, kwargs: Kwargs) -> bool:
     """Return whether every tensor of a call is ordinary, without calling the modes of the script."""
     with torch._C.DisableTorchFunction():
         return all(map(is_dense, tensors_in((*args, *kwargs.values()))))
@@ -309,7 +311,7 @@ class WholeCallMode(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: TorchFunction, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
@@ -334,7 +336,7 @@ class WholeCallMode(TorchFunctionMode):
             recorder.fail(own_error(error))
             return own.output if own.has_run else func(*args, **kwargs)
 
-    def _inside(self, func: Any) -> AbstractContextManager[object]:
+    def _inside(self, func: TorchFunction) -> AbstractContextManager[object]:
         """Report calls inside a torch function, because torch runs its body with this mode disabled."""
         if func is _HOLDS_ATTENTION:
             shown = ExitStack()

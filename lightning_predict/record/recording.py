@@ -180,7 +180,7 @@ def _naming_assumptions(assumptions: Callable[[], Sequence[str]]) -> Iterator[No
     except Exception as error:
         if isinstance(error, CaptureError) or not assumptions():
             raise
-        from lightning_predict.record.meta_errors import failed_with_assumptions
+        from lightning_predict.record.assumed_values import failed_with_assumptions
 
         raise failed_with_assumptions(error, assumptions()) from error
 
@@ -210,7 +210,7 @@ def _explaining_errors(step: Callable[[], object]) -> Callable[[], object]:
         try:
             return step()
         except Exception as error:
-            from lightning_predict.record.meta_errors import explained
+            from lightning_predict.record.assumed_values import explained
 
             instead = explained(error)
             if instead is None:

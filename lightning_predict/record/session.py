@@ -14,6 +14,7 @@ second failure, the following step is recorded without the profiler. Errors of r
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Final, final
 
 import torch
@@ -33,7 +35,6 @@ from lightning_predict.record import environment
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.record.profiler import ProfilerRecorder, refuse_second_profiler
-from lightning_predict.record.recursion_limit import RecursionHeadroom
 from lightning_predict.record.trace import Trace
 
 _NO_KERNELS: Final = (
@@ -59,6 +60,46 @@ def recordings_on(gpu_name: str) -> Iterator[None]:
         yield
     finally:
         _REPORTED_GPU.reset(token)
+
+
+FRAMES: Final = 200
+"""Number of stack frames that a recorder and its calls of torch may need within one operation; up to 30 were
+observed."""
+
+_LIMIT_LOCK: Final = Lock()
+_OPEN_LIMITS: Final[list[int]] = []  # original limit for each open recorder; the limit applies to all threads
+
+
+@final
+class RecursionHeadroom:
+    """Additional stack frames for one recorder. Repeated calls of open or close have no effect.
+
+    Without this headroom, a step that recurses almost to the limit would raise a RecursionError only under the
+    recorder.
+    """
+
+    _is_open = False
+
+    def open(self) -> None:
+        """Raise the limit, only once for all recorders that are open at the same time."""
+        with _LIMIT_LOCK:
+            if self._is_open:
+                return
+            self._is_open = True
+            _OPEN_LIMITS.append(_OPEN_LIMITS[0] if _OPEN_LIMITS else sys.getrecursionlimit())
+            if len(_OPEN_LIMITS) == 1:
+                sys.setrecursionlimit(_OPEN_LIMITS[0] + FRAMES)
+
+    def close(self) -> None:
+        """Restore the limit when the last recorder stops."""
+        with _LIMIT_LOCK:
+            if not self._is_open:
+                return
+            self._is_open = False
+            limit = _OPEN_LIMITS.pop()
+            if not _OPEN_LIMITS and sys.getrecursionlimit() == limit + FRAMES:
+                with suppress(RecursionError):  # the current depth exceeds the old limit: keep the higher one
+                    sys.setrecursionlimit(limit)
 
 
 @final

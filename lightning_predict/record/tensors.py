@@ -10,7 +10,7 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, Final, final
 
@@ -20,6 +20,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from lightning_predict.record.trace import TensorInfo
+
+Args = tuple[Any, ...]
+"""Positional arguments of a call of torch."""
+
+Kwargs = dict[str, Any]
+"""Keyword arguments of a call of torch."""
+
+
+TorchFunction = Callable[..., Any]
+"""Function or operator of torch."""
 
 
 @cache

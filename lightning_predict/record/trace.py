@@ -23,8 +23,7 @@ import os
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
-from functools import cache
-from typing import Any, Final, Literal, TypeVar, final
+from typing import Any, Final, Literal, final
 
 from lightning_predict.base import checked
 from lightning_predict.base.checked import Checked
@@ -512,7 +511,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     return _trace_from_json(document)
 
 
-def is_profile(document: Any) -> bool:
+def is_profile(document: object) -> bool:
     """Return whether a JSON document is a profile of torch.profiler, or an execution trace."""
     return isinstance(document, list) or (
         isinstance(document, dict) and not {"traceEvents", "nodes"}.isdisjoint(document)
@@ -577,59 +576,56 @@ def _default(field: Field[Any]) -> Any:
 Read = Callable[[Checked], object]
 """Function that returns a checked value as its field has it."""
 
-Record = TypeVar("Record", Operation, Kernel, Parameter, Memory, Flags, OtherStep)
-
 
 def _trace_from_json(document: Checked) -> Trace:
-    document.check_keys(optional=_names(Trace) | {"format", "version", "tensors"})
     tensors = [_tensor(row) for row in document.member("tensors").items()]
 
     def pick(value: Checked) -> tuple[TensorInfo, ...]:
         return tuple([tensors[item.integer(maximum=len(tensors) - 1)] for item in value.items()])
 
     lists: dict[str, Read] = {"inputs": pick, "outputs": pick}
-    rows = document.member("operations").items()
-    operations = tuple(_record(row, Operation, lists) for row in rows)
-    return Trace(**_fields_of(document, Trace, {"operations": lambda _: operations}))
+    special: dict[str, Read] = {"operations": _list_of(lambda row: Operation(**_fields_of(row, Operation, lists)))}
+    return Trace(**_fields_of(document, Trace, special, more=("format", "version", "tensors")))
 
 
-def _record(row: Checked, record: type[Record], special: Mapping[str, Read] | None = None) -> Record:
-    """Read a record from an object with its fields."""
-    kind: type[Any] = record
-    row.check_keys(optional=_names(kind))
-    return record(**_fields_of(row, kind, special or {}))
+def _fields_of(
+    row: Checked, record: type, special: Mapping[str, Read] | None = None, *, more: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return the values of the fields that an object has. A field without a default must exist.
 
-
-def _fields_of(row: Checked, record: type, special: Mapping[str, Read]) -> dict[str, Any]:
-    """Return the values of the fields that an object has. A field without a default must exist."""
+    Args:
+        row: The object.
+        record: Class of the record.
+        special: Readers of fields that need more than the field's value.
+        more: Names of other keys that the object may have.
+    """
+    readers = _READERS.get(record) or _READERS.setdefault(record, _readers_of(record))
+    row.check_keys(optional=(*readers, *more) if more else readers)
     given = row.mapping()
     return {
-        name: special.get(name, read)(row.member(name))
-        for name, read, is_required in _readers(record)
+        name: (read if special is None else special.get(name, read))(row.member(name))
+        for name, (read, is_required) in readers.items()
         if is_required or name in given
     }
 
 
-@cache
-def _names(record: type[Any]) -> frozenset[str]:
-    return frozenset(field.name for field in fields(record))
+_READERS: Final[dict[type, dict[str, tuple[Read, bool]]]] = {}
+"""Reader and necessity of each field, by class."""
 
 
-@cache
-def _readers(record: type[Any]) -> tuple[tuple[str, Read, bool], ...]:
-    """Return name, reader and necessity of each field, by its name or by its type."""
-    return tuple(
-        (
-            own.name,
+def _readers_of(record: type) -> dict[str, tuple[Read, bool]]:
+    """Return reader and necessity of each field. A reader is chosen by the field's name or type."""
+    return {
+        own.name: (
             _BY_NAME.get(own.name) or _BY_TYPE[str(own.type).removesuffix(" | None")],
             own.default is MISSING and own.default_factory is MISSING,
         )
         for own in fields(record)
-    )
+    }
 
 
 def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
-    others = tuple(_record(row, OtherStep) for row in value.items())
+    others = tuple(OtherStep(**_fields_of(row, OtherStep)) for row in value.items())
     if not (all(other.share > 0 for other in others) and sum(other.share for other in others) < 1):
         raise value.unexpected("shares above 0 that leave a part of 1 to the commonest step")
     return others
@@ -681,12 +677,12 @@ _BY_TYPE: Final[Mapping[str, Read]] = {
     "tuple[int, int, int]": lambda value: tuple(size.integer() for size in value.items(length=3)),
     "tuple[TensorInfo, ...]": lambda value: value,  # read by `_trace_from_json`, which knows the table of tensors
     "tuple[Operation, ...]": lambda value: value,
-    "tuple[Kernel, ...]": _list_of(lambda row: _record(row, Kernel)),
-    "tuple[Parameter, ...]": _list_of(lambda row: _record(row, Parameter)),
+    "tuple[Kernel, ...]": _list_of(lambda row: Kernel(**_fields_of(row, Kernel))),
+    "tuple[Parameter, ...]": _list_of(lambda row: Parameter(**_fields_of(row, Parameter))),
     "tuple[HostWait, ...]": _list_of(_wait),
     "tuple[OtherStep, ...]": _other_steps,
-    "Memory": lambda row: _record(row, Memory),
-    "Flags": lambda row: _record(row, Flags),
+    "Memory": lambda row: Memory(**_fields_of(row, Memory)),
+    "Flags": lambda row: Flags(**_fields_of(row, Flags)),
     "Trace": _trace_from_json,
 }
 """Readers of fields by their type."""

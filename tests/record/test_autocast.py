@@ -123,62 +123,6 @@ def test_autocast_on_meta_equals_the_cpu_if_the_lists_agree(dtype: torch.dtype) 
     assert sum(counts["meta"].values()) > 40
 
 
-GRADIENTS = ("aten::mm", "aten::addmm", "aten::gelu_backward", "aten::embedding_dense_backward")
-
-
-class Decoder(nn.Module):
-    """Two blocks of a GPT without norms, whose dtypes differ between the CPU's lists and CUDA's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(32, 16)
-        self.project = nn.ModuleList(nn.Linear(16, 48) for _ in range(2))
-        self.up, self.down = (nn.ModuleList(nn.Linear(*size) for _ in range(2)) for size in ((16, 64), (64, 16)))
-        self.head = nn.Linear(16, 32, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        data = self.tokens(tokens)
-        for project, up, down in zip(self.project, self.up, self.down, strict=True):
-            query, key, value = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in project(data).chunk(3, dim=-1))
-            joined = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-            data = data + joined.transpose(1, 2).flatten(2)
-            data = data + down(functional.gelu(up(data)))
-        result: Tensor = self.head(data)
-        return result
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-def test_precision_on_meta_gives_the_operations_of_cpu_autocast(precision: str) -> None:
-    sequences, casts, backward = {}, {}, {}
-    for device in ("cpu", "meta"):
-        with torch.device(device):
-            model, tokens = Decoder(), torch.zeros(2, 8, dtype=torch.int64)
-
-        def step(model: nn.Module = model, tokens: Tensor = tokens) -> None:
-            model(tokens).float().sum().backward()
-
-        trace = capture(step, precision=precision)
-        own = [
-            (o.name, o.phase, [(t.shape, t.dtype) for t in o.inputs], [(t.shape, t.dtype) for t in o.outputs])
-            for o in trace.operations
-            if o.name not in LAYOUT_ONLY
-        ]
-        forward = [each for each in own if each[1] == "forward"]
-        # The casts of one operation's arguments come in any order, and so do gradients that wait for nothing.
-        sequences[device] = [each for each in forward if each[0] != "aten::_to_copy"]
-        casts[device] = Counter(str(each) for each in forward if each[0] == "aten::_to_copy")
-        backward[device] = Counter(key(o) for o in trace.operations if o.name in GRADIENTS and o.phase == "backward")
-    # In the same order, with the same shapes and dtypes in and out.
-    assert sequences["meta"] == sequences["cpu"]
-    assert casts["meta"] == casts["cpu"]
-    assert backward["meta"] == backward["cpu"]
-    assert min(map(len, (sequences["meta"], casts["meta"], backward["meta"]))) > 3
-    lower = "bfloat16" if precision == "bf16-mixed" else "float16"
-    assert {dtype for name, _, inputs, _ in sequences["meta"] if name == "aten::addmm" for _, dtype in inputs} == {
-        lower
-    }
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_on_meta_equals_cuda_lists(dtype: torch.dtype) -> None:
     with torch.device("meta"):

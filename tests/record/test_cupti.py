@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from lightning_predict.record.cupti import VARIABLE, detached_afterwards
+from lightning_predict.record.profiler import CUPTI_VARIABLE, detached_afterwards
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ def test_variable_is_set_only_while_the_profiler_stops(
     version: str | None, own: str | None, inside: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", version)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(CUPTI_VARIABLE, raising=False)
     if own is not None:
-        monkeypatch.setenv(VARIABLE, own)
+        monkeypatch.setenv(CUPTI_VARIABLE, own)
     with suppress(RuntimeError), detached_afterwards():
-        assert os.environ.get(VARIABLE) == inside
+        assert os.environ.get(CUPTI_VARIABLE) == inside
         raise RuntimeError("CUPTI is gone")
-    assert os.environ.get(VARIABLE) == own
+    assert os.environ.get(CUPTI_VARIABLE) == own

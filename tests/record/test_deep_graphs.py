@@ -105,18 +105,6 @@ def test_all_blocks_of_a_deep_model_are_recorded_alike(layers: int) -> None:
     assert by_block[1:] == by_block[:1] * (layers - 1) or by_block[1:-1] == by_block[1:2] * (layers - 2)
 
 
-def test_time_per_layer_does_not_depend_on_depth() -> None:
-    """By how much a step grows with each layer, from 32 to 64 and from 64 to 256 of them; in a pipeline, too."""
-    steps = {layers: recorded_step(layers) for layers in (32, 64, 256)}
-    for gpu, strategy in (("H100-SXM-80GB", "ddp"), ("8xH100-SXM-80GB", "ddp,pipeline=8,micro_batches=8")):
-        seconds = {
-            layers: lp.predict(step, [gpu], strategy=strategy, history=False)[gpu].iteration_seconds
-            for layers, step in steps.items()
-        }
-        few, many = (seconds[64] - seconds[32]) / 32, (seconds[256] - seconds[64]) / 192
-        assert many == pytest.approx(few, rel=0.03), gpu
-
-
 def recorded_step(layers: int) -> lp.Trace:
     """A step of the given number of blocks on the meta device, without the pauses that a busy machine put into it."""
     with torch.device("meta"):

@@ -15,7 +15,6 @@ from lightning_predict.record.trace import Trace
 from tests.record.kineto_files import (
     ENGINE_THREAD,
     LAUNCH,
-    V100,
     Device,
     mark,
     steps,
@@ -42,18 +41,6 @@ def test_median_step_with_work_is_selected(tmp_path: Path) -> None:
     chosen = import_trace(path, step=2)
     assert len(chosen.operations) == 4
     assert "was taken" not in notes_of(chosen)
-
-
-def test_steps_without_device_work_are_skipped_if_others_have_some(tmp_path: Path) -> None:
-    host_only = [
-        *(mark(number, 1000.0 * number, 1000.0 * number + 100 + number) for number in range(3)),
-        *(event(f"aten::op{number}", 1000.0 * number + 10, 20) for number in range(3)),
-    ]
-    assert names(import_trace(write(tmp_path / "cpu.json", host_only)).operations) == ["aten::op1"]
-    device = Device()
-    device.product(2040, 30)
-    both = [*host_only, *device.events]
-    assert "aten::mm" in names(import_trace(write(tmp_path / "gpu.json", both)).operations)
 
 
 def queued_step(*, wait: bool) -> list[dict[str, Any]]:
@@ -118,14 +105,6 @@ def test_loader_time_is_separate_from_the_step(tmp_path: Path) -> None:
     assert with_loader.total_seconds - without.total_seconds == pytest.approx(1000e-6)
 
 
-def test_kernels_of_a_loader_are_kept(tmp_path: Path) -> None:
-    device = Device()
-    device.product(20, 50)
-    loading = event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 90, "user_annotation")
-    trace = import_trace(write(tmp_path / "p.json", [mark(1, 0, 200), loading, *device.events]))
-    assert len(trace.kernels) == 1
-
-
 def one_product(*, shapes: bool = True) -> list[dict[str, Any]]:
     device = Device(shapes=shapes)
     device.product(10, 50)
@@ -180,11 +159,6 @@ def test_missing_shapes_are_noted(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", one_product(shapes=False)))
     assert "recorded without record_shapes=True" in notes_of(trace)
     assert "record_shapes" not in notes_of(import_trace(write(tmp_path / "s.json", one_product())))
-
-
-def test_device_row_with_another_number_names_the_gpu(tmp_path: Path) -> None:
-    gpu = {"id": 5, "name": V100, "totalGlobalMem": 16_945_512_448}
-    assert import_trace(write(tmp_path / "p.json", one_product(), gpu=gpu)).gpu_reported_name == V100
 
 
 def test_amd_recording_is_rejected(tmp_path: Path) -> None:

@@ -79,49 +79,6 @@ def test_optimizer_step_inside_a_backward_pass_is_tracked() -> None:
     assert watch.steps == 1
 
 
-def test_modules_have_qualified_names() -> None:
-    names: list[str | None] = []
-
-    class Probe(nn.Module):
-        def forward(self, data: torch.Tensor) -> torch.Tensor:
-            names.append(watch.name)
-            return data
-
-    model = nn.Sequential(Probe(), nn.Sequential(Probe()))
-    watch = ModuleWatch(model)
-    watch.open()
-    model(torch.zeros(1))
-    assert not watch.inside
-    watch.close()
-    assert names == ["0", "1.0"]
-    assert watch.roots == [model]
-
-
-def test_outermost_modules_name_the_parts_without_a_model() -> None:
-    watch = ModuleWatch()
-    first, second = nn.Sequential(nn.Linear(1, 1)), nn.Sequential(nn.ReLU(), nn.ReLU())
-    watch.open()
-    for model in (first, second, first):
-        model(torch.zeros(1))
-    watch.close()
-    assert watch.roots == [first, second]
-
-
-def test_failing_module_call_is_closed() -> None:
-    class Broken(nn.Module):
-        def forward(self) -> None:
-            raise ValueError("mine")
-
-    watch = ModuleWatch()
-    watch.open()
-    for _ in range(2):
-        try:
-            nn.Sequential(Broken())[0]()
-        except ValueError:
-            assert not watch.inside
-    watch.close()
-
-
 def test_other_threads_are_not_tracked() -> None:
     watch = ModuleWatch()
     watch.open()

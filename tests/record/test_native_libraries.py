@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_predict.record import environment, profiler
-from tests.processes import ROOT, run
+from tests.processes import ROOT
 
 LOADING: dict[str, str] = {
     "torch.backends.cudnn.version": "loads cuDNN",
@@ -60,22 +60,3 @@ def test_cudnn_version_is_read_from_its_package(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(environment, "version", versions.__getitem__)
     assert environment.software_versions()["cudnn"] == "9.10.2.21"
-
-
-def test_damaged_cudnn_does_not_end_a_training(tmp_path: Path) -> None:
-    ran = run("-m", "tests.record.test_native_libraries", tmp_path)
-    assert (ran.returncode, ran.stdout.split()) == (0, ["predicted"]), ran.stderr
-
-
-if __name__ == "__main__":
-    import os
-    import sys
-
-    from lightning_predict.callbacks import RuntimePredictor
-    from tests.callbacks.small import Small
-
-    torch.version.cuda = "12.8"  # a build for CUDA, on a machine whose libraries cannot be loaded
-    torch.backends.cudnn.version = torch.backends.cudnn._init = lambda: os.abort()
-    small, predictor = Small("lightning.pytorch"), RuntimePredictor(["T4"], print_table=False)
-    small.trainer(Path(sys.argv[1]), max_epochs=1, callbacks=predictor).fit(small.model(), small.loader(40))
-    print("predicted" if predictor.predictions is not None else "not predicted")

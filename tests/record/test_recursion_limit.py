@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_predict.record.recursion_limit import FRAMES, RecursionHeadroom
-from lightning_predict.record.session import CaptureSession
+from lightning_predict.record.session import FRAMES, CaptureSession, RecursionHeadroom
 
 
 def called_at(depth: int, step: Callable[[], object]) -> object:

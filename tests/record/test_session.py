@@ -205,38 +205,6 @@ def test_compiled_code_stays_compiled() -> None:
     assert ran.stdout == "as before\n", ran.stderr
 
 
-def test_tensor_subclass_of_the_step_can_be_created() -> None:
-    # In a process of its own: the class lives as long as anything does that was made of it.
-    ran = run(
-        """
-import torch
-from torch import nn
-from lightning_predict.record.environment import own_tensor_kinds
-from lightning_predict.record.session import CaptureSession
-
-class Cast(torch.Tensor):
-    def __new__(cls, data):
-        return torch.as_tensor(data).as_subclass(cls)
-
-print(bool(own_tensor_kinds()))
-
-class Labelled(torch.Tensor):
-    def __new__(cls, data):
-        return super().__new__(cls, data)
-
-model = nn.Linear(3, 2)
-session = CaptureSession(device=torch.device("cpu"), model=model)
-session.start()
-model(Labelled(torch.ones(4, 3)).as_subclass(torch.Tensor)).sum().backward()
-session.stop()
-trace = session.trace()
-print(bool(own_tensor_kinds()), trace.recorder, "aten::addmm" in {one.name for one in trace.operations})
-print(trace.memory.parameter_bytes == 32, Labelled(torch.ones(2)).sum().item() == 2)
-"""
-    )
-    assert ran.stdout.splitlines() == ["False", "True dispatch True", "True True"], ran.stderr
-
-
 def test_peak_memory_is_read_from_allocations() -> None:
     def event(total: int, size: int, kind: int) -> dict[str, Any]:
         return {"name": "[memory]", "args": {"Total Allocated": total, "Bytes": size, "Device Type": kind}}
