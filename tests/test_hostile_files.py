@@ -27,6 +27,7 @@ from lightning_predict.hardware.user_gpus import read_gpus
 from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.layouts.strategy import parse_strategy
 from lightning_predict.observe.ledger_file import SavedLedger, read_ledger, save_ledger
+from lightning_predict.observe.meters import Use
 from lightning_predict.planning.files import read_problem
 from lightning_predict.record.imports import import_trace
 from lightning_predict.record.named_models.names import parse_model_name
@@ -232,7 +233,7 @@ LOOK_UP = Trace(
     ),
 )
 
-KEPT = SavedLedger(run="a1b2", seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00", jobs={})
+KEPT = SavedLedger(run="a1b2", use=Use(3600.0, {"usd": (4.1, 3600.0)}), date="2026-11-23T12:00:00+00:00", jobs={})
 
 DEEPSPEED = {
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},

@@ -66,7 +66,7 @@ def test_budget_is_added_to_one_of_the_script(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("LIGHTNING_PREDICT_SEEN", str(tmp_path / "seen"))
     _, budget = callbacks_from_environment()
     assert isinstance(budget, CostBudget)
-    assert (budget.terms.usd, budget.terms.usd_per_hour) == (5.0, 0.5)
+    assert (budget.terms.limits["usd"], budget.terms.usd_per_hour) == (5.0, 0.5)
     assert (tmp_path / "seen").exists()
     assert budget.state_key != CostBudget(hours=1).state_key  # Lightning refuses two callbacks with one key
     monkeypatch.setenv("LIGHTNING_PREDICT_USD", "five")

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, final
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.callbacks.lightning_packages import shapes_of, warn
 from lightning_predict.callbacks.output import log_values, print_on_rank_zero
-from lightning_predict.callbacks.rest_prediction import PredictionRequest, earlier_runs
-from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.observe.micro_batches import MicroBatches
 from lightning_predict.observe.optimizer_steps import StepCounter
-from lightning_predict.observe.recorder import Session, stop_with_retry
+from lightning_predict.observe.recorder import stop_with_retry
+from lightning_predict.observe.run_session import RunSession
 from lightning_predict.record.data_flow import with_data_flow
 from lightning_predict.record.environment import autograd_nodes
 from lightning_predict.record.session import CaptureSession
@@ -28,16 +27,13 @@ if TYPE_CHECKING:
     from lightning_predict.advice.advice_text import Advice
 
 
-def print_advice(
-    trainer: Trainer, trace: Trace, question: PredictionRequest, *, iterations: int | None
-) -> Advice | None:
+def print_advice(trainer: Trainer, trace: Trace, session: RunSession) -> Advice | None:
     """Print at most three lines of advice on rank zero, and log the gains.
 
     Args:
         trainer: Trainer of the fit.
         trace: Recorded step.
-        question: Request of the user.
-        iterations: Remaining steps; None if unknown.
+        session: Session that has predicted the rest of the run.
 
     Returns:
         The advice; None on other ranks, or if the advice failed with a warning.
@@ -47,16 +43,17 @@ def print_advice(
 
     if not trainer.is_global_zero:
         return None
-    history = earlier_runs(trainer, question, trace, is_renewed=False)
-    assumptions = replace(question.assumptions, strategy=question.strategy or Strategy(), history=history)
+    predictions = session.results.predictions
+    iterations = None if predictions is None else next(iter(predictions.values())).iterations
     try:
-        advice = advice_for(trace, question.layouts, assumptions, iterations=iterations)
+        advice = advice_for(trace, session.request.layouts, session.assumptions(trace), iterations=iterations)
     except LightningPredictError as error:  # the predictions are still valid
         warn(f"RuntimePredictor could not advise: {error}")
         return None
     print_on_rank_zero(trainer, lambda: "\n".join(short_lines(advice)) + "\n")
-    told = {key.removeprefix("predict/"): value for key, value in advice.metrics().items()}
-    for refusal in log_values(trainer, "predict", told):
+    for refusal in log_values(
+        trainer, "predict", {key.removeprefix("predict/"): value for key, value in advice.metrics().items()}
+    ):
         warn(refusal)
     return advice
 
@@ -78,7 +75,7 @@ class DataFlowRecorder:
         self._window: int | None = None
         self._batches, self._nodes_at_start = MicroBatches(expected=trace.batches), 0
         self._is_in_batch = self._is_over = False
-        self._session: Session = CaptureSession(
+        self._session = CaptureSession(
             device=trainer.strategy.root_device, model=pl_module, optimizers=trainer.optimizers, records_data_flow=True
         )
 

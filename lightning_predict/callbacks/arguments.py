@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from os import PathLike
 from pathlib import Path
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.base.checked import positive_number, shown
+from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsNotFoundError
-from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_source
 
@@ -28,27 +26,6 @@ def check_steps(name: str, steps: int) -> None:
     """Reject a number of steps below 1."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise InvalidArgumentError(f"{name}={steps!r} is not a number of steps; expected a whole number of at least 1.")
-
-
-def amount_of(name: str, amount: object) -> float:
-    """Convert a positive number (int, float, Decimal, Fraction or numpy number) to a float."""
-    number = positive_number(amount)
-    if number is None:
-        raise InvalidArgumentError(f"{name}={shown(amount)} is not a limit; expected a number above 0, or None.")
-    return number
-
-
-def hours_of(name: str, hours: object) -> float:
-    """Convert a number or a timedelta to hours."""
-    if isinstance(hours, timedelta) and hours > timedelta(0):
-        return seconds_to_hours(hours.total_seconds())
-    return amount_of(name, hours)
-
-
-def check_name(name: str, text: object, example: str) -> None:
-    """Reject a name that is not a string. None means that there is no name."""
-    if text is not None and not isinstance(text, str):
-        raise InvalidArgumentError(f"{name}={shown(text)} is not a name; expected a string, for example {example!r}.")
 
 
 def check_epoch(batches_per_epoch: int | None) -> None:
@@ -118,24 +95,3 @@ def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
     """Reject a value that is not one of the choices."""
     if not isinstance(choice, str) or choice not in choices:
         raise InvalidArgumentError(f"{name}={choice!r} is not known; expected one of {', '.join(map(repr, choices))}.")
-
-
-def future_time(name: str, time: object) -> datetime:
-    """Parse a time in the future. A time without a time zone is local time.
-
-    Args:
-        name: Name of the argument, for errors.
-        time: An ISO text, for example `2030-01-31T18:00` or `2030-01-31T18:00+01:00`, or a datetime.
-    """
-    try:
-        if not isinstance(time, str | datetime):
-            raise ValueError("not a string or a datetime")
-        given = time if isinstance(time, datetime) else datetime.fromisoformat(time)
-        found = datetime.fromtimestamp(given.timestamp(), timezone.utc).astimezone()  # also for an hour left out
-    except (ValueError, OverflowError, OSError) as error:
-        raise InvalidArgumentError(
-            f"{name}={shown(time)} is not a time; expected ISO format, for example '2030-01-31T18:00', or a datetime."
-        ) from error
-    if found <= datetime.now().astimezone():
-        raise InvalidArgumentError(f"{name}={shown(time)} has passed; expected a time in the future.")
-    return found

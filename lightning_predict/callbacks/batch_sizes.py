@@ -23,7 +23,7 @@ from lightning_predict.base.guard import own_error
 from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import log_values, print_on_rank_zero
-from lightning_predict.callbacks.rest_prediction import PredictionRequest
+from lightning_predict.observe.run_session import PredictionRequest
 from lightning_predict.record.recording import capture
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import duration, gibibytes, significant, usd

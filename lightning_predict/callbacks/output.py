@@ -2,7 +2,7 @@
 
 Example::
 
-    print_predictions(predictions, trainer, output_options=OutputOptions(verbose=True))
+    log_and_save(predictions, ranking, trainer, OutputOptions(verbose=True))
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from lightning_predict.base.guard import own_error
 from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
 from lightning_predict.observe.rank_agreement import wait_seconds
-from lightning_predict.reports.format import encoding_at_hand, is_terminal, print_text, width_at_hand
+from lightning_predict.reports.format import encoding_at_hand, is_terminal, print_text
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
+from lightning_predict.reports.ranking import Ranking
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -39,51 +39,31 @@ class OutputOptions:
 
     Attributes:
         with_table: Whether to print the table and the ranking.
-        verbose: Whether to print also methods, sources of prices and every note.
-        deadline_hours: Maximum hours of the run, which the ranking respects; None for no limit.
-        logs_in_full: Whether to log every quantity of every GPU, not only step, total and cost of the relevant GPUs.
+        verbose: Whether to print also methods, sources of prices and every note, and to log every quantity of every
+            GPU, not only step, total and cost of the relevant GPUs.
         json_file: File for all predictions as JSON; None for no file.
     """
 
     with_table: bool = True
     verbose: bool = False
-    deadline_hours: float | None = None
-    logs_in_full: bool = False
     json_file: str | None = None
 
 
-def print_predictions(
-    predictions: Predictions,
-    trainer: Trainer,
-    *,
-    output_options: OutputOptions,
-    reason: str | None = None,
-    advises: bool = True,
-) -> None:
-    """Print the table and, with enough steps, the ranking. Log both at the current step."""
-    ranking = rank(predictions, deadline_hours=output_options.deadline_hours)
-    if output_options.with_table:
-        print_on_rank_zero(trainer, lambda: table_text(predictions, verbose=output_options.verbose, reason=reason))
-        if advises:
-            print_on_rank_zero(trainer, lambda: "\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
-    log_and_save(predictions, ranking, trainer, output_options)
-
-
-def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, output_options: OutputOptions) -> None:
+def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, options: OutputOptions) -> None:
     """Log predictions and their ranking at the current step, and write the JSON file if requested."""
     if trainer.loggers:
-        _log(predictions, ranking, trainer, output_options)
-    write_file(predictions, trainer, output_options)
+        _log(predictions, ranking, trainer, options)
+    write_file(predictions, trainer, options)
 
 
-def _log(predictions: Predictions, ranking: Ranking, trainer: Trainer, output_options: OutputOptions) -> None:
+def _log(predictions: Predictions, ranking: Ranking, trainer: Trainer, options: OutputOptions) -> None:
     from lightning_predict.reports.loggers import log_predictions, log_table, ranking_table, selected_gpus
 
     step, loggers = trainer.global_step, trainer.loggers
-    gpus = None if output_options.logs_in_full else selected_gpus(ranking, predictions)
+    gpus = None if options.verbose else selected_gpus(ranking, predictions)
 
     def log() -> tuple[str, ...]:
-        refusals = log_predictions(loggers, predictions, step=step, in_full=output_options.logs_in_full, gpus=gpus)
+        refusals = log_predictions(loggers, predictions, step=step, in_full=options.verbose, gpus=gpus)
         return (*refusals, *log_table(loggers, ranking_table(ranking), step=step))
 
     for warning in logged(trainer, log):
@@ -106,9 +86,9 @@ def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...
         return (f"Logged predictions may be missing: {error}",)
 
 
-def write_file(predictions: Predictions, trainer: Trainer, output_options: OutputOptions) -> None:
+def write_file(predictions: Predictions, trainer: Trainer, options: OutputOptions) -> None:
     """Write the JSON file, if requested. Warn once if it cannot be written."""
-    file = output_options.json_file
+    file = options.json_file
     if file is None:
         return
     from lightning_predict.reports.loggers import write_json
@@ -117,9 +97,7 @@ def write_file(predictions: Predictions, trainer: Trainer, output_options: Outpu
         in_hook(file, lambda: write_json(predictions, file), seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
         own_error(error)
-        warn(
-            f"RuntimePredictor could not write json_file={output_options.json_file!r}: {type(error).__name__}: {error}"
-        )
+        warn(f"RuntimePredictor could not write json_file={options.json_file!r}: {type(error).__name__}: {error}")
 
 
 def print_sentence(trainer: Trainer, sentence: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, final
 
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError
 from lightning_predict.base.guard import log_exceptions, log_warning
+from lightning_predict.observe.meters import QUANTITIES
 from lightning_predict.observe.watched_loop import WatchedRun, watch
 
 Batch = TypeVar("Batch")
@@ -53,7 +54,7 @@ class FabricPredictor:
         if self._is_set_up:
             return
         self._is_set_up = True
-        limits = [name for name in ("usd", "hours") if self._options.get(name) is not None]
+        limits = [name for name in (*QUANTITIES, "deadline") if self._options.get(name) is not None]
         if fabric.world_size > 1 and limits:
             raise InvalidArgumentError(
                 f"FabricPredictor({', '.join(limits)}=...) got {fabric.world_size} processes, but only the first "
@@ -64,9 +65,8 @@ class FabricPredictor:
 
     @log_exceptions
     def _begins(self, fabric: Any, module: Any) -> None:
-        run = watch(**self._options, model=getattr(module, "module", module), device=fabric.device)
-        run.world_size = fabric.world_size
-        self.run = run
+        self.run = watch(**self._options, model=getattr(module, "module", module), device=fabric.device)
+        self.run.session.loop.world_size = fabric.world_size
 
     def give_up(self, error: Exception) -> None:
         """Report the error, and stop predicting and checking the budget; the loop continues."""
@@ -79,14 +79,14 @@ class FabricPredictor:
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
         """Mark the current step as having updated the parameters."""
         self._has_stepped = True
-        if self.run is not None and optimizer not in self.run.optimizers:
-            self.run.optimizers = (*self.run.optimizers, optimizer)
+        if self.run is not None:
+            self.run.add_optimizer(optimizer)
 
     def __enter__(self) -> FabricPredictor:
         if not self._is_set_up:
             raise CaptureError(
-                "FabricPredictor was told of no module; expected Fabric(callbacks=[predictor]) and "
-                "fabric.setup(module) before the loop."
+                "FabricPredictor has no module; expected Fabric(callbacks=[predictor]) and fabric.setup(module) before "
+                "the loop."
             )
         if self.run is not None:
             self.run.__enter__()

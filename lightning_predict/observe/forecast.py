@@ -2,7 +2,7 @@
 
 Example::
 
-    rest = forecast_rest(facts, clock)
+    rest = forecast_rest(inputs, times)
     rest.forecast      # Interval(low=48.0, middle=52.0, high=60.0); None if no step was timed, or without an end
     rest.workload      # the same batches, for other GPUs
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.base.interval import Interval
@@ -26,13 +26,12 @@ from lightning_predict.observe.remaining import (
     workload,
 )
 from lightning_predict.observe.steady_state import NOTHING
+from lightning_predict.observe.validation_timer import ValidationTimes
 from lightning_predict.record.trace import Memory
 from lightning_predict.reports.format import duration_interval, significant
 from lightning_predict.run.workload import Loader, Run, Workload, predict_run
 
 if TYPE_CHECKING:
-    from lightning_predict.observe.run_observer import BatchTimes, RunObserver
-    from lightning_predict.observe.validation_timer import ValidationTimes
     from lightning_predict.timeline.step_prediction import StepPrediction
 
 FORWARD_SHARE: Final = 0.333333333333
@@ -84,6 +83,60 @@ class ForecastInputs:
     starts_workers: bool = False
     validation_batches: int = 0
     time_limit_seconds: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimes:
+    """Seconds of a batch on the machine in use.
+
+    Attributes:
+        step: Seconds from the start of a batch to its end. An optimizer update counts in proportion.
+        wait: Seconds from the end of a batch to the start of the next: data loader, logging and other callbacks.
+        later_wait: Seconds from the end of a batch to the start of the next, in epochs that have not begun.
+        values: Number of measured batches on which `step` is based.
+        waits: Number of measured waits on which `wait` is based.
+        is_settled: Whether steps no longer get faster, so that the warm-up is over.
+    """
+
+    step: Interval[float]
+    wait: Interval[float]
+    later_wait: Interval[float]
+    values: int
+    waits: int
+    is_settled: bool
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a batch from its start to its end."""
+        return self.step.middle
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds between two batches."""
+        return self.wait.middle
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimes:
+    """Times of a run so far on the machine in use, from which the rest is forecast.
+
+    Attributes:
+        batch: Times of a full-size training batch; None before a step was timed.
+        validation: Times of validation; None before a validation or a sanity check.
+        pause: Seconds between two epochs.
+        closing: Seconds from the end of the last epoch to the end of training.
+        checkpoint_seconds: Seconds of a checkpoint file; None before a file was timed.
+        memory: Sizes of a checkpoint's contents.
+    """
+
+    batch: BatchTimes | None = None
+    validation: ValidationTimes | None = None
+    pause: Interval[float] = NOTHING
+    closing: Interval[float] = NOTHING
+    checkpoint_seconds: float | None = None
+    memory: Memory = field(default_factory=Memory)
 
 
 @final
@@ -147,62 +200,51 @@ class TimedForecast:
 
 
 def forecast_rest(
-    facts: ForecastInputs, clock: RunObserver, *, batches_per_window: int | None = None, samples: int | None = None
+    inputs: ForecastInputs, times: RunTimes, *, batches_per_window: int | None = None, samples: int | None = None
 ) -> RestOfRun:
     """Compute the rest of a run, from its counts and the times on the machine in use so far.
 
     Args:
-        facts: Facts about the run that the trainer reports.
-        clock: Times of the run so far.
+        inputs: Facts about the run that the trainer reports.
+        times: Times of the run so far.
         batches_per_window: Number of batches of the recorded step; if None, the trainer's gradient accumulation.
         samples: Number of samples of the recorded step; None if unknown.
     """
-    counts, position = remaining(facts.position), facts.position
+    counts, position = remaining(inputs.position), inputs.position
     size = batches_per_window or position.batches_per_window
-    batch_times = clock.batch_times(
-        batches_per_window=size,
-        workers=facts.workers or 1 if facts.has_workers else 0,
-        ahead=_or_infinity(counts.batches),
-    )
-    ahead = _or_infinity(counts.validation_runs)
-    validation = clock.validation.times(ahead=ahead)
-    if batch_times is not None:
-        batch_times = _of_whole_batches(batch_times, position)
-        validation = clock.validation.times(
-            batch_seconds=batch_times.step.middle,
-            made_in=_made_in(batch_times) if facts.validation_has_workers else NOTHING,
-            ahead=ahead,
-        )
-    epochs = counts.epochs or 0
-    pauses = clock.pause(starts_workers=facts.starts_workers, ahead=epochs).scaled(epochs)
-    closing = clock.closing().scaled(1 if counts.batches else 0)
+    batch_times, validation = times.batch, times.validation
+    pauses = times.pause.scaled(counts.epochs or 0)
+    closing = times.closing.scaled(1 if counts.batches else 0)
     around = NOTHING if validation is None else validation.overhead.scaled(counts.validation_runs or 0)
     work = replace(
         workload(counts, position, batches_per_window=size, samples=samples),
-        loader=Loader() if batch_times is None else _loader(facts, counts, batch_times),
-        loader_workers=facts.workers,
+        loader=Loader() if batch_times is None else _loader(inputs, counts, batch_times),
+        loader_workers=inputs.workers,
         checkpoints=checkpoints_left(
-            facts.checkpoint_schedules, position, seconds=clock.checkpoints.seconds, memory=clock.memory or Memory()
+            inputs.checkpoint_schedules, position, seconds=times.checkpoint_seconds, memory=times.memory
         ),
         validation_wait_seconds=0.0 if validation is None else validation.wait.middle,
         between_seconds=pauses.middle + closing.middle + around.middle,
-        time_limit_seconds=facts.time_limit_seconds,
+        time_limit_seconds=inputs.time_limit_seconds,
     )
     if batch_times is None:
         return RestOfRun(counts=counts, workload=work, batch_times=None, run=None, forecast=None)
     check = _validation_batch(batch_times, validation)
-    here = replace(work, loader=Loader(seconds_per_batch=_wait(facts, counts, batch_times).middle))
+    here = replace(work, loader=Loader(seconds_per_batch=_wait(inputs, counts, batch_times).middle))
     run = predict_run(_measured(batch_times.step.middle * size), here, _measured(check.middle), batches=size)
     parts = (
         batch_times.step.scaled(0.0 if work.training is None else work.training.full_batches),
-        _waits(facts, counts, batch_times),
+        _waits(inputs, counts, batch_times),
         check.scaled(counts.validation_batches or 0),
         (NOTHING if validation is None else validation.wait).scaled(counts.validation_batches or 0),
         pauses,
         closing,
         around,
     )
-    forecast, limit = None if run.total_seconds is None else _around(run.total_seconds, parts), facts.time_limit_seconds
+    forecast, limit = (
+        None if run.total_seconds is None else _around(run.total_seconds, parts),
+        inputs.time_limit_seconds,
+    )
     if limit is not None:
         # If the length is unknown, the loader may end the last epoch at any time before the limit.
         unknown = Interval(limit if position.max_epochs is None else 0.0, limit, limit)
@@ -213,7 +255,7 @@ def forecast_rest(
         batch_times=batch_times,
         run=run,
         forecast=forecast,
-        end_seconds=end_seconds(facts.validation_batches, batch_times, validation),
+        end_seconds=end_seconds(inputs.validation_batches, batch_times, validation),
         steps=max(1, batch_times.values // size),
         step=batch_times.step.added(batch_times.wait).scaled(size),
     )
@@ -272,19 +314,7 @@ class ForecastSchedule:
         return True
 
 
-def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
-    """Return a note that the time on the machine in use is based on few steps."""
-    if not is_rough or rest.batch_times is None:
-        return ()
-    steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
-    return (f"Rough first estimate ({steps}). A recommendation follows after more steps.",)
-
-
-def _or_infinity(count: int | None) -> float:
-    return math.inf if count is None else count
-
-
-def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes:
+def for_full_batches(batch_times: BatchTimes, position: Position) -> BatchTimes:
     """Scale the mean batch time to a full-size batch, because the last batches of epochs are smaller."""
     batches, per_epoch = batches_so_far(position), position.batches_per_epoch
     if not per_epoch or position.last_batch_share == 1.0 or batches < per_epoch:
@@ -293,7 +323,7 @@ def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes
     return replace(batch_times, step=batch_times.step.scaled(1 / (1 - missing)))
 
 
-def _made_in(batch_times: BatchTimes) -> Interval[float]:
+def seconds_of_workers(batch_times: BatchTimes) -> Interval[float]:
     """Return the workers' time per batch, which is at most the time from one training batch to the next."""
     longest = batch_times.step.middle + batch_times.wait.middle
     waits_for_them = batch_times.wait.middle > STALL_SHARE * batch_times.step.middle
@@ -307,24 +337,24 @@ def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
     return Interval(max(0.0, middle - down), middle, middle + up)
 
 
-def _waits(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
+def _waits(inputs: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
     """Return the total of all remaining waits, in this epoch and in later ones."""
-    batches, position = counts.batches or 0, facts.position
+    batches, position = counts.batches or 0, inputs.position
     here = batches
     if position.batches_per_epoch is not None:
         here = min(batches, max(0, position.batches_per_epoch - position.batches_done))
     return batch_times.wait.scaled(here).added(batch_times.later_wait.scaled(batches - here))
 
 
-def _wait(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
+def _wait(inputs: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
     """Return the mean of the remaining waits for a batch."""
-    return _waits(facts, counts, batch_times).scaled(1 / counts.batches) if counts.batches else batch_times.wait
+    return _waits(inputs, counts, batch_times).scaled(1 / counts.batches) if counts.batches else batch_times.wait
 
 
-def _loader(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Loader:
+def _loader(inputs: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Loader:
     """Estimate the loader's time per batch on any GPU, from the waits on this machine."""
-    wait, step = _wait(facts, counts, batch_times), batch_times.step.middle
-    if facts.has_workers and wait.middle > STALL_SHARE * step:
+    wait, step = _wait(inputs, counts, batch_times), batch_times.step.middle
+    if inputs.has_workers and wait.middle > STALL_SHARE * step:
         loader = Loader(seconds_per_batch=step + wait.middle, overlaps=True)
     else:
         loader = Loader(seconds_per_batch=wait.middle)

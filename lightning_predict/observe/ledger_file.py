@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, final
@@ -27,6 +27,7 @@ from typing import Any, Final, final
 from lightning_predict.base.checked import Checked, File, parse_json, read_json
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.files import write_atomically
+from lightning_predict.observe.meters import Use
 
 LEDGER_STEM: Final = "lightning_predict_budget"
 LEDGER_NAME: Final = f"{LEDGER_STEM}.json"
@@ -70,11 +71,8 @@ class SavedLedger:
 
     Attributes:
         run: Name of the run, as in its checkpoints.
-        seconds: Used seconds over all fits of the run.
-        usd: Used dollars over all fits of the run.
+        use: What the run has used over all its fits.
         date: Time at which the file was written (ISO 8601).
-        kg_co2: Kilograms of CO2 over the fits with a known power.
-        kg_co2_seconds: Seconds of the fits with a known power.
         jobs: Jobs that trained the run, with their restarts.
         command: Hash of the run's command line.
         process: Host name and ID of the run's process.
@@ -83,11 +81,8 @@ class SavedLedger:
     """
 
     run: str
-    seconds: float
-    usd: float
+    use: Use
     date: str
-    kg_co2: float = 0.0
-    kg_co2_seconds: float = 0.0
     jobs: Mapping[str, int] = field(default_factory=jobs_in_use)
     command: str = field(default_factory=command_in_use)
     process: str = field(default_factory=_process_in_use)
@@ -181,7 +176,8 @@ def save_ledger(path: str | os.PathLike[str], kept: SavedLedger) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    content = json.dumps(asdict(kept)).encode() + b"\n"
+    values = {item.name: getattr(kept, item.name) for item in fields(kept) if item.name != "use"}
+    content = json.dumps(values | kept.use.plain()).encode() + b"\n"
     if is_url(path):
         system, place = _file_system(path)
         system.pipe_file(place, content)
@@ -202,16 +198,13 @@ def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     record.check_keys(
-        ("run", "seconds", "usd", "date"),
-        ("jobs", "command", "process", "ended", "saved_seconds", "job", "kg_co2", "kg_co2_seconds"),
+        ("run", "seconds", "date"), ("jobs", "command", "process", "ended", "saved_seconds", "job", *Use.names())
     )
+    names = [name for name in ("seconds", *Use.names()) if record.has(name)]
     return SavedLedger(
         run=record.member("run").text(),
-        seconds=record.member("seconds").number(),
-        usd=record.member("usd").number(),
+        use=Use.parse({name: record.member(name).number() for name in names}),
         date=record.member("date").text(),
-        kg_co2=record.optional("kg_co2", Checked.number, 0.0),
-        kg_co2_seconds=record.optional("kg_co2_seconds", Checked.number, 0.0),
         jobs=record.optional(
             "jobs", lambda jobs: {name: one.integer() for name, one in jobs.members().items()}, dict[str, int]()
         ),

@@ -16,8 +16,7 @@ from typing import Final, final
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
-from lightning_predict.observe.forecast import RestOfRun
-from lightning_predict.observe.run_observer import BatchTimes
+from lightning_predict.observe.forecast import BatchTimes, RestOfRun
 from lightning_predict.record.trace import Trace, measured_seconds
 from lightning_predict.reports.format import duration, usd
 from lightning_predict.reports.predictions import Predictions

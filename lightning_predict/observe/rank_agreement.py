@@ -21,9 +21,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
-from typing import Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from lightning_predict.base.errors import LightningPredictError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 WAIT_SECONDS: Final = 60.0
 """Maximum seconds to wait for all ranks, and then for the decision. A shorter timeout of collectives reduces both."""
@@ -42,28 +45,6 @@ class MissingRankError(LightningPredictError):
 
 
 _NUMBERS = count()
-
-
-class Store(Protocol):
-    """The part of `torch.distributed.Store` that joint decisions need."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value."""
-
-    def get(self, key: str) -> bytes:
-        """Read an existing value."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return its new value."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all of these keys exist."""
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write a value if the key has the expected value ("" if unset). Return the value afterwards."""
-
-    def delete_key(self, key: str) -> bool:
-        """Delete a key."""
 
 
 class RankAgreement(Protocol):
@@ -145,8 +126,8 @@ class StoreAgreement:
             raise (MissingRankError if "missing" in decision else LightningPredictError)(decision["failure"])
         if self._rank == 0:
             self._forget(f"{self._name}/{self._number - 2}", alike)  # all ranks have read it, since they are here
-        found: Decision = decision["decision"]
-        return found
+        agreed: Decision = decision["decision"]
+        return agreed
 
     def _exchange(self, place: str, proposal: dict[str, Any], failure: str | None, alike: str | None) -> str:
         store = self._store
@@ -188,31 +169,16 @@ class StoreAgreement:
                 self._store.delete_key(f"{place}/{part}")
 
 
-@final
-class BroadcastAgreement:
-    """Joint decisions of processes without a store (TPUs), through the strategy's broadcast."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:  # noqa: ARG002
-        """See `RankAgreement`. Only errors on rank zero are shared, because only rank zero broadcasts."""
-        decision: Decision | None = None
-        if self._trainer.is_global_zero and failure is None:
-            try:
-                decision = ask()
-            except Exception as error:
-                failure = f"{type(error).__name__}: {error}"
-        decision, failure = self._trainer.strategy.broadcast((decision, failure))
-        if failure is not None or decision is None:
-            raise LightningPredictError(failure or "rank zero sent nothing")
-        return decision
-
-
 def rank_agreement(trainer: Any) -> RankAgreement:
-    """Return the `RankAgreement` for the ranks of a fit. This must be called on every rank."""
-    found = agreement_of_ranks(trainer.global_rank, trainer.world_size, wait_seconds(trainer))
-    return BroadcastAgreement(trainer) if found is None else found
+    """Return the `RankAgreement` for the ranks of a fit. This must be called on every rank.
+
+    Raises:
+        LightningPredictError: The ranks share no store, so that they cannot decide together.
+    """
+    agreement = agreement_of_ranks(trainer.global_rank, trainer.world_size, wait_seconds(trainer))
+    if agreement is None:
+        raise LightningPredictError("several processes need torch.distributed, which is not initialized")
+    return agreement
 
 
 def agreement_of_ranks(rank: int, world_size: int, seconds: float) -> RankAgreement | None:
@@ -247,8 +213,8 @@ def _store_of_processes() -> Store | None:
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
-    found: Store = torch.distributed.distributed_c10d._get_default_store()
-    return found
+    store: Store = torch.distributed.distributed_c10d._get_default_store()
+    return store
 
 
 @final

@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, Protocol, final
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from lightning_predict.base.errors import CaptureError, NothingRecordedError
 from lightning_predict.observe.micro_batches import MicroBatches
@@ -32,6 +32,9 @@ from lightning_predict.observe.optimizer_steps import (
 from lightning_predict.observe.steady_state import warmup_end
 from lightning_predict.record.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
 from lightning_predict.record.trace import OtherStep, Trace
+
+if TYPE_CHECKING:
+    from lightning_predict.record.session import CaptureSession
 
 # Each warm-up window delays the first printed prediction by one optimizer step, which may take minutes. Timed steps
 # later correct a recording that is slightly too early. A missing recording cannot be corrected.
@@ -93,44 +96,6 @@ MAX_REJECTED_WINDOWS: Final = 4
 """Maximum number of discarded recordings."""
 
 
-class Session(Protocol):
-    """The part of `record.session.CaptureSession` that the recorders use."""
-
-    @property
-    def records_first_and_last_only(self) -> bool:
-        """Whether it is enough to record the first and the last batch of a window, even if shapes differ."""
-
-    @property
-    def retry(self) -> Callable[[], Session] | None:
-        """Factory of sessions with another recording method, used if this recording fails; else None."""
-
-    @property
-    def optimizers_seen(self) -> Sequence[object] | None:
-        """Optimizers that made an update during the recording; None if unknown."""
-
-    def start(self) -> None:
-        """Start or resume recording.
-
-        Raises:
-            CaptureError: Another profiler is running.
-        """
-
-    def stop(self) -> None:
-        """Stop recording, if it is running."""
-
-    def trace(
-        self,
-        *,
-        step_seconds: Sequence[float] = (),
-        loader_seconds: Sequence[float] = (),
-        samples: int | None = None,
-        batches: int = 1,
-        represented_by: Sequence[int] = (),
-        optimizer_steps: int | None = None,
-    ) -> Trace:
-        """Return the recorded step."""
-
-
 _UNLIKE: Final = (
     "{} of the {} batches of a step differ from the recorded ones. Predictions treat them like the last recorded one."
 )
@@ -141,7 +106,7 @@ _NOTHING: Final = (
 )
 
 
-def stop_with_retry(session: Session) -> None:
+def stop_with_retry(session: CaptureSession) -> None:
     """Stop a recording, and retry once, because a recorder that stays open disturbs the rest of the run."""
     try:
         session.stop()
@@ -163,7 +128,7 @@ class Recorded:
         optimizers: Indices of the optimizers that updated parameters.
     """
 
-    session: Session
+    session: CaptureSession
     window: TimedStep
     batches: MicroBatches
     number: int
@@ -363,7 +328,7 @@ class StepRecorder:
         capture_steps: int,
         clock: Callable[[], float],
         host_clock: Callable[[], float] | None = None,
-        new_session: Callable[[], Session],
+        new_session: Callable[[], CaptureSession],
         optimizers: Sequence[object] = (),
         autograd_nodes: Callable[[], int] = _never,
         compilations: Callable[[], int] = _never,
@@ -378,7 +343,7 @@ class StepRecorder:
         self._optimizers = tuple(optimizers)
         self._autograd_nodes, self._compilations = autograd_nodes, compilations
         self._timer, self._block = StepTimer(), BlockTimer()
-        self._session: Session | None = None
+        self._session: CaptureSession | None = None
         self._is_in_batch = False
         self._now = _CurrentWindow()
         self._nodes_at_start = 0
@@ -711,7 +676,7 @@ class StepRecorder:
         return replace(trace, notes=(*trace.notes, *notes), other_steps=steps)
 
 
-def _is_empty(session: Session) -> bool:
+def _is_empty(session: CaptureSession) -> bool:
     """Return whether nothing ran while a session recorded."""
     try:
         session.trace()
@@ -741,7 +706,7 @@ class ValidationRecorder:
         self,
         *,
         clock: Callable[[], float],
-        new_session: Callable[[], Session],
+        new_session: Callable[[], CaptureSession],
         records_first: bool = True,
         prefers_first: bool = False,
     ) -> None:
@@ -749,8 +714,8 @@ class ValidationRecorder:
         self._new_session = new_session
         self._records_first = records_first
         self._prefers_first = prefers_first and records_first
-        self._session: Session | None = None
-        self._recorded: Session | None = None
+        self._session: CaptureSession | None = None
+        self._recorded: CaptureSession | None = None
         self._is_lost = False
         self._samples: int | None = None
         self._seconds: list[float] = []

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
@@ -25,9 +24,18 @@ from weakref import WeakKeyDictionary
 from lightning_predict.base.interval import Interval
 from lightning_predict.observe.clock import host_clock
 from lightning_predict.observe.device_pace import DevicePace
-from lightning_predict.observe.forecast import ForecastInputs, RestOfRun, TimedForecast, forecast_rest
+from lightning_predict.observe.forecast import (
+    BatchTimes,
+    ForecastInputs,
+    RestOfRun,
+    RunTimes,
+    TimedForecast,
+    for_full_batches,
+    forecast_rest,
+    seconds_of_workers,
+)
 from lightning_predict.observe.optimizer_steps import StepCounter
-from lightning_predict.observe.remaining import CheckpointTimer
+from lightning_predict.observe.remaining import CheckpointTimer, remaining
 from lightning_predict.observe.steady_state import NOTHING, TimingSamples
 from lightning_predict.observe.validation_timer import FIRST_EPOCH_COLD, UNSEEN_LONGER, ValidationTimer
 from lightning_predict.record.running_loop import BLOCK_BATCHES
@@ -45,38 +53,6 @@ WARM_WAITS: Final = 32
 
 MIN_WAITS_PER_WORKER: Final = 2
 """Number of waits per worker up to which a later wait may still be as long as the first one."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTimes:
-    """Seconds of a batch on the machine in use.
-
-    Attributes:
-        step: Seconds from the start of a batch to its end. An optimizer update counts in proportion.
-        wait: Seconds from the end of a batch to the start of the next: data loader, logging and other callbacks.
-        later_wait: Seconds from the end of a batch to the start of the next, in epochs that have not begun.
-        values: Number of measured batches on which `step` is based.
-        waits: Number of measured waits on which `wait` is based.
-        is_settled: Whether steps no longer get faster, so that the warm-up is over.
-    """
-
-    step: Interval[float]
-    wait: Interval[float]
-    later_wait: Interval[float]
-    values: int
-    waits: int
-    is_settled: bool
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of a batch from its start to its end."""
-        return self.step.middle
-
-    @property
-    def wait_seconds(self) -> float:
-        """Seconds between two batches."""
-        return self.wait.middle
 
 
 @final
@@ -276,7 +252,30 @@ class RunObserver:
         self, inputs: ForecastInputs, *, batches_per_window: int | None = None, samples: int | None = None
     ) -> RestOfRun:
         """Return the rest of the run: its counts, its seconds and their interval. See `forecast_rest`."""
-        return forecast_rest(inputs, self, batches_per_window=batches_per_window, samples=samples)
+        counts, position = remaining(inputs.position), inputs.position
+        batch_times = self.batch_times(
+            batches_per_window=batches_per_window or position.batches_per_window,
+            workers=inputs.workers or 1 if inputs.has_workers else 0,
+            remaining=math.inf if counts.batches is None else counts.batches,
+        )
+        runs = math.inf if counts.validation_runs is None else counts.validation_runs
+        validation = self.validation.times(remaining=runs)
+        if batch_times is not None:
+            batch_times = for_full_batches(batch_times, position)
+            validation = self.validation.times(
+                batch_seconds=batch_times.step.middle,
+                worker_seconds=seconds_of_workers(batch_times) if inputs.validation_has_workers else NOTHING,
+                remaining=runs,
+            )
+        times = RunTimes(
+            batch=batch_times,
+            validation=validation,
+            pause=self.pause(starts_workers=inputs.starts_workers, remaining=counts.epochs or 0),
+            closing=self.closing(),
+            checkpoint_seconds=self.checkpoints.seconds,
+            memory=self.memory or Memory(),
+        )
+        return forecast_rest(inputs, times, batches_per_window=batches_per_window, samples=samples)
 
     @property
     def remaining(self) -> Interval[float] | None:
@@ -293,7 +292,9 @@ class RunObserver:
         calm.checkpoints = self.checkpoints.without_stalls()
         return calm
 
-    def batch_times(self, *, batches_per_window: int, workers: int = 0, ahead: float = math.inf) -> BatchTimes | None:
+    def batch_times(
+        self, *, batches_per_window: int, workers: int = 0, remaining: float = math.inf
+    ) -> BatchTimes | None:
         """Return the times of a batch; None before any step was timed.
 
         Args:
@@ -301,17 +302,17 @@ class RunObserver:
                 times.
             workers: Number of loader workers; 0 without workers. All workers start together, so one long wait loads a
                 batch per worker.
-            ahead: Number of remaining batches.
+            remaining: Number of remaining batches.
         """
-        waits = self._waits.estimate(group_size=max(1, workers), min_groups=1, remaining=ahead)
+        waits = self._waits.estimate(group_size=max(1, workers), min_groups=1, remaining=remaining)
         wait = NOTHING if waits is None else waits.mean
         if self._waits.count < MIN_WAITS_PER_WORKER * workers:  # only later batches show the speed of the workers
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
         # On a GPU, the host waits for the loader while the device computes, so only the sum of both times is known.
         found = (
-            self.device.estimate(group_size=max(batches_per_window, workers), remaining=ahead)
+            self.device.estimate(group_size=max(batches_per_window, workers), remaining=remaining)
             if self._is_asynchronous
-            else self._steps.estimate(group_size=batches_per_window, remaining=ahead)
+            else self._steps.estimate(group_size=batches_per_window, remaining=remaining)
         )
         if found is None:
             return None
@@ -344,15 +345,15 @@ class RunObserver:
         low, middle = wait.low / FIRST_EPOCH_COLD, wait.middle * less
         return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
 
-    def pause(self, *, starts_workers: bool, ahead: float = math.inf) -> Interval[float]:
+    def pause(self, *, starts_workers: bool, remaining: float = math.inf) -> Interval[float]:
         """Return the gap between two epochs, without validation, checkpoints and the wait for a batch.
 
         Args:
             starts_workers: Whether each epoch restarts the loader's workers. If so, the first epoch is representative.
-            ahead: Number of remaining epochs.
+            remaining: Number of remaining epochs.
         """
         wait = self._wait_so_far()
-        pauses = self._pauses.estimate(remaining=ahead)
+        pauses = self._pauses.estimate(remaining=remaining)
         if pauses is not None:
             return pauses.mean.added(-wait).clamp_min(0.0)
         first = max(0.0, (self._first_pause or 0.0) - wait)

@@ -142,21 +142,25 @@ class ValidationTimer:
         return calm
 
     def times(
-        self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING, ahead: float = math.inf
+        self,
+        *,
+        batch_seconds: float | None = None,
+        worker_seconds: Interval[float] = NOTHING,
+        remaining: float = math.inf,
     ) -> ValidationTimes | None:
         """Return the times of validation, from the runs so far or else from the sanity check; None without either.
 
         Args:
             batch_seconds: Seconds of a training batch. A longer batch of the sanity check was either cold or is really
                 slow, so the result is the geometric mean of both times.
-            made_in: Interval of the workers' seconds per validation batch, from the training workers. The sanity check
-                does not show this time: its few batches were loaded before they were requested.
-            ahead: Number of remaining validation runs.
+            worker_seconds: Interval of the workers' seconds per validation batch, from the training workers. The sanity
+                check does not show this time: its few batches were loaded before they were requested.
+            remaining: Number of remaining validation runs.
         """
-        around = self._around.estimate(remaining=ahead)
-        found = self._batches.estimate(measurements_per_value=self._batches_per_run, remaining=ahead)
+        around = self._around.estimate(remaining=remaining)
+        found = self._batches.estimate(measurements_per_value=self._batches_per_run, remaining=remaining)
         if found is not None and around is not None:
-            waits = self._waits.estimate(remaining=ahead)
+            waits = self._waits.estimate(remaining=remaining)
             return ValidationTimes(
                 overhead=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean
             )
@@ -170,6 +174,6 @@ class ValidationTimer:
         start = check.start_seconds or 0.0
         return ValidationTimes(
             overhead=Interval(0.0, start, UNSEEN_LONGER * start),
-            wait=Interval(0.0, waited, UNSEEN_LONGER * waited).map(max, made_in.added(-middle)),
+            wait=Interval(0.0, waited, UNSEEN_LONGER * waited).map(max, worker_seconds.added(-middle)),
             batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),
         )

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.callbacks import forecast_updates
 from lightning_predict.callbacks.lightning_packages import PACKAGES
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.run_observer import RunObserver
+from lightning_predict.observe.run_session import RunSession
 from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Trace
@@ -70,7 +70,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return seen
 
 
-RENEW = forecast_updates.ForecastUpdates.renew
+RENEW = RunSession.renew
 """What `readings` takes away."""
 
 
@@ -101,8 +101,8 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         seen.append(float(len(seen)))
         return seen[-1]
 
-    monkeypatch.setattr(forecast_updates, "ForecastSchedule", AtOnce)
-    monkeypatch.setattr(forecast_updates.ForecastUpdates, "renew", lambda *args, **options: None)
+    monkeypatch.setattr("lightning_predict.observe.run_session.ForecastSchedule", AtOnce)
+    monkeypatch.setattr(RunSession, "renew", lambda *args, **options: None)
     monkeypatch.setattr("lightning_predict.observe.run_observer.FIRST_EPOCH_DISCOUNT", 0.0)  # waits are what they are
     monkeypatch.setattr(RunObserver, "pause", lambda *args, **options: NOTHING)  # hooks between epochs read it, too
     with clock_of_fits(lambda: float(next(plain)), device=clock):

@@ -27,7 +27,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_account, budget_decisions
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_files, budget_fit
 from lightning_predict.observe import budget
 from tests.callbacks.small import Small
 
@@ -170,8 +170,8 @@ def main(folder: Path, names: list[str]) -> None:
     rank = int(os.environ["RANK"])
     for module, name in (
         (budget, "CHECK_SECONDS"),
-        (budget_decisions, "CHECK_SECONDS"),
-        (budget_account, "LEDGER_SECONDS"),
+        (budget_fit, "CHECK_SECONDS"),
+        (budget_files, "LEDGER_SECONDS"),
     ):
         module.__dict__[name] = 0.0  # the ranks meet, and the ledger is written, after every batch
     for name in names:

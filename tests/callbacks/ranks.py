@@ -26,7 +26,7 @@ import torch
 from lightning_utilities.core import rank_zero
 from torch._C._distributed_c10d import TCPStore
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_decisions
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_fit
 from lightning_predict.observe import budget
 from lightning_predict.observe.rank_agreement import StoreAgreement
 from tests.callbacks.small import Small
@@ -98,15 +98,15 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "raise": Scenario(lambda: [CostBudget(hours=1e-9, on_exceed="raise")]),
     "disk full on rank 0": Scenario(over, 0, "lightning.pytorch.strategies.strategy:Strategy.save_checkpoint", 0, FULL),
     "rank 1 cannot collect the checkpoint": Scenario(over, 1, HOOKS + "cost_budget:CostBudget.on_save_checkpoint"),
-    "rank 0 has no limits": Scenario(within, 0, HOOKS + "budget_terms:Terms.limits_of"),
+    "rank 0 has no limits": Scenario(within, 0, FIT + "meters:Terms.start"),
     "rank 0 cannot count": Scenario(within, 0, FIT + "budget:BudgetWatch.due_check"),
     "rank 0 cannot count later": Scenario(within, 0, FIT + "budget:BudgetWatch.due_check", 6),
     "rank 0 cannot judge": Scenario(within, 0, FIT + "budget:check_forecast"),
     "rank 0 cannot judge the use": Scenario(within, 0, FIT + "budget:check_use"),
-    "rank 0 cannot log": Scenario(within, 0, HOOKS + "budget_decisions:_log_budget"),
-    "rank 0 cannot begin": Scenario(within, 0, HOOKS + "cost_budget:observer_of"),
+    "rank 0 cannot log": Scenario(within, 0, HOOKS + "budget_fit:BudgetFit._log"),
+    "rank 0 cannot begin": Scenario(within, 0, HOOKS + "budget_fit:observer_of"),
     "rank 0 has no clock": Scenario(within, 0, FIT + "run_observer:RunObserver.on_batch_start"),
-    "rank 1 cannot open its ledger": Scenario(within, 1, FIT + "budget:Ledger.open"),
+    "rank 1 cannot open its ledger": Scenario(within, 1, FIT + "meters:Ledger.open"),
     "rank 1 cannot count": Scenario(
         within, 1, FIT + "rank_agreement:AgreementSchedule.on_batch_end", 4, timeout_seconds=SHORT_SECONDS
     ),
@@ -117,7 +117,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "validation uses the budget up": Scenario(
         within,
         0,
-        HOOKS + "budget_decisions:BudgetDecisions.decide_in_validation",
+        HOOKS + "budget_fit:BudgetFit._decide_in_validation",
         1,
         {"action": "stop", "reason": "it is used up"},
     ),
@@ -186,7 +186,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
     strategy = small.lightning.strategies.DDPStrategy(
         process_group_backend="gloo", timeout=timedelta(seconds=scenario.timeout_seconds)
     )
-    for module in (budget, budget_decisions):
+    for module in (budget, budget_fit):
         module.__dict__["CHECK_SECONDS"] = 0.0  # they meet after every batch
     model, callbacks = small.model(validates=True), scenario.callbacks()
     validated: list[object] = []

@@ -19,7 +19,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_account, budget_decisions
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_files, budget_fit
 from lightning_predict.observe import budget
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
@@ -129,8 +129,8 @@ def main(folder: Path, part: str, cases: list[str]) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for module, name in (
         (budget, "CHECK_SECONDS"),
-        (budget_decisions, "CHECK_SECONDS"),
-        (budget_account, "LEDGER_SECONDS"),
+        (budget_fit, "CHECK_SECONDS"),
+        (budget_files, "LEDGER_SECONDS"),
     ):
         module.__dict__[name] = 0.0  # the ranks meet, and the ledger is written, after every batch
     for case in cases:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_predict.callbacks import RuntimePredictor, fit_recording
+from lightning_predict.callbacks import RuntimePredictor, prediction_fit
 from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.memory.storages import written_storages
 from lightning_predict.record.dispatch import _SWEEP, DispatchRecorder
@@ -130,7 +130,7 @@ def test_two_recorded_batches_of_four_make_the_trace_of_four(
 ) -> None:
     trace = traced(small, tmp_path, 4, make(small), **options)
     seen = dispatched.total()
-    monkeypatch.setattr(fit_recording, "shapes_of", lambda _: None)  # all are recorded
+    monkeypatch.setattr(prediction_fit, "shapes_of", lambda _: None)  # all are recorded
     whole = traced(small, tmp_path, 4, make(small), **options)
     assert dispatched.total() - seen > 1.6 * seen  # the update comes once in both
     assert (trace.batches, trace.samples, trace.optimizer_steps) == (

@@ -78,7 +78,7 @@ def test_from_yaml(run: Run, package: str, tmp_path: Path) -> None:
     assert predictor.usd_per_hour == {"T4": 0.5}
     assert predictor.predictions is not None
     assert predictor.predictions["T4"].usd_per_hour == 0.5
-    assert (budget.terms.usd, budget.terms.usd_per_hour, budget.on_exceed) == (50, 1.5, "warn")
+    assert (budget.terms.limits["usd"], budget.terms.usd_per_hour, budget.on_exceed) == (50, 1.5, "warn")
     assert budget.terms.deadline.year == 2999
 
 
@@ -98,7 +98,7 @@ def test_from_the_command_line(run: Run, package: str) -> None:
     ]
     predictor, budget = ours(run(package, arguments).trainer)
     assert list(predictor.predictions) == ["T4", "L4"]
-    assert budget.terms.hours == 2
+    assert budget.terms.limits["hours"] == 2
 
 
 def test_help_names_the_arguments(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from unittest import mock
 
 import pytest
 
-from lightning_predict.callbacks import CostBudget, arguments
-from lightning_predict.observe import budget
-from lightning_predict.observe.budget import Ledger, limits_of_fit
+from lightning_predict.callbacks import CostBudget
+from lightning_predict.observe import meters
 from lightning_predict.observe.clock import clock_of_fits
+from lightning_predict.observe.meters import Ledger, RentedMachine
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 
@@ -28,8 +28,8 @@ def _berlin() -> Iterator[None]:
     time.tzset()
 
 
-def at(moment: str) -> tuple[Any, Any]:
-    """Return two patches that let the package believe in a moment, given in UTC."""
+def at(moment: str) -> Any:
+    """Return a patch that lets the package believe in a moment, given in UTC."""
     instant = datetime.fromisoformat(moment).replace(tzinfo=timezone.utc)
 
     class Frozen(datetime):
@@ -37,7 +37,7 @@ def at(moment: str) -> tuple[Any, Any]:
         def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
             return instant.astimezone(tz) if tz is not None else instant.astimezone().replace(tzinfo=None)  # type: ignore[arg-type]
 
-    return mock.patch.multiple(arguments, datetime=Frozen), mock.patch.multiple(budget, datetime=Frozen)
+    return mock.patch.multiple(meters, datetime=Frozen)
 
 
 DEADLINES = {
@@ -55,16 +55,13 @@ DEADLINES = {
 
 @pytest.mark.parametrize(("now", "deadline", "hours"), DEADLINES.values(), ids=DEADLINES)
 def test_the_time_left_is_counted_in_true_hours(now: str, deadline: str, hours: float) -> None:
-    first, second = at(now)
-    with first, second:
-        terms = CostBudget(deadline=deadline).terms
-        (limit,) = limits_of_fit(Ledger(lambda: 0.0), usd=None, hours=None, deadline=terms.deadline)
-    assert limit.total == pytest.approx(hours)
+    with at(now):
+        (meter,) = CostBudget(deadline=deadline).terms.start(RentedMachine("cpu"), Ledger(Clock())).meters
+    assert meter.limit == pytest.approx(hours)
 
 
 def test_a_deadline_says_its_zone() -> None:
-    first, second = at("2026-10-24T20:00")
-    with first, second:
+    with at("2026-10-24T20:00"):
         assert CostBudget(deadline="2026-10-25T01:00").terms.description == "time until 2026-10-25 01:00 CEST"
         assert CostBudget(deadline="2026-10-25T04:00").terms.description == "time until 2026-10-25 04:00 CET"
 
@@ -81,8 +78,8 @@ def test_a_run_across_the_change_has_its_hour_more(tmp_path: Path, deadline: str
         return plain(*values)
 
     model.training_step = training_step
-    first, second = at("2026-10-25T00:30" if not ends else "2026-10-24T23:50")
-    with clock_of_fits(shown), first, second:
+    moment = at("2026-10-25T00:30" if not ends else "2026-10-24T23:50")
+    with clock_of_fits(shown), moment:
         watched = CostBudget(deadline=deadline)
         small.trainer(tmp_path, max_epochs=1, callbacks=[watched]).fit(model, small.loader(72))
     # 23:50 UTC is 01:50: 02:30 comes first in summer time, 40 minutes later.

@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.callbacks.forecast_updates import host_time_changed
-from lightning_predict.callbacks.rest_prediction import RestPrediction
-from lightning_predict.observe.forecast import RestOfRun
-from lightning_predict.observe.remaining import RemainingCounts
+from lightning_predict.observe.run_session import host_time_changed
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.workload import Batches, Checkpoints, Loader, Workload
 from tests.reports.example import H100, MINIMAL, T4, with_total
@@ -15,13 +12,8 @@ from tests.reports.example import H100, MINIMAL, T4, with_total
 WORK = Workload(training_iterations=100, training=Batches(optimizer_steps=100, batches=100))
 
 
-def answer(workload: Workload = WORK) -> RestPrediction:
-    """11,520 s on the T4 and 1,440 s on the H100, 5 % of it are 72 s."""
-    counts = RemainingCounts(
-        batches=100, windows=100, full_windows=100, windows_per_epoch=None, validation_batches=0, at_most=False
-    )
-    rest = RestOfRun(counts=counts, workload=workload, batch_times=None, run=None, forecast=None)
-    return RestPrediction(predictions=Predictions((T4, H100)), expected=None, rest=rest)
+PREDICTED = Predictions((T4, H100))
+"""11,520 s on the T4 and 1,440 s on the H100, 5 % of it are 72 s."""
 
 
 def with_files(seconds: float) -> Workload:
@@ -30,7 +22,7 @@ def with_files(seconds: float) -> Workload:
 
 @pytest.mark.parametrize(("estimated", "timed", "noticed"), [(1.0, 1.5, False), (1.0, 1.8, True), (1.0, 0.2, True)])
 def test_a_change_of_a_minute_and_five_percent_is_noticed(estimated: float, timed: float, noticed: bool) -> None:
-    assert host_time_changed(answer(with_files(estimated)), with_files(timed)) is noticed
+    assert host_time_changed(PREDICTED, with_files(estimated), with_files(timed)) is noticed
 
 
 @pytest.mark.parametrize(
@@ -42,22 +34,22 @@ def test_a_change_of_a_minute_and_five_percent_is_noticed(estimated: float, time
     ],
 )
 def test_whatever_the_host_adds_counts(change: dict[str, object]) -> None:
-    assert host_time_changed(answer(), replace(WORK, **change))  # type: ignore[arg-type]
+    assert host_time_changed(PREDICTED, WORK, replace(WORK, **change))  # type: ignore[arg-type]
 
 
 def test_what_is_done_meanwhile_is_no_change() -> None:
     # Half of the batches are done, and half of the 200 s of waiting.
     before = replace(WORK, loader=Loader(seconds_per_batch=2.0))
     later = replace(before, training=Batches(optimizer_steps=50, batches=50))
-    assert not host_time_changed(answer(before), later)
+    assert not host_time_changed(PREDICTED, before, later)
 
 
 def test_a_change_of_seconds_is_not_whatever_its_share() -> None:
     short = with_total(H100, 10.0)
-    brief = replace(answer(with_files(0.1)), predictions=Predictions((short,)))
-    assert not host_time_changed(brief, with_files(0.5))  # 40 s more than 10
-    assert host_time_changed(brief, with_files(0.8))
+    brief = Predictions((short,))
+    assert not host_time_changed(brief, with_files(0.1), with_files(0.5))  # 40 s more than 10
+    assert host_time_changed(brief, with_files(0.1), with_files(0.8))
 
 
 def test_without_a_total_there_is_nothing_to_notice() -> None:
-    assert not host_time_changed(replace(answer(), predictions=Predictions((MINIMAL,))), with_files(1e6))
+    assert not host_time_changed(Predictions((MINIMAL,)), WORK, with_files(1e6))

@@ -79,11 +79,11 @@ def test_the_ledger_of_a_killed_run_is_within_a_minute(how: Callable[[int], Any]
     killed = int((tmp_path / "batches").read_text()) * BATCH_SECONDS
     assert killed >= 281 * BATCH_SECONDS
     # Where it is killed while it writes, the batch counts after which it would have.
-    assert 0 <= killed - kept.seconds <= LEDGER_SECONDS + (BATCH_SECONDS if how is kill_while_it_writes else 0)
-    assert kept.seconds > HOUR * BATCH_SECONDS + 1800
+    assert 0 <= killed - kept.use.seconds <= LEDGER_SECONDS + (BATCH_SECONDS if how is kill_while_it_writes else 0)
+    assert kept.use.seconds > HOUR * BATCH_SECONDS + 1800
     # Resumed from the checkpoint it trains the other 220 batches, and counts all that both used but for that minute.
     left = (BATCHES - HOUR) * BATCH_SECONDS
-    assert hourly(tmp_path, resumes=True) == pytest.approx(kept.seconds + left)
+    assert hourly(tmp_path, resumes=True) == pytest.approx(kept.use.seconds + left)
 
 
 if __name__ == "__main__":

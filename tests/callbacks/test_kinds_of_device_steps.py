@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.callbacks.forecast_updates import ForecastUpdates
+from lightning_predict.observe.run_session import RunSession
 from lightning_predict.record import environment, profiler
 from lightning_predict.record.attribution import CUDA_GRAPH
 from tests.callbacks.device_documents import Document, compiled_document, extension_document, graph_document
@@ -36,15 +36,15 @@ def test_every_forecast_is_right_while_the_host_runs_ahead(
     monkeypatch.setattr(environment, "has_compiled_code", lambda *args, **options: kind == "compiled")
     device = FakeDevice(DOCUMENTS[kind](), host_seconds=host, device_seconds=0.03, queue_batches=queue)
     forecasts: list[tuple[int, Any]] = []
-    predict = ForecastUpdates.predict
+    predict = RunSession._predict
 
-    def followed(self: ForecastUpdates, trainer: Any, **options: Any) -> Any:
-        found = predict(self, trainer, **options)
-        assert self._rest_prediction is not None
-        forecasts.append((BATCHES - self.observer.batches, self._rest_prediction.rest.forecast))
+    def followed(self: RunSession, *args: Any, **options: Any) -> Any:
+        found = predict(self, *args, **options)
+        assert self.rest is not None
+        forecasts.append((BATCHES - self.observer.batches, self.rest.forecast))
         return found
 
-    monkeypatch.setattr(ForecastUpdates, "predict", followed)
+    monkeypatch.setattr(RunSession, "_predict", followed)
     fitted(device, tmp_path, monkeypatch, batches=BATCHES)
     assert len(forecasts) >= 2
     for left, forecast in forecasts:

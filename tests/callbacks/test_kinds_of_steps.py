@@ -127,15 +127,6 @@ def test_the_mean_step_is_predicted_from_the_run_and_from_the_file(
     assert "Iteration: the mean of 2 kinds of step that take turns, 80 % and 20 % of all steps." in result.notes
 
 
-def test_optimizers_that_step_one_at_a_time(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    # Critic, critic, critic, generator; and so on.
-    fit(lightning, tmp_path, turns(lightning, lambda batch: batch % 4 == 3, critic_waits=True))
-    (call,) = calls
-    assert [round(kind.share, 9) for kind in call.trace.kinds] == [0.75, 0.25]
-    assert [kind.trace.optimizer_steps for kind in call.trace.kinds] == [1, 1]
-    assert products(call.trace.other_steps[0].trace) > products(call.trace)
-
-
 @pytest.mark.parametrize("first", [0, 1, 2, 7, 15])
 def test_lazy_regularisation_of_the_same_optimizer_has_a_sixteenth(
     lightning: Small, tmp_path: Path, calls: list[Call], first: int
@@ -184,24 +175,6 @@ def test_optimizers_without_anything_to_train_are_not_waited_for(
     (call,) = calls
     assert call.workload.training_iterations == 10 - 4
     assert call.trace.notes == ()
-
-
-def test_a_run_that_ends_first_is_predicted_in_its_last_step(
-    lightning: Small, tmp_path: Path, calls: list[Call]
-) -> None:
-    predictor = fit(lightning, tmp_path, turns(lightning, lambda batch: batch == 4), batches=8)
-    (call,) = calls
-    assert call.workload.training_iterations == 0
-    assert predictor.predictions is not None
-    assert any(note.startswith("Optimizer 1 (Adam) made no update in the first") for note in call.trace.notes)
-
-
-def test_a_stream_that_ends_first_is_predicted_at_its_end(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    predictor = RuntimePredictor(GPUS, print_table=False)
-    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=predictor)
-    trainer.fit(turns(lightning, lambda batch: False), lightning.stream(8))
-    assert len(calls) == 1
-    assert predictor.predictions is not None
 
 
 def test_updates_that_a_module_leaves_out_itself(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
@@ -257,36 +230,6 @@ def test_accumulation_that_differs_by_optimizer(lightning: Small, tmp_path: Path
     seconds = [lp.predict(kind.trace, ["T4"], history=False)["T4"].iteration_seconds for kind in kinds]
     found = predictor.predictions["T4"].iteration_seconds
     assert found / call.trace.batches == pytest.approx(sum(seconds) / 6, rel=1e-9)
-
-
-def test_graphs_that_vary_with_the_data_are_one_kind(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    model = lightning.model()
-    layers = model.network
-
-    def training_step(batch: Tensor, batch_idx: int) -> Tensor:
-        for _ in range(batch_idx * 7 % 11):
-            batch = batch + layers(batch).mean()
-        return layers(batch).square().mean()  # type: ignore[no-any-return]
-
-    model.training_step = training_step
-    fit(lightning, tmp_path, model)
-    assert len(calls) <= 2
-    assert calls[-1].trace.other_steps == ()
-
-
-def test_what_only_the_first_step_computes_delays_nothing(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    model = lightning.model()
-    layers = model.network
-
-    def training_step(batch: Tensor, batch_idx: int) -> Tensor:
-        loss = layers(batch).square().mean()
-        return loss + layers(batch).mean() if batch_idx == 0 else loss  # type: ignore[no-any-return]
-
-    model.training_step = training_step
-    fit(lightning, tmp_path, model)
-    (call,) = calls
-    assert call.workload.training_iterations == 100 - 4
-    assert call.trace.other_steps == ()
 
 
 def test_optimizers_that_lightning_does_not_see_are_told_apart_by_their_graphs(

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.callbacks.memory_warnings import sequence_length
+from lightning_predict.callbacks.trainer_loop import sequence_length
 from lightning_predict.observe.memory_risks import longest_sequence, missing_state_bytes
 from lightning_predict.record.session import recordings_on
 from tests.callbacks.fake_device import FakeDevice

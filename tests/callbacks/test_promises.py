@@ -19,7 +19,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lightning_predict.base.errors import CaptureError
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, output, rest_prediction
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, output
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.recorder import EXTRA_WARMUP_WINDOWS
@@ -108,7 +108,7 @@ def test_a_prediction_that_takes_too_long_is_dropped_in_words(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = threading.Event()
-    monkeypatch.setattr(rest_prediction, "PREDICTION_SECONDS", 0.05)
+    monkeypatch.setattr("lightning_predict.observe.run_session.PREDICTION_SECONDS", 0.05)
     monkeypatch.setattr("lightning_predict.prediction.predict_workload", lambda *args, **options: done.wait(60))
     start = time.monotonic()
     off_and_unharmed(small, tmp_path, "the prediction took more than 0.05 s")

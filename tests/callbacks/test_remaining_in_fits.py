@@ -69,28 +69,6 @@ def test_known_lengths(
     assert not call.workload.at_most
 
 
-def test_nothing_set_is_a_thousand_epochs(small: Small, tmp_path: Path, calls: list[Call]) -> None:
-    with pytest.warns(UserWarning, match="Setting it to 1000 epochs"):
-        run(small, tmp_path, callbacks=[stopping_after(small, 6)])
-    assert calls[0].workload.training_iterations == 4000 - 3
-
-
-@pytest.mark.parametrize(
-    "options", [{"max_epochs": -1}, {"max_epochs": -1, "stream": True}, {"max_epochs": 2, "stream": True}]
-)
-def test_unknown_lengths(small: Small, tmp_path: Path, calls: list[Call], options: dict[str, Any]) -> None:
-    run(small, tmp_path, callbacks=[stopping_after(small, 6)], **options)
-    workload = calls[0].workload
-    assert workload.training_iterations is None
-    assert (workload.epoch and workload.epoch.optimizer_steps) == (None if "stream" in options else 4)
-
-
-def test_a_time_limit_alone(small: Small, tmp_path: Path, calls: list[Call]) -> None:
-    run(small, tmp_path, max_time=timedelta(hours=1), callbacks=[stopping_after(small, 6)])
-    assert calls[0].workload.training_iterations is None
-    assert calls[0].workload.at_most
-
-
 def test_early_stopping_and_time_limits_make_it_at_most(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     stopping = small.lightning.callbacks.EarlyStopping("val_loss", patience=100)
     timer = small.lightning.callbacks.Timer(timedelta(hours=1))
@@ -98,11 +76,6 @@ def test_early_stopping_and_time_limits_make_it_at_most(small: Small, tmp_path: 
         run(small, tmp_path, max_epochs=3, validates=True, callbacks=[callback])
         assert calls[-1].workload.training_iterations == 12 - 3
         assert calls[-1].workload.at_most
-
-
-def test_a_timer_without_a_limit_is_none(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    run(lightning, tmp_path, max_epochs=3, callbacks=[lightning.lightning.callbacks.Timer()])
-    assert not calls[0].workload.at_most
 
 
 @pytest.mark.parametrize(
@@ -141,11 +114,6 @@ def test_validation_by_the_clock_is_unknown(lightning: Small, tmp_path: Path, ca
     assert calls[0].workload.training_iterations == 12 - 3
 
 
-def test_no_validation_is_no_batch(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    run(lightning, tmp_path, max_epochs=3)
-    assert calls[0].workload.validation_iterations == 0
-
-
 @pytest.mark.parametrize("stopped_after", [4, 6])
 def test_resuming_subtracts_what_was_done(small: Small, tmp_path: Path, calls: list[Call], stopped_after: int) -> None:
     def saving() -> Any:
@@ -161,22 +129,6 @@ def test_resuming_subtracts_what_was_done(small: Small, tmp_path: Path, calls: l
     assert trainer.global_step == 16
     assert model.batches_trained == 16 - stopped_after
     assert calls[0].workload.training_iterations == 16 - stopped_after - 3
-
-
-def test_accumulation_that_changes(small: Small, tmp_path: Path, calls: list[Call]) -> None:
-    scheduler = small.lightning.callbacks.GradientAccumulationScheduler({0: 1, 2: 2})
-    trainer, _ = run(small, tmp_path, max_epochs=4, callbacks=[scheduler])
-    assert trainer.global_step == 4 + 4 + 2 + 2
-    # The remainder is counted in windows of one batch, like the recorded one.
-    assert calls[0].workload.training_iterations == 16 - 3
-
-
-def test_two_optimizers_count_two_steps_a_batch(small: Small, tmp_path: Path, calls: list[Call]) -> None:
-    model = small.gan()
-    trainer = small.trainer(tmp_path, max_steps=20, callbacks=RuntimePredictor(["T4"], warmup_steps=WARMUP))
-    trainer.fit(model, small.loader(4))
-    assert model.batches_trained == 10
-    assert calls[0].workload.training_iterations == 10 - 3
 
 
 def test_several_validation_loaders_are_added_up(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:

@@ -17,7 +17,7 @@ from lightning_predict.base.files import history_path
 from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.observe.clock import clock_of_fits
-from lightning_predict.observe.forecast import ForecastInputs, forecast_rest
+from lightning_predict.observe.forecast import ForecastInputs
 from lightning_predict.observe.remaining import Position
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.record.session import recordings_on
@@ -251,10 +251,7 @@ def test_a_loader_without_a_length_has_one_after_its_first_epoch(
     assert any("Assumed: 60 batches per epoch, as in the last epoch" in note for note in predictions.notes)
     said = " ".join(capsys.readouterr().out.split())
     assert "after 16 steps, 1,000 steps take 16 min 40 s (" in said
-    assert (
-        "on this machine (3,600 steps per hour). The number of remaining steps is unknown, because the loader has no "
-        "len" in said
-    )
+    assert "on this machine (3,600 steps per hour). The number of remaining steps is unknown." in said
     assert "RuntimePredictor: after 60 steps, the rest of this run is predicted to take 2 min" in caplog.text
 
 
@@ -273,8 +270,8 @@ def test_a_time_limit_is_how_long_a_loader_without_a_length_goes_on() -> None:
         time.advance(1.0)
         clock.on_batch_end()
     position = Position(epoch=0, batches_done=20, batches_per_epoch=None, accumulation={0: 1})
-    endless = forecast_rest(ForecastInputs(position=position, time_limit_seconds=300.0), clock)
+    endless = clock.rest(ForecastInputs(position=position, time_limit_seconds=300.0))
     assert endless.forecast == Interval(300.0, 300.0, 300.0)
     # The loader may be at its end before.
-    one = forecast_rest(ForecastInputs(position=replace(position, max_epochs=1), time_limit_seconds=300.0), clock)
+    one = clock.rest(ForecastInputs(position=replace(position, max_epochs=1), time_limit_seconds=300.0))
     assert one.forecast == Interval(0.0, 300.0, 300.0)

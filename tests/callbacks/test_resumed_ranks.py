@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.observe.budget import named_offer
+from lightning_predict.observe.meters import named_offer
 from tests.callbacks.ranks import launched
 from tests.callbacks.resumed_ranks import BATCHES, CASES, ENDS, EPOCHS, LOST, OFFER, SHORT, SHORT_USD
 

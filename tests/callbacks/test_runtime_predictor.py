@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
@@ -21,7 +20,7 @@ from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.ranking import rank, ranking_lines
 from tests.callbacks.conftest import Call
-from tests.callbacks.small import BATCH_SIZE, Rows, Small
+from tests.callbacks.small import BATCH_SIZE, Small
 
 GPUS = ["T4", "L4"]
 
@@ -60,10 +59,6 @@ def test_it_predicts_after_the_warmup_and_the_capture(small: Small, tmp_path: Pa
     assert call.validation is None
 
 
-def test_predictions_are_none_before_the_capture() -> None:
-    assert RuntimePredictor(GPUS).predictions is None
-
-
 def test_whole_accumulation_windows_are_recorded(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     fit(small, tmp_path, RuntimePredictor(GPUS), batches=12, accumulate_grad_batches=2)
     (call,) = calls
@@ -86,14 +81,6 @@ def test_the_short_window_at_the_end_of_an_epoch_is_passed_over(
     assert call.workload.training_iterations == 1
 
 
-def test_two_optimizers_in_manual_optimization(small: Small, tmp_path: Path, calls: list[Call]) -> None:
-    trainer = fit(small, tmp_path, RuntimePredictor(GPUS), model=small.gan(), max_epochs=-1, max_steps=16)
-    assert trainer.global_step == 16  # 8 batches
-    (call,) = calls
-    assert (call.trace.batches, call.trace.optimizer_steps) == (1, 2)
-    assert call.workload.training_iterations == 8 - 4
-
-
 def test_the_step_of_the_recording_is_counted_as_the_rest_is(
     lightning: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,18 +95,6 @@ def test_accumulation_in_manual_optimization(small: Small, tmp_path: Path, calls
     (call,) = calls
     assert (call.trace.batches, call.trace.optimizer_steps) == (2, 2)
     assert call.workload.training_iterations == 12 // 2 - 4
-
-
-def test_optimizers_that_lightning_does_not_see(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    model = lightning.gan()
-    see_all = model.optimizers
-    model.optimizers = lambda: see_all(use_pl_optimizer=False)
-    trainer = fit(lightning, tmp_path, RuntimePredictor(GPUS), model=model, batches=24)
-    assert trainer.global_step == 0
-    (call,) = calls
-    # 16 batches pass until it is plain that no step will be counted; three are timed, one is recorded.
-    assert (call.trace.batches, call.trace.optimizer_steps) == (1, 2)
-    assert call.workload.training_iterations == 24 - 16 - 4
 
 
 def test_metrics_go_to_every_logger_at_the_step_of_the_capture(small: Small, tmp_path: Path) -> None:
@@ -157,11 +132,6 @@ def test_the_predictions_go_to_a_file_that_was_asked_for(
     assert "L4" in printed
 
 
-def test_the_table_can_be_left_out(lightning: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(lightning, tmp_path, RuntimePredictor(GPUS, print_table=False))
-    assert "T4" not in capsys.readouterr().out
-
-
 def test_a_logger_that_fails_becomes_a_warning(
     lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,13 +156,6 @@ def test_validation_comes_from_the_second_batch_of_the_sanity_check(
     assert {operation.phase for operation in call.validation.operations} <= {"forward", "other"}
     assert call.validation.samples == BATCH_SIZE
     assert call.workload.validation_iterations == 2 * 3
-
-
-def test_the_only_batch_of_the_sanity_check_serves_too(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS), num_sanity_val_steps=1)
-    trainer.fit(lightning.model(validates=True), lightning.loader(8), lightning.loader(3))
-    assert len(calls) == 1
-    assert calls[0].validation is not None
 
 
 def test_without_a_sanity_check_it_predicts_again_after_the_first_validation(
@@ -259,12 +222,6 @@ def test_a_run_of_one_batch_is_too_short(small: Small, tmp_path: Path) -> None:
     assert predictor.predictions is None
 
 
-def test_a_stream_that_ends_early_is_too_short(lightning: Small, tmp_path: Path) -> None:
-    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
-    with pytest.warns(LightningPredictWarning, match="training ended after 3 batches"):
-        trainer.fit(lightning.model(), lightning.stream(3))
-
-
 @pytest.mark.parametrize("mode", [{"fast_dev_run": 5}, {"barebones": True, "enable_progress_bar": False}])
 def test_modes_without_extras_are_left_alone(
     small: Small, tmp_path: Path, calls: list[Call], mode: dict[str, Any]
@@ -287,15 +244,6 @@ def test_a_second_profiler_keeps_its_trace_and_ours_warns(small: Small, tmp_path
         fit(small, tmp_path, predictor, model=model, profiler=profiler)
     assert predictor.predictions is None
     assert model.batches_trained == 8
-
-
-def test_the_learning_rate_finder_is_not_predicted(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    model = lightning.model()
-    model.lr = 0.01
-    callbacks = [lightning.lightning.callbacks.LearningRateFinder(num_training_steps=6), RuntimePredictor(GPUS)]
-    fit(lightning, tmp_path, callbacks, model=model)  # type: ignore[arg-type]
-    (call,) = calls
-    assert call.workload.training_iterations == 8 - 4
 
 
 @pytest.mark.parametrize(
@@ -375,17 +323,6 @@ def test_the_tuner_is_not_predicted(small: Small, tmp_path: Path, calls: list[Ca
     assert calls[0].workload.training_iterations == 8 - 4
 
 
-def test_the_batch_size_finder_is_not_predicted(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    model = lightning.model()
-    model.batch_size = 2
-    model.train_dataloader = lambda: torch.utils.data.DataLoader(Rows(8), batch_size=model.batch_size)
-    finder = lightning.lightning.callbacks.BatchSizeFinder(max_trials=2, steps_per_trial=1, init_val=2)
-    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=[finder, RuntimePredictor(GPUS)])
-    trainer.fit(model)
-    (call,) = calls
-    assert call.trace.samples == model.batch_size > 2
-
-
 def test_of_two_the_first_predicts(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     # One in the code, and one that the environment asked for.
     first, second = RuntimePredictor(GPUS), RuntimePredictor(GPUS)
@@ -414,29 +351,6 @@ def test_the_recorded_step_is_given_away(small: Small, tmp_path: Path, calls: li
     assert Trace.load(str(tmp_path / "new" / "step.json.gz")) == call.trace
     predictor.setup(trainer, small.model(), "fit")  # another fit begins
     assert predictor.trace is None
-
-
-def test_no_file_is_written_unless_asked_for(lightning: Small, tmp_path: Path) -> None:
-    predictor = RuntimePredictor(GPUS)
-    fit(lightning, tmp_path, predictor)
-    assert predictor.trace is not None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_is_no_file_for_the_recorded_step(tmp_path: Path) -> None:
-    (tmp_path / "step.json").mkdir()
-    with pytest.raises(InvalidArgumentError, match=r"step.json' is a folder; expected a file in it"):
-        RuntimePredictor(GPUS, save_trace=tmp_path / "step.json")
-
-
-def test_a_recorded_step_that_cannot_be_written_is_one_warning(lightning: Small, tmp_path: Path) -> None:
-    predictor = RuntimePredictor(GPUS, save_trace=tmp_path / "folder" / "step.json")
-    (tmp_path / "folder").write_text("a file by now")
-    with pytest.warns(LightningPredictWarning, match=r"could not write save_trace='.*step.json': ") as warned:
-        fit(lightning, tmp_path, predictor)
-    assert len([one for one in warned if issubclass(one.category, LightningPredictWarning)]) == 1
-    assert predictor.predictions is not None
-    assert predictor.trace is not None
 
 
 def test_it_takes_at_most_sixteen_arguments_and_other_assumptions_reach_the_prediction(

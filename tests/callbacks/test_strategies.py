@@ -14,7 +14,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import PACKAGES
-from lightning_predict.callbacks.rest_prediction import strategy_of_trainer
+from lightning_predict.callbacks.trainer_loop import strategy_of_trainer
 from lightning_predict.layouts.strategy import Strategy
 from tests.callbacks.small import Small
 

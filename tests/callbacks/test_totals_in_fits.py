@@ -17,7 +17,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.trainer_state import resumes_data
 from lightning_predict.run.workload import Batches
 from tests.callbacks.conftest import RENEW, Call
-from tests.callbacks.small import BATCH_SIZE, FEATURES, Rows, Small
+from tests.callbacks.small import BATCH_SIZE, FEATURES, Small
 from tests.callbacks.test_remaining_in_fits import stopping_after
 
 pytestmark = pytest.mark.usefixtures("readings")
@@ -69,21 +69,6 @@ def test_short_windows_are_not_whole_ones(small: Small, tmp_path: Path, calls: l
     assert calls[0].workload.training == Batches(optimizer_steps=8 - 5, batches=16 - 4 - 4 - 3)
 
 
-def test_a_loader_of_ones_own_is_even(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    class Batched:
-        def __init__(self) -> None:
-            self.batches = Rows(5).data.split(BATCH_SIZE)
-
-        def __len__(self) -> int:
-            return len(self.batches)
-
-        def __iter__(self) -> Any:
-            return iter(self.batches)
-
-    fit(lightning, tmp_path, Batched(), max_epochs=1)
-    assert calls[0].workload.training == Batches(optimizer_steps=2, batches=2)
-
-
 def checkpoint(small: Small, folder: Path, **options: Any) -> Any:
     return small.lightning.callbacks.ModelCheckpoint(folder, **({"save_top_k": -1} | options))
 
@@ -125,11 +110,6 @@ def test_checkpoints_still_to_come(
     assert calls[0].workload.checkpoints.count == sum(written)
 
 
-def test_without_a_checkpoint_callback_there_is_none(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    fit(lightning, tmp_path, lightning.loader(8), max_epochs=1)
-    assert calls[0].workload.checkpoints.count == 0
-
-
 def test_a_checkpoint_that_was_timed_before_counts(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     saving = checkpoint(small, tmp_path, every_n_train_steps=1)
     fit(small, tmp_path, small.loader(8), max_epochs=1, callbacks=[saving], enable_checkpointing=True)
@@ -166,7 +146,7 @@ def test_a_checkpoint_that_matters_is_timed_and_predicted_with_again(
     lightning: Small, tmp_path: Path, calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A slow disk: the estimate is an hour a file, of a run of seconds.
-    monkeypatch.setattr("lightning_predict.callbacks.forecast_updates.ForecastUpdates.renew", RENEW)
+    monkeypatch.setattr("lightning_predict.observe.run_session.RunSession.renew", RENEW)
     monkeypatch.setattr("lightning_predict.observe.remaining.WRITING_BYTES_PER_SECOND", 1e-3)
     saving = checkpoint(lightning, tmp_path / "saved")
     logger = lightning.lightning.loggers.TensorBoardLogger(tmp_path / "logs")
@@ -278,14 +258,6 @@ def test_a_time_limit_is_the_total_where_it_comes_first(small: Small, tmp_path: 
     assert "1,000 steps" not in text
 
 
-def test_a_time_limit_that_comes_later_changes_no_total(lightning: Small, tmp_path: Path) -> None:
-    predictor = RuntimePredictor(["T4"], warmup_steps=2)
-    fit(lightning, tmp_path, lightning.loader(4), predictor=predictor, max_time="00:02:00:00", max_epochs=3)
-    assert predictor.predictions is not None
-    assert predictor.predictions["T4"].total_seconds == pytest.approx(3 * 4 - 3, rel=1e-2)
-    assert not predictor.predictions["T4"].is_cut_off
-
-
 class FakeTrainer:
     def __init__(self, *workers: int) -> None:
         self.train_dataloader = [uneven(8, num_workers=number) for number in workers]
@@ -346,12 +318,3 @@ def test_an_unknown_length_says_what_steps_and_an_epoch_take(lightning: Small, t
 def test_wrong_lengths_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         RuntimePredictor(["T4"], **arguments)
-
-
-def test_a_stream_shorter_than_named_harms_nothing(lightning: Small, tmp_path: Path) -> None:
-    predictor = RuntimePredictor(["T4"], warmup_steps=2, batches_per_epoch=2)
-    model = lightning.model()
-    fit(lightning, tmp_path, lightning.stream(9), predictor=predictor, model=model, max_epochs=1)
-    assert model.batches_trained == 9
-    assert predictor.predictions is not None
-    assert predictor.predictions["T4"].total_seconds == 0.0

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.cli.parsing import COMMANDS, option_names
+from lightning_predict.observe.meters import BudgetArguments
 from lightning_predict.profile import TABLE_KEYS, TOP_KEYS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,7 +26,8 @@ def is_told(name: str, text: str) -> bool:
 
 
 def arguments(callback: type) -> list[str]:
-    return [name for name in inspect.signature(callback).parameters if name != "self"]
+    names = [name for name in inspect.signature(callback).parameters if name not in ("self", "limits")]
+    return names + (list(BudgetArguments.__annotations__) if callback is CostBudget else [])
 
 
 @pytest.mark.parametrize("name", arguments(RuntimePredictor) + arguments(CostBudget))

@@ -23,7 +23,8 @@ import lightning_predict as lp
 from lightning_predict.advice.advice_text import short_lines
 from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks.output import table_text
-from lightning_predict.observe.budget import Limit, check_forecast, check_use
+from lightning_predict.observe.budget import check_forecast, check_use
+from lightning_predict.observe.meters import Meter
 from lightning_predict.reports.format import usd
 from lightning_predict.reports.ranking import lines_of_run
 from lightning_predict.reports.table_notes import MAX_NOTES
@@ -179,7 +180,7 @@ def test_a_budget_says_its_reason_in_short_sentences(name: str) -> None:
     )
     total = found["L4"].total
     assert total is not None
-    limit = Limit(name="usd", total=1.0, per_second=1.0, show=usd)
+    limit = Meter(name="usd", limit=1.0, rate=1.0, words=usd)
     stopped = check_forecast([limit], 120.0, total, steps=15)
     assert stopped.action == "stop"
     warned = check_forecast([limit], 0.0, Interval(0.5, total.middle, total.high), steps=1)

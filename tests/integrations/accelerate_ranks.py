@@ -130,7 +130,7 @@ def loop(case: Case) -> dict[str, Any]:
         "ended": ended,
         "reason": None if run is None else run.stopping_reason,
         "predicted": run is not None and run.predictions is not None,
-        "ranks": None if run is None else run.world_size,
+        "ranks": None if run is None else run.session.loop.world_size,
         "said": said,
     }
 

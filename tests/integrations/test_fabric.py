@@ -15,7 +15,6 @@ from lightning_predict.base.errors import CaptureError, InvalidArgumentError
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.integrations.fabric import FabricPredictor
 from lightning_predict.observe.clock import clock_of_fits
-from lightning_predict.record.session import recordings_on
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import timed_model
@@ -117,7 +116,7 @@ def test_nothing_of_ours_that_fails_reaches_the_loop(
 
 def test_an_update_that_cannot_be_noted_goes_on() -> None:
     predictor, errors = FabricPredictor(gpus=["T4"]), list[Exception]()
-    damaged: Any = SimpleNamespace(optimizers=None, give_up=errors.append)
+    damaged: Any = SimpleNamespace(add_optimizer=None, give_up=errors.append)
     predictor.run = damaged
     predictor.on_after_optimizer_step(None, object())
     assert [type(one) for one in errors] == [TypeError]
@@ -140,38 +139,3 @@ def test_other_ranks_only_train() -> None:
     with predictor:
         assert list(predictor.batches(range(3))) == [0, 1, 2]
     assert predictor.run is None
-
-
-class Sentences(list[torch.Tensor]):
-    """A loader of sentences of 6 words, of a corpus whose longest has a million times as many."""
-
-    lengths = (6, 6_000_000)
-
-    @property
-    def dataset(self) -> Sentences:
-        return self
-
-
-def test_what_may_not_fit_is_said_before_training_goes_on(time: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    predictor = FabricPredictor(total_steps=20, gpus=["T4"], print_table=False)
-    fabric = Fabric(accelerator="cpu", callbacks=[predictor])
-    network = torch.nn.Sequential(torch.nn.Embedding(8, 64), torch.nn.Linear(64, 64))
-    model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=0.1))
-    with recordings_on("T4"), predictor:
-        for batch in predictor.batches(Sentences([torch.zeros(2, 6, dtype=torch.int64)] * 20)):
-            fabric.backward(model(batch).sum())
-            optimizer.step()
-            optimizer.zero_grad()
-            time.advance(1.0)
-    assert predictor.run is not None
-    # What lies between the layers, 2 x 6 x 64 values of 4 bytes and their gradients, grows a million times: gigabytes.
-    assert [(one.kind, one.gpu) for one in predictor.run.memory_risks] == [("sequence", "T4")]
-    assert "A batch with the longest sequence (6,000,000, recorded: 6) needs" in caplog.text
-
-
-def test_nothing_is_said_where_all_that_comes_fits(time: Clock) -> None:
-    predictor = FabricPredictor(total_steps=20, gpus=["T4"], print_table=False)
-    with recordings_on("T4"):
-        trained(time, predictor, 20)
-    assert predictor.run is not None
-    assert predictor.run.memory_risks == ()

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.integrations.transformers import RuntimePredictorCallback
+from lightning_predict.integrations.transformers import RuntimePredictorCallback, TransformersLoop
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.watched_loop import WatchedRun, watch
 from lightning_predict.record.session import recordings_on
@@ -97,18 +97,13 @@ def test_a_run_that_is_too_short_is_said_so_once(tmp_path: Path) -> None:
     assert predictor.predictions is None
 
 
-def test_what_goes_wrong_in_it_is_one_warning(tmp_path: Path) -> None:
-    predictor = RuntimePredictorCallback(gpus=["T4"], usd_per_hour={"T4": -1.0})
-    with pytest.warns(UserWarning, match="RuntimePredictorCallback stopped, training goes on: InvalidArgumentError"):
-        trainer = trained(tmp_path, predictor)
-    assert trainer.state.global_step == STEPS
-
-
 def test_wrong_arguments_are_refused_at_once() -> None:
     with pytest.raises(InvalidArgumentError, match="warmup_steps=0; expected at least 1, as the first step is cold"):
         RuntimePredictorCallback(warmup_steps=0)
     with pytest.raises(UnknownGpuError, match="'NOPE' is not a GPU of the catalogue"):
         RuntimePredictorCallback(gpus=["NOPE"])
+    with pytest.raises(InvalidArgumentError, match=r"usd_per_hour=-1\.0 is not a price"):
+        RuntimePredictorCallback(usd_per_hour={"T4": -1.0})
 
 
 @pytest.fixture
@@ -156,11 +151,13 @@ def test_evaluations_still_to_come_are_in_the_total(tmp_path: Path, time: Clock)
     assert predictor.outcome.predicted_seconds == pytest.approx(24.0 + 3 * 4 * 0.25, rel=0.02)
 
 
-def test_evaluations_that_are_not_known_yet_are_said_to_be_left_out(tmp_path: Path, time: Clock) -> None:
+def test_evaluations_of_unknown_length_are_left_out_with_a_note(
+    tmp_path: Path, time: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The first comes after eight steps; the prediction after four steps knows none, and after 16 steps one.
     predictor = RuntimePredictorCallback(["T4"], print_table=False)
     found: list[str] = []
-    predictor._tell = lambda state, predictions: found.append(str(predictions))  # type: ignore[method-assign]
+    monkeypatch.setattr(TransformersLoop, "publish", lambda self, predictions, ranking: found.append(str(predictions)))
     trained(tmp_path, predictor, time=time, steps=40, eval_strategy="steps", eval_steps=0.2)
     assert "evaluations are left out until the first was timed" in " ".join(found[0].split())
     assert "evaluations" not in found[-1]
@@ -197,7 +194,7 @@ def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
     # 8 tokens of 50 logits, 4 bytes each, are 1,600 bytes a sample: 400 GiB.
     (worry,) = predictor.memory_risks
     assert (worry.kind, worry.gpu) == ("validation", "T4")
-    assert "watch, memory: A validation batch of 268,435,456 samples (4 in training) needs" in caplog.text
+    assert "RuntimePredictor, memory: A validation batch of 268,435,456 samples (4 in training) needs" in caplog.text
     silent = RuntimePredictorCallback(gpus=["T4"], print_table=False)
     with recordings_on("T4"):
         trained(tmp_path, silent)
@@ -206,22 +203,20 @@ def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
 
 FUNCTIONS_OF_OURS = (
     "integrations.transformers.WatchedRun.__init__",
-    "integrations.transformers.facts_of",
-    "integrations.transformers.memory_facts",
-    "integrations.transformers.notes_of",
+    "integrations.transformers.TransformersLoop.inputs",
+    "integrations.transformers.TransformersLoop.memory_facts",
+    "integrations.transformers.TransformersLoop.notes",
     "integrations.transformers.metrics",
-    "integrations.transformers.RuntimePredictorCallback._decide",
-    "integrations.transformers.RuntimePredictorCallback._tell",
     "observe.watched_loop.WatchedRun.__enter__",
     "observe.watched_loop.WatchedRun.__exit__",
-    "observe.watched_loop.WatchedRun._record",
+    "observe.watched_loop.WatchedRun._count_step",
     "observe.watched_loop.WatchedRun._check_budget",
     "observe.watched_loop.WatchedRun.stop",
     "observe.watched_loop.StepRecorder.on_batch_start",
     "observe.watched_loop.StepRecorder.on_batch_end",
-    "observe.watched_loop.predict_workload",
+    "prediction.predict_workload",
     "observe.run_observer.forecast_rest",
-    "observe.watched_loop.read_history",
+    "observe.run_session.read_history",
     "observe.watched_loop.print_text",
     "observe.run_observer.RunObserver.on_batch_start",
     "observe.run_observer.RunObserver.on_batch_end",
@@ -283,7 +278,7 @@ def test_a_loop_of_accelerate_trains_as_without_a_watch(tmp_path: Path) -> None:
         return dict(model.state_dict())
 
     plain = loop(None)
-    for fault in ("", "_record", "_predict", "_check_budget"):
+    for fault in ("", "_count_step", "_check_budget"):
         breaks = mock.patch.object(WatchedRun, fault, side_effect=OSError("patched")) if fault else nullcontext()
         with breaks, watch(total_steps=20, hours=1000, gpus=["T4"], print_table=False) as run:
             found = loop(run)

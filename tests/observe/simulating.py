@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from lightning_predict.observe.budget import BudgetWatch, Ledger, hours_limit
-from lightning_predict.observe.forecast import ForecastInputs, ForecastSchedule, RestOfRun, forecast_rest
+from lightning_predict.observe.budget import BudgetWatch
+from lightning_predict.observe.forecast import ForecastInputs, ForecastSchedule, RestOfRun
+from lightning_predict.observe.meters import Ledger, RentedMachine, Terms
 from lightning_predict.observe.remaining import Position, Validation
 from lightning_predict.observe.run_observer import RunObserver
 from tests.observe.scenarios import Scenario, Score, moments, told
@@ -47,7 +48,7 @@ def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, 
 
     def after(batch: int) -> None:
         if batch in at:
-            found[batch] = (now, forecast_rest(facts_of(scenario, batch), clock))
+            found[batch] = (now, clock.rest(facts_of(scenario, batch)))
 
     told(scenario, clock, advance, after)
     return found, now
@@ -74,7 +75,8 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
         clock, ledger = RunObserver(lambda: now), Ledger(lambda: now)
         ledger.open(forget=True)
         moments = ForecastSchedule(batches_per_window=scenario.accumulation, batches=scenario.steps)
-        watch = BudgetWatch([hours_limit("hours", budget / 3600)], ledger, schedule=moments, warmup_steps=3)
+        meters = Terms.checked(hours=budget / 3600).start(RentedMachine("cpu"), ledger).meters
+        watch = BudgetWatch(meters, ledger, schedule=moments, warmup_steps=3)
 
         def advance(seconds: float) -> None:
             nonlocal now
@@ -85,11 +87,11 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
             batches = batch
             question = watch.due_check(clock.batches, clock.training_seconds, elapsed=ledger.elapsed_seconds)
             if question is not None:
-                found = None if question == "use" else forecast_rest(facts_of(scenario, batch), clock)
+                found = None if question == "use" else clock.rest(facts_of(scenario, batch))
                 verdict = watch.check(
                     question,
                     found,
-                    without_stalls=lambda: forecast_rest(facts_of(scenario, batch), clock.without_stalls()),
+                    without_stalls=lambda: clock.without_stalls().rest(facts_of(scenario, batch)),
                 )
                 if verdict.action == "stop":
                     raise StopError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lightning_predict.base.interval import Interval
-from lightning_predict.observe.budget import BudgetVerdict, BudgetWatch, DueCheck, Ledger, hours_limit
-from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
+from lightning_predict.observe.budget import BudgetVerdict, BudgetWatch, DueCheck
+from lightning_predict.observe.forecast import BatchTimes, ForecastSchedule, RestOfRun
+from lightning_predict.observe.meters import Ledger, RentedMachine, Terms
 from lightning_predict.observe.remaining import RemainingCounts
-from lightning_predict.observe.run_observer import BatchTimes
 from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.run.workload import Workload
 from tests.observe.scenarios import SCENARIOS, family
@@ -23,7 +23,7 @@ class Run:
         self.batches = 0
         ledger = Ledger(lambda: self.seconds)
         ledger.open(forget=True)
-        limits = [hours_limit("hours", seconds / 3600)]
+        limits = Terms.checked(hours=seconds / 3600).start(RentedMachine("cpu"), ledger).meters
         self.watch = BudgetWatch(limits, ledger, schedule=ForecastSchedule(batches=batches), warmup_steps=warmup_steps)
 
     def batch(self, seconds: float = 1.0) -> DueCheck | None:

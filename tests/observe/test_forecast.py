@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.observe.forecast import STALL_SHARE, ForecastInputs, ForecastSchedule, RestOfRun, forecast_rest
+from lightning_predict.observe.forecast import STALL_SHARE, ForecastInputs, ForecastSchedule, RestOfRun
 from lightning_predict.observe.remaining import Position, Validation
 from lightning_predict.observe.run_observer import RunObserver
 
@@ -41,13 +41,13 @@ def middle(rest: RestOfRun) -> float:
 
 
 def test_before_a_step_was_timed_there_are_counts_alone() -> None:
-    rest = forecast_rest(FACTS, RunObserver())
+    rest = RunObserver().rest(FACTS)
     assert (rest.counts.batches, rest.forecast, rest.run) == (80, None, None)
     assert rest.workload.training_iterations == 80
 
 
 def test_steps_to_come_take_what_they_took() -> None:
-    rest = forecast_rest(FACTS, clock())
+    rest = clock().rest(FACTS)
     assert middle(rest) == pytest.approx(80.0)
     assert rest.run is not None
     assert rest.run.total_seconds == pytest.approx(80.0)
@@ -61,25 +61,25 @@ def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
     batch_times = run.batch_times(batches_per_window=1)
     assert batch_times is not None
     waits = 30 * 0.5 + 50 * batch_times.later_wait.middle
-    rest = forecast_rest(FACTS, run)
+    rest = run.rest(FACTS)
     assert middle(rest) == pytest.approx(80.0 + waits)
     loader = rest.workload.loader
     assert loader.seconds_per_batch == pytest.approx(waits / 80)
     assert loader.spread[0] < 1 < loader.spread[1]
     assert loader.is_reliable  # 19 waits
-    assert not forecast_rest(FACTS, clock(wait=0.5, batches=10)).workload.loader.is_reliable
+    assert not clock(wait=0.5, batches=10).rest(FACTS).workload.loader.is_reliable
 
 
 def test_validation_counts_as_the_sanity_check_took() -> None:
     position = replace(FACTS.position, validation=Validation(batches=10, every_batches=50))
-    rest = forecast_rest(replace(FACTS, position=position, validation_batches=10), clock(check=0.5))
+    rest = clock(check=0.5).rest(replace(FACTS, position=position, validation_batches=10))
     assert middle(rest) == pytest.approx(80.0 + 2 * 10 * 0.5)
     assert rest.end_seconds == pytest.approx(10 * 0.5)
 
 
 def test_validation_that_nobody_timed_counts_as_forward_passes_and_in_the_low_end_as_nothing() -> None:
     position = replace(FACTS.position, validation=Validation(batches=30, every_batches=50))
-    rest, plain = forecast_rest(replace(FACTS, position=position), clock()), forecast_rest(FACTS, clock())
+    rest, plain = clock().rest(replace(FACTS, position=position)), clock().rest(FACTS)
     assert middle(rest) == pytest.approx(80.0 + 2 * 30 / 3)
     assert rest.forecast is not None
     assert plain.forecast is not None
@@ -88,23 +88,23 @@ def test_validation_that_nobody_timed_counts_as_forward_passes_and_in_the_low_en
 
 
 def test_a_time_limit_ends_it() -> None:
-    rest = forecast_rest(replace(FACTS, time_limit_seconds=50.0), clock())
+    rest = clock().rest(replace(FACTS, time_limit_seconds=50.0))
     assert rest.forecast is not None
     assert (rest.forecast.middle, rest.forecast.high) == (50.0, 50.0)
 
 
 def test_workers_that_keep_up_only_hand_over_and_others_make_a_batch_in_a_step_and_its_wait() -> None:
     facts = replace(FACTS, has_workers=True, workers=2)
-    few = forecast_rest(facts, clock(wait=0.9 * STALL_SHARE)).workload.loader
+    few = clock(wait=0.9 * STALL_SHARE).rest(facts).workload.loader
     assert not few.overlaps
-    slow = forecast_rest(facts, clock(wait=0.6)).workload.loader
+    slow = clock(wait=0.6).rest(facts).workload.loader
     assert slow.overlaps
     assert 1.0 < slow.seconds_per_batch <= 1.6
 
 
 def test_a_run_without_an_end_has_no_total() -> None:
     endless = replace(FACTS, position=replace(FACTS.position, max_epochs=None))
-    rest = forecast_rest(endless, clock())
+    rest = clock().rest(endless)
     assert rest.forecast is None
     assert rest.batch_times is not None
 
@@ -120,7 +120,7 @@ def test_the_small_last_batches_of_epochs_are_left_out_of_what_a_batch_takes_onc
     position = Position(
         epoch=3, batches_done=4, batches_per_epoch=4, max_epochs=8, accumulation={0: 1}, last_batch_share=0.5
     )
-    assert middle(forecast_rest(ForecastInputs(position=position), run)) == pytest.approx(
+    assert middle(run.rest(ForecastInputs(position=position))) == pytest.approx(
         4 * 7.0, rel=0.02
     )  # the first is left out
 
@@ -131,11 +131,11 @@ def test_batches_of_validation_may_have_been_made_before_a_sanity_check_asked_fo
     position = replace(FACTS.position, validation=Validation(batches=10, every_batches=50))
     facts = replace(FACTS, position=position, has_workers=True, workers=1)
     run = clock(wait=0.5, check=0.1)
-    hidden, shown = forecast_rest(replace(facts, validation_has_workers=True), run), forecast_rest(facts, run)
+    hidden, shown = run.rest(replace(facts, validation_has_workers=True)), run.rest(facts)
     assert middle(hidden) - middle(shown) == pytest.approx(2 * 10 * (1.5 - 0.1))
     # Where training does not wait, theirs are as fast as that at least: the middle stays, and the high end admits it.
     run = clock(check=0.1)
-    hidden, shown = forecast_rest(replace(facts, validation_has_workers=True), run), forecast_rest(facts, run)
+    hidden, shown = run.rest(replace(facts, validation_has_workers=True)), run.rest(facts)
     assert middle(hidden) == middle(shown)
     assert hidden.forecast is not None
     assert hidden.forecast.high > middle(shown) + 2 * 10 * (1.0 - 0.1)

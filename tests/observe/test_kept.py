@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_predict.base.interval import Interval
-from lightning_predict.observe.budget import check_forecast, check_use, co2_limit, hours_limit, usd_limit
+from lightning_predict.observe.budget import check_forecast, check_use
+from lightning_predict.observe.meters import QUANTITIES, Meter
 from lightning_predict.observe.remaining import (
     Position,
     Validation,
@@ -85,9 +86,12 @@ def test_counts(kept: Kept) -> None:
 
 def test_budgets(kept: Kept) -> None:
     limits = [
-        usd_limit(10.0, per_second=0.01, before=1.0),
-        hours_limit("hours", 0.4, before=100.0),
-        co2_limit(0.3, per_second=0.0001, before=0.01),
+        Meter(name=name, limit=limit, rate=rate, words=QUANTITIES[name].words, before=before)
+        for name, limit, rate, before in (
+            ("usd", 10.0, 0.01, 1.0),
+            ("hours", 0.4, 1 / 3600, 100.0),
+            ("kg_co2", 0.3, 0.0001, 0.01),
+        )
     ]
     forecasts_made = [Interval(middle * 0.8, middle, middle * 1.4) for middle in (300.0, 800.0, 1500.0, 4000.0)]
     found: dict[str, object] = {}

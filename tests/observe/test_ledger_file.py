@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from lightning_predict.observe.ledger_file import (
     read_ledger,
     save_ledger,
 )
+from lightning_predict.observe.meters import Use
 
 GONE = f"{socket.gethostname()}:4194305"
 """A process that cannot exist on this machine: above the largest number that Linux gives."""
@@ -30,7 +31,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept(run: str = "aaaaaaaaaa", **values: object) -> SavedLedger:
-    base = SavedLedger(run=run, seconds=600.0, usd=2.0, date="2026-11-27", process=GONE)
+    base = SavedLedger(run=run, use=Use(600.0, {"usd": (2.0, 600.0)}), date="2026-11-27", process=GONE)
     return replace(base, **values)  # type: ignore[arg-type]
 
 
@@ -107,10 +108,10 @@ def test_runs_in_one_folder_get_files_of_their_own(tmp_path: Path) -> None:
 def test_a_killed_run_finds_its_own_file_among_others(tmp_path: Path) -> None:
     save_ledger(tmp_path / LEDGER_NAME, kept())
     own = find_ledger(str(tmp_path), run="bbbbbbbbbb", resumed_seconds=0.0)
-    save_ledger(own.ledger, kept("bbbbbbbbbb", seconds=900.0))
+    save_ledger(own.ledger, kept("bbbbbbbbbb", use=Use(900.0)))
     found = find_ledger(str(tmp_path), run="bbbbbbbbbb", resumed_seconds=0.0)
     assert found.kept is not None
-    assert (found.ledger, found.kept.seconds) == (own.ledger, 900.0)
+    assert (found.ledger, found.kept.use.seconds) == (own.ledger, 900.0)
 
 
 def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
@@ -121,6 +122,7 @@ def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     found = read_ledger(file)
     assert found is not None
     assert found.is_continued_by("a")
+    assert (found.use.seconds, found.use.amount("usd")) == (9.0, 1.0)
 
 
 def test_a_ledger_is_kept_beside_the_checkpoints_on_a_remote_file_system(tmp_path: Path) -> None:
@@ -131,4 +133,5 @@ def test_a_ledger_is_kept_beside_the_checkpoints_on_a_remote_file_system(tmp_pat
     save_ledger(place.ledger, kept())
     found = find_ledger(folder, run="aaaaaaaaaa", resumed_seconds=0.0).kept
     assert found is not None
-    assert asdict(found) == asdict(kept())
+    assert replace(found, use=kept().use) == kept()
+    assert found.use.amount("usd") == 2.0

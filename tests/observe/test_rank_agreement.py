@@ -15,10 +15,7 @@ from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.observe import rank_agreement as module
 from lightning_predict.observe.rank_agreement import (
     AgreementSchedule,
-    BroadcastAgreement,
-    SingleProcess,
     StoreAgreement,
-    rank_agreement,
     wait_seconds,
 )
 
@@ -124,26 +121,6 @@ def test_old_decisions_are_forgotten() -> None:
     for _ in range(10):
         alone.agree(dict, alike="8")
     assert store.num_keys() == 4  # arrived, all, alike and decision of the last, as the one before it was read by all
-
-
-def test_alone_it_asks_itself() -> None:
-    assert SingleProcess().agree(lambda: {"action": "stop"}) == {"action": "stop", "alike": False}
-    with pytest.raises(LightningPredictError, match="it failed"):
-        SingleProcess().agree(dict, failure="it failed")
-
-
-def test_without_a_store_the_strategy_broadcasts() -> None:
-    trainer = SimpleNamespace(
-        world_size=2, is_global_zero=True, strategy=SimpleNamespace(broadcast=lambda value: value), global_rank=0
-    )
-    found = rank_agreement(trainer)
-    assert isinstance(found, BroadcastAgreement)
-    assert found.agree(lambda: {"action": "stop"}) == {"action": "stop"}
-    with pytest.raises(LightningPredictError, match="ZeroDivisionError"):
-        found.agree(lambda: {"action": 1 / 0})
-    trainer.is_global_zero = False  # then its own value is broadcast
-    with pytest.raises(LightningPredictError, match="rank zero sent nothing"):
-        found.agree(lambda: {"action": "stop"})
 
 
 @pytest.mark.parametrize(

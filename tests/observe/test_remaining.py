@@ -49,27 +49,10 @@ def test_epochs() -> None:
     assert not left.at_most
 
 
-def test_what_is_done_is_subtracted() -> None:
-    assert at(epoch=1, batches_done=2).windows == 12 - 4 - 2
-
-
-def test_at_the_last_batch_nothing_is_left() -> None:
-    assert at(epoch=2, batches_done=4).windows == 0
-
-
-def test_nothing_set_is_a_thousand_epochs_for_lightning() -> None:
-    assert at(max_epochs=1000).windows == 4000
-
-
 def test_max_steps() -> None:
     # 10 optimizer steps over epochs of 4 batches: 2 epochs and a half.
     assert at(max_epochs=None, max_steps=10).batches == 10
     assert at(max_epochs=None, max_steps=10, epoch=1, batches_done=1, optimizer_steps_done=5).windows == 5
-
-
-def test_the_nearer_of_both_limits_counts() -> None:
-    assert at(max_steps=10).windows == 10
-    assert at(max_steps=100).windows == 12
 
 
 def test_no_limit_is_unknown() -> None:
@@ -85,11 +68,6 @@ def test_accumulation_counts_windows_and_the_short_one_at_the_end_of_an_epoch() 
     # Windows alike in each epoch are counted as they come, the short ones, too: not as 8 batches in windows of 3.
     position = replace(START, max_epochs=2, accumulation={0: 3})
     assert workload(left, position, batches_per_window=3, samples=24).training_iterations == 4
-
-
-def test_accumulation_and_max_steps() -> None:
-    # 3 optimizer steps: batches 1-3, 4, 5-7.
-    assert at(max_epochs=None, max_steps=3, accumulation={0: 3}).batches == 7
 
 
 def test_an_epoch_shorter_than_accumulation_is_one_window() -> None:
@@ -137,11 +115,6 @@ def test_early_stopping_makes_it_at_most() -> None:
     assert at(may_end_earlier=True).at_most
 
 
-def test_more_steps_done_than_allowed_leaves_nothing() -> None:
-    assert at(max_epochs=None, max_steps=3, optimizer_steps_done=5, batches_done=3).windows == 0
-    assert at(max_epochs=1, epoch=2).windows == 0
-
-
 def validated(
     *,
     batches_done: int = 0,
@@ -164,29 +137,9 @@ def validated(
     ).validation_batches
 
 
-def test_validation_after_every_epoch() -> None:
-    assert validated() == 3 * 10
-
-
-def test_validation_twice_an_epoch() -> None:
-    assert validated(every_batches=2) == 3 * 2 * 10
-
-
-def test_validation_every_second_epoch() -> None:
-    assert validated(every_epochs=2) == 10  # after epoch 1 only; epoch 3 is not reached
-
-
-def test_validation_every_five_batches_whatever_the_epoch() -> None:
-    assert validated(every_batches=5, every_epochs=None) == 12 // 5 * 10
-
-
 def test_validation_after_the_batch_that_is_done() -> None:
     assert validated(batches_done=4) == 30  # The one of this epoch still remains ...
     assert validated(batches_done=4, is_due=False) == 20  # ... and here it has run.
-
-
-def test_validation_that_steps_cut_off() -> None:
-    assert validated(max_epochs=None, max_steps=7) == 10  # after batch 4; batch 8 is not reached
 
 
 @pytest.mark.parametrize(

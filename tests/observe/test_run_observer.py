@@ -9,8 +9,9 @@ import torch
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.observe.clock import device_clock
+from lightning_predict.observe.forecast import BatchTimes
 from lightning_predict.observe.optimizer_steps import WindowSize
-from lightning_predict.observe.run_observer import BatchTimes, RunObserver, observer_of
+from lightning_predict.observe.run_observer import RunObserver, observer_of
 from lightning_predict.record.trace import Kernel, Operation, Trace
 
 

@@ -70,7 +70,7 @@ def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.Captur
     assert run.outcome.predicted.contains(384 * 1.5)
     printed = capsys.readouterr().out
     assert printed.startswith("Rest of this run: 396 steps")
-    assert "After 16 steps: " in printed
+    assert "watch: after 16 steps, the rest of this run is predicted to take " in " ".join(printed.split())
     assert "Rent a T4" in printed
     assert "than the predicted" in printed.splitlines()[-1]
 
@@ -78,8 +78,8 @@ def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.Captur
 def test_at_the_last_step_nothing_is_said_to_be_left(time: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     Loop(time).watched(32)  # the number of measured steps has doubled after 16 steps, and again after the last
     printed = capsys.readouterr().out
-    assert "After 16 steps: 16.0 s" in printed
-    assert "After 32 steps" not in printed
+    assert "watch, after 16 steps: " in printed
+    assert "after 32 steps" not in printed
 
 
 def test_of_a_run_without_an_end_what_has_not_changed_is_said_once(
@@ -91,8 +91,8 @@ def test_of_a_run_without_an_end_what_has_not_changed_is_said_once(
             loop.seconds = 1.0 if loop.steps < 100 else 3.0
             loop.train()
             run.step()
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("After ")]
-    assert [line.partition(":")[0] for line in said] == ["After 17 steps", "After 129 steps"]
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("watch: after ")]
+    assert [line.partition(",")[0] for line in said] == ["watch: after 17 steps", "watch: after 129 steps"]
 
 
 def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None:
@@ -108,21 +108,19 @@ def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None
 
 
 @pytest.mark.parametrize(
-    ("prices", "in_use", "usd_per_hour", "wanted"),
+    ("in_use", "usd_per_hour", "wanted"),
     [
-        (None, "T4", 2.0, {"T4": 2.0}),
-        ({"T4": 1.0}, "T4", 2.0, {"T4": 1.0}),
-        (None, None, 2.0, None),  # the priced machine is unknown
-        (None, "T4", None, None),
+        ("T4", 2.0, {"T4": 2.0}),
+        (None, 2.0, None),  # the priced machine is unknown
+        ("T4", None, None),
     ],
 )
 def test_the_price_of_a_budget_is_that_of_the_gpu_in_use(
-    monkeypatch: pytest.MonkeyPatch, prices: Any, in_use: str | None, usd_per_hour: float | None, wanted: Any
+    monkeypatch: pytest.MonkeyPatch, in_use: str | None, usd_per_hour: float | None, wanted: Any
 ) -> None:
     monkeypatch.setattr(watched_loop, "gpu_name_in_use", lambda _: in_use)
     run = lp.watch(gpus=["T4"], total_steps=4, usd_per_hour=usd_per_hour)
-    run.prices = prices
-    assert run._prices() == wanted
+    assert run.session.request.assumptions.usd_per_hour == wanted
 
 
 def test_a_budget_stops_the_loop_or_raises(time: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,15 +149,6 @@ def test_weights_and_random_numbers_are_those_of_a_loop_that_nobody_watches(time
         assert torch.equal(one, other)
 
 
-def test_what_fails_in_predicting_does_not_reach_the_loop(
-    time: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("lightning_predict.observe.watched_loop.predict_workload", lambda *args, **options: 1 / 0)
-    run = Loop(time).watched(20, print_table=False)
-    assert run.predictions is None
-    assert "watch stopped predicting; the loop continues: ZeroDivisionError" in caplog.text
-
-
 @pytest.mark.parametrize("error", [RuntimeError("x"), StopIteration(), GeneratorExit()])
 @pytest.mark.parametrize(
     "place",
@@ -170,7 +159,7 @@ def test_what_fails_in_predicting_does_not_reach_the_loop(
         "lightning_predict.observe.watched_loop.BudgetWatch.due_check",
         "lightning_predict.observe.watched_loop.StepRecorder.stop",
         "lightning_predict.observe.watched_loop.Ledger.close",
-        "lightning_predict.observe.watched_loop.OutcomeTimer.compare",
+        "lightning_predict.observe.run_session.OutcomeTimer.compare",
     ],
 )
 def test_nothing_of_ours_that_fails_reaches_the_loop(
@@ -197,17 +186,8 @@ def test_what_is_left_is_not_known_where_it_fails(
 ) -> None:
     run = Loop(time).watched(20, print_table=False)
     assert run.remaining is not None
-    monkeypatch.setattr("lightning_predict.observe.watched_loop.TimedForecast.left", lambda *args: 1 / 0)
+    monkeypatch.setattr("lightning_predict.observe.forecast.TimedForecast.left", lambda *args: 1 / 0)
     assert run.remaining is None
-    assert "the loop continues: ZeroDivisionError" in caplog.text
-
-
-def test_an_error_of_the_loop_passes_even_where_ours_fails_at_the_end(
-    time: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("lightning_predict.observe.watched_loop.Ledger.close", lambda *args: 1 / 0)
-    with pytest.raises(KeyError, match="of the loop"), lp.watch(total_steps=20, print_table=False):
-        raise KeyError("of the loop")
     assert "the loop continues: ZeroDivisionError" in caplog.text
 
 

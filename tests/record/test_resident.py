@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import nn
 
-from lightning_predict.callbacks.fit_recording import modules_of_callbacks
+from lightning_predict.callbacks.prediction_fit import modules_of_callbacks
 from lightning_predict.hardware import gpu
 from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.recording import capture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from lightning_predict.callbacks.fit_recording import FitRecording
+from lightning_predict.callbacks.prediction_fit import PredictionFit
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.record.modes import OperationMode, WholeCallMode
@@ -89,10 +89,11 @@ def test_both_recorders_of_a_fit_stop_after_an_error() -> None:
             if self.error is not None:
                 raise self.error
 
-    steps, validation = Part(KeyboardInterrupt()), Part(ZeroDivisionError())
-    recording = object.__new__(FitRecording)
-    recording._steps, recording._validation = steps, validation  # type: ignore[assignment]
+    steps, validation = Part(ZeroDivisionError()), Part(KeyboardInterrupt())
+    recording = object.__new__(PredictionFit)
+    recording.steps, recording._validation = steps, validation  # type: ignore[assignment]
+    recording._data_flow = recording._bar = None
     with pytest.raises(KeyboardInterrupt):
-        recording.stop()
+        recording.closes(ended=False)
     assert steps.stopped
     assert validation.stopped

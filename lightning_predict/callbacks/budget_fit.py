@@ -1,0 +1,461 @@
+"""`BudgetFit`: a budget in one fit. Rank zero observes and judges; all ranks act together on its decisions.
+
+Example::
+
+    fit = BudgetFit(account, settings, trainer, switch_off=lambda: None)
+    fit.observe()                # on rank zero
+    fit.starts_training()        # finds the limits, and stops at once if earlier fits used up the budget
+    fit.batch_ends(batch)        # checks, decides with the other ranks, and stops the run
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from lightning_predict.base.errors import BudgetExceededError, LightningPredictError
+from lightning_predict.base.files import STOPPED_VARIABLE, mark
+from lightning_predict.base.guard import log_warning, own_error
+from lightning_predict.callbacks.budget_files import Account, BudgetFiles
+from lightning_predict.callbacks.hooks import FitPart
+from lightning_predict.callbacks.lightning_packages import end_of_fit, leave_validation, warn
+from lightning_predict.callbacks.output import BUDGET_GROUP, log_event, log_values, print_sentence
+from lightning_predict.callbacks.trainer_state import (
+    batches_of_fit,
+    batches_without_step,
+    forecast_inputs,
+    minimums_preventing_stop,
+    prefetched_batches,
+)
+from lightning_predict.observe.budget import (
+    CHECK_SECONDS,
+    GO_ON,
+    BudgetVerdict,
+    BudgetWatch,
+    DueCheck,
+    batches_between_checks,
+    check_use,
+)
+from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun, end_seconds
+from lightning_predict.observe.meters import RentedMachine, Terms
+from lightning_predict.observe.rank_agreement import AgreementSchedule, Decision, SingleProcess, rank_agreement
+from lightning_predict.observe.run_observer import RunObserver, observer_of
+from lightning_predict.reports.format import duration
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSettings:
+    """Settings of a budget, as given to `CostBudget`.
+
+    Attributes:
+        terms: Limits and prices.
+        counts_earlier: Whether the amounts used before a resume count.
+        on_exceed: Action if the budget is exceeded.
+        warmup_steps: Minimum number of steps before the first forecast.
+        webhook: Address of notices; None for no notice.
+    """
+
+    terms: Terms
+    counts_earlier: bool
+    on_exceed: Literal["stop", "warn", "raise"]
+    warmup_steps: int
+    webhook: str | None
+
+
+@final
+class BudgetFit(FitPart):
+    """A budget in one fit.
+
+    Args:
+        account: Use of the run.
+        settings: Settings of the budget.
+        trainer: Trainer of the fit.
+        switch_off: Turns the budget off for this fit.
+
+    Attributes:
+        failure: Error on this rank that the other ranks do not know yet; None without an error.
+        is_alone: Whether this is the only process, so that nothing is decided together.
+    """
+
+    def __init__(
+        self, account: Account, settings: BudgetSettings, trainer: Trainer, *, switch_off: Callable[[], None]
+    ) -> None:
+        self._agreement = rank_agreement(trainer)  # before any code that may fail on one rank only
+        self.is_alone = isinstance(self._agreement, SingleProcess)
+        self.failure: str | None = None
+        self.files = BudgetFiles(account, trainer)
+        self._account, self._settings, self._trainer, self._switch_off = account, settings, trainer, switch_off
+        self._schedule: AgreementSchedule | None = None
+        self._watch: BudgetWatch | None = None
+        self._judge: Callable[[], BudgetVerdict] | None = None  # of a check that is due
+        # Before these, no forecast and no other check is due.
+        self._quiet_batches: float = 0
+        self._quiet_until = self._next_check = 0.0
+        self._knows_length = True
+        self._has_ended = False
+        self._overrun: str | None = None  # reason to stop the run after the current validation
+        self._validation_interval: int | None = None  # batches between two checks
+        self._validated = 0
+
+    def observe(self) -> None:
+        """Observe the fit, on rank zero."""
+        import_module("lightning_predict.timeline.step_prediction")  # for forecasts, so that no step waits
+        self.observer = observer_of(self._trainer, device=self._trainer.strategy.root_device)
+
+    def fail(self, error: Exception) -> None:
+        """Store an error, which the next joint decision tells the other ranks."""
+        self.failure = self.failure or f"{type(error).__name__}: {error}"
+        self.observer = None
+
+    @property
+    def later_seconds(self) -> float:
+        """Seconds of this fit after the checkpoint that is being written: the final validation, if known."""
+        return self._watch.end_seconds if self.files.is_saving and self._watch is not None else 0.0
+
+    # --- Hooks
+
+    def starts_training(self) -> None:
+        """Find the price, report settings that prevent a stop, and stop at once if earlier fits used up the budget."""
+        self._schedule = None if self.is_alone else AgreementSchedule()
+        common = {"on_exceed": self._settings.on_exceed, "warmup_steps": self._settings.warmup_steps}
+        decision = self._agree(
+            lambda observer: {**self._open(observer), **common, "checkpoint": self.files.place.checkpoint},
+            alike=_validation_batches(self._trainer),
+        )
+        self.files.use_checkpoint(decision["checkpoint"])
+        agreed = {name: decision[name] for name in common}
+        if agreed != common:
+            self._settings = replace(self._settings, **agreed)
+            given, instead = (
+                ", ".join(f"{name}={value!r}" for name, value in values.items()) for values in (common, agreed)
+            )
+            log_warning(
+                f"CostBudget: this rank got {given}, but rank zero got {instead}. Rank zero's values apply on all "
+                "ranks."
+            )
+        self._act(decision, can_save=False)
+
+    def batch_starts_quietly(self) -> bool:
+        """Time the start of a batch, unless another callback did."""
+        observer = self.observer
+        if observer is not None and observer.batch_start is None:
+            observer.on_batch_start()
+        return True
+
+    def batch_ends_quietly(self) -> bool:
+        """Time the end of a batch. Return whether no check is due."""
+        if self._has_ended:
+            return True
+        observer = self.observer
+        if observer is None or self._schedule is not None:
+            return False
+        if observer.batch_start is not None:
+            observer.on_batch_end(self._steps_done)
+        is_quiet = observer.windows.batches < self._quiet_batches and observer.ended < self._quiet_until
+        return is_quiet and self._account.ledger.clock() < self._next_check
+
+    def batch_ends(self, batch: object) -> None:
+        """Check the used amounts and, if a forecast is due, the forecast."""
+        schedule = self._schedule
+        is_due = schedule is not None and schedule.on_batch_end()
+        self._on_rank_zero(lambda observer: self._count_batch(observer, is_due=is_due), is_shared=is_due)
+        if is_due or (schedule is None and self._judge is not None):
+            decision = self._agree(self._decide, alike=_validation_batches(self._trainer))
+            if schedule is not None:
+                schedule.agree_after(decision["batches"])
+            self._act(decision, can_save=True)
+
+    def validation_starts(self) -> None:
+        """Count the batches of a validation."""
+        self._validated = 0
+
+    def validation_batch_ends(self, batch: object) -> None:
+        """End the run if the validation would exceed the budget by far.
+
+        The fit ends at once, without its later hooks. A validation that is cut short would report means over a few
+        batches, which could select a wrong best checkpoint.
+
+        Raises:
+            BudgetExceededError: The budget is used up.
+        """
+        if self._trainer.sanity_checking:
+            return
+        self._validated += 1
+        interval = 1 if self.is_alone else self._validation_interval
+        is_due = interval is not None and self._validated % interval == 0
+        self._on_rank_zero(self._keep_ledger, is_shared=is_due)
+        if not is_due or self._settings.on_exceed == "warn" or minimums_preventing_stop(self._trainer):
+            return
+        decision = self._agree(self._decide_in_validation)
+        if decision["action"] == "warn":
+            self._overrun = decision["reason"]  # the run will end after this validation
+        elif decision["action"] == "stop":
+            self._end_within_validation(decision["reason"])
+
+    def validation_ends(self) -> None:
+        """Update the forecast of later validations from this validation. End the run if the budget is used up."""
+        overrun, self._overrun = self._overrun, None
+        self._on_rank_zero(self._expect_validation)
+        if overrun is not None and not self._has_ended:
+            self._end(overrun, can_save=True)
+
+    def closes(self, *, ended: bool) -> None:
+        """Write the ledger file; report an error that was not shared with the other ranks."""
+        if self._trainer.is_global_zero:
+            self.files.close(ended=ended)
+        if self.failure is not None:
+            say = warn if self._trainer.is_global_zero else log_warning
+            say(f"CostBudget was off at the end of this fit: {self.failure}")
+
+    # --- Rank zero
+
+    def _open(self, observer: RunObserver) -> Decision:
+        """Determine the limits of this fit, and check the amounts used by earlier fits."""
+        account, settings, trainer = self._account, self._settings, self._trainer
+        self.files.find(counts_earlier=settings.counts_earlier)
+        machine = RentedMachine.of(
+            trainer.strategy.root_device, world_size=trainer.world_size, num_nodes=trainer.num_nodes
+        )
+        allowed = settings.terms.start(machine, account.ledger)
+        for warning in allowed.warnings:
+            warn(f"CostBudget: {warning}.")
+        print_sentence(trainer, f"CostBudget allows {allowed.sentence}.")
+        if not allowed.meters:
+            return {"action": "off"}
+        before, account.machine = account.machine, machine
+        if before is not None and str(before) != str(machine):
+            warn(
+                f"CostBudget: this run moved from {before} to {machine}. Earlier use keeps its price; the rest "
+                "is forecast from steps on this machine."
+            )
+        minimums = minimums_preventing_stop(trainer)
+        if minimums and settings.on_exceed == "stop":
+            warn(f"CostBudget cannot stop this run before {minimums}, which Lightning enforces.")
+        batches = trainer.accumulate_grad_batches
+        self._watch = BudgetWatch(
+            allowed.meters,
+            account.ledger,
+            schedule=ForecastSchedule(batches_per_window=batches, batches=batches_of_fit(trainer)),
+            warmup_steps=settings.warmup_steps * batches,
+        )
+        if trainer.world_size > 1:
+            print_sentence(
+                trainer,
+                f"CostBudget: {trainer.world_size} ranks decide together every {duration(CHECK_SECONDS)} (or every "
+                "batch, if longer). The run may exceed its budget by that much.",
+            )
+        self._judge = lambda: check_use(allowed.meters, 0.0)
+        return self._decide(observer)
+
+    def _steps_done(self) -> int:
+        return self._trainer.global_step
+
+    def _keep_ledger(self, observer: RunObserver) -> None:
+        if self._watch is not None:
+            self.files.keep(self._account.ledger.elapsed_seconds)
+
+    def _count_batch(self, observer: RunObserver, *, is_due: bool) -> None:
+        """Count a batch, and prepare the next check.
+
+        Args:
+            observer: Observer of the fit.
+            is_due: Whether the ranks decide now, so that a check is always prepared.
+        """
+        watch, ledger = self._watch, self._account.ledger
+        if watch is None:
+            return
+        observer.on_batch_end(self._steps_done)
+        elapsed, due = ledger.elapsed_seconds, None
+        self.files.keep(elapsed)
+        if is_due or self.is_alone:
+            due = watch.due_check(observer.batches, observer.training_seconds, elapsed=elapsed)
+            batches, seconds = watch.nothing_until(observer.batches)
+            self._quiet_batches, self._quiet_until = 0 if due else batches, observer.time_at(seconds)
+            self._next_check = ledger.time_at(min(watch.next_seconds, self.files.next_seconds))
+        if due is not None or is_due:
+            self._judge = lambda: self._check(observer, watch, due or "use")
+
+    def _check(self, observer: RunObserver, watch: BudgetWatch, due: DueCheck) -> BudgetVerdict:
+        """Check the used amounts and, if requested, the forecast of the rest of the run."""
+        trainer, settings = self._trainer, self._settings
+        rest: RestOfRun | None = None
+        if due != "use":
+            observer.buffered = prefetched_batches(trainer)
+            rest = self._forecast(observer)
+            if rest.forecast is None and due == "forecast" and self._knows_length:
+                self._knows_length = False
+                pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
+                what = "a warning follows" if settings.on_exceed == "warn" else "it ends"
+                print_sentence(
+                    trainer, f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
+                )
+        verdict = watch.check(
+            due,
+            rest,
+            without_stalls=lambda: self._forecast(observer.without_stalls()),
+            may_end_earlier=bool(trainer.early_stopping_callbacks),
+        )
+        if rest is not None or verdict.action == "stop":
+            self._log(watch, verdict)
+        return verdict
+
+    def _forecast(self, observer: RunObserver) -> RestOfRun:
+        """Forecast the rest of the run; the final validation counts only if the budget stops the run."""
+        inputs = forecast_inputs(
+            self._trainer, window_size=observer.windows.window_size, batches_per_epoch=observer.batches_per_epoch
+        )
+        rest = observer.rest(inputs)
+        return rest if self._settings.on_exceed == "stop" else replace(rest, end_seconds=0.0)
+
+    def _decide(self, observer: RunObserver) -> Decision:
+        """Check the budget, report the result, and decide for all ranks."""
+        trainer, on_exceed, judge = self._trainer, self._settings.on_exceed, self._judge
+        self._judge = None
+        verdict = GO_ON if judge is None else judge()
+        validation = observer.validation.times()
+        batch_seconds = None if validation is None or validation.batch is None else validation.batch.middle
+        decision: dict[str, Any] = {
+            "action": "go on",
+            "batches": batches_between_checks(observer),
+            "validation_interval": None if not batch_seconds else max(1, math.ceil(CHECK_SECONDS / batch_seconds)),
+        }
+        self._notify(verdict)
+        if verdict.action == "warn":
+            warn(f"CostBudget: {verdict.reason}.")
+            _report(log_values(trainer, BUDGET_GROUP, {"warned": 1.0}))
+            _report(log_event(trainer, BUDGET_GROUP, "warned", verdict.reason))
+        if verdict.action != "stop":
+            return decision
+        if on_exceed == "warn":
+            warn(f"CostBudget: {verdict.reason}.")
+            return decision | {"action": "off"}  # everything was reported already
+        lost = batches_without_step(trainer, observer.windows)
+        return decision | {"action": "stop", "reason": verdict.reason, "lost": lost}
+
+    def _expect_validation(self, observer: RunObserver) -> None:
+        """Update the forecast of the final validation from the last validation."""
+        self._quiet_batches = 0  # the forecast of the end changes
+        if self._watch is not None and self._settings.on_exceed == "stop":
+            batches = _validation_batches(self._trainer) or 0
+            self._watch.set_end_seconds(end_seconds(batches, None, observer.validation.times()))
+
+    def _decide_in_validation(self, observer: RunObserver) -> Decision:
+        """Check the used amounts during a validation."""
+        batches, validation, rest = _validation_batches(self._trainer), observer.validation.times(), None
+        if validation is not None and validation.batch is not None and batches is not None:
+            rest = max(0, batches - self._validated) * (validation.batch.middle + validation.wait.middle)
+        verdict = GO_ON if self._watch is None else self._watch.check_validation(rest)
+        if verdict.action == "stop":
+            self._notify(verdict)
+        return {"action": verdict.action, "reason": verdict.reason}
+
+    def _log(self, watch: BudgetWatch, verdict: BudgetVerdict) -> None:
+        """Log the used, allowed and forecast amounts and, if the budget is exceeded, the reason."""
+        exceeded = verdict.action == "stop"
+        _report(log_values(self._trainer, BUDGET_GROUP, watch.metrics() | {"exceeded": float(exceeded)}))
+        if exceeded:
+            _report(log_event(self._trainer, BUDGET_GROUP, "exceeded", verdict.reason))
+
+    def _notify(self, verdict: BudgetVerdict) -> None:
+        """Send an alert of Weights & Biases and a webhook notice about a warning or a stop."""
+        if verdict.action in ("warn", "stop"):
+            from lightning_predict.callbacks.notices import notify
+
+            event = "exceeded" if verdict.action == "stop" else "warned"
+            _report(notify(self._trainer, self._settings.webhook, event=event, reason=verdict.reason))
+
+    # --- All ranks
+
+    def _on_rank_zero(self, look: Callable[[RunObserver], None], *, is_shared: bool = False) -> None:
+        """Run `look` on rank zero. If the ranks decide now, an error in `look` is shared with the other ranks."""
+        if self.observer is None or self.failure is not None:
+            return
+        try:
+            look(self.observer)
+        except Exception as error:
+            own_error(error)
+            if self.is_alone or not is_shared:
+                raise
+            self.fail(error)
+
+    def _agree(self, ask: Callable[[RunObserver], Decision], alike: int | None = None) -> Decision:
+        """Decide together with the other ranks. An error on any rank is raised on all, which turns the budget off."""
+
+        def decide() -> Decision:
+            if self.observer is None:
+                raise LightningPredictError("nothing was watched")
+            return ask(self.observer)
+
+        try:
+            return self._agreement.agree(decide, failure=self.failure, alike=None if alike is None else str(alike))
+        except Exception:
+            self._switch_off()
+            raise
+
+    def _act(self, decision: Decision, *, can_save: bool) -> None:
+        # Ranks with different numbers of validation batches would deadlock.
+        self._validation_interval = decision.get("validation_interval") if decision.get("alike") else None
+        if decision["action"] == "off":
+            self._switch_off()
+        elif decision["action"] == "stop":
+            self._end(decision["reason"], can_save=can_save, lost=decision["lost"])
+
+    def _end(self, reason: str, *, can_save: bool, lost: int = 0) -> None:
+        """End the run, with a checkpoint if `can_save`. The gradients of the last `lost` batches are lost."""
+        self._account.stopping_reason, self._has_ended = reason, True
+        mark(STOPPED_VARIABLE)
+        if self._settings.on_exceed == "stop":
+            self._trainer.should_stop = True
+        batches = "batch" if lost == 1 else f"{lost:,} batches"
+        saved = f" Gradients of the last {batches} without an optimizer step are lost." if lost else ""
+        saved += self.files.save_checkpoint(self._agreement) if can_save else ""
+        if self._settings.on_exceed == "raise":
+            raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
+        print_sentence(self._trainer, f"CostBudget ends this run: {reason}.{saved}")
+
+    def _end_within_validation(self, reason: str) -> None:
+        """End the run, with a checkpoint, by an exception.
+
+        `fit` catches the exception if the budget is to stop the run.
+
+        Raises:
+            BudgetExceededError: Always, except if a launcher would pass the exception on to the script; the validation
+                then continues.
+        """
+        trainer, stops = self._trainer, self._settings.on_exceed == "stop"
+        end = end_of_fit(trainer) if stops else BudgetExceededError
+        if end is None:
+            self._overrun = reason
+            return
+        # A run that was told to stop has saved already.
+        saved = "" if self._has_ended else self.files.save_checkpoint(self._agreement)
+        self._account.stopping_reason, self._has_ended = self._account.stopping_reason or reason, True
+        batches = _validation_batches(trainer)
+        of = "" if batches is None else f" of {batches:,}"
+        message = (
+            f"CostBudget: {reason}. Validation stopped after {self._validated:,}{of} batches (the rest would "
+            f"take too long); its metrics are dropped.{saved}{saved and ' A resume continues after this validation.'}"
+        )
+        mark(STOPPED_VARIABLE)
+        if stops:
+            print_sentence(trainer, message)
+            leave_validation(trainer)
+        raise end(message)
+
+
+def _validation_batches(trainer: Trainer) -> int | None:
+    """Return the number of batches of a validation run; None if unknown, or without validation."""
+    batches = sum(trainer.num_val_batches) if trainer.num_val_batches else 0
+    return int(batches) if 0 < batches < math.inf else None
+
+
+def _report(refusals: Iterable[str]) -> None:
+    for refusal in refusals:
+        warn(refusal)
