@@ -28,7 +28,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 
@@ -253,7 +253,7 @@ def _load(
         indices.append(local * table.index_bytes_per_sample(found))
         vectors.append(0.0 if sums else local * table.vector_bytes_per_sample * found * part.dim / table.dim)
 
-    def on_gpus(values: Sequence[Any]) -> Array:
+    def on_gpus(values: Sequence[Array | float]) -> Array:
         each = np.repeat(np.array(values), [part.num_gpus for part in parts], axis=0)
         padding = [(0, gpus - len(each))] + [(0, 0)] * (each.ndim - 1)
         on_each: Array = np.pad(each, padding).T  # (3, gpus), or (gpus,) without an interval

@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.layouts.gradients import buckets, has_backward, ready_gradients
+from lightning_predict.layouts.gradients import Bucket, buckets, has_backward, ready_gradients
 from lightning_predict.layouts.layout_steps import MultiGpuStep, narrowed_interval
 from lightning_predict.layouts.overlap import (
     OVERLAP_COSTS,
@@ -58,7 +58,7 @@ from lightning_predict.layouts.single_gpu import PredictionContext, SingleGpuSte
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
 from lightning_predict.memory.step_memory import step_memory
-from lightning_predict.record.trace import Trace
+from lightning_predict.record.trace import Phase, Trace
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, HostOperation, launch_schedule, simulate_timeline
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
@@ -252,7 +252,7 @@ class WholeStep:
                     merged.append((event.name, event.seconds))
         return ", ".join(f"{name} {in_milliseconds(seconds)}" for name, seconds in merged)
 
-    def chrome_trace(self) -> dict[str, Any]:
+    def chrome_trace(self) -> dict[str, object]:
         """Return the parts as a Chrome trace (Trace Event format) for ui.perfetto.dev, with a row per queue."""
         rows = [row_name("thread_name", 0, thread, name) for thread, name in enumerate(("computing", "links"))]
         placed = (
@@ -384,7 +384,7 @@ def _ordered(shared: MultiGpuStep, tables: StepTables, plan: ShardingPlan) -> _O
     return _Order(tuple(work), len(first), len(first) + len(behind) + len(early), at_update)
 
 
-def _table_launch(name: str, phase: Any, seconds: float, shared: MultiGpuStep) -> HostOperation:
+def _table_launch(name: str, phase: Phase, seconds: float, shared: MultiGpuStep) -> HostOperation:
     """Return a kernel launch that takes `seconds` on every GPU."""
     each: Array = np.full((len(shared.gpus), 1), seconds)
     return HostOperation(name=name, phase=phase, seconds=each, streams=(COMPUTE_STREAM,))
@@ -442,7 +442,7 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Any], links: Links) -> Mapping[int, list[Transfer]]:
+def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Bucket], links: Links) -> Mapping[int, list[Transfer]]:
     """Return the transfers by the position of the operation after which they may start; sets no `after`."""
     by_mark: dict[int, list[Transfer]] = {}
     dense = links.collective("all_reduce", [bucket.size_bytes for bucket in full])

@@ -205,7 +205,7 @@ def first_hour(
 
     report = report_on_gpu(output, minutes=minutes, preset=preset, progress=lambda name: print(name, file=sys.stderr))
     rows = [
-        [name, part["state"], part.get("reason", f"{part.get('seconds', 0.0):.1f} s")]
+        [name, str(part["state"]), str(part.get("reason", f"{part.get('seconds', 0.0):.1f} s"))]
         for name, part in report["parts"].items()
     ]
     text = f"{aligned(['part', 'state', ''], rows)}\nAttach {output} to a report."

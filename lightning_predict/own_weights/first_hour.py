@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, final, get_args
+from typing import Final, Literal, TypedDict, final, get_args
 
 import numpy as np
 import torch
@@ -76,6 +76,19 @@ RATE_SECONDS: Final = 2.0
 """Duration of the repetitions of a call when measuring its sustained rate, in seconds."""
 
 
+Facts = Mapping[str, object]
+"""Results of a part, as JSON values."""
+
+
+class Report(TypedDict):
+    """Content of the file."""
+
+    lightning_predict: str
+    minutes: float
+    preset: str
+    parts: dict[str, dict[str, object]]
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -84,7 +97,7 @@ class _Part:
     name: str
     preset: Preset
     needs_cuda: bool
-    find: Callable[[float], Mapping[str, Any]]
+    find: Callable[[float], Facts]
 
 
 def report_on_gpu(
@@ -95,7 +108,7 @@ def report_on_gpu(
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
     parts: Sequence[_Part] | None = None,
-) -> dict[str, Any]:
+) -> Report:
     """Run all parts, or the given ones, and write the report. Measurements use the time that other parts leave.
 
     Returns:
@@ -110,7 +123,7 @@ def report_on_gpu(
             f"Got preset={preset!r} and minutes={minutes}; expected one of {', '.join(PRESETS)} and a time above 0."
         )
     began = clock()
-    report: dict[str, Any] = {"lightning_predict": __version__, "minutes": minutes, "preset": preset, "parts": {}}
+    report: Report = {"lightning_predict": __version__, "minutes": minutes, "preset": preset, "parts": {}}
     has_cuda = torch.cuda.is_available()
     output.parent.mkdir(parents=True, exist_ok=True)
     for part in PARTS if parts is None else parts:
@@ -123,13 +136,13 @@ def report_on_gpu(
     return report
 
 
-def _run(part: _Part, left: float, *, has_cuda: bool, clock: Callable[[], float]) -> dict[str, Any]:
+def _run(part: _Part, left: float, *, has_cuda: bool, clock: Callable[[], float]) -> dict[str, object]:
     if part.needs_cuda and not has_cuda:
         return {"state": "skipped", "reason": NO_CUDA}
     if left <= 0:
         return {"state": "skipped", "reason": "no time left"}
     began = clock()
-    found: dict[str, Any]
+    found: dict[str, object]
     try:
         facts = part.find(left)
     except Exception as error:  # a report about failures must not fail
@@ -145,8 +158,8 @@ MACHINE: Final = "machine"
 """Name of the part that every preset includes."""
 
 
-def _machine(_left: float) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _machine(_left: float) -> Facts:
+    facts: dict[str, object] = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -183,7 +196,7 @@ def _small_step(device: torch.device, *, seed: int = 0) -> tuple[nn.Module, Call
     return network, step
 
 
-def _plain_profiles(_left: float) -> dict[str, Any]:
+def _plain_profiles(_left: float) -> Facts:
     """Count the kernels that torch's own profiler records of 32 launches, session by session, without a warm-up."""
     buffer, recorded = torch.zeros(8, device=_cuda()), []
     for session in range(SESSIONS):
@@ -197,7 +210,7 @@ def _plain_profiles(_left: float) -> dict[str, Any]:
     return {"launched": 32, "recorded": recorded}
 
 
-def _recordings(_left: float) -> dict[str, Any]:
+def _recordings(_left: float) -> Facts:
     """Record a host-bound step several times, and time the step before and after the recordings."""
     device = _cuda()
     network, step = _small_step(device)
@@ -285,7 +298,7 @@ def _loop_seconds(step: Callable[[], object], count: int) -> float:
     return statistics.median(each)
 
 
-def _launch_queue(_left: float) -> dict[str, Any]:
+def _launch_queue(_left: float) -> Facts:
     """Launch small kernels while large matmuls run, up to the queue depth that forecasts assume."""
     device = _cuda()
     side, seconds = FIRST_SIDE, 0.0
@@ -321,12 +334,12 @@ def first_wait(ticks: Sequence[float], longest: float) -> int | None:
 # --- Measurements for fitting weights
 
 
-def _rates(_left: float) -> dict[str, Any]:
+def _rates(_left: float) -> Facts:
     found = measure_main_rates(seconds=RATE_SECONDS)
     return {"figures": [asdict(one) for one in comparison(found)], "state": asdict(found.state)}
 
 
-def _operators(left: float, *, reserved: float = STEP_SECONDS) -> dict[str, Any]:
+def _operators(left: float, *, reserved: float = STEP_SECONDS) -> Facts:
     """Measure operations, most useful operations first, in the time that whole steps leave."""
     minutes = max(left - reserved, 0.25 * left) / minutes_to_seconds(1.0)
     with tempfile.TemporaryDirectory() as folder:
@@ -345,7 +358,7 @@ def _operators(left: float, *, reserved: float = STEP_SECONDS) -> dict[str, Any]
         }
 
 
-def _trial(left: float) -> dict[str, Any]:
+def _trial(left: float) -> Facts:
     """Measure operations for 20 s, to see how many there are a second, and which cannot be measured."""
     with tempfile.TemporaryDirectory() as folder:
         done = measure(folder, minutes=min(20.0, left) / minutes_to_seconds(1.0))
@@ -362,7 +375,7 @@ def residuals(folder: Path, gpu: Gpu) -> dict[str, dict[str, float]]:
     return found
 
 
-def _table(path: Path) -> dict[str, list[Any]]:
+def _table(path: Path) -> dict[str, list[object]]:
     """Return a table as columns and rows, which is shorter in JSON than a mapping per row."""
     rows = [row.value for row in read_csv(path, MeasurementTableError)]
     return {"columns": [*rows[0]] if rows else [], "rows": [[*row.values()] for row in rows]}
@@ -378,11 +391,11 @@ STEPS_TO_TIME: Final = (
 """Whole steps, by model and kind of execution, the most useful first."""
 
 
-def _steps(left: float) -> dict[str, Any]:
+def _steps(left: float) -> Facts:
     """Compare the predicted and measured time of whole steps. A step that fails has the reason."""
     name = name_of("cuda", None)
     until = time.monotonic() + left
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     for model, kind in STEPS_TO_TIME:
         if time.monotonic() >= until:
             facts[f"{model} {kind}"] = "no time left"
@@ -395,7 +408,7 @@ def _steps(left: float) -> dict[str, Any]:
     return facts
 
 
-def _step(model: str, kind: str, name: str) -> dict[str, Any]:
+def _step(model: str, kind: str, name: str) -> Facts:
     step = TYPICAL_STEPS[model](_cuda(), capturable=kind == "CUDA graph")
     if kind == "compiled":
         step = torch.compile(step)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lightning_predict.base.checked import Checked, File, read_json, read_yaml
 from lightning_predict.base.errors import MeasurementTableError, MissingDependencyError
@@ -101,7 +101,7 @@ _MACHINE: Final = {"gpu": "gpu_name", "gpu_count": "gpus"}
 """Fields by the key in W&B's metadata."""
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, str | int) and not isinstance(value, bool)

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -331,7 +332,7 @@ def test_the_exponent_is_found_in_a_sample(step: Trace, tmp_path: Path) -> None:
 
 
 def test_the_timeline_opens_in_perfetto(step: Trace) -> None:
-    document = whole(step, "table_wise").chrome_trace()
+    document: Any = whole(step, "table_wise").chrome_trace()
     events = [one for one in document["traceEvents"] if one["ph"] == "X"]
     assert {one["tid"] for one in events} == {0, 1}
     assert any(one["name"] == "all-to-all of vectors" and one["tid"] == 1 for one in events)

@@ -167,6 +167,7 @@ def test_after_a_failed_capture_random_numbers_and_captures_go_on() -> None:
         torch.nn.functional.dropout(values)
         graph, reason = captured(lambda: torch.nn.functional.dropout(values), CUDA)
         assert reason is None
+        assert graph is not None
         graph.replay()
     torch.cuda.synchronize()
 

@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, final
+from typing import Final, final
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,7 @@ def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
 
 
-def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
+def forward_and_backward(operation: str, forward: Callable[[], object], inputs: list[Tensor]) -> Calls:
     """Return the forward call without autograd and, if the backward operation has a name, the backward call."""
 
     def without_records() -> object:
@@ -90,6 +90,7 @@ def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: lis
     calls: Calls = {operation: without_records}
     if f"{operation}_backward" in operation_names():
         output = forward()
+        assert isinstance(output, Tensor)
         gradient = torch.randn_like(output)  # random, because constant gradients draw less power and run faster
         calls[f"{operation}_backward"] = lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
     return calls
@@ -124,10 +125,12 @@ def _draw_attention(draw: random.Random) -> Words:
 
 def _attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     query, key, value = _heads(words, dtype, device)
-    options: dict[str, Any] = {"is_causal": bool(words["causal"]), "enable_gqa": words["heads"] != words["kv_heads"]}
-    return forward_and_backward(
-        "attention", lambda: functional.scaled_dot_product_attention(query, key, value, **options), [query, key, value]
-    )
+    causal, grouped = bool(words["causal"]), words["heads"] != words["kv_heads"]
+
+    def forward() -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
+
+    return forward_and_backward("attention", forward, [query, key, value])
 
 
 def _heads(words: Words, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
@@ -444,7 +447,7 @@ MATRICES: Final[Mapping[str, Benchmark]] = {
 
 # --- Factorisations, solvers and Fourier transforms, only in float32 and float64
 
-_Factorise = Callable[[Tensor], Any]
+_Factorise = Callable[[Tensor], object]
 
 
 _SQUARE: Final[dict[str, Sizes]] = {"batch": (1, 64), "n": (8, 2048)}
@@ -518,18 +521,16 @@ BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 
 def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:
     """Return the optimizer, in its fused or foreach implementation."""
-    options: dict[str, Any] = {"lr": 1e-4, "fused": True} if fused else {"lr": 1e-4, "foreach": True}
-    match name:
-        case "adam" | "adamw":
-            kind: Any = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-            options["capturable"] = device.type == "cuda"  # in a CUDA graph, the host must not read the step count
-        case "sgd":
-            kind = torch.optim.SGD
-            options["momentum"] = 0.9
-        case _:
-            kind = torch.optim.Adagrad
-    optimizer: torch.optim.Optimizer = kind(parameters, **options)
-    return optimizer
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": partial(torch.optim.SGD, momentum=0.9),
+        "adagrad": torch.optim.Adagrad,
+    }
+    make = makers[name]
+    if name in ("adam", "adamw"):  # in a CUDA graph, the host must not read the step count
+        make = partial(make, capturable=device.type == "cuda")
+    return make(parameters, lr=1e-4, fused=True) if fused else make(parameters, lr=1e-4, foreach=True)
 
 
 def _update(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:

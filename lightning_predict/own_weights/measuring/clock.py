@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Final, final
+from typing import Final, final
 
 import torch
 
@@ -166,7 +166,7 @@ def _event_times(call: Callable[[], object], replays: int, before: Callable[[], 
     return median(milliseconds_to_seconds(start.elapsed_time(end)) for start, end in pairs)
 
 
-def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str | None]:
+def captured(call: Callable[[], object], device: torch.device) -> tuple[torch.cuda.CUDAGraph | None, str | None]:
     """Capture a call on the current stream, and clean up after a failed capture.
 
     Args:
@@ -209,7 +209,7 @@ def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str
     return None, _line(failure)
 
 
-def _release(pool: Any, device: torch.device) -> None:
+def _release(pool: tuple[int, int], device: torch.device) -> None:
     """Release the memory pool of a failed capture; before torch 2.6, the function has another name."""
     index = torch.cuda.current_device() if device.index is None else device.index
     for names in (("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"), ("_cuda_releasePool",)):

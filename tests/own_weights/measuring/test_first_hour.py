@@ -41,7 +41,7 @@ def test_report_without_cuda_names_skipped_parts(tmp_path: Path) -> None:
     report = report_on_gpu(tmp_path / "new" / "report.json", progress=seen.append)
     assert seen == [part.name for part in PARTS]
     assert json.loads((tmp_path / "new" / "report.json").read_text()) == report
-    machine = report["parts"].pop(MACHINE)
+    machine: Any = report["parts"].pop(MACHINE)
     assert machine["state"] == "done"
     assert machine["facts"]["torch"] == torch.__version__
     names = {"recordings", "plain profiles", "launch queue", "trial", "rates", "operators", "steps"}
@@ -89,7 +89,8 @@ def test_a_part_without_time_is_skipped_and_earlier_ones_are_in_the_file(tmp_pat
     parts = [_Part(name, "facts", needs_cuda=False, find=reads) for name in ("first", "second", "third")]
     ticks = iter([0.0, 1.0, 1.0, 2.0, 5.0, 5.0, 6.0, 61.0])
     report = report_on_gpu(path, minutes=1, parts=parts, clock=lambda: next(ticks))
-    assert report["parts"]["second"]["facts"] == {"before": ["first"]}
+    second: Any = report["parts"]["second"]
+    assert second["facts"] == {"before": ["first"]}
     assert report["parts"]["third"] == {"state": "skipped", "reason": "no time left"}
 
 
@@ -120,7 +121,7 @@ def as_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_each_session_counts_its_kernels_and_products(as_cuda: pytest.MonkeyPatch) -> None:
     as_cuda.setattr(torch, "compile", lambda step: step)
-    facts = module._recordings(60.0)
+    facts: Any = module._recordings(60.0)
     assert facts["sessions"] == [facts["sessions"][0]] * module.SESSIONS
     assert facts["sessions"][0]["products"] >= 24
     assert facts["sessions"][0]["without_kernels"] == facts["sessions"][0]["products"]  # a CPU records none
@@ -142,7 +143,7 @@ def test_each_session_counts_its_kernels_and_products(as_cuda: pytest.MonkeyPatc
 def test_the_queue_is_filled_behind_the_longest_product_that_fits(as_cuda: pytest.MonkeyPatch) -> None:
     for name, value in (("FIRST_SIDE", 16), ("LARGEST_SIDE", 32), ("LAUNCH_QUEUE", 10), ("QUEUED_SECONDS", 1e-9)):
         as_cuda.setattr(module, name, value)
-    facts = module._launch_queue(60.0)
+    facts: Any = module._launch_queue(60.0)
     assert 0 < facts["product_seconds"] < 1
     assert set(facts) == {"product_seconds", "launches_before_a_wait"}
 
@@ -166,7 +167,7 @@ def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.Monkey
     as_cuda.setattr(module, "name_of", lambda device, gpu: "T4")
     as_cuda.setattr(module, "measured_shares", lambda *found: {"gpt2": 0.5})
     as_cuda.setattr(run, "time_call", by_graph)
-    facts = module._operators(600.0)
+    facts: Any = module._operators(600.0)
     assert asked == [pytest.approx(7.5)]  # 150 s are kept for whole steps
     assert len(facts["tables"]["own_add"]["rows"]) == facts["rows"]
     assert facts["tables"]["own_add"]["columns"][:3] == ["gpu", "op", "dtype"]
@@ -199,7 +200,7 @@ def tiny_steps(as_cuda: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_five_whole_steps_are_compared_with_their_loops(tiny_steps: pytest.MonkeyPatch) -> None:
-    facts = module._steps(60.0)
+    facts: Any = module._steps(60.0)
     kinds = ["resnet50 eager", "gpt2 eager", "gpt2 CUDA graph", "resnet50 compiled", "bert_large eager"]
     assert list(facts) == kinds
     for one in facts.values():
@@ -211,7 +212,7 @@ def test_a_whole_step_that_fails_or_has_no_time_has_the_reason(tiny_steps: pytes
         raise RuntimeError("Failed to find C compiler")
 
     tiny_steps.setattr(torch, "compile", no_compiler)
-    facts = module._steps(60.0)
+    facts: Any = module._steps(60.0)
     assert facts["resnet50 compiled"] == "RuntimeError: Failed to find C compiler"
     assert facts["bert_large eager"]["loop_seconds"] > 0
     assert set(module._steps(0.0).values()) == {"no time left"}
