@@ -38,8 +38,7 @@ from lightning_predict.reports.loggers import (
 )
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import ranking_lines
-from lightning_predict.reports.table import print_table
-from lightning_predict.reports.table_markup import markdown_table
+from lightning_predict.reports.table import markdown_table, print_table
 
 ROOT: Final = Path(__file__).parent.parent
 DOCS: Final = ROOT / "docs"

@@ -13,7 +13,7 @@ import lightning_predict as lp
 from lightning_predict.base.escaping import html_text, markdown_text, one_line, terminal_text
 from lightning_predict.reports.html import html_report
 from lightning_predict.reports.sky import sky_task
-from lightning_predict.reports.table_markup import html_table, markdown_table
+from lightning_predict.reports.table import html_table, markdown_table
 from lightning_predict.testing import example_offer, example_trace
 from tests.processes import ROOT
 

@@ -290,15 +290,12 @@ class Findings:
         place = () if self.grid is None or self.grid.name is None else (f"Grid: {self.grid.sentence}.",)
         return (energy_note(self.predictions), *place)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return all results as JSON values."""
-        energies: dict[str, Any] = {}
+        values: dict[str, object] = self.predictions.as_dict() | {"ranking": self.ranking.as_dict()}
         if "kilowatt_hours" in self.columns:
-            energies = {"energy": {one.gpu: one.energy for one in self.predictions.values()}}
-        values: dict[str, Any] = json_value(
-            {**self.predictions.as_dict(), "ranking": self.ranking.as_dict(), **energies}
-        )
-        return values
+            values["energy"] = {one.gpu: one.energy for one in self.predictions.values()}
+        return {name: json_value(value) for name, value in values.items()}
 
     def json_text(self) -> str:
         """Return all results as JSON text."""
@@ -331,7 +328,7 @@ class Findings:
     def markdown(self) -> str:
         """Return the ranking and the tables in Markdown."""
         from lightning_predict.reports.ranking import ranking_markdown
-        from lightning_predict.reports.table_markup import markdown_table
+        from lightning_predict.reports.table import markdown_table
 
         table = markdown_table(self.predictions, columns=self.columns, notes=self.energy_notes())
         memory = "" if self.memory is None else f"\n{self.memory.markdown()}\n"

@@ -18,8 +18,8 @@ other parts of the machine and the cooling count only if `overhead` includes the
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Final, final
+from dataclasses import dataclass
+from typing import Final, final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
@@ -49,10 +49,6 @@ class Energy:
     grid_grams_per_kwh: float | None = None
     co2_kilograms: float | None = None
     overhead: float = 1.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return asdict(self)
 
 
 def energy(

@@ -21,6 +21,7 @@ from lightning_predict.reports.format import milliseconds, usd
 from lightning_predict.reports.predictions import Predictions
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _COLOR: Final = "#4878a8"
@@ -51,7 +52,7 @@ def iteration_figure(predictions: Predictions) -> Figure:
     return figure
 
 
-def _draw_bars(axes: Any, predictions: Predictions) -> None:
+def _draw_bars(axes: Axes, predictions: Predictions) -> None:
     for row, prediction in enumerate(predictions.values()):
         middle = seconds_to_milliseconds(prediction.iteration_seconds)
         low = seconds_to_milliseconds(prediction.iteration_seconds_low)
@@ -72,7 +73,7 @@ def _draw_bars(axes: Any, predictions: Predictions) -> None:
     axes.invert_yaxis()
 
 
-def _scale_axis(axes: Any, predictions: Predictions) -> None:
+def _scale_axis(axes: Axes, predictions: Predictions) -> None:
     middle = [seconds_to_milliseconds(prediction.iteration_seconds) for prediction in predictions.values()]
     low = [seconds_to_milliseconds(prediction.iteration_seconds_low) for prediction in predictions.values()]
     label = "ms of one iteration, with its 90 % interval"

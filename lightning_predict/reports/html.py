@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -111,7 +111,7 @@ def _page() -> Template:
     ).get_template("report.html.j2")
 
 
-def _without_controls(value: Any) -> Any:
+def _without_controls(value: object) -> object:
     return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -124,7 +124,7 @@ def _subtitle(predictions: Predictions, made_on: datetime.date) -> str:
     return f"{heading}. {made_on.day} {made_on:%B %Y}."
 
 
-def _cards(ranking: Ranking) -> Iterable[Mapping[str, Any]]:
+def _cards(ranking: Ranking) -> Iterable[Mapping[str, object]]:
     yield _card("Cheapest", ranking.cheapest, ranking, "no price known")
     yield _card("Fastest", ranking.fastest, ranking, "the run does not fit on any of these GPUs")
     if ranking.deadline_hours is not None:
@@ -133,7 +133,7 @@ def _cards(ranking: Ranking) -> Iterable[Mapping[str, Any]]:
         yield _card(heading, ranking.within_deadline, ranking, reason)
 
 
-def _card(heading: str, candidate: RankedGpu | None, ranking: Ranking, reason: str) -> Mapping[str, Any]:
+def _card(heading: str, candidate: RankedGpu | None, ranking: Ranking, reason: str) -> Mapping[str, object]:
     if candidate is None:
         return {"heading": heading, "gpu": None, "reason": reason}
     return {
@@ -155,7 +155,7 @@ def _adjustable_steps(predictions: Predictions) -> int:
     return next((one.iterations for one in predictions.values() if one.iterations is not None), 0)
 
 
-def _rows(predictions: Predictions, ranking: Ranking, shown: Grid) -> Iterable[Mapping[str, Any]]:
+def _rows(predictions: Predictions, ranking: Ranking, shown: Grid) -> Iterable[Mapping[str, object]]:
     for line, (name, *texts) in zip(shown.lines, shown.rows, strict=True):
         is_used = isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
         yield {
@@ -214,7 +214,7 @@ def _badges(prediction: Prediction, ranking: Ranking) -> Iterable[Mapping[str, s
         yield {"kind": "tight", "text": "tight"}
 
 
-def _drawings(predictions: Predictions, ranking: Ranking) -> tuple[Mapping[str, Any], ...]:
+def _drawings(predictions: Predictions, ranking: Ranking) -> tuple[Mapping[str, object], ...]:
     known = [one for one in predictions.values() if one.total_seconds is not None and one.cost_usd is not None]
     priced = [one for one in known if one.fits is not False] or known
     left_out = [one.gpu for one in known if one not in priced]
@@ -261,11 +261,11 @@ def _kind(prediction: Prediction, predictions: Predictions) -> str:
     return "used" if prediction.gpu == predictions.used_gpu else ""
 
 
-def _drawing(heading: str, svg: str, caption: str) -> Mapping[str, Any]:
+def _drawing(heading: str, svg: str, caption: str) -> Mapping[str, object]:
     return {"heading": heading, "svg": Markup(svg), "caption": caption}
 
 
-def _curves(predictions: Predictions) -> Iterable[Mapping[str, Any]]:
+def _curves(predictions: Predictions) -> Iterable[Mapping[str, object]]:
     for curve in cost_curves(predictions):
         headers, rows = table_of(curve)
         svg = for_both_screens(lambda width, curve=curve: curve_chart(curve, width))  # type: ignore[misc]
@@ -295,7 +295,7 @@ def curve_chart(curve: CostCurve, width: int) -> str:
     return svg_of(parts, width, HEIGHT, f"Samples a second over the number of {curve.gpu}")
 
 
-def _critical_path(predictions: Predictions) -> Mapping[str, Any]:
+def _critical_path(predictions: Predictions) -> Mapping[str, object]:
     found = [
         (one.gpu, one.verdict.critical_path, one.verdict.bound_by, f"{100 * one.verdict.gain:.0f} %")
         for one in predictions.values()
@@ -316,7 +316,7 @@ def _critical_path(predictions: Predictions) -> Mapping[str, Any]:
     )
 
 
-def _methods(predictions: Predictions) -> Mapping[str, Any]:
+def _methods(predictions: Predictions) -> Mapping[str, object]:
     """Return the step's interval and the prediction methods of each GPU, for a collapsed section."""
     brief = [column.title for column in columns_of(predictions)]
     columns = [column for column in columns_of(predictions, verbose=True) if column.title not in brief[1:]]
@@ -324,7 +324,7 @@ def _methods(predictions: Predictions) -> Mapping[str, Any]:
     return {"titles": [column.title for column in columns], "rows": rows}
 
 
-def _prices(predictions: Predictions, offers: Sequence[Offer]) -> Mapping[str, Any]:
+def _prices(predictions: Predictions, offers: Sequence[Offer]) -> Mapping[str, object]:
     """Return the rows of the table of prices, without columns that are empty in each row."""
     rows = []
     for one in predictions.values():

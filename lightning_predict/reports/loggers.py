@@ -1,7 +1,7 @@
 """Send predictions to the loggers of a Trainer, each in the richest form that it supports.
 
 Every logger receives a flat dict of floats through `log_metrics`. `DELIVERIES` lists the additional output of some
-loggers. Small tables with text (a ranking, a budget event) go only to the loggers in `SENDERS`. Loggers are recognized
+loggers, and `TABLES` the loggers that take small tables with text (a ranking, a budget event). Loggers are recognized
 by class name, so this module works with both Lightning packages and imports neither package. Example::
 
     for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
@@ -14,22 +14,20 @@ by class name, so this module works with both Lightning packages and imports nei
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 from lightning_predict.base.fields import Field
 from lightning_predict.base.files import write_atomically
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.prediction import FIELDS
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import RankedGpu, Ranking, ranking_markdown
+from lightning_predict.reports.ranking import Ranking, ranking_markdown
 
-
-def _converted(convert: Callable[[float], float], value: float | None) -> float | None:
-    return None if value is None else convert(value)
-
+Logger: TypeAlias = Any
+"""A logger of either Lightning package, or an object with the same interface."""
 
 QUANTITIES: Final[Mapping[str, Field[Any]]] = {row.log: row for row in FIELDS if row.log is not None}
 """Fields that are logged, by logger key."""
@@ -90,11 +88,13 @@ def remaining_on_this_machine(predictions: Predictions, *, separator: str = "/")
     return {separator.join(("predict", name)): value for name, value in named.items() if value is not None}
 
 
-def _readable(value: float) -> float:
-    return float(f"{value:.4g}")
+def _readable(value: float | None) -> float | None:
+    """Round to four significant digits, which a page has room for."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 TABLE_KEY: Final = "predict/table"
+RANKING_KEY: Final = "predict/ranking"
 FIGURE_KEY: Final = "predict/iteration_time"
 ARTIFACT_FOLDER: Final = "lightning_predict"
 
@@ -103,14 +103,14 @@ TENSORBOARD_WIDTH: Final = 90
 """Maximum row width of a table in characters. At 1280 pixels, TensorBoard breaks numbers in wider tables."""
 
 
-def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
-    from lightning_predict.reports.table_markup import markdown_table
+def _tensorboard_text(logger: Logger, predictions: Predictions, step: int) -> None:
+    from lightning_predict.reports.table import markdown_table
 
     table = markdown_table(predictions, verbose=False, width=TENSORBOARD_WIDTH)
     logger.experiment.add_text(TABLE_KEY, table, global_step=step)
 
 
-def _tensorboard_layout(logger: Any, _predictions: Predictions, _step: int) -> None:
+def _tensorboard_layout(logger: Logger, _predictions: Predictions, _step: int) -> None:
     """Add a custom-scalars page with one chart per quantity; each chart shows all GPUs."""
     charts = {
         title: ["Multiline", [rf"^predict/[^/]+/{quantity}$"]]
@@ -119,7 +119,7 @@ def _tensorboard_layout(logger: Any, _predictions: Predictions, _step: int) -> N
     logger.experiment.add_custom_scalars({"lightning-predict": charts})
 
 
-def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> None:
+def _tensorboard_figure(logger: Logger, predictions: Predictions, step: int) -> None:
     from lightning_predict.reports.figures import figure_pixels, iteration_figure
 
     # Not add_figure: it imports pyplot and changes the state of the user's matplotlib.
@@ -127,75 +127,52 @@ def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> Non
     logger.experiment.add_image(FIGURE_KEY, pixels, global_step=step, dataformats="HWC")
 
 
-def _wandb_table(logger: Any, predictions: Predictions, step: int) -> None:
+def _wandb_table(logger: Logger, predictions: Predictions, step: int) -> None:
     """Send the table with numeric cells, so that W&B can sort the rows."""
     columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
-    logger.log_table(TABLE_KEY, columns=columns, data=list(_wandb_rows(predictions)), step=step)
-
-
-def _wandb_rows(predictions: Predictions) -> Iterator[list[Any]]:
+    rows = []
     for one in predictions.values():
         measured_ms = None if one.measured_seconds is None else seconds_to_milliseconds(one.measured_seconds)
+        numbers = [_readable(quantity.logged(one)) for quantity in QUANTITIES.values()]
         coverage = ", ".join(f"{method} {part:.3f}" for method, part in one.coverage.items())
-        yield [
-            one.gpu,
-            one.gpu == predictions.used_gpu,
-            *(_converted(_readable, quantity.logged(one)) for quantity in QUANTITIES.values()),
-            _converted(_readable, measured_ms),
-            one.fits,
-            one.memory_fit,
-            coverage,
-            one.offer,
-        ]
+        facts = [_readable(measured_ms), one.fits, one.memory_fit, coverage, one.offer]
+        rows.append([one.gpu, one.gpu == predictions.used_gpu, *numbers, *facts])
+    logger.log_table(TABLE_KEY, columns=columns, data=rows, step=step)
 
 
-def _wandb_summary(logger: Any, predictions: Predictions, _step: int) -> None:
+def _wandb_summary(logger: Logger, predictions: Predictions, _step: int) -> None:
     """Write the recommendation to the W&B run summary, which runs can be sorted and filtered by."""
     ranking = predictions.ranking()
     chosen = {"cheapest": ranking.cheapest, "fastest": ranking.fastest}
-    found: dict[str, Any] = {f"predict/{word}_gpu": one.gpu for word, one in chosen.items() if one is not None}
+    found: dict[str, object] = {f"predict/{word}_gpu": one.gpu for word, one in chosen.items() if one is not None}
     if ranking.cheapest is not None and not ranking.per_iteration:
         found |= {"predict/cheapest_usd": ranking.cheapest.cost_usd}
         found |= {"predict/cheapest_hours": seconds_to_hours(ranking.cheapest.seconds)}
     logger.experiment.summary.update(found)
 
 
-def _mlflow_artifacts(logger: Any, predictions: Predictions, step: int) -> None:
-    from lightning_predict.reports.table_markup import markdown_table
+def _mlflow_artifacts(logger: Logger, predictions: Predictions, step: int) -> None:
+    from lightning_predict.reports.table import markdown_table
 
     client, run_id = logger.experiment, logger.run_id
     client.log_dict(run_id, predictions.as_dict() | {"step": step}, f"{ARTIFACT_FOLDER}/predictions.json")
     client.log_text(run_id, markdown_table(predictions), f"{ARTIFACT_FOLDER}/predictions.md")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Additional output of one kind of logger: text, table or figure.
-
-    Attributes:
-        logger_class: Name of the logger's class or of a base class.
-        what: Name of the output in a warning.
-        send: Function of the logger, the predictions and the step.
-    """
-
-    logger_class: str
-    what: str
-    send: Callable[[Any, Predictions, int], None]
-
-
-DELIVERIES: Final = (
-    Delivery("TensorBoardLogger", "table", _tensorboard_text),
-    Delivery("TensorBoardLogger", "bar figure", _tensorboard_figure),
-    Delivery("TensorBoardLogger", "layout of charts", _tensorboard_layout),
-    Delivery("WandbLogger", "table", _wandb_table),
-    Delivery("WandbLogger", "summary", _wandb_summary),
-    Delivery("MLFlowLogger", "artifacts", _mlflow_artifacts),
+DELIVERIES: Final[tuple[tuple[str, str, Callable[[Logger, Predictions, int], None]], ...]] = (
+    ("TensorBoardLogger", "table", _tensorboard_text),
+    ("TensorBoardLogger", "bar figure", _tensorboard_figure),
+    ("TensorBoardLogger", "layout of charts", _tensorboard_layout),
+    ("WandbLogger", "table", _wandb_table),
+    ("WandbLogger", "summary", _wandb_summary),
+    ("MLFlowLogger", "artifacts", _mlflow_artifacts),
 )
+"""Additional output of some loggers: name of the logger's class or of a base class, name of the output in a warning,
+and the function that sends it."""
 
 
 def log_predictions(
-    loggers: Iterable[Any],
+    loggers: Iterable[Logger],
     predictions: Predictions,
     *,
     step: int,
@@ -214,38 +191,39 @@ def log_predictions(
     Returns:
         Warnings, one for each output that could not be logged. The caller should show the warnings.
     """
+    warnings = []
+    for logger in loggers:
+        refused = _refused(logger, "the metrics of the predictions", _send_metrics, predictions, step, in_full, gpus)
+        warnings += refused
+        for name, what, send in () if refused else DELIVERIES:  # an unresponsive server would time out again
+            if name in _classes(logger):
+                warnings += _refused(logger, f"the {what} of the predictions", send, predictions, step)
+    return tuple(warnings)
 
-    def values(separator: str) -> dict[str, float]:
-        found = metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
-        return found | remaining_on_this_machine(predictions, separator=separator)
 
-    return tuple(warning for logger in loggers for warning in _log_predictions_to(logger, predictions, step, values))
+def _send_metrics(
+    logger: Logger, predictions: Predictions, step: int, in_full: bool, gpus: Collection[str] | None
+) -> None:
+    separator = getattr(logger, "group_separator", "/")
+    values = metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
+    logger.log_metrics(values | remaining_on_this_machine(predictions, separator=separator), step=step)
 
 
-def _log_predictions_to(
-    logger: Any, predictions: Predictions, step: int, values: Callable[[str], dict[str, float]]
-) -> Iterator[str]:
-    """Log predictions to one logger; yield a warning for each failed output."""
-    # We catch Exception because a logger is third-party code, often with network access, and its errors must not end a
-    # training run.
+def _classes(logger: Logger) -> set[str]:
+    return {base.__name__ for base in type(logger).__mro__}
+
+
+def _refused(logger: Logger, what: str, send: Callable[..., None], *arguments: object) -> list[str]:
+    """Send one output to a logger; return a warning if the logger fails.
+
+    We catch Exception because a logger is third-party code, often with network access, and its errors must not end a
+    training run.
+    """
     try:
-        separator = getattr(logger, "group_separator", "/")
-        logger.log_metrics(values(separator), step=step)
+        send(logger, *arguments)
     except Exception as error:
-        # Stop here: with an unresponsive server, each further call would wait for another timeout.
-        yield _refusal(logger, "metrics", error)
-        return
-    classes = {base.__name__ for base in type(logger).__mro__}
-    for delivery in DELIVERIES:
-        if delivery.logger_class in classes:
-            try:
-                delivery.send(logger, predictions, step)
-            except Exception as error:
-                yield _refusal(logger, delivery.what, error)
-
-
-def _refusal(logger: Any, what: str, error: Exception) -> str:
-    return f"{type(logger).__name__} could not log the {what} of the predictions: {type(error).__name__}: {error}"
+        return [f"{type(logger).__name__} could not log {what}: {type(error).__name__}: {error}"]
+    return []
 
 
 def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
@@ -257,9 +235,6 @@ def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, f"{predictions.to_json()}\n".encode())
     return Path(path)
-
-
-RANKING_KEY: Final = "predict/ranking"
 
 
 @final
@@ -291,52 +266,41 @@ def ranking_table(ranking: Ranking) -> LoggedTable:
     return LoggedTable(
         key=RANKING_KEY,
         columns=("choice", "gpu", "hours", "cost_usd", "offer"),
-        rows=tuple(_ranking_row(choice, one) for choice, one in chosen if one is not None),
+        rows=tuple(
+            (choice, one.gpu, _readable(seconds_to_hours(one.seconds)), _readable(one.cost_usd), one.prediction.offer)
+            for choice, one in chosen
+            if one is not None
+        ),
         markdown=ranking_markdown(ranking),
     )
 
 
-def log_table(loggers: Iterable[Any], table: LoggedTable, *, step: int) -> tuple[str, ...]:
+def _mlflow_table(logger: Logger, table: LoggedTable, step: int) -> None:
+    name = f"{table.key.replace('/', '_')}_step_{step}.md"
+    logger.experiment.log_text(logger.run_id, table.markdown, f"{ARTIFACT_FOLDER}/{name}")
+
+
+TABLES: Final[Mapping[str, Callable[[Logger, LoggedTable, int], None]]] = {
+    "TensorBoardLogger": lambda logger, table, step: logger.experiment.add_text(
+        table.key, table.markdown, global_step=step
+    ),
+    "WandbLogger": lambda logger, table, step: logger.log_table(
+        table.key, columns=list(table.columns), data=[list(row) for row in table.rows], step=step
+    ),
+    "MLFlowLogger": _mlflow_table,
+}
+"""Functions that send a table to a logger, by the name of the logger's class or of a base class."""
+
+
+def log_table(loggers: Iterable[Logger], table: LoggedTable, *, step: int) -> tuple[str, ...]:
     """Log a table to every logger that supports tables; a logger that fails does not affect the other loggers.
 
     Returns:
         Warnings, one for each logger that failed. The caller should show the warnings.
     """
-    return tuple(warning for logger in loggers for warning in _log_table_to(logger, table, step))
-
-
-def _ranking_row(choice: str, candidate: RankedGpu) -> tuple[str | float | None, ...]:
-    hours = seconds_to_hours(candidate.seconds)
-    cost = _converted(_readable, candidate.cost_usd)
-    return choice, candidate.gpu, _readable(hours), cost, candidate.prediction.offer
-
-
-def _tensorboard(logger: Any, table: LoggedTable, step: int) -> None:
-    logger.experiment.add_text(table.key, table.markdown, global_step=step)
-
-
-def _wandb(logger: Any, table: LoggedTable, step: int) -> None:
-    logger.log_table(table.key, columns=list(table.columns), data=[list(row) for row in table.rows], step=step)
-
-
-def _mlflow(logger: Any, table: LoggedTable, step: int) -> None:
-    name = f"{table.key.replace('/', '_')}_step_{step}.md"
-    logger.experiment.log_text(logger.run_id, table.markdown, f"{ARTIFACT_FOLDER}/{name}")
-
-
-SENDERS: Final[Mapping[str, Callable[[Any, LoggedTable, int], None]]] = {
-    "TensorBoardLogger": _tensorboard,
-    "WandbLogger": _wandb,
-    "MLFlowLogger": _mlflow,
-}
-"""Functions that send a table to a logger, by the name of the logger's class or of a base class."""
-
-
-def _log_table_to(logger: Any, table: LoggedTable, step: int) -> Iterator[str]:
-    for name in (base.__name__ for base in type(logger).__mro__):
-        if name in SENDERS:
-            try:
-                SENDERS[name](logger, table, step)
-            except Exception as error:  # third-party code, often with network access
-                yield f"{type(logger).__name__} did not take {table.key}: {type(error).__name__}: {error}"
-            return
+    return tuple(
+        warning
+        for logger in loggers
+        for name in TABLES.keys() & _classes(logger)
+        for warning in _refused(logger, table.key, TABLES[name], table, step)
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.escaping import markdown_text
@@ -133,7 +133,7 @@ class MemoryReport:
             blocks.append("\n".join([*lines, *(f"| {size} | {markdown_text(name)} |" for size, name in rows)]))
         return "\n\n".join(blocks)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return JSON-serializable values."""
         process, found = self.need.process, self.breakdown
         return {

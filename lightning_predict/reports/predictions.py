@@ -117,7 +117,7 @@ class Predictions(AbstractPredictions):
 
     def _repr_html_(self) -> str:
         from lightning_predict.base.escaping import html_text as escape
-        from lightning_predict.reports.table_markup import html_table
+        from lightning_predict.reports.table import html_table
 
         lines = "".join(f"<p>{escape(line)}</p>" for line in advice(self.ranking()))
         return html_table(self) + lines

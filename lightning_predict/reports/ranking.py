@@ -18,7 +18,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, final
+from typing import Final, Literal, final
 
 from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import InvalidArgumentError
@@ -175,7 +175,7 @@ class Ranking:
 
         return "".join(f"<p>{html_text(text)}</p>" for text in (*advice(self), *remarks(self)))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the GPU names of each field as JSON-serializable values; None for a missing choice."""
         return {
             "per_iteration": self.per_iteration,

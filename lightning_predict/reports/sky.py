@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final, Protocol
 
 import yaml
 
@@ -185,7 +185,15 @@ def sky_accelerator(gpu: str, provider: str = "") -> str:
     return ACCELERATORS.get(gpu, _GEFORCE.sub("RTX", gpu))
 
 
-def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
+class SkyResources(Protocol):
+    """The part of a `sky.Resources` that an estimate needs."""
+
+    @property
+    def accelerators(self) -> Mapping[str, float] | None:
+        """Number of GPUs by name; None on a machine without."""
+
+
+def sky_time_estimator(predictions: Predictions) -> Callable[[SkyResources], int]:
     """Return a function for SkyPilot's `Task.set_time_estimator`, which maps a `sky.Resources` to seconds.
 
     Args:
@@ -197,8 +205,8 @@ def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
         unknown.
     """
 
-    def seconds(resources: Any) -> int:
-        accelerators: Mapping[str, float] = resources.accelerators or {}
+    def seconds(resources: SkyResources) -> int:
+        accelerators = resources.accelerators or {}
         if len(accelerators) != 1:
             raise InvalidArgumentError(f"{resources} has no accelerator of one kind; ask for one, for example T4:1.")
         ((name, count),) = accelerators.items()

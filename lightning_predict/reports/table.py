@@ -1,4 +1,4 @@
-"""Tables of predictions as plain text and on a terminal.
+"""Tables of predictions as plain text, on a terminal, in Markdown and in HTML.
 
 The heading describes the predictions. Rows, columns and notes come from `table_rows`, `table_columns` and
 `table_notes`. If a line is too narrow, less important columns are dropped. Example::
@@ -17,7 +17,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.base.answers import GAP, TEXT_WIDTH
-from lightning_predict.base.escaping import terminal_text
+from lightning_predict.base.escaping import html_text, markdown_text, terminal_text
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.reports.format import ascii_text
 from lightning_predict.reports.table_columns import Column, Grid, columns_of
@@ -206,3 +206,61 @@ def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
         # Text objects, so that rich does not parse markup in names and notes.
         table.add_row(*(Text(text) for text in row), style=style)
     return table
+
+
+def markdown_table(
+    predictions: AbstractPredictions,
+    *,
+    columns: Collection[str] = (),
+    verbose: bool = True,
+    notes: Sequence[str] = (),
+    width: int | None = None,
+) -> str:
+    """Return the table and its footnotes in Markdown.
+
+    Args:
+        predictions: The predictions to show.
+        columns: Names of optional columns to show.
+        verbose: Add prediction methods, sources of prices, and all notes.
+        notes: Additional notes.
+        width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
+    """
+    predictions = predictions if verbose else predictions.shown()
+    shown = grid(predictions, width, columns=columns, verbose=verbose, fold=not verbose)
+    rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
+    heads = [markdown_text(column.title) for column in shown.columns]
+    # Markdown viewers break words in short cells to make room for a long cell.
+    rows = [
+        [
+            markdown_text(text).replace(", ", ",<br>") if column.field.breaks else markdown_text(text)
+            for column, text in zip(shown.columns, row, strict=True)
+        ]
+        for row in shown.rows
+    ]
+    heading = () if predictions.heading is None else (f"**{markdown_text(predictions.heading)}**", "")
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
+    below = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
+    return "\n".join([*heading, *lines, "", *(f"- {markdown_text(note)}" for note in below)])
+
+
+def html_table(predictions: AbstractPredictions) -> str:
+    """Return the table and its footnotes as an HTML fragment for notebooks."""
+    predictions = predictions.shown()
+    shown = grid(predictions, fold=True)
+
+    def line(kind: str, texts: Sequence[str], scope: str) -> str:
+        cells = []
+        for number, (column, text) in enumerate(zip(shown.columns, texts, strict=True)):
+            is_head = kind == "th" or number == 0
+            given = f' scope="{scope}"' if is_head else ""
+            tag = "th" if is_head else "td"
+            cells.append(f'<{tag}{given} style="text-align: {column.justify}">{html_text(text)}</{tag}>')
+        return f"<tr>{''.join(cells)}</tr>"
+
+    head = line("th", [column.title for column in shown.columns], "col")
+    body = "".join(line("td", row, "row") for row in shown.rows)
+    caption = "" if predictions.heading is None else f"<caption>{html_text(predictions.heading)}</caption>"
+    notes = "".join(
+        f"<li>{html_text(note)}</li>" for note in table_notes(predictions, shown, asked_by=".text(verbose=True)")
+    )
+    return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"

@@ -36,7 +36,7 @@ def test_a_device_that_waits_takes_a_share() -> None:
     assert found.watts == pytest.approx(70 * (0.5 + IDLE_SHARE * 0.5))  # 42 W at a share of 0.2
     assert found.kilowatt_hours == pytest.approx(0.042 * 2)
     assert found.co2_kilograms == pytest.approx(0.042 * 2 * 0.5)  # 500 g/kWh
-    assert found.as_dict()["grid_grams_per_kwh"] == 500
+    assert found.grid_grams_per_kwh == 500
 
 
 def test_overhead_and_gpus_multiply() -> None:

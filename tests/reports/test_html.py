@@ -32,9 +32,8 @@ from lightning_predict.reports.charts import (
 from lightning_predict.reports.html import STYLE, html_report
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
-from lightning_predict.reports.table import plain_table
+from lightning_predict.reports.table import markdown_table, plain_table
 from lightning_predict.reports.table_columns import columns_of
-from lightning_predict.reports.table_markup import markdown_table
 from lightning_predict.testing import example_machine, with_values
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN

@@ -28,7 +28,7 @@ from lightning_predict.reports.loggers import (
 )
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
-from lightning_predict.reports.table_markup import markdown_table
+from lightning_predict.reports.table import markdown_table
 from lightning_predict.testing import with_values
 from tests.reports.example import BARE, FULL, MINIMAL
 

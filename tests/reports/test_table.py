@@ -19,8 +19,7 @@ from lightning_predict.cost.prediction import Prediction
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.user_gpus import read_gpus
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.table import grid, plain_table, print_table
-from lightning_predict.reports.table_markup import markdown_table
+from lightning_predict.reports.table import grid, markdown_table, plain_table, print_table
 from lightning_predict.reports.table_notes import NOTES
 from lightning_predict.reports.table_rows import folded_gpus, is_bound_by_links
 from lightning_predict.testing import example_machine, with_values
