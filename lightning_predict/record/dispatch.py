@@ -72,7 +72,7 @@ from lightning_predict.record.tensors import (
     json_argument,
     tensors_in,
 )
-from lightning_predict.record.trace import Operation, TensorInfo
+from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
 if TYPE_CHECKING:
     from lightning_predict.record.assumed_values import AssumedValues
@@ -181,6 +181,8 @@ class DispatchRecorder:
         autocast_dtype: dtype of the active autocast; None if autocast is off.
         failure: Error that ended the recording; None without an error.
     """
+
+    peak_bytes: int | None = None  # only the profiler sees allocations
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
         self.operations: list[Operation] = []
@@ -350,14 +352,22 @@ class DispatchRecorder:
             written.update([tensor.id for tensor in operation.outputs])
         return tuple(number for number in self._alive_at_stop if number in written and number not in given)
 
-    def step_operations(self, represented_by: Sequence[int]) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
-        """Return the operations of all micro-batches of a step, recorded or copied, and the surviving storages."""
+    def trace(self, *, represented_by: Sequence[int] = ()) -> Trace:
+        """Return the recorded step; `represented_by` as in `CaptureSession.trace`."""
         timed, held = self.timed_operations, self.surviving
-        if not represented_by:
-            return timed, held
-        lasting = {self._numbers.number(leaf) for leaf in self.leaves.values()}
-        return complete_step(
-            timed, self._recorded_parts, represented_by=represented_by, parameters=lasting, surviving=held
+        if represented_by:
+            lasting = {self._numbers.number(leaf) for leaf in self.leaves.values()}
+            timed, held = complete_step(
+                timed, self._recorded_parts, represented_by=represented_by, parameters=lasting, surviving=held
+            )
+        return Trace(
+            operations=timed,
+            device="cpu",  # the session knows the device
+            recorder="dispatch",
+            optimizer_steps=self.optimizers.steps,
+            held=held,
+            flags=Flags(autocast_dtype=self.autocast_dtype),
+            notes=self.notes,
         )
 
     def read_storages(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:

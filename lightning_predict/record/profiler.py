@@ -17,7 +17,7 @@ import gc
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -30,6 +30,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_predict.base.errors import CaptureError
+from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.record.micro_batches import backward_ends, collector_paused, without_update
 from lightning_predict.record.signatures import RECORDED_TENSORS
 from lightning_predict.record.tensors import dtype_name
@@ -168,13 +169,24 @@ class ProfilerRecorder:
 
     Args:
         cuda: Whether to record GPU work, too.
+        model: Model that defines module names; None uses the outermost modules that are called.
+        has_hooks: Whether to mark modules and track optimizers, which would recompile compiled code.
 
     Attributes:
         peak_bytes: Peak memory allocated on a GPU; None if no GPU allocation was recorded.
+        modules: Tracks module calls; None without hooks.
+        optimizers: Tracks optimizer steps; None without hooks.
     """
 
-    def __init__(self, *, cuda: bool) -> None:
+    # Facts that only the dispatch recorder has.
+    assumptions: tuple[str, ...] = ()
+    forward_gradient_bytes: int | None = None
+
+    def __init__(self, *, cuda: bool, model: torch.nn.Module | None = None, has_hooks: bool = False) -> None:
         self.peak_bytes: int | None = None
+        self.leaves: dict[int, torch.Tensor] = {}
+        self.modules = ModuleWatch(model, marks=True) if has_hooks else None
+        self.optimizers = OptimizerWatch() if has_hooks else None
         self._cuda = cuda
         self._profile: profile | None = None
         self._window: record_function | None = None
@@ -192,6 +204,8 @@ class ProfilerRecorder:
         with _STARTING:
             refuse_second_profiler()
             _RECORDING.add(self)
+        for watch in self._watches:
+            watch.open()
         if self._cuda:
             torch.cuda.synchronize()
         self._begin()
@@ -238,10 +252,23 @@ class ProfilerRecorder:
         """
         running, self._profile = self._profile, None
         window, self._window = self._window, None
-        try:
+        with ExitStack() as parts:  # all parts run, even if some raise
+            parts.callback(_RECORDING.discard, self)
+            for watch in self._watches:
+                parts.callback(watch.close)
             self._end(running, window)
-        finally:
-            _RECORDING.discard(self)
+
+    @property
+    def _watches(self) -> list[ModuleWatch | OptimizerWatch]:
+        return [watch for watch in (self.modules, self.optimizers) if watch is not None]
+
+    @property
+    def failure(self) -> Exception | None:
+        """First error of a hook; None without an error."""
+        return next((watch.failure for watch in self._watches if watch.failure is not None), None)
+
+    def read_storages(self, _tensors: Iterable[torch.Tensor]) -> None:
+        """Return None: a profile does not contain the storages of a module's tensors."""
 
     def _end(self, running: profile | None, window: record_function | None) -> None:
         if running is None:

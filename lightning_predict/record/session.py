@@ -33,7 +33,6 @@ from lightning_predict.base.errors import CaptureError, NothingRecordedError
 from lightning_predict.base.guard import own_error
 from lightning_predict.record import environment
 from lightning_predict.record.dispatch import DispatchRecorder
-from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.record.profiler import ProfilerRecorder, refuse_second_profiler
 from lightning_predict.record.trace import Trace
 
@@ -152,8 +151,6 @@ class CaptureSession:
         self._step = step
         self._profiler_errors = tuple(profiler_errors)
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
-        self._module_watch: ModuleWatch | None = None
-        self._optimizer_watch: OptimizerWatch | None = None
         self._frames = RecursionHeadroom()
         self._running = False
         self._failure: Exception | None = None
@@ -187,9 +184,6 @@ class CaptureSession:
                 self._prepare()
             self._running = True
             self._frames.open()
-            for part in (self._module_watch, self._optimizer_watch):
-                if part is not None:
-                    part.open()
             assert self._recorder is not None
             self._recorder.start()
             self._synchronize()
@@ -203,7 +197,7 @@ class CaptureSession:
             if self._parts > 0:
                 return True
             self._profiler_errors, self._failure = (*self._profiler_errors, error), None
-            self._recorder = self._module_watch = self._optimizer_watch = None
+            self._recorder = None
             return False
         return True
 
@@ -230,9 +224,6 @@ class CaptureSession:
         with ExitStack() as parts:  # runs in reverse order; all parts run, even if some raise or are interrupted
             parts.callback(self._stopped)
             parts.callback(self._frames.close)
-            for part in (self._optimizer_watch, self._module_watch):
-                if part is not None:
-                    parts.callback(self._quietly, part.close)
             parts.callback(self._quietly, self._stop_recorder)
             parts.callback(self._quietly, self._note_end)
 
@@ -258,14 +249,13 @@ class CaptureSession:
     @property
     def optimizers_seen(self) -> tuple[Optimizer, ...] | None:
         """Optimizers that stepped while recording; None if unknown, as in compiled code."""
-        recorder = self._recorder
-        watch = recorder.optimizers if isinstance(recorder, DispatchRecorder) else self._optimizer_watch
-        return None if watch is None else tuple(watch.optimizers)
+        updates = None if self._recorder is None else self._recorder.optimizers
+        return None if updates is None else tuple(updates.optimizers)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Notes on the values of meta tensors that the step read, and that had to be assumed."""
-        return self._recorder.assumptions if isinstance(self._recorder, DispatchRecorder) else ()
+        return () if self._recorder is None else self._recorder.assumptions
 
     def trace(
         self,
@@ -313,26 +303,24 @@ class CaptureSession:
         )
 
     def _prepare(self) -> None:
-        """Choose the recorder. With the profiler, also install the hooks of modules and optimizers."""
+        """Choose the recorder."""
         if self._compiled is None:
             code = self._step if self._model is None else self._model
             self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)
         self._recorder = self._recorders[len(self._profiler_errors)]()
-        if isinstance(self._recorder, ProfilerRecorder) and not self._compiled:  # hooks would cause recompilation
-            self._module_watch = ModuleWatch(self._model, marks=True)
-            self._optimizer_watch = OptimizerWatch()
 
     @property
     def _recorders(self) -> Sequence[Callable[[], DispatchRecorder | ProfilerRecorder]]:
         """Recorders to try, best first."""
-        is_cuda = self._device.type == "cuda"
         needs_profiler = self._compiled or environment.has_fast_evaluation(self._model) or self._creates_subclasses
         if self._records_data_flow:
             return [partial(DispatchRecorder, self._model)]
         dispatch = [] if needs_profiler and self._device.type != "meta" else [partial(DispatchRecorder, self._model)]
-        if is_cuda:
-            return [partial(ProfilerRecorder, cuda=True), partial(ProfilerRecorder, cuda=False), *dispatch]
-        return dispatch or [partial(ProfilerRecorder, cuda=False)]
+        # Hooks would recompile compiled code.
+        profiler = partial(ProfilerRecorder, model=self._model, has_hooks=not self._compiled)
+        if self._device.type == "cuda":
+            return [partial(profiler, cuda=True), partial(profiler, cuda=False), *dispatch]
+        return dispatch or [partial(profiler, cuda=False)]
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -348,40 +336,22 @@ class CaptureSession:
         if self._recorder is None:
             return
         self._recorder.stop()
-        failures = [part.failure for part in (self._module_watch, self._optimizer_watch) if part is not None]
-        if isinstance(self._recorder, DispatchRecorder):
-            failures.append(self._recorder.failure)
-        self._failure = next((one for one in (self._failure, *failures) if one is not None), None)
+        self._failure = self._failure or self._recorder.failure
 
     def _recorded(self, represented_by: Sequence[int]) -> Trace:
         """Return the recorder's trace with the environment of the step added."""
-        leaves: list[torch.Tensor] = []
-        modules, updates, buffers = self._module_watch, self._optimizer_watch, None
-        if isinstance(self._recorder, DispatchRecorder):
-            recorder = self._recorder
-            modules, updates, leaves = recorder.modules, recorder.optimizers, list(recorder.leaves.values())
-            operations, held = recorder.step_operations(represented_by)
-            trace = Trace(
-                operations=operations,
-                device=self._device.type,
-                recorder="dispatch",
-                optimizer_steps=recorder.optimizers.steps,
-                held=held,
-                flags=environment.read_flags(recorder.autocast_dtype, recorder.optimizers.optimizers),
-                notes=recorder.notes,
-            )
-        else:
-            assert self._recorder is not None
-            trace = self._recorder.trace(represented_by=represented_by)
-            stepped = () if updates is None else updates.optimizers
-            trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype, stepped))
+        recorder = self._recorder
+        assert recorder is not None
+        modules, leaves = recorder.modules, list(recorder.leaves.values())
+        stepped = () if recorder.optimizers is None else tuple(recorder.optimizers.optimizers)
+        trace = recorder.trace(represented_by=represented_by)
+        trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype, stepped))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
         environment.check_listed(roots)
-        if roots and isinstance(self._recorder, DispatchRecorder):
-            buffers = self._recorder.read_storages(buffer for root in roots for buffer in root.buffers())
+        buffers = recorder.read_storages(buffer for root in roots for buffer in root.buffers()) if roots else None
         if modules is not None:
             trace = _renamed(trace, modules.final_names())
-        optimizers = self._optimizers or tuple(updates.optimizers if updates is not None else ())
+        optimizers = self._optimizers or stepped
         if not roots and not leaves:
             groups = (group for optimizer in optimizers for group in optimizer.param_groups)
             leaves = [parameter for group in groups for parameter in group["params"]]
@@ -390,12 +360,12 @@ class CaptureSession:
             leaves,
             optimizers,
             has_backward=any(operation.phase == "backward" for operation in trace.operations),
-            forward_gradient_bytes=self._forward_gradient_bytes,
+            forward_gradient_bytes=recorder.forward_gradient_bytes,
             peak_bytes=self._peak_bytes,
             reserved_bytes=self._reserved_by_step,
         )
         if self._resident:
-            memory = replace(memory, resident_bytes=self._unused_bytes(roots))
+            memory = replace(memory, resident_bytes=self._unused_bytes(roots, recorder))
         return self._with_device(
             replace(
                 trace,
@@ -408,19 +378,12 @@ class CaptureSession:
             )
         )
 
-    def _unused_bytes(self, roots: Sequence[nn.Module]) -> int | None:
+    def _unused_bytes(self, roots: Sequence[nn.Module], recorder: DispatchRecorder | ProfilerRecorder) -> int | None:
         """Return the size of resident tensors that the step does not use; None if the step uses all of them."""
         tensors = environment.held_tensors(self._resident)
         used = {id(tensor) for tensor in environment.held_tensors(roots)}
-        others = [tensor for tensor in tensors if id(tensor) not in used]
-        if isinstance(self._recorder, DispatchRecorder):
-            recorder = self._recorder
-            others = [tensor for tensor in others if not recorder.read_storages([tensor])]
+        others = [tensor for tensor in tensors if id(tensor) not in used and not recorder.read_storages([tensor])]
         return environment.bytes_of_tensors(others) or None
-
-    @property
-    def _forward_gradient_bytes(self) -> int | None:
-        return self._recorder.forward_gradient_bytes if isinstance(self._recorder, DispatchRecorder) else None
 
     @property
     def _peak_bytes(self) -> int | None:
@@ -430,7 +393,7 @@ class CaptureSession:
         """
         if self._device.type != "cuda":
             return None
-        recorded = self._recorder.peak_bytes if isinstance(self._recorder, ProfilerRecorder) else None
+        recorded = None if self._recorder is None else self._recorder.peak_bytes
         most = torch.cuda.max_memory_allocated(self._device)
         return recorded or (most if self._reserved_bytes is None else min(most, self._reserved_bytes))
 

@@ -16,7 +16,7 @@ from lightning_predict.layouts.model_parallel import stage_parameters
 from lightning_predict.layouts.strategy import parse_strategy
 from lightning_predict.layouts.tensor_parallel import split_model
 from lightning_predict.memory.rank_memory import RankMemory
-from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
+from lightning_predict.record.hooks import ModuleWatch
 from lightning_predict.record.profiler import ProfilerRecorder
 from lightning_predict.record.session import CaptureSession
 from lightning_predict.record.trace import Trace
@@ -68,8 +68,7 @@ def captured(reentrant: bool | None, recorder: str) -> Trace:
         compiled=False,
     )
     if recorder == "profiler":
-        session._recorder = ProfilerRecorder(cuda=False)
-        session._module_watch, session._optimizer_watch = ModuleWatch(marks=True), OptimizerWatch()
+        session._recorder = ProfilerRecorder(cuda=False, has_hooks=True)
     session.start()
     step()
     session.stop()

@@ -50,8 +50,7 @@ def test_error_in_one_part_stops_all_others(
     step = perceptron_step()
     session = CaptureSession(device=torch.device("cpu"), model=step.model, compiled=recorder == "profiler")
     if recorder == "profiler":
-        session._recorder = ProfilerRecorder(cuda=False)
-        session._module_watch, session._optimizer_watch = ModuleWatch(marks=True), OptimizerWatch()
+        session._recorder = ProfilerRecorder(cuda=False, has_hooks=True)
     session.start()
     step()
     monkeypatch.setattr(owner, name, fail)
