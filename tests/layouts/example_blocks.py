@@ -9,23 +9,26 @@ stay bound by computing, and every time goes by the share of the work (`half_spe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from lightning_predict.base.interval import Interval
+from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
-from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes
-from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.layouts.layout_steps import MultiGpuStep
-from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.layouts.overlap import OVERLAP_COSTS, slowest_of
+from lightning_predict.layouts.strategy import Strategy, parse_strategy
 from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host
-from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from tests.kernels.example_models import half_speed
 
+A100 = gpu("A100-SXM-80GB")
+FAST = Interconnect(intra_node_bytes_per_second=1e15, inter_node_bytes_per_second=1e15)
 SAMPLES, LENGTH, HIDDEN, HEADS = 4, 256, 1024, 8
 TOKENS = SAMPLES * LENGTH
 STREAM_BYTES = TOKENS * HIDDEN * 4
@@ -114,29 +117,75 @@ def timed_as(trace: Trace, seconds: list[float]) -> WorkTimes:
     )
 
 
-def on_layouts(
-    trace: Trace,
-    timed: WorkTimes,
-    gpus: Sequence[Gpu],
-    steps: Sequence[StepPrediction],
-    layouts: Sequence[Layout],
-    strategy: Strategy,
+def step_on(
+    model: int | Trace,
+    strategy: Strategy | str,
+    layout: int | Layout,
     *,
-    interconnect: Interconnect = CATALOGUE,
-    models: KernelModels | None = None,
+    seconds: Sequence[float] | None = None,
+    links: Interconnect = FAST,
+    step: StepPrediction | None = None,
     host: Host = UNKNOWN_HOST,
-) -> tuple[StepPrediction, ...]:
-    """Return the step on each layout; `steps` has the step on a single GPU, for each of `gpus`."""
-    shared, rows = (
-        MultiGpuStep(trace, timed, gpus, models=models, host=host),
-        {gpu.name: i for i, gpu in enumerate(gpus)},
+    trains: bool = True,
+    timed: WorkTimes | None = None,
+) -> StepPrediction:
+    """Predict a step on a layout.
+
+    Args:
+        model: Number of blocks, or a trace.
+        strategy: Parallel strategy, also as a text.
+        layout: Number of A100s in one machine, or a layout.
+        seconds: Seconds of each operation; None for those of `trace_of`.
+        links: Bandwidths of the links; by default, communication takes no time.
+        step: The step on one GPU; None predicts it.
+        host: Assumed host.
+        trains: Whether a number of blocks has a backward pass.
+        timed: Times of the operations; None for those of `seconds`.
+    """
+    trace, usual = (model, None) if isinstance(model, Trace) else trace_of(model, trains=trains)
+    times = timed or timed_as(trace, list(seconds or usual or usual_seconds(trace)))
+    layout = Layout(A100, layout) if isinstance(layout, int) else layout
+    step = step or predict_steps(trace, times, [layout.gpu], host=host)[0]
+    shared = MultiGpuStep(trace, times, [layout.gpu], models=MODELS, host=host)
+    return shared.on_layout(layout, step, 0, parse_strategy(strategy), links)
+
+
+def usual_seconds(trace: Trace) -> list[float]:
+    """Return the seconds of a trace with the operations of `trace_of`, which may have other modules or parameters."""
+    blocks = sum(operation.name == "aten::scaled_dot_product_attention" for operation in trace.operations)
+    return trace_of(blocks)[1]
+
+
+def with_wait(seconds: float, count: int) -> float:
+    """Return the time of a step with the wait for the slowest of `count` GPUs, whose mean speeds differ little."""
+    return seconds * (1 + float(OVERLAP_COSTS.speed_deviation(np.array(seconds))) * slowest_of(count))
+
+
+def mixture(blocks: int, experts: int) -> tuple[Trace, list[float]]:
+    """Each block has experts of 4 MiB each, in one parameter, that 1,024 routed tokens visit in 0.5 s."""
+    trace, seconds = trace_of(blocks)
+    names = [f"blocks.{block}.experts" for block in range(blocks)]
+    tables = tuple(Parameter(name=f"{name}.weight", shape=(experts, HIDDEN, HIDDEN), dtype="float32") for name in names)
+    inputs = matrix(TOKENS, HIDDEN), matrix(experts, HIDDEN, HIDDEN)
+    visits = [Operation(name="aten::_grouped_mm", phase="forward", module=name, inputs=inputs) for name in names]
+    forward, added = 4 * blocks, blocks * experts * EXPERT_BYTES
+    memory = replace(
+        trace.memory,
+        parameter_bytes=(trace.memory.parameter_bytes or 0) + added,
+        gradient_bytes=(trace.memory.gradient_bytes or 0) + added,
     )
-    own = [rows[layout.gpu.name] for layout in layouts]
-    return tuple(
-        shared.on_layout(layout, steps[row], row, strategy, interconnect)
-        for layout, row in zip(layouts, own, strict=True)
+    return (
+        replace(
+            trace,
+            operations=(*trace.operations[:forward], *visits, *trace.operations[forward:]),
+            parameters=(*trace.parameters, *tables),
+            memory=memory,
+        ),
+        [*seconds[:forward], *([0.5] * blocks), *seconds[forward:]],
     )
 
+
+EXPERT_BYTES = HIDDEN * HIDDEN * 4
 
 NORMS_REL = 0.04
 """A norm of a part of the rows takes more than that part of its time, as fewer rows fill fewer multiprocessors: at most

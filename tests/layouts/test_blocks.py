@@ -1,4 +1,4 @@
-"""Which modules are transformer blocks, and the properties derived from their operations."""
+"""Modules that are transformer blocks, and the properties derived from their operations."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ def renamed(trace: Trace, names: dict[str, str]) -> Trace:
     return replace(trace, operations=tuple(replace(each, module=module(each)) for each in trace.operations))
 
 
-def test_a_block_by_hand() -> None:
+def names_of(trace: Trace) -> list[str]:
+    return [found.name for found in find_blocks(trace)]
+
+
+def test_block_by_hand() -> None:
     trace, _ = trace_of(3)
     found = find_blocks(trace)
     assert [each.name for each in found] == ["blocks.0", "blocks.1", "blocks.2"]
     first = found[0]
     assert (first.hidden, first.tokens, first.heads, first.kv_heads) == (HIDDEN, TOKENS, HEADS, HEADS)
-    assert first.weights == frozenset({(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)})
-    assert first.parameters == frozenset({(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)})
-    # The projection behind attention leads back to the stream; the one before it does not.
+    assert first.weights == first.parameters == frozenset({(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)})
+    # The projection after attention leads back to the stream; the one before it does not.
     assert list(first.reduced_bytes) == [STREAM_BYTES]
     assert first.stream_bytes == STREAM_BYTES
 
@@ -61,7 +64,7 @@ def captured(name: str) -> tuple[TransformerBlock, ...]:
         ("vit", ["layers.0", "layers.1"], 4),
     ],
 )
-def test_recorded_models(name: str, names: list[str], kv_heads: int) -> None:
+def test_blocks_of_recorded_models(name: str, names: list[str], kv_heads: int) -> None:
     found = captured(name)
     assert [each.name for each in found] == names
     for each in found:
@@ -72,31 +75,26 @@ def test_recorded_models(name: str, names: list[str], kv_heads: int) -> None:
         assert each.stream_bytes == stream
 
 
-def test_a_decoder_with_two_attentions_leads_back_three_times() -> None:
+def test_decoder_with_two_attentions_has_three_all_reduces() -> None:
     encoder, decoder = captured("transformer")
     assert (encoder.name, decoder.name) == ("encoder.0", "decoder.0")
     assert (len(encoder.reduced_bytes), len(decoder.reduced_bytes)) == (2, 3)
     assert (encoder.heads, decoder.heads) == (4, 4)
 
 
-def test_what_holds_blocks_is_none() -> None:
-    trace, _ = trace_of(2)
-    assert [each.name for each in find_blocks(renamed(trace, {"blocks": "1.layers"}))] == ["1.layers.0", "1.layers.1"]
+@pytest.mark.parametrize(
+    ("blocks", "prefix", "names"), [(2, "1.layers", ["1.layers.0", "1.layers.1"]), (1, "0.layers", ["0.layers.0"])]
+)
+def test_module_that_contains_blocks_is_not_a_block(blocks: int, prefix: str, names: list[str]) -> None:
+    assert names_of(renamed(trace_of(blocks)[0], {"blocks": prefix})) == names
 
 
-def test_a_model_of_one_block() -> None:
-    trace, _ = trace_of(1)
-    assert [each.name for each in find_blocks(renamed(trace, {"blocks": "0.layers"}))] == ["0.layers.0"]
-
-
-def test_a_block_without_like_beside_others() -> None:
-    encoder = renamed(trace_of(2)[0], {"blocks": "encoder"})
-    decoder = renamed(trace_of(1)[0], {"blocks": "1.decoder"})
+def test_blocks_need_no_identical_siblings() -> None:
+    encoder, decoder = (
+        renamed(trace_of(blocks)[0], {"blocks": name}) for blocks, name in ((2, "encoder"), (1, "1.decoder"))
+    )
     both = replace(encoder, operations=(*encoder.operations, *decoder.operations))
-    assert [each.name for each in find_blocks(both)] == ["encoder.0", "encoder.1", "1.decoder.0"]
-
-
-def test_a_block_unlike_its_siblings_is_one_nevertheless() -> None:
+    assert names_of(both) == ["encoder.0", "encoder.1", "1.decoder.0"]
     trace, _ = trace_of(3)
     wider = Operation(
         name="aten::mm",
@@ -107,54 +105,45 @@ def test_a_block_unlike_its_siblings_is_one_nevertheless() -> None:
     assert len(find_blocks(replace(trace, operations=(wider, *trace.operations)))) == 3
 
 
-def test_heads_of_a_softmax_written_out() -> None:
+def test_heads_of_unfused_attention() -> None:
     # Rows of scores are samples x heads x queries: 4 x 8 x 256, over 4 x 256 tokens.
     scores, values = TensorInfo((32, 256, 256), "float32"), TensorInfo((32, 256, 128), "float32")
-    names = {
-        "aten::bmm": (values, TensorInfo((32, 128, 256), "float32")),
-        "aten::_softmax": (scores,),
-    }
-    written_out = [
-        Operation(name=name, phase="forward", inputs=inputs, module="blocks.0.attention")
-        for name, inputs in (*names.items(), ("aten::bmm", (scores, values)))
+    calls = (
+        ("aten::bmm", (values, TensorInfo((32, 128, 256), "float32"))),
+        ("aten::_softmax", (scores,)),
+        ("aten::bmm", (scores, values)),
+    )
+    unfused = [
+        Operation(name=name, phase="forward", inputs=inputs, module="blocks.0.attention") for name, inputs in calls
     ]
     fused = [operation for operation, _ in block("blocks.0")]
-    operations = (*fused[:2], *written_out, fused[3])
-    trace = Trace(operations=operations, device="cpu", recorder="dispatch")
-    (found,) = find_blocks(trace)
+    (found,) = find_blocks(Trace(operations=(*fused[:2], *unfused, fused[3]), device="cpu", recorder="dispatch"))
     assert (found.heads, found.kv_heads, len(found.reduced_bytes)) == (8, 8, 1)
 
 
-def test_a_softmax_that_is_no_attention_makes_no_block() -> None:
+def test_model_without_attention_is_refused() -> None:
     trace, _ = trace_of(2)
-    routed = tuple(
+    routed = tuple(  # a softmax that is not attention
         replace(each, name="aten::_softmax", inputs=each.inputs[:1]) if "attention" in each.name else each
         for each in trace.operations
     )
     with pytest.raises(InvalidArgumentError, match="no numbered module"):
         find_blocks(replace(trace, operations=routed))
-
-
-def test_no_blocks_are_said_with_what_to_do() -> None:
-    product = Operation(
-        name="aten::mm",
-        phase="forward",
-        inputs=(TensorInfo((4, 4), "float32"), TensorInfo((4, 4), "float32")),
-        module="layers.0",
-    )
+    data = TensorInfo((4, 4), "float32")
+    matmul = Operation(name="aten::mm", phase="forward", inputs=(data, data), module="layers.0")
     with pytest.raises(
         InvalidArgumentError,
         match=r"holds none: no numbered module \(such as 'layers.0'\) of the 1 that it names has attention.*"
         "leave out tensor and pipeline",
     ):
-        find_blocks(Trace(operations=(product,), device="cpu", recorder="dispatch"))
+        find_blocks(Trace(operations=(matmul,), device="cpu", recorder="dispatch"))
 
 
-def test_modules_by_number() -> None:
+@pytest.mark.parametrize(
+    ("module", "position"),
+    [("blocks.1.attention.output", 1), ("blocks.1", 1), ("blocks.10.norm", None), (None, None)],
+)
+def test_block_of_a_module(module: str | None, position: int | None) -> None:
+    assert block_of(module, positions_of(find_blocks(trace_of(2)[0]))) == position
     assert list(numbered_modules("1.layers.3.norm")) == ["1", "1.layers.3"]
     assert list(numbered_modules("head")) == []
-    positions = positions_of(find_blocks(trace_of(2)[0]))
-    assert block_of("blocks.1.attention.output", positions) == 1
-    assert block_of("blocks.1", positions) == 1
-    assert block_of("blocks.10.norm", positions) is None
-    assert block_of(None, positions) is None

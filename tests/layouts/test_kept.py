@@ -1,4 +1,4 @@
-"""Steps and memory of layouts under strategies that differ in one thing, and the results of a search."""
+"""Kept steps and memory of layouts under many strategies, and results of a search."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WORKLOAD: Final = Workload(training_iterations=1000, validation_iterations=37, s
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_layouts(kept: Kept, name: str) -> None:
+def test_layouts_match_kept_values(kept: Kept, name: str) -> None:
     layout, strategies = layout_of(CASES[name][0]), CASES[name][1]
     step = StepPredictor(example(name), [layout.gpu], Assumptions(), WORKLOAD)
     found = {}
@@ -65,7 +65,7 @@ def test_layouts(kept: Kept, name: str) -> None:
     kept(f"layouts of {name}", found)
 
 
-def test_links(kept: Kept) -> None:
+def test_links_match_kept_values(kept: Kept) -> None:
     found = {}
     for word, links in (
         ("slow network", Interconnect(inter_node_bytes_per_second=3e9)),
@@ -78,6 +78,6 @@ def test_links(kept: Kept) -> None:
     kept("links", found)
 
 
-def test_search(kept: Kept) -> None:
+def test_search_matches_kept_values(kept: Kept) -> None:
     ranked = best_layouts(example("tabular"), ["2x2xL4"], iterations=1000, count=6)
     kept("search", {one.strategy.name: one.prediction.iteration_seconds for one in ranked})

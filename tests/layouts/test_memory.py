@@ -6,7 +6,6 @@ Two blocks of 16 MiB of weights each; with gradients and two states a parameter 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +14,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import MEBIBYTE
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.gradients import parameter_bytes
 from lightning_predict.layouts.model_parallel import stage_parameters
-from lightning_predict.layouts.strategy import DATA_STRATEGIES, DataStrategy, Strategy
+from lightning_predict.layouts.strategy import DATA_STRATEGIES, DataStrategy, Strategy, parse_strategy
 from lightning_predict.layouts.tensor_parallel import split_model
 from lightning_predict.memory.rank_memory import RankMemory, even_bytes
 from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
-from tests.layouts.example_blocks import HIDDEN, TOKENS, WEIGHT_BYTES, trace_of
+from tests.layouts.example_blocks import EXPERT_BYTES, HIDDEN, TOKENS, WEIGHT_BYTES, mixture, trace_of
 
 H100 = gpu("H100-SXM-80GB")
 VOCABULARY = 32 * HIDDEN
@@ -57,17 +57,65 @@ def with_activations(blocks: int) -> Trace:
 ACTIVATION_BYTES = 4 * TOKENS * HIDDEN * 4
 TRACE = with_activations(2)
 SINGLE_BYTES = 2 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
+FIRST_BACKWARD = next(index for index, operation in enumerate(TRACE.operations) if operation.phase == "backward")
 
 
-def memory(data: DataStrategy, count: int, **degrees: Any) -> float:
-    return tensors(TRACE, count, Strategy(data=data, **degrees))
+def with_operations(*operations: Operation) -> Trace:
+    """Return the trace with operations between its forward and backward passes."""
+    return replace(
+        TRACE, operations=(*TRACE.operations[:FIRST_BACKWARD], *operations, *TRACE.operations[FIRST_BACKWARD:])
+    )
 
 
-def tensors(trace: Trace, count: int, strategy: Strategy) -> float:
-    return RankMemory(trace).tensor_bytes(Layout(H100, count), strategy)
+def tensors(words: str, count: int, *, trace: Trace = TRACE, nodes: int = 1) -> float:
+    return RankMemory(trace).tensor_bytes(Layout(H100, count // nodes, nodes), parse_strategy(words))
 
 
-def test_the_gpu_of_a_pipeline_that_needs_the_least_memory_holds_fewer_blocks() -> None:
+@pytest.mark.parametrize(
+    ("words", "gpus", "nodes", "lasting", "activations"),
+    [
+        # Lasting memory is in units of a block's weights: 8 on one GPU. Of a block's activations, the stream is a
+        # quarter and its inner tensor three quarters.
+        ("ddp", 2, 1, 8 + 2, 2),  # DDP's buckets hold the gradients once more
+        ("ddp,tensor=2", 2, 1, 4, 2 * (1 / 4 + 3 / 8)),  # the stream is whole
+        ("ddp,tensor=2", 4, 1, 4 + 1, 2 * (1 / 4 + 3 / 8)),
+        ("ddp,tensor=4", 4, 2, 2, 2 * (1 / 4 + 3 / 16)),
+        ("ddp,tensor=2,sequence", 2, 1, 4, 1),
+        ("ddp,context=2", 2, 1, 8 + 2, 1),
+        ("ddp,micro_batches=4", 2, 1, 8 + 2, 2 / 4),
+        # The first stage holds one block, and two of four micro-batches at once.
+        ("ddp,pipeline=2,micro_batches=4", 2, 1, 4, 1 / 2),
+        ("ddp,pipeline=2,micro_batches=1", 2, 1, 4, 1),
+        ("ddp,pipeline=2,micro_batches=4,schedule=zero_bubble", 2, 1, 4, 1 / 2),
+        ("ddp,tensor=2,pipeline=2,micro_batches=2", 4, 1, 2, 1 / 4 + 3 / 8),
+        ("ddp,fp8=tensorwise", 2, 1, 8 + 2, 2),  # kept storages stay as recorded
+        ("ddp,overlap_grad_reduce=false", 2, 1, 8 + 2, 2),
+        ("ddp,recompute=full", 2, 1, 8 + 2, 1),  # one block exists while it is computed again
+        ("zero2,offload=optimizer", 2, 1, 2 + 1, 2),
+        # Two replicas of a part: half of gradients and states stay; FSDP also gathers all parameters of the part.
+        ("zero2,tensor=2", 4, 1, 4 - 1.5, 2 * (1 / 4 + 3 / 8)),
+        ("fsdp,tensor=2", 4, 1, 4 - 2 + 1, 2 * (1 / 4 + 3 / 8)),
+        ("fsdp,param_dtype=bfloat16", 2, 1, 4 + 1, 2),  # two units of half the size
+        ("hybrid,shard=2", 8, 1, 4 + 2, 2),
+        ("hybrid,shard=4", 8, 4, 2 + 2, 2),
+        # In a pipeline, gathered parameters and whole sums of gradients are kept.
+        ("fsdp,pipeline=2,micro_batches=4", 4, 1, 1 + 1 / 2 + 1 + 1, 1 / 2),
+        ("fsdp,pipeline=2,micro_batches=4,reduce_dtype=bfloat16", 4, 1, 1 + 1 / 2 + 1 + 1 / 2, 1 / 2),
+    ],
+)
+def test_tensors_of_a_rank_by_hand(words: str, gpus: int, nodes: int, lasting: float, activations: float) -> None:
+    expected = lasting * WEIGHT_BYTES + activations * ACTIVATION_BYTES
+    assert tensors(words, gpus, nodes=nodes) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("more", "share"), [("", 0.5), (",virtual=2", 0.625), (",schedule=gpipe", 1.0)])
+def test_interleaved_schedule_and_gpipe_keep_more_micro_batches(more: str, share: float) -> None:
+    # Two blocks a stage; 2, 2 x 1.25 and 4 of four micro-batches at once.
+    found = tensors(f"ddp,pipeline=2,micro_batches=4{more}", 2, trace=with_activations(4))
+    assert found == pytest.approx(2 * 4 * WEIGHT_BYTES + 2 * ACTIVATION_BYTES * share)
+
+
+def test_least_filled_stage_of_a_pipeline_holds_fewer_blocks() -> None:
     trace = with_activations(3)  # the first stage of two has two of the three blocks, and keeps two micro-batches
     strategy, layout, ranks = Strategy(pipeline=2, micro_batches=4), Layout(H100, 2), RankMemory(trace)
     most = 2 * 4 * WEIGHT_BYTES + 2 * ACTIVATION_BYTES * 2 / 4
@@ -80,129 +128,142 @@ def test_the_gpu_of_a_pipeline_that_needs_the_least_memory_holds_fewer_blocks() 
     assert ranks.least_filled(layout, Strategy()) is None
 
 
-def test_blocks_over_two_gpus() -> None:
-    # Half of everything that lasts; of a block's kept storages, the stream (a quarter of it) whole and the rest halved.
-    expected = 2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2))
-    assert memory("ddp", 2, tensor=2) == pytest.approx(expected)
-    # With a second replica, DDP's buckets of half the gradients.
-    assert memory("ddp", 4, tensor=2) == pytest.approx(expected + WEIGHT_BYTES)
-
-
-def test_what_products_gather_of_a_sequence_is_kept_whole_or_gathered_again() -> None:
-    # The stream of each block, a quarter of its kept storages, is multiplied there.
-    streams = [TensorInfo((4, 256, HIDDEN), "float32", id=2 * block) for block in range(2)]
-    products = tuple(
-        Operation(name="aten::mm", phase="forward", inputs=(stream,), module=f"blocks.{block}.norm")
-        for block, stream in enumerate(streams)
+def test_busiest_experts_keep_more_activations() -> None:
+    # Of each block's four widths of activations three are its experts'; half as many tokens more, half as much more.
+    named = tuple(
+        replace(each, module=(each.module or "").replace("perceptron", "experts") or None) for each in TRACE.operations
     )
-    first = next(index for index, one in enumerate(TRACE.operations) if one.phase == "backward")
-    trace = replace(TRACE, operations=(*TRACE.operations[:first], *products, *TRACE.operations[first:]))
+    table = Parameter(name="blocks.0.experts.weight", shape=(4, 1, 1), dtype="float32")
+    trace = replace(TRACE, operations=named, parameters=(*TRACE.parameters, table))
+    even, uneven = (tensors(f"ddp,expert=2{more}", 2, trace=trace) for more in ("", ",capacity=1.5"))
+    assert uneven - even == pytest.approx(0.5 * 3 / 4 * 2 * ACTIVATION_BYTES)
+    # The other of two GPUs gets half as many tokens: 2 - 1.5 times as many as with balanced routing.
+    ranks, layout = RankMemory(trace), Layout(H100, 2)
+    least = ranks.least_filled(layout, parse_strategy("ddp,expert=2,capacity=1.5"))
+    assert least is not None
+    size = least.persistent_bytes + max(least.temporary_bytes, least.update_bytes)
+    assert even - size == pytest.approx(0.5 * 3 / 4 * 2 * ACTIVATION_BYTES)
+    assert ranks.least_filled(layout, parse_strategy("ddp,expert=2")) is None
 
-    def needed(*, again: bool) -> float:
-        return tensors(trace, 2, Strategy(tensor=2, sequence=True, gather_again=again))
 
-    assert needed(again=False) == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2)))
-    assert needed(again=True) == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES / 2))
+@pytest.mark.parametrize(("again", "activations"), [(False, 0.25 + 0.75 / 2), (True, 1 / 2)])
+def test_gathered_matmul_inputs_are_kept_whole_or_gathered_again(again: bool, activations: float) -> None:
+    # The stream of each block, a quarter of its kept storages, is multiplied there.
+    matmuls = [
+        Operation(
+            name="aten::mm",
+            phase="forward",
+            inputs=(TensorInfo((4, 256, HIDDEN), "float32", id=2 * block),),
+            module=f"blocks.{block}.norm",
+        )
+        for block in range(2)
+    ]
+    found = tensors(f"ddp,tensor=2,sequence,gather_again={again}", 2, trace=with_operations(*matmuls))
+    assert found == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * activations))
 
 
-def test_gradients_that_are_exchanged_in_another_dtype_are_added_up_in_one_buffer() -> None:
+@pytest.mark.parametrize(("words", "parts", "replicas"), [("ddp,tensor=2", 2, 1), ("ddp", 1, 2), ("zero1", 1, 2)])
+def test_gradients_reduced_in_another_dtype_are_added_in_one_buffer(words: str, parts: int, replicas: int) -> None:
     half = replace(TRACE, parameters=tuple(replace(one, dtype="bfloat16") for one in TRACE.parameters))
-    # Two blocks of so many values; nanotron and Megatron keep 4 bytes for each, of a single replica and of two.
+    # nanotron and Megatron keep 4 bytes for each value, of a single replica and of two.
     elements = 2 * WEIGHT_BYTES / 4
-    for data, count, tensor in (("ddp", 2, 2), ("ddp", 2, 1), ("zero1", 2, 1)):
-        own = {"data": data, "tensor": tensor}
-        without = tensors(half, count, Strategy(**own))  # type: ignore[arg-type]
-        exchanged = Strategy(**own, reduce_dtype="float32")  # type: ignore[arg-type]
-        buckets = 0 if tensor == 2 else 2 * elements  # torch's own: as large as the gradients, where there are replicas
-        found = tensors(half, count, exchanged)
-        # A gradient is freed when it was added to the buffer.
-        gradients = 2 * WEIGHT_BYTES / tensor
-        assert found == pytest.approx(without - buckets - gradients + 4 * elements / tensor)
+    without, found = (tensors(f"{words}{more}", 2, trace=half) for more in ("", ",reduce_dtype=float32"))
+    buckets = 2 * elements if replicas > 1 else 0  # torch's own, as large as the gradients
+    # A gradient is freed when it was added to the buffer.
+    assert found == pytest.approx(without - buckets - 2 * WEIGHT_BYTES / parts + 4 * elements / parts)
 
 
-def test_what_the_loss_writes_in_passing_is_there_whatever_is_computed_again() -> None:
-    # As large as what both blocks leave, written behind the forward pass and read at once; the fullest moment has both.
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("ddp", 4),
+        ("ddp,recompute=full", 2),  # the output of the loss; later, one block is computed again at a time
+        ("ddp,recompute=full,tensor=2,sequence,gather_again", 2),  # the output of this loss is not divided
+    ],
+)
+def test_temporary_tensors_of_the_loss_are_not_recomputed(words: str, count: int) -> None:
+    # As large as the activations of both blocks, written after the forward pass and read at once.
     lost = TensorInfo((2 * ACTIVATION_BYTES // 4,), "float32", id=100)
     wrote = Operation(name="aten::relu", phase="backward", outputs=(lost,), module="head")
     read = Operation(name="aten::relu", phase="backward", inputs=(lost,), module="head")
-    first = next(index for index, one in enumerate(TRACE.operations) if one.phase == "backward")
-    trace = replace(TRACE, operations=(*TRACE.operations[:first], wrote, read, *TRACE.operations[first:]))
-    lasting = 8 * WEIGHT_BYTES
-
-    def activations(**options: Any) -> float:
-        strategy = Strategy(**options)
-        return tensors(trace, strategy.tensor, strategy) - lasting / strategy.tensor
-
-    assert activations() == 4 * ACTIVATION_BYTES
-    # The output of the loss; later, one block is computed again at a time.
-    assert activations(recompute="full") == 2 * ACTIVATION_BYTES
-    # GPUs that share blocks do not share the output of this loss.
-    shared = {"recompute": "full", "tensor": 2, "sequence": True, "gather_again": True}
-    assert activations(**shared) == 2 * ACTIVATION_BYTES
+    parts = parse_strategy(words).tensor
+    found = tensors(words, parts, trace=with_operations(wrote, read)) - 8 * WEIGHT_BYTES / parts
+    assert found == count * ACTIVATION_BYTES
 
 
-def test_a_pipeline_of_two_stages() -> None:
-    # The first stage holds one block, and two of four micro-batches at once.
-    assert memory("ddp", 2, pipeline=2, micro_batches=4) == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES / 2)
-    # With a single one it waits for it.
-    assert memory("ddp", 2, pipeline=2, micro_batches=1) == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES)
-
-
-def test_micro_batches_leave_less_to_the_backward_pass() -> None:
-    expected = 2 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4) + 2 * WEIGHT_BYTES  # and DDP's buckets
-    assert memory("ddp", 2, micro_batches=4) == pytest.approx(expected)
-
-
-def test_replicas_share_a_part_of_the_model() -> None:
-    # Two replicas: of the part's 2 x 16 MiB, half of gradients and states stay, and all parameters pass by.
-    part = 2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2))
-    assert memory("zero2", 4, tensor=2) == pytest.approx(part - 0.5 * 3 * WEIGHT_BYTES)
-    assert memory("fsdp", 4, tensor=2) == pytest.approx(part - 0.5 * 4 * WEIGHT_BYTES + WEIGHT_BYTES)
-
-
-def test_fsdp_in_a_pipeline_keeps_what_it_gathered_and_the_sums_of_its_gradients() -> None:
-    # Two replicas of two stages of one block: a half of the states, all parameters in addition to their half, all
-    # gradients.
-    kept = WEIGHT_BYTES * (2 * 0.5 + 0.5 + 1) + ACTIVATION_BYTES / 2
-    options: dict[str, Any] = {"pipeline": 2, "micro_batches": 4}
-    assert memory("fsdp", 4, **options) == pytest.approx(kept + WEIGHT_BYTES)
-    # In a dtype of half the size, they are half as much.
-    assert memory("fsdp", 4, **options, reduce_dtype="bfloat16") == pytest.approx(kept + WEIGHT_BYTES / 2)
-
-
-def test_gradients_that_come_behind_the_fullest_moment_leave_its_activations_whole() -> None:
-    weight, data, gradient = (TensorInfo((16, MEBIBYTE), "uint8", id=number) for number in range(3))
-    hidden = TensorInfo((40, MEBIBYTE), "uint8", id=3)
-    trace = Trace(
-        operations=(
-            Operation(name="aten::mul", phase="forward", inputs=(data, weight), outputs=(hidden,)),
-            Operation(name="aten::mul", phase="backward", inputs=(hidden,), outputs=(gradient,)),
-        ),
+def trace_with_gradient(weight_mebibytes: int, *operations: Operation, gradient: int) -> Trace:
+    return Trace(
+        operations=operations,
         device="meta",
         recorder="dispatch",
-        parameters=(Parameter(name="body.weight", shape=weight.shape, dtype="uint8"),),
-        memory=Memory(parameter_bytes=16 * MEBIBYTE, gradient_bytes=16 * MEBIBYTE, forward_gradient_bytes=0),
-        held=(2,),
+        parameters=(Parameter(name="body.weight", shape=(weight_mebibytes, MEBIBYTE), dtype="uint8"),),
+        memory=Memory(
+            parameter_bytes=weight_mebibytes * MEBIBYTE,
+            gradient_bytes=weight_mebibytes * MEBIBYTE,
+            forward_gradient_bytes=0,
+        ),
+        held=(gradient,),
     )
 
-    def on_two(**options: Any) -> float:
-        return tensors(trace, 2, Strategy(**options)) / MEBIBYTE
 
-    # The gradient is written while weight, batch and hidden are there: 16 + 16 + 40 + 16, of which it is a part.
-    assert on_two(data="ddp") == 88 + 16
-    assert on_two(data="fsdp") == 8 + 16 + 16 + 56 + 8  # the gradient is whole until its shard exists
-    # With as much again freed before it is written, it is none: 16 + 16 + 40 + 32.
-    scratch = TensorInfo((32, MEBIBYTE), "uint8", id=4)
+def test_gradients_after_the_peak_do_not_count() -> None:
+    weight, data, gradient = (TensorInfo((16, MEBIBYTE), "uint8", id=number) for number in range(3))
+    hidden, scratch = (TensorInfo((size, MEBIBYTE), "uint8", id=number) for number, size in ((3, 40), (4, 32)))
+    first = Operation(name="aten::mul", phase="forward", inputs=(data, weight), outputs=(hidden,))
     passing = Operation(name="aten::exp", phase="forward", inputs=(hidden,), outputs=(scratch,))
-    first, last = trace.operations
-    trace = replace(trace, operations=(first, passing, last))
-    assert on_two(data="ddp") == 104 + 16
-    assert on_two(data="fsdp") == 8 + 16 + 88
-    # Where it is added up, the one of the micro-batch before is there.
-    assert on_two(data="fsdp", accumulate=2) == 8 + 16 + 88 + 8
+    last = Operation(name="aten::mul", phase="backward", inputs=(hidden,), outputs=(gradient,))
+    trace = trace_with_gradient(16, first, last, gradient=2)
+    # The gradient is written while weight, batch and hidden are there: 16 + 16 + 40 + 16, of which it is a part.
+    assert tensors("ddp", 2, trace=trace) / MEBIBYTE == 88 + 16
+    assert tensors("fsdp", 2, trace=trace) / MEBIBYTE == 8 + 16 + 16 + 56 + 8  # whole until its shard exists
+    # With as much again freed before it is written, it does not count: 16 + 16 + 40 + 32.
+    trace = trace_with_gradient(16, first, passing, last, gradient=2)
+    assert tensors("ddp", 2, trace=trace) / MEBIBYTE == 104 + 16
+    assert tensors("fsdp", 2, trace=trace) / MEBIBYTE == 8 + 16 + 88
+    # If it is added up, the one of the micro-batch before is there.
+    assert tensors("fsdp,accumulate=2", 2, trace=trace) / MEBIBYTE == 8 + 16 + 88 + 8
 
 
-def test_the_embedding_is_the_first_stages_and_the_output_layer_the_last_ones() -> None:
+def test_gradient_is_whole_until_its_shard_exists() -> None:
+    weight, data, hidden, gradient = (TensorInfo((48, MEBIBYTE), "uint8", id=number) for number in range(4))
+    small = TensorInfo((1, MEBIBYTE), "uint8", id=4)
+    trace = trace_with_gradient(
+        48,
+        Operation(name="aten::mul", phase="forward", inputs=(data, weight), outputs=(hidden,)),
+        Operation(name="aten::sum", phase="backward", inputs=(hidden,), outputs=(small,)),
+        Operation(name="aten::mul", phase="backward", inputs=(small, data), outputs=(gradient,)),
+        gradient=3,
+    )
+    # Weight and batch; the sum; the gradient and its shard.
+    assert tensors("zero2", 8, trace=trace) / MEBIBYTE == 48 + 48 + 1 + 48 + 48 / 8
+
+
+def test_gradients_stay_whole_without_synchronisation_until_last_batch() -> None:
+    """KempnerForge, 70B on 32 GPUs: 22.8 GiB were predicted with scattered sums; 93.2 GiB were measured."""
+    scattered, whole = (
+        tensors(f"fsdp,accumulate=4,reduce_dtype=float32,no_sync={no_sync}", 2) for no_sync in (False, True)
+    )
+    # Two blocks of gradients, of which the scattered sums are half.
+    assert whole - scattered == pytest.approx(2 * WEIGHT_BYTES - 2 * WEIGHT_BYTES / 2)
+    assert tensors("fsdp,no_sync", 2) == tensors("fsdp", 2)  # a single batch is scattered at once
+
+
+def test_float32_copies_of_parameters_are_sharded_like_optimizer_state() -> None:
+    # The update alone meets 32 MiB of copies and 64 MiB of moments, and writes 32 MiB of gradients in float32.
+    elements = 2 * WEIGHT_BYTES // 4
+    copy, gradient, *moments = (TensorInfo((elements,), "float32", id=number) for number in range(900, 904))
+    update = (
+        Operation(name="aten::_to_copy", phase="other", outputs=(gradient,)),
+        Operation(name="aten::_fused_adamw_", phase="optimizer", inputs=(copy, gradient, *moments)),
+    )
+    trace = replace(TRACE, operations=(*TRACE.operations, *update))
+    copies = 4 * elements
+    lasting = (2 * 4 * WEIGHT_BYTES + copies) / 4 + 2 * WEIGHT_BYTES
+    assert tensors("fsdp", 4, trace=trace) == pytest.approx(lasting + max(2 * ACTIVATION_BYTES, copies / 4))
+
+
+@pytest.mark.parametrize(("strategy", "table_bytes"), [("pipeline=2", TABLE_BYTES), ("tensor=4", 2 * TABLE_BYTES / 4)])
+def test_embedding_is_in_the_first_stage(strategy: str, table_bytes: float) -> None:
     look_up = Operation(
         name="aten::embedding",
         phase="forward",
@@ -213,66 +274,65 @@ def test_the_embedding_is_the_first_stages_and_the_output_layer_the_last_ones() 
     tables = [
         Parameter(name=f"{name}.weight", shape=(VOCABULARY, HIDDEN), dtype="float32") for name in ("tokens", "head")
     ]
-    forward, others = TRACE.operations[:12], TRACE.operations[12:]
-    trace = replace(
-        TRACE,
-        operations=(look_up, *forward, head, *others),
-        parameters=(*TRACE.parameters, *tables),
-        memory=replace(TRACE.memory, parameter_bytes=2 * (WEIGHT_BYTES + TABLE_BYTES)),
-    )
-    for strategy, table_bytes in ((Strategy(pipeline=2), TABLE_BYTES), (Strategy(tensor=4), 2 * TABLE_BYTES)):
-        without = replace(trace, parameters=TRACE.parameters)
-        both = [
-            sum(map(parameter_bytes, stage_parameters(one, split_model(one), strategy)[0])) for one in (trace, without)
-        ]
-        assert both[0] - both[1] == table_bytes / strategy.tensor
+    operations = (look_up, *TRACE.operations[:12], head, *TRACE.operations[12:])
+    sizes = []
+    for parameters in (TRACE.parameters, (*TRACE.parameters, *tables)):
+        trace = replace(TRACE, operations=operations, parameters=parameters)
+        first = stage_parameters(trace, split_model(trace), parse_strategy(strategy))[0]
+        sizes.append(sum(map(parameter_bytes, first)))
+    assert sizes[1] - sizes[0] == table_bytes
 
 
-def test_without_tensors_the_activations_are_dealt_out_evenly() -> None:
+@given(st.sampled_from(DATA_STRATEGIES), st.sampled_from([1, 2]))
+def test_higher_tensor_degree_never_needs_more_memory(data: DataStrategy, pipeline: int) -> None:
+    sizes = [tensors(f"{data},tensor={tensor},pipeline={pipeline}", 16) for tensor in (1, 2, 4, 8)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_hybrid_shards_must_fit_the_gpus() -> None:
+    assert Strategy(data="hybrid").sharded_count(Layout(H100, 8, 4)) == 8
+    assert Strategy(data="hybrid", shard=16).sharded_count(Layout(H100, 8, 4)) == 16
+    with pytest.raises(InvalidArgumentError, match=r"shard=3 does not fit the 8 GPUs of 8xH100"):
+        tensors("hybrid,shard=3", 8)
+
+
+# --- Recordings without tensors
+
+
+def test_activations_without_tensors_are_divided_evenly() -> None:
     trace, _ = trace_of(2)
     found = even_bytes(SINGLE_BYTES, trace, Layout(H100, 2), Strategy(pipeline=2, micro_batches=2))
     assert found == pytest.approx(SINGLE_BYTES / 2)
 
 
-@given(st.sampled_from(DATA_STRATEGIES), st.sampled_from([1, 2]))
-def test_more_gpus_to_a_block_never_need_more_memory_each(data: DataStrategy, pipeline: int) -> None:
-    sizes = [memory(data, 16, tensor=tensor, pipeline=pipeline) for tensor in (1, 2, 4, 8)]
-    assert sizes == sorted(sizes, reverse=True)
+@pytest.mark.parametrize(("expert", "mebibytes"), [(1, 3 * 96 + 8 + 16), (2, 3 * 64 + 8 + 16), (8, 3 * 40 + 8 + 16)])
+def test_zero_shards_state_of_experts_among_gpus_with_same_experts(expert: int, mebibytes: float) -> None:
+    # Parameters, gradients and their buckets: 32 MiB and a share of the experts' 64. Of two states, an eighth of 32
+    # MiB, and an eighth of the experts' 64 MiB.
+    trace, _ = mixture(2, 8)
+    experts, dense = 2 * 8 * EXPERT_BYTES, 2 * WEIGHT_BYTES
+    state = 2 * (experts + dense)
+    trace = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state))
+    single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + state
+    found = even_bytes(single, trace, Layout(H100, 8), Strategy(data="zero1", expert=expert))
+    assert found == pytest.approx(3 * (dense + experts / expert) + state / 8)
+    assert found / MEBIBYTE == pytest.approx(mebibytes)
 
 
-def test_gradients_stay_whole_without_synchronisation_until_the_last_batch() -> None:
-    """KempnerForge, 70B on 32 GPUs: 22.8 GiB were predicted with scattered sums; 93.2 GiB were measured."""
-    scattered, whole = (
-        memory("fsdp", 2, accumulate=4, no_sync=no_sync, reduce_dtype="float32") for no_sync in (False, True)
-    )
-    # Two blocks of gradients, of which the scattered sums are half.
-    assert whole - scattered == pytest.approx(2 * WEIGHT_BYTES - 2 * WEIGHT_BYTES / 2)
-    once = [memory("fsdp", 2, no_sync=no_sync) for no_sync in (False, True)]
-    assert once[0] == once[1]  # a single batch is scattered at once
-
-
-def test_a_gradient_is_whole_until_its_shard_exists() -> None:
-    weight, data, hidden, gradient = (TensorInfo((48, MEBIBYTE), "uint8", id=number) for number in range(4))
-    small = TensorInfo((1, MEBIBYTE), "uint8", id=4)
-    trace = Trace(
-        operations=(
-            Operation(name="aten::mul", phase="forward", inputs=(data, weight), outputs=(hidden,)),
-            Operation(name="aten::sum", phase="backward", inputs=(hidden,), outputs=(small,)),
-            Operation(name="aten::mul", phase="backward", inputs=(small, data), outputs=(gradient,)),
-        ),
-        device="meta",
-        recorder="dispatch",
-        parameters=(Parameter(name="body.weight", shape=weight.shape, dtype="uint8"),),
-        memory=Memory(parameter_bytes=48 * MEBIBYTE, gradient_bytes=48 * MEBIBYTE, forward_gradient_bytes=0),
-        held=(3,),
-    )
-    found = tensors(trace, 8, Strategy(data="zero2")) / MEBIBYTE
-    assert found == 48 + 48 + 1 + 48 + 48 / 8  # weight and batch; the sum; the gradient and its shard
+def test_distributed_experts_free_their_parameters_gradients_and_buckets() -> None:
+    # Half of the experts' 2 x 16 MiB, of their gradients, and of those in DDP's buckets. The optimizer's state follows
+    # the share of parameters.
+    trace, _ = mixture(2, 4)
+    single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + 4 * WEIGHT_BYTES
+    whole, part = (even_bytes(single, trace, Layout(H100, 2), Strategy(expert=expert)) for expert in (1, 2))
+    experts = 2 * 4 * EXPERT_BYTES
+    share = experts / 2 / (experts + 2 * WEIGHT_BYTES)
+    assert whole - part == pytest.approx(3 * experts / 2 + share * 4 * WEIGHT_BYTES)
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 @pytest.mark.parametrize("foreach", [None, True])
-def test_the_copy_of_an_update_is_divided_with_the_weights(gpus: int, foreach: bool | None) -> None:
+def test_copy_of_the_update_is_sharded_with_the_weights(gpus: int, foreach: bool | None) -> None:
     """Mistral-7B on two A100 allocated 34.2 GiB under FSDP; 42.2 were predicted, with a whole copy.
 
     On meta, torch's default is CUDA's default: AdamW updates all parameters at once, with a copy of one state.

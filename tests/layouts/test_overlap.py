@@ -1,4 +1,4 @@
-"""Cuts of a simulated step, and collectives at their three ends."""
+"""Segments of a simulated step, and intervals of collectives."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ STEP = simulate_timeline(launch_schedule(WORK, gpus=1), HostModel())
 ENDS = np.array([0.5, 1.0, 2.0])
 
 
-def test_pieces_between_cuts() -> None:
+def test_segments_between_cuts() -> None:
     segments = StepSplitter(STEP, 0, ENDS).segments([1, 3])
-    assert [piece[1] for piece in segments] == pytest.approx([1, 5, 4], abs=1e-3)
+    assert [segment[1] for segment in segments] == pytest.approx([1, 5, 4], abs=1e-3)
     assert segments[1] == pytest.approx(5 * ENDS, abs=1e-3)
     assert StepSplitter(STEP, 0, ENDS).busy(2) == pytest.approx(7 * ENDS)
 
 
-def test_no_cut_is_the_whole() -> None:
+def test_segment_without_cuts_is_the_whole_step() -> None:
     (whole,) = StepSplitter(STEP, 0, ENDS).segments([])
     assert whole == pytest.approx(10 * ENDS, abs=1e-3)
     (longer,) = StepSplitter(STEP, 0, ENDS, exposed=np.array([1.0, 2.0, 3.0])).segments([])
     assert longer == pytest.approx(10 * ENDS + [1.0, 2.0, 3.0], abs=2e-3)
 
 
-def test_exposed_collectives_make_all_pieces_longer_but_the_last() -> None:
+def test_exposed_collectives_lengthen_all_segments_except_the_last() -> None:
     # Three seconds over segments of one and five seconds: a half and two and a half more.
     segments = StepSplitter(STEP, 0, np.ones(3), exposed=np.full(3, 3.0)).segments([1, 3])
-    assert [piece[1] for piece in segments] == pytest.approx([1.5, 7.5, 4], abs=1e-3)
+    assert [segment[1] for segment in segments] == pytest.approx([1.5, 7.5, 4], abs=1e-3)
 
 
-def test_ends_of_a_collective() -> None:
+def test_interval_of_a_collective() -> None:
     layout = Layout(H100, 8)
     alone = collective_seconds("all_reduce", [1e8], layout)
     (found,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
@@ -63,7 +63,7 @@ def test_ends_of_a_collective() -> None:
     assert Links(layout, CATALOGUE, slowdown=1.0).collective("all_reduce", []) == []
 
 
-def test_groups_of_one_machine_share_its_network() -> None:
+def test_groups_of_a_machine_share_its_network() -> None:
     said = Interconnect(inter_node_bytes_per_second=1e8)
     links = Links(Layout(H100, 1, 2), said, slowdown=1.0, groups_per_node=4)
     # 100 MB to the other machine and as much back in a ring of two: 1 s; four groups at once.
@@ -73,7 +73,7 @@ def test_groups_of_one_machine_share_its_network() -> None:
     assert (alone[1], shared[1]) == pytest.approx((1 + hops, 4 + hops))
 
 
-def test_over_long_steps_paces_differ_less() -> None:
+def test_mean_speeds_differ_less_over_long_steps() -> None:
     # At a moment they differ by the whole spread; over a hundred times the time in which a pace is forgotten, by
     # sqrt(2 / 100 x (1 - 1 / 100)) of it.
     long = 100 * OVERLAP_COSTS.straggler_seconds
@@ -82,7 +82,7 @@ def test_over_long_steps_paces_differ_less() -> None:
     assert mean == pytest.approx(OVERLAP_COSTS.straggler_spread * math.sqrt(0.02 * 0.99), rel=1e-6)
 
 
-def test_events_and_the_path_that_decides() -> None:
+def test_events_and_critical_path() -> None:
     # 6 s, then 1 s that waits for the second transfer: 4 s behind the first piece. 6 + 4 + 1; the first one is hidden.
     segments = [WorkSegment(np.array([6.0]), name="backward"), WorkSegment(np.array([1.0]), waits_for=1, name="update")]
     transfers = [Transfer(np.array([3.0]), after=0, name="early"), Transfer(np.array([4.0]), after=1, name="late")]
@@ -96,7 +96,7 @@ def test_events_and_the_path_that_decides() -> None:
     assert sum(one.seconds for one in events if one.is_critical) == overlap_transfers(segments, transfers).seconds[0]
 
 
-def test_a_transfer_behind_another_is_critical_through_it() -> None:
+def test_transfer_before_a_critical_transfer_is_critical() -> None:
     segments = [WorkSegment(np.array([1.0]), name="only")]
     transfers = [Transfer(np.array([3.0]), after=0, name="first"), Transfer(np.array([4.0]), after=1, name="second")]
     events = events_of(segments, transfers, 0)

@@ -1,4 +1,4 @@
-"""What must hold of any layout, over a grid of recorded models, GPUs and strategies: no number here is measured."""
+"""Relations that hold for any layout, over a grid of recorded models, GPUs and strategies; no number is measured."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def never_falls(values: Sequence[float]) -> bool:
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_doubling_replicas_never_shortens_a_step(gpu: str) -> None:
+def test_more_replicas_never_shorten_a_step(gpu: str) -> None:
     layouts = [f"4x{gpu}", f"8x{gpu}", *(f"{nodes}x8x{gpu}" for nodes in (2, 4, 16, 128))]
     for words in ("ddp", "ddp,tensor=2", "ddp,pipeline=2,micro_batches=4", "ddp,context=2"):  # ZeRO shares the update
         assert never_falls([seconds(layout, words) for layout in layouts]), words
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_a_number_of_machines_that_replicas_do_not_fill_costs_little(gpu: str) -> None:
+def test_groups_across_machines_cost_little(gpu: str) -> None:
     # Six replicas of four stages in three machines, eighteen in nine: some groups lie across two or three of them.
     odd, even = (
         [seconds(f"{nodes}x8x{gpu}", "ddp,pipeline=4,micro_batches=8") for nodes in own] for own in ((3, 9), (4, 16))
@@ -102,7 +102,7 @@ def test_a_number_of_machines_that_replicas_do_not_fill_costs_little(gpu: str) -
 
 
 @pytest.mark.parametrize("words", STRATEGIES)
-def test_the_same_gpus_in_more_machines_are_never_faster_nor_is_a_lesser_gpu(words: str) -> None:
+def test_more_machines_or_slower_gpus_are_never_faster(words: str) -> None:
     for gpu in GPUS:
         spread = [seconds(f"{nodes}x{8 // nodes}x{gpu}", words) for nodes in (1, 2, 4)]
         assert all(more > 0.99 * fewer for fewer, more in pairwise(spread))  # latencies of rings and trees differ
@@ -111,7 +111,7 @@ def test_the_same_gpus_in_more_machines_are_never_faster_nor_is_a_lesser_gpu(wor
 
 
 @pytest.mark.parametrize("words", STRATEGIES)
-def test_slower_links_never_help(words: str) -> None:
+def test_slower_links_never_shorten_a_step(words: str) -> None:
     for gpu in GPUS:
         rates = [gigabytes_to_bytes(rate) for rate in (400, 100, 25, 5)]
         inside = [Interconnect(intra_node_bytes_per_second=rate) for rate in rates]
@@ -121,14 +121,14 @@ def test_slower_links_never_help(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", STRATEGIES)
-def test_twice_the_global_batch_takes_at_most_twice_as_long_and_no_more_memory(words: str) -> None:
+def test_twice_the_accumulated_batches_take_at_most_twice_as_long(words: str) -> None:
     for gpu in GPUS:
         few, many = (f"{words},accumulate={count}" for count in (4, 8))
         assert 1 < seconds(f"8x{gpu}", many) / seconds(f"8x{gpu}", few) <= 2
         assert memory(f"8x{gpu}", many) == pytest.approx(memory(f"8x{gpu}", few))
 
 
-def test_the_same_layout_written_in_two_ways_is_equal() -> None:
+def test_equivalent_strategies_are_equal() -> None:
     ways = (
         ("ddp", "ddp,tensor=1,pipeline=1,context=1,micro_batches=1,accumulate=1,expert=1"),
         ("zero1,tensor=2,pipeline=2", "deepspeed_stage_1,pipeline=2,tensor=2,schedule=1f1b"),
@@ -142,7 +142,7 @@ def test_the_same_layout_written_in_two_ways_is_equal() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("rest", ["ddp", "fsdp", "zero1,tensor=2,sequence=true", "zero1,pipeline=2,micro_batches=4"])
-def test_what_is_computed_again_takes_time_and_no_memory(model: str, rest: str) -> None:
+def test_recomputation_takes_time_and_saves_memory(model: str, rest: str) -> None:
     pairs: tuple[tuple[Recompute, Recompute], ...] = (
         ("none", "selective"),
         ("none", "operations"),
@@ -160,14 +160,14 @@ def test_what_is_computed_again_takes_time_and_no_memory(model: str, rest: str) 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("rest", ["ddp", "zero1", "fsdp", "ddp,recompute=full", "fsdp,recompute=operations"])
-def test_more_gpus_to_a_block_never_take_more_memory(model: str, rest: str) -> None:
+def test_higher_tensor_degree_never_takes_more_memory(model: str, rest: str) -> None:
     for sequence in ("false", "true"):
         ways = [rest, *(f"{rest},tensor={degree},sequence={sequence}" for degree in (2, 4, 8))]
         assert never_falls([memory(f"2x8x{GPUS[0]}", words, model=model) for words in reversed(ways)])
 
 
 @pytest.mark.parametrize("rest", ["", ",tensor=2", ",micro_batches=2", ",recompute=full"])
-def test_what_replicas_split_they_need_not_hold(rest: str) -> None:
+def test_more_sharding_never_takes_more_memory(rest: str) -> None:
     for model in MODELS:
         for layout in (f"8x{GPUS[0]}", f"4x8x{GPUS[0]}"):
             ways = [memory(layout, data + rest, model=model) for data in ("fsdp", "zero2", "zero1", "ddp")]
@@ -177,14 +177,14 @@ def test_what_replicas_split_they_need_not_hold(rest: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_sharing_a_short_sequence_or_a_block_gains_no_throughput(gpu: str) -> None:
+def test_model_parallelism_of_a_small_model_gains_no_throughput(gpu: str) -> None:
     for data in ("ddp", "zero1", "fsdp"):
         alone = seconds(f"8x{gpu}", data)
         for words, shared_by in (("context=2", 2), ("tensor=8,sequence=true", 8), ("pipeline=2,micro_batches=4", 2)):
             assert shared_by * seconds(f"8x{gpu}", f"{data},{words}") > 0.99 * alone
 
 
-def test_overlap_and_narrower_messages_never_cost() -> None:
+def test_overlap_and_smaller_messages_never_lengthen_a_step() -> None:
     pairs = (
         ("ddp", "ddp,overlap_grad_reduce=false"),
         ("zero1,overlap_param_gather=true", "zero1"),
@@ -198,7 +198,7 @@ def test_overlap_and_narrower_messages_never_cost() -> None:
                 assert never_falls([seconds(layout, words) for words in pair]), pair
 
 
-def test_large_products_gain_by_float8_on_hopper_in_a_wider_interval() -> None:
+def test_float8_on_hopper_is_faster_with_a_wider_interval() -> None:
     for rest in ("ddp", "fsdp", "zero1,tensor=2,sequence=true"):
         plain = step(f"8x{GPUS[0]}", f"{rest},recompute=full")
         for scales in ("tensorwise", "rowwise", "blockwise", "mx"):
@@ -208,7 +208,7 @@ def test_large_products_gain_by_float8_on_hopper_in_a_wider_interval() -> None:
 
 
 @pytest.mark.parametrize("words", STRATEGIES)
-def test_no_layout_reaches_the_peak_nor_a_hundredth_of_it(words: str) -> None:
+def test_throughput_is_between_1_and_80_percent_of_peak(words: str) -> None:
     operations = 6 * trainable_parameter_count(trace_of(DENSE)) * SAMPLES * LENGTH
     for layout in (f"8x{GPUS[0]}", f"128x8x{GPUS[0]}"):
         strategy, found = parse_strategy(words), layout_of(layout)
@@ -217,14 +217,14 @@ def test_no_layout_reaches_the_peak_nor_a_hundredth_of_it(words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "mixtral-8x7b"])
-def test_large_examples_hold_float32_copies(name: str) -> None:
+def test_large_examples_have_float32_optimizer_copies(name: str) -> None:
     # Two moments and a copy of each parameter, 4 bytes each, in addition to the parameter in 2.
     memory = Trace.load(str(EXAMPLES / f"{name}.json.gz")).memory
     assert memory.optimizer_state_bytes == pytest.approx(6 * (memory.parameter_bytes or 0), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vit", "resnet", "lora", "llama3-8b"])
-def test_a_copy_of_the_model_needs_no_less_memory_than_one_gpu(name: str) -> None:
+def test_replica_needs_memory_of_one_gpu_and_buckets(name: str) -> None:
     """DDP adds its buckets; what a step keeps to its end (a name for the logits, in GPT-2's) is kept there, too."""
     trace = Trace.load(str(EXAMPLES / f"{name}.json.gz"))
     need = step_memory(trace)

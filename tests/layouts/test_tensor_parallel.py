@@ -32,6 +32,7 @@ from lightning_predict.layouts.tensor_parallel import (
 )
 from lightning_predict.record.trace import Flags, Operation, Parameter, Phase, TensorInfo, Trace
 from tests.layouts.example_blocks import (
+    A100,
     HEAD,
     HEADS,
     HIDDEN,
@@ -44,7 +45,6 @@ from tests.layouts.example_blocks import (
     trace_of,
 )
 
-A100 = gpu("A100-SXM-80GB")
 VOCABULARY = 50_000
 TRACE, SECONDS = trace_of(2)
 TABLE = Parameter(name="tokens.weight", shape=(VOCABULARY, HIDDEN), dtype="float32")
@@ -55,58 +55,111 @@ LOOK_UP = Operation(
     module="tokens",
 )
 LAST = Operation(name="aten::mm", phase="forward", inputs=(ROWS, matrix(HIDDEN, VOCABULARY)))
-SPEAKING = replace(
+LANGUAGE_MODEL = replace(
     TRACE,
     operations=(LOOK_UP, *TRACE.operations[:8], LAST, *TRACE.operations[8:]),
     parameters=(TABLE, *TRACE.parameters),
 )
-MODEL = split_model(SPEAKING)
-QUARTER = ShardSpec(4)
+MODEL = split_model(LANGUAGE_MODEL)
+QUARTER, MICRO_BATCHES = ShardSpec(4), ShardSpec(micro_batches=4)
 
 
 def part(
-    name: str, *inputs: TensorInfo, phase: Phase = "forward", module: str | None = "blocks.0", cut: ShardSpec = QUARTER
+    name: str, *inputs: TensorInfo, phase: Phase = "forward", module: str | None = "blocks.0", spec: ShardSpec = QUARTER
 ) -> OperationShape:
     operation = Operation(name=name, phase=phase, inputs=inputs, module=module)
     (whole,) = translate(operation, Flags())
-    return part_of(whole, operation, MODEL, MODEL.block(module), cut)
+    return part_of(whole, operation, MODEL, MODEL.block(module), spec)
 
 
 def linear(m: int, n: int, k: int) -> OperationShape:
     return problem("linear", "float32", b=1, m=m, n=n, k=k)
 
 
-def test_a_linear_layer_is_split_along_the_side_that_is_not_the_stream() -> None:
-    assert part("aten::mm", ROWS, matrix(HIDDEN, 3 * HIDDEN)) == linear(TOKENS, 3 * HIDDEN // 4, HIDDEN)
-    assert part("aten::mm", matrix(TOKENS, 4096), matrix(4096, HIDDEN)) == linear(TOKENS, HIDDEN, 1024)
-    # Where both sides are as wide as the stream, along its outputs.
-    assert part("aten::mm", ROWS, matrix(HIDDEN, HIDDEN)) == linear(TOKENS, HIDDEN // 4, HIDDEN)
+WIDE = 3 * HIDDEN
 
 
-def test_gradients_of_a_linear_layer() -> None:
-    own = {"phase": "backward"}
-    wide = 3 * HIDDEN
-    # Of its input: (tokens, outputs) x (outputs, inputs). Of its weight: (outputs, tokens) x (tokens, inputs).
-    assert part("aten::mm", matrix(TOKENS, wide), matrix(wide, HIDDEN), **own) == linear(TOKENS, HIDDEN, wide // 4)  # type: ignore[arg-type]
-    assert part("aten::mm", matrix(wide, 999), matrix(999, HIDDEN), **own) == linear(wide // 4, HIDDEN, 999)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("left", "right", "phase", "spec", "expected"),
+    [
+        # Along the side that is not the stream; if both sides are as wide as the stream, along the outputs.
+        (ROWS, matrix(HIDDEN, WIDE), "forward", QUARTER, linear(TOKENS, WIDE // 4, HIDDEN)),
+        (matrix(TOKENS, 4096), matrix(4096, HIDDEN), "forward", QUARTER, linear(TOKENS, HIDDEN, 1024)),
+        (ROWS, matrix(HIDDEN, HIDDEN), "forward", QUARTER, linear(TOKENS, HIDDEN // 4, HIDDEN)),
+        # Gradients of the input: (tokens, outputs) x (outputs, inputs); of the weight: (outputs, tokens) x (tokens,
+        # inputs).
+        (matrix(TOKENS, WIDE), matrix(WIDE, HIDDEN), "backward", QUARTER, linear(TOKENS, HIDDEN, WIDE // 4)),
+        (matrix(WIDE, 999), matrix(999, HIDDEN), "backward", QUARTER, linear(WIDE // 4, HIDDEN, 999)),
+        # Micro-batches divide the tokens.
+        (ROWS, matrix(HIDDEN, WIDE), "forward", MICRO_BATCHES, linear(TOKENS // 4, WIDE, HIDDEN)),
+        (matrix(WIDE, 1000), matrix(1000, HIDDEN), "backward", MICRO_BATCHES, linear(WIDE, HIDDEN, 250)),
+    ],
+)
+def test_part_of_a_linear_layer(
+    left: TensorInfo, right: TensorInfo, phase: Phase, spec: ShardSpec, expected: OperationShape
+) -> None:
+    assert part("aten::mm", left, right, phase=phase, spec=spec) == expected
 
 
-def test_micro_batches_have_fewer_rows() -> None:
-    cut = ShardSpec(micro_batches=4)
-    assert part("aten::mm", ROWS, matrix(HIDDEN, 3 * HIDDEN), cut=cut) == linear(TOKENS // 4, 3 * HIDDEN, HIDDEN)
-    gradient = part("aten::mm", matrix(3 * HIDDEN, 1000), matrix(1000, HIDDEN), phase="backward", cut=cut)
-    assert gradient == linear(3 * HIDDEN, HIDDEN, 250)
-    assert part("aten::native_layer_norm", STREAM, cut=cut).dims == (TOKENS / 4, HIDDEN)
-    heads = part("aten::scaled_dot_product_attention", HEAD, HEAD, HEAD, cut=cut)
+SCORES, INNER = matrix(32, 256, 256), matrix(4, 256, 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "expected"),
+    [
+        # Heads are divided.
+        (
+            "aten::scaled_dot_product_attention",
+            (HEAD,) * 3,
+            problem("attention", "float32", batch=4, heads=2, seq=256, head_dim=128),
+        ),
+        ("aten::bmm", (SCORES, matrix(32, 256, 128)), problem("bmm", "float32", b=8, m=256, n=128, k=256)),
+        ("aten::_softmax", (SCORES,), problem("softmax", "float32", rows=32 * 256 / 4, cols=256)),
+        # Scores that are as long as the stream is wide are divided, too.
+        (
+            "aten::_softmax",
+            (matrix(4, HEADS, HIDDEN, HIDDEN),),
+            problem("softmax", "float32", rows=8 * HIDDEN, cols=HIDDEN),
+        ),
+        ("aten::add", (INNER, INNER), problem("add", "float32", rows=TOKENS / 4, cols=4096)),
+    ],
+)
+def test_heads_and_inner_width_are_divided(name: str, inputs: tuple[TensorInfo, ...], expected: OperationShape) -> None:
+    assert part(name, *inputs) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "module", "dims"),
+    [
+        ("aten::silu", (HEAD,), "blocks.0", (HEAD.size_bytes / 4,)),
+        # The stream is whole, and so are statistics of a norm, one a token.
+        ("aten::native_layer_norm", (STREAM,), "blocks.0", (TOKENS, HIDDEN)),
+        ("aten::add", (STREAM, STREAM), "blocks.0", (TOKENS, HIDDEN)),
+        ("aten::rsqrt", (matrix(4, 256, 1),), "blocks.0", (TOKENS * 4,)),
+        # A cast of a weight is divided, although the weight is as wide as the stream.
+        ("aten::_to_copy", (matrix(WIDE, HIDDEN),), "blocks.0", (WIDE * HIDDEN,)),
+        # Outside blocks, the vocabulary is divided. Every GPU looks up all tokens, among its own rows.
+        ("aten::mm", (ROWS, matrix(HIDDEN, VOCABULARY)), None, (1, TOKENS, VOCABULARY // 4, HIDDEN)),
+        ("aten::_log_softmax", (matrix(TOKENS, VOCABULARY),), None, (TOKENS / 4, VOCABULARY)),
+        ("aten::native_layer_norm", (STREAM,), "norm", (TOKENS, HIDDEN)),
+        (LOOK_UP.name, LOOK_UP.inputs, "tokens", (TOKENS, HIDDEN)),
+    ],
+)
+def test_first_dimensions_of_a_part(
+    name: str, inputs: tuple[TensorInfo, ...], module: str | None, dims: tuple[float, ...]
+) -> None:
+    assert part(name, *inputs, module=module).dims[: len(dims)] == dims
+
+
+def test_micro_batches_divide_rows_but_not_weights() -> None:
+    assert part("aten::native_layer_norm", STREAM, spec=MICRO_BATCHES).dims == (TOKENS / 4, HIDDEN)
+    heads = part("aten::scaled_dot_product_attention", HEAD, HEAD, HEAD, spec=MICRO_BATCHES)
     assert heads == problem("attention", "float32", batch=1, heads=HEADS, seq=256, head_dim=128)
-    # A cast of a weight moves as many bytes for any batch.
-    weight = matrix(3 * HIDDEN, HIDDEN)
-    assert part("aten::_to_copy", weight, cut=cut) == translate(
-        Operation(name="aten::_to_copy", phase="forward", inputs=(weight,)), Flags()
-    )[0]  # fmt: skip
+    weight = Operation(name="aten::_to_copy", phase="forward", inputs=(matrix(WIDE, HIDDEN),))
+    assert part("aten::_to_copy", *weight.inputs, spec=MICRO_BATCHES) == translate(weight, Flags())[0]
 
 
-def test_one_block_that_does_all_rows_does_a_part_of_them() -> None:
+def test_fewer_cuda_blocks_take_fewer_cycles() -> None:
     # A loss over 1,024 rows is summed up by one block; a quarter of the rows takes it a quarter of the cycles.
     alone = limited_transfer(4096.0, 4.0, 1024.0, blocks=1.0, block_cycles=1e6)
     assert scaled(alone, 0.25).dims == (1024.0, 1.0, 256.0, 0.0, 1.0, 250_000.0)
@@ -121,88 +174,48 @@ def _setting(value: object) -> float:
 
 
 @pytest.mark.parametrize("name", operation_names())
-def test_every_kind_of_work_goes_by_its_share(name: str) -> None:
-    kind = operation_spec(name)
-    if kind.units == "fabric" or name in ("linear_backward", "bmm_backward"):
+def test_work_of_each_operation_follows_its_share(name: str) -> None:
+    spec = operation_spec(name)
+    if spec.units == "fabric" or name in ("linear_backward", "bmm_backward"):
         pytest.skip("no call of a recorded step is translated into it")
     # 4,096 rows, samples or bytes; settings as they are where nothing is said, other sizes 64.
     large = {*COUNTED, *MEASURED, "batch"}
-    dims = tuple(4096.0 if word in large else _setting(kind.defaults.get(word, 64)) for word in kind.shape)
-    whole = OperationShape(name, kind.network_specs[0].dtypes[0] if kind.network_specs else "float32", dims)
+    dims = tuple(4096.0 if word in large else _setting(spec.defaults.get(word, 64)) for word in spec.shape)
+    whole = OperationShape(name, spec.network_specs[0].dtypes[0] if spec.network_specs else "float32", dims)
     operation = Operation(name="aten::any", phase="forward", inputs=(matrix(4, 64),), outputs=(matrix(4, 64),))
     quarter = part_of(whole, operation, split_model(TRACE, needs_blocks=False), None, ShardSpec(micro_batches=4))
 
     def work(problem: OperationShape) -> float:
         columns = batch_shapes([problem]).columns
-        return float((kind.flops(columns) + kind.reads(columns) + kind.writes(columns))[0])
+        return float((spec.flops(columns) + spec.reads(columns) + spec.writes(columns))[0])
 
     # Weights are read whole for any rows, and a kernel's inputs may overlap.
     assert work(quarter) <= 0.55 * work(whole), (whole, quarter)
 
 
-def test_heads_are_split() -> None:
-    own = part("aten::scaled_dot_product_attention", HEAD, HEAD, HEAD)
-    assert own == problem("attention", "float32", batch=4, heads=2, seq=256, head_dim=128)
-    scores = matrix(32, 256, 256)
-    assert part("aten::bmm", scores, matrix(32, 256, 128)) == problem("bmm", "float32", b=8, m=256, n=128, k=256)
-    assert part("aten::_softmax", scores) == problem("softmax", "float32", rows=32 * 256 / 4, cols=256)
-    assert part("aten::silu", HEAD).dims[0] == HEAD.size_bytes / 4
-
-
-def test_the_stream_is_whole_and_the_inner_width_is_not() -> None:
-    assert part("aten::native_layer_norm", STREAM).dims == (TOKENS, HIDDEN)
-    assert part("aten::add", STREAM, STREAM).dims == (TOKENS, HIDDEN)
-    inner = matrix(4, 256, 4096)
-    assert part("aten::add", inner, inner) == problem("add", "float32", rows=TOKENS / 4, cols=4096)
-    # Statistics of the norm, one a token, are whole; a weight that is cast is split though it is as wide as the stream.
-    assert part("aten::rsqrt", matrix(4, 256, 1)).dims[0] == TOKENS * 4
-    assert part("aten::_to_copy", matrix(3 * HIDDEN, HIDDEN)).dims[0] == 3 * HIDDEN * HIDDEN
-
-
-def test_scores_as_long_as_the_stream_is_wide_are_split_nevertheless() -> None:
-    scores = matrix(4, HEADS, HIDDEN, HIDDEN)
-    assert part("aten::_softmax", scores) == problem("softmax", "float32", rows=8 * HIDDEN, cols=HIDDEN)
-
-
-def test_the_vocabulary_is_split_outside_of_blocks() -> None:
-    assert MODEL.vocabulary == VOCABULARY
-    assert part("aten::mm", ROWS, matrix(HIDDEN, VOCABULARY), module=None) == linear(TOKENS, VOCABULARY // 4, HIDDEN)
-    logits = matrix(TOKENS, VOCABULARY)
-    assert part("aten::_log_softmax", logits, module=None).dims == (TOKENS / 4, VOCABULARY)
-    assert part("aten::native_layer_norm", STREAM, module="norm").dims == (TOKENS, HIDDEN)
-    # Every GPU looks up all tokens, among its own rows.
-    assert part(LOOK_UP.name, *LOOK_UP.inputs, module="tokens").dims == (TOKENS, HIDDEN)
-
-
-def test_messages_of_a_split_vocabulary() -> None:
+def test_messages_of_divided_vocabulary() -> None:
     stream = TOKENS * HIDDEN * 4
     # The looked-up rows; the input of the output layer, and three numbers a token of the loss.
-    assert vocabulary_messages(SPEAKING, MODEL) == ([stream], [stream, 3 * TOKENS * 4])
+    assert vocabulary_messages(LANGUAGE_MODEL, MODEL) == ([stream], [stream, 3 * TOKENS * 4])
     assert vocabulary_messages(TRACE, split_model(TRACE)) == ([], [])
 
 
-def test_a_degree_that_does_not_divide_the_heads_is_refused() -> None:
-    with pytest.raises(
-        InvalidArgumentError,
-        match=r"tensor=3 does not divide the 8 heads of the block 'blocks.0'; choose one of 1, 2, 4, 8",
-    ):
-        MODEL.check(3)
-    (grouped,) = (replace(block, kv_heads=2) for block in MODEL.blocks[:1])
-    with pytest.raises(
-        InvalidArgumentError,
-        match=r"tensor=4 does not divide the 8 heads with 2 of keys and values.*choose one of 1, 2\.",
-    ):
-        replace(MODEL, blocks=(grouped,)).check(4)
-    MODEL.check(8)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tensor", "message"),
+    [
+        (8, 8, 3, r"tensor=3 does not divide the 8 heads of the block 'blocks.0'; choose one of 1, 2, 4, 8"),
+        (8, 2, 4, r"tensor=4 does not divide the 8 heads with 2 of keys and values.*choose one of 1, 2\."),
+        (32, 32, 3, r"tensor=3 does not divide the 32 heads.*1, 2, 4, 8, 16, 32"),
+    ],
+)
+def test_tensor_degree_must_divide_heads(heads: int, kv_heads: int, tensor: int, message: str) -> None:
+    model = replace(MODEL, blocks=(replace(MODEL.blocks[0], heads=heads, kv_heads=kv_heads),))
+    model.check(2)
+    with pytest.raises(InvalidArgumentError, match=message):
+        model.check(tensor)
 
 
-def test_thirty_two_heads_over_three_gpus() -> None:
-    block = replace(MODEL.blocks[0], heads=32, kv_heads=32)
-    with pytest.raises(InvalidArgumentError, match=r"tensor=3 does not divide the 32 heads.*1, 2, 4, 8, 16, 32"):
-        replace(MODEL, blocks=(block,)).check(3)
-
-
-def cut(degree: int, micro_batches: int = 1, updated: float = 1.0) -> list[float]:
+def sharded_seconds(degree: int, micro_batches: int = 1, updated: float = 1.0) -> list[float]:
     timed = timed_as(TRACE, SECONDS)
     found = WorkSharder(TRACE, timed, split_model(TRACE), ShapeTimer([A100], MODELS)).shard(
         ShardSpec(degree, micro_batches, updated)
@@ -213,13 +226,13 @@ def cut(degree: int, micro_batches: int = 1, updated: float = 1.0) -> list[float
     return seconds
 
 
-def test_seconds_go_by_the_share_of_the_work() -> None:
+def test_seconds_follow_share_of_work() -> None:
     # Norms stay; products and attention are halved. The update is of half the parameters.
     block, backward = [0.1, 0.5, 0.5, 0.5], [1.0, 0.5, 0.5, 0.2]
-    assert cut(2, updated=0.5) == pytest.approx([*block * 2, *backward * 2, 0.25], rel=1e-6)
+    assert sharded_seconds(2, updated=0.5) == pytest.approx([*block * 2, *backward * 2, 0.25], rel=1e-6)
     # A quarter of the rows: everything but the update.
     quarters = [seconds / 4 for seconds in SECONDS[:-1]] + [0.5]
-    found = cut(1, micro_batches=4)
+    found = sharded_seconds(1, micro_batches=4)
     norms = (
         0,
         4,
@@ -231,8 +244,8 @@ def test_seconds_go_by_the_share_of_the_work() -> None:
             assert seconds == pytest.approx(quarter, rel=1e-6)
 
 
-def test_one_gpu_does_exactly_what_was_timed() -> None:
-    assert cut(1) == SECONDS
+def test_one_gpu_has_timed_seconds() -> None:
+    assert sharded_seconds(1) == SECONDS
 
 
 @settings(deadline=None, max_examples=20)
@@ -243,7 +256,7 @@ def test_one_gpu_does_exactly_what_was_timed() -> None:
     st.sampled_from([1, 2, 4]),
     st.booleans(),
 )
-def test_more_gpus_never_raise_the_work_of_one(
+def test_more_gpus_never_increase_work_of_each(
     card: str, tokens: int, width: int, parts: int, with_models: bool
 ) -> None:
 
@@ -274,13 +287,13 @@ def test_more_gpus_never_raise_the_work_of_one(
         assert (more <= fewer).all()
 
 
-def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
+def test_tensor_is_cast_to_float8_once_for_all_its_matmuls() -> None:
     # Four products: three of one input, as of queries, keys and values, and one back. Without compute, casts are left.
     hopper = gpu("H100-SXM-80GB")
     head = replace(HEAD, dtype="bfloat16")
 
     def seconds(inputs: tuple[int | None, ...], cast: float = 1.0, scales: Float8 = "tensorwise") -> float:
-        products = [
+        matmuls = [
             Operation(
                 name="aten::mm",
                 phase="forward",
@@ -295,11 +308,11 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
         attention = Operation(
             name="aten::scaled_dot_product_attention", phase="forward", inputs=(head,) * 3, module="blocks.0.attention"
         )
-        trace = Trace(operations=(*products, attention), device="cuda", recorder="kineto")
-        clock = ShapeTimer([hopper], None)
-        whole = clock.shape_seconds([translate(operation, trace.flags) for operation in trace.operations])[0]
-        cutter = WorkSharder(trace, timed_as(trace, whole.tolist()), split_model(trace), clock)
-        return float(cutter.shard(ShardSpec(fp8=scales, cast=cast)).seconds.sum())
+        trace = Trace(operations=(*matmuls, attention), device="cuda", recorder="kineto")
+        timer = ShapeTimer([hopper], None)
+        whole = timer.shape_seconds([translate(operation, trace.flags) for operation in trace.operations])[0]
+        sharder = WorkSharder(trace, timed_as(trace, whole.tolist()), split_model(trace), timer)
+        return float(sharder.shard(ShardSpec(fp8=scales, cast=cast)).seconds.sum())
 
     shared, apart = seconds((1, 1, 1, 2)), seconds((1, 3, 4, 2))
     assert shared < apart
@@ -315,13 +328,13 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
     assert by_rows > rest + 10 / 6 * (apart - rest)
 
 
-def test_gradients_of_micro_batches_are_added_up() -> None:
+def test_gradients_of_micro_batches_are_accumulated() -> None:
     # A sum as large as the weight is read; in a wider dtype, the written bytes grow by the difference.
     gpus = [gpu("A100-SXM-80GB")]
-    cutter = WorkSharder(TRACE, timed_as(TRACE, SECONDS), MODEL, ShapeTimer(gpus, MODELS))
+    sharder = WorkSharder(TRACE, timed_as(TRACE, SECONDS), MODEL, ShapeTimer(gpus, MODELS))
 
     def seconds(**options: Any) -> float:
-        return float(cutter.shard(ShardSpec(micro_batches=4, **options)).seconds.sum())
+        return float(sharder.shard(ShardSpec(micro_batches=4, **options)).seconds.sum())
 
     assert seconds(added=0.75) - seconds() == pytest.approx(2 * (seconds(added=0.75) - seconds(added=0.375)), rel=0.02)
     wide, narrow = seconds(added=0.75, sum_bytes=8), seconds(added=0.75, sum_bytes=4)
@@ -329,7 +342,7 @@ def test_gradients_of_micro_batches_are_added_up() -> None:
     assert wide - seconds() == pytest.approx(3 * (narrow - seconds()), rel=0.02)  # 8 read and 4 more written for 4 read
 
 
-def test_experts_that_are_dealt_out_take_the_tokens_of_all_groups() -> None:
+def test_distributed_experts_process_tokens_of_all_groups() -> None:
     inner, experts, rows = 4 * HIDDEN, 8, 64
     weight = Parameter(name="blocks.0.experts.up", shape=(experts, HIDDEN, inner), dtype="float32")
     model = split_model(replace(TRACE, parameters=(*TRACE.parameters, weight)))
