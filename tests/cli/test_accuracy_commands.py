@@ -46,7 +46,7 @@ def cases(monkeypatch: pytest.MonkeyPatch) -> tuple[PublishedCase, ...]:
     return shown, hidden
 
 
-def test_the_nearest_published_steps_are_printed(cases: tuple[PublishedCase, ...], run: Run) -> None:
+def test_nearest_published_steps_are_printed(cases: tuple[PublishedCase, ...], run: Run) -> None:
     ran = run("accuracy", "--like", EXAMPLES / "vit.json.gz", "--gpu", "L40S")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
@@ -58,7 +58,7 @@ def test_the_nearest_published_steps_are_printed(cases: tuple[PublishedCase, ...
     assert lines[6:] == ["Median error of these: 8%.", "No such step was published for the L40S itself."]
 
 
-def test_what_may_not_be_copied_and_what_was_fitted_is_said(cases: tuple[PublishedCase, ...], run: Run) -> None:
+def test_restricted_and_fitted_sources_are_marked(cases: tuple[PublishedCase, ...], run: Run) -> None:
     ran = run("accuracy", "--like", EXAMPLES / "gpt2.json.gz", "--gpu", "T4")
     (row,) = [line for line in ran.out.splitlines() if line.startswith("BERT")]
     assert row.endswith("a table *")
@@ -68,7 +68,7 @@ def test_what_may_not_be_copied_and_what_was_fitted_is_said(cases: tuple[Publish
     assert "itself" not in ran.out
 
 
-def test_cases_of_other_kinds_are_said_to_be_so(cases: tuple[PublishedCase, ...], run: Run) -> None:
+def test_cases_of_other_kinds_add_a_note(cases: tuple[PublishedCase, ...], run: Run) -> None:
     ran = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1")
     assert "No published step is of this kind of model: these are of other kinds." in ran.out
     found = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1", "--json").json
@@ -84,13 +84,13 @@ def test_cases_of_other_kinds_are_said_to_be_so(cases: tuple[PublishedCase, ...]
         (["--like", "step.json.gz", "--gpu", "T4", "--cases", "0"], "expected at least 1"),
     ],
 )
-def test_what_is_missing_is_said(words: list[str], message: str, run: Run) -> None:
+def test_missing_option_is_an_error(words: list[str], message: str, run: Run) -> None:
     ran = run("accuracy", *words)
     assert ran.code != 0
     assert message in ran.err
 
 
-def test_the_shipped_cases_answer_for_an_example(run: Run) -> None:
+def test_shipped_cases_match_an_example(run: Run) -> None:
     found = run("accuracy", "--like", EXAMPLES / "gpt2.json.gz", "--gpu", "A100-SXM-80GB", "--json").json
     assert {case["kind"] for case in found["cases"]} == {"language model"}
     assert found["cases"][0]["gpu"] == "A100-SXM-80GB"

@@ -34,7 +34,7 @@ from tests.record.kineto_files import steps, write
 from tests.weights.example import publish
 
 
-def test_predict_prints_the_table_and_the_ranking(trace: Path, run: Run) -> None:
+def test_predict_prints_table_and_ranking(trace: Path, run: Run) -> None:
     ran = run("predict", trace, "--gpus", "T4, L4", "--iterations", "100000", "--deadline-hours", "100")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
@@ -47,7 +47,7 @@ def test_predict_prints_the_table_and_the_ranking(trace: Path, run: Run) -> None
     assert "Prices: " in full.out
 
 
-def test_predict_without_names_takes_all_gpus_with_a_current_price(trace: Path, run: Run) -> None:
+def test_predict_compares_all_priced_gpus_by_default(trace: Path, run: Run) -> None:
     found = run("predict", trace, "--json").json
     expected = {layout.name for layout in layouts_to_predict("all")}
     assert {one["gpu"] for one in found["predictions"]} == expected
@@ -61,7 +61,7 @@ def test_number_of_gpus_may_follow_the_name(trace: Path, run: Run) -> None:
     assert [one["gpu"] for one in found["predictions"]] == ["L4", "8xT4"]
 
 
-def test_predict_takes_a_group_and_the_prices_of_some_providers(trace: Path, run: Run, profile: Profile) -> None:
+def test_predict_takes_a_group_and_some_providers(trace: Path, run: Run, profile: Profile) -> None:
     some = profile('prices.providers = ["hyperscaler", "Lambda"]')
     found = run("predict", trace, "--gpus", "datacenter", "--profile", some, "--json").json
     assert {"T4", "A100-SXM-40GB"} <= {one["gpu"] for one in found["predictions"]}
@@ -84,7 +84,7 @@ def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> 
     assert one["offer"].startswith("your own price")
 
 
-def test_prices_by_name_are_taken_as_in_python(trace: Path, run: Run) -> None:
+def test_prices_by_name_equal_those_in_python(trace: Path, run: Run) -> None:
     words = ("predict", trace, "--gpus", "L4,H100,T4,2xL4", "--iterations", "1000", "--json", "--usd-per-hour")
     found = run(*words, "L4=0.5,H100=2,2xL4=0.7").json["predictions"]
     prices = {one["gpu"]: one["usd_per_hour"] for one in found}
@@ -92,7 +92,7 @@ def test_prices_by_name_are_taken_as_in_python(trace: Path, run: Run) -> None:
     assert prices == {"L4": 0.5, "H100-SXM-80GB": 2, "2xL4": 0.7}
 
 
-def test_a_missing_folder_is_said_before_the_work(
+def test_missing_output_folder_is_an_error_before_the_work(
     trace: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("lightning_predict.record.trace.load_trace", lambda path: pytest.fail("it has begun"))
@@ -108,9 +108,7 @@ def test_a_missing_folder_is_said_before_the_work(
         ("train.py", "import torch\n", "import torch"),
     ],
 )
-def test_what_is_no_trace_is_not_said_to_be_truncated(
-    name: str, content: str, begins: str, run: Run, tmp_path: Path
-) -> None:
+def test_other_file_is_not_called_truncated(name: str, content: str, begins: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     ran = run("predict", tmp_path / name)
     assert ran.code == 2
@@ -118,7 +116,7 @@ def test_what_is_no_trace_is_not_said_to_be_truncated(
     assert "truncated" not in ran.err
 
 
-def test_a_profile_is_sent_to_the_command_that_reads_it(run: Run, tmp_path: Path) -> None:
+def test_error_for_profile_names_trace_import(run: Run, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
     ran = run("advise", tmp_path / "profile.json")
     assert "is a profile of torch.profiler or an execution trace. Convert it with `lightning-predict trace" in ran.err
@@ -136,7 +134,7 @@ def test_predict_reads_a_profile(run: Run, tmp_path: Path) -> None:
     assert own["iteration_seconds"] == pytest.approx(told.iteration_seconds)
 
 
-def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run, profile: Profile) -> None:
+def test_predict_scales_host_time_by_profile(trace: Path, run: Run, profile: Profile) -> None:
     usual, fast = (
         run("predict", trace, "--gpus", "T4", "--profile", profile(f"host = {factor}"), "--json").json["predictions"][0]
         for factor in ("1", "0.5")
@@ -144,7 +142,7 @@ def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run, profi
     assert fast["host_seconds"] == pytest.approx(usual["host_seconds"] / 2)
 
 
-def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
+def test_predict_writes_all_output_formats(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
     energy = profile("energy.grid = 400")
     words = ["predict", trace, "--gpus", "T4,A10G", "--iterations", "1000", "--profile", energy, "--json"]
     html, markdown, sky = (tmp_path / name for name in ("r.html", "r.md", "t.yaml"))
@@ -172,7 +170,7 @@ def test_costs_include_charges_of_profile(trace: Path, run: Run, profile: Profil
     assert "Costs of other GPUs include 20 min of setup and $2.00 for storage and transfer." in shown
 
 
-def test_predict_writes_lines_for_a_model_card(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
+def test_markdown_has_model_card_lines(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
     energy = profile("[energy]\ngrid = 'frankfurt'\npue = 1.5")
     words = ["predict", trace, "--gpus", "2xT4", "--iterations", "100000", "--profile", energy]
     page = tmp_path / "run.md"
@@ -196,9 +194,7 @@ PRICES = """\
 """
 
 
-def test_predict_takes_a_price_file_and_keeps_listed_prices_of_other_gpus(
-    trace: Path, run: Run, tmp_path: Path, profile: Profile
-) -> None:
+def test_price_file_keeps_listed_prices_of_other_gpus(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
     (tmp_path / "prices.yaml").write_text(PRICES)
     prices = profile("[prices]\nfile = 'prices.yaml'\nregion = 'here'")
     found = run("predict", trace, "--gpus", "T4,L4", "--profile", prices, "--json").json
@@ -338,7 +334,7 @@ def test_output_file_has_the_form_of_its_suffix(trace: Path, run: Run, tmp_path:
     assert found["energy"].keys() == {"T4"}
 
 
-def test_a_report_and_other_files_are_named_in_turn(trace: Path, run: Run, tmp_path: Path) -> None:
+def test_output_takes_several_files(trace: Path, run: Run, tmp_path: Path) -> None:
     report, task = tmp_path / "r.json", tmp_path / "t.yaml"
     ran = run("predict", trace, "--gpus", "T4", "--output", f"{report},{task}")
     assert ran.out == f"{report}\n{task}\n"
@@ -362,7 +358,7 @@ def test_gpus_filters(run: Run) -> None:
     assert "'hoper' is not an architecture. There are: kepler, maxwell" in ran.err
 
 
-def test_gpus_shows_one_with_its_sources(run: Run) -> None:
+def test_gpus_shows_sources_of_one_gpu(run: Run) -> None:
     out = run("gpus", "H100").out
     assert out.startswith("H100-SXM-80GB\n")
     assert "NVIDIA H100 80GB HBM3" in out
@@ -398,7 +394,7 @@ def test_offers_of_a_file(run: Run, tmp_path: Path) -> None:
     assert (lines[0].split()[-2:], lines[2].split()[-2:]) == (["when", "read"], ["sold", "out"])
 
 
-def test_spot_says_what_is_cheaper_on_demand(trace: Path, run: Run) -> None:
+def test_spot_names_gpus_cheaper_on_demand(trace: Path, run: Run) -> None:
     # An H100 alone is rented by the hour for less than the smallest machine with a spot price, which has eight.
     ran = run("predict", trace, "--gpus", "H100-SXM-80GB,L4", "--spot", "--json").json
     (h100, l4) = ran["predictions"]
@@ -409,7 +405,7 @@ def test_spot_says_what_is_cheaper_on_demand(trace: Path, run: Run) -> None:
     assert not any(note.startswith("On demand") for note in own["notes"])
 
 
-def test_offers_of_several_gpus_are_of_one_machine(run: Run) -> None:
+def test_offers_of_several_gpus_need_one_machine(run: Run) -> None:
     found = run("offers", "--gpu", "8xL4", "--json").json["offers"]
     assert found
     assert all(one["gpu"] == "L4" and one["num_gpus"] >= 8 for one in found)
@@ -425,7 +421,7 @@ def test_offers_of_several_gpus_are_of_one_machine(run: Run) -> None:
         (["--region", "here"], "region is for a price file of your own; give it with --offers."),
     ],
 )
-def test_offers_refuses_what_is_not_there(options: list[str], problem: str, run: Run) -> None:
+def test_offers_rejects_unknown_names(options: list[str], problem: str, run: Run) -> None:
     ran = run("offers", *options)
     assert (ran.code, ran.out) == (2, "")
     assert problem in ran.err
@@ -469,7 +465,7 @@ def test_simulate_without_a_plan_says_where_studies_are(run: Run, tmp_path: Path
     assert "python -m benchmarks.planning STUDY.yaml, in a clone" in ran.err
 
 
-def test_measuring_quickly_writes_a_gpu_that_predict_takes(run: Run, tmp_path: Path) -> None:
+def test_quick_measurement_writes_a_profile(run: Run, tmp_path: Path) -> None:
     words = ("measure", tmp_path / "tables", "--quick", "--device", "cpu", "--gpu", "L4")
     found = run(*words, "--json").json
     assert found["name"] == "L4"
@@ -508,7 +504,7 @@ def test_the_first_hour_needs_no_argument(run: Run, tmp_path: Path, monkeypatch:
     assert (tmp_path / "mine.json").exists()
 
 
-def test_train_writes_weights_that_predict_takes(
+def test_predict_reads_weights_of_train(
     trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile
 ) -> None:
     monkeypatch.setattr(tuning, "tune_weights", partial(tuning.tune_weights, plan=TrainingPlan(steps=30), jobs=1))
@@ -526,7 +522,7 @@ def test_train_writes_weights_that_predict_takes(
     assert "No table of yours" in run("train", tmp_path / "nothing").err
 
 
-def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) -> None:
+def test_cache_lists_and_clears_downloads(run: Run, tmp_path: Path) -> None:
     empty = run("cache", "--folder", tmp_path)
     assert empty.out.endswith("holds no downloaded weights.\n")
     folder = Path(run("cache", "--folder", tmp_path, "--json").json["folder"])
@@ -546,7 +542,7 @@ def test_train_says_why_there_is_no_score(tmp_path: Path, run: Run, monkeypatch:
     assert ran.out.startswith("No score: no row was held out")
 
 
-def test_the_memory_of_one_gpu_is_told_from_that_of_several(run: Run, tmp_path: Path) -> None:
+def test_memory_sentence_names_one_or_several_gpus(run: Run, tmp_path: Path) -> None:
     trace = Path(__file__).parent.parent.parent / "examples" / "llama3-8b.json.gz"
     card = tmp_path / "card.md"
     words = ("predict", trace, "--gpus", "8xH100-SXM-80GB", "--strategy", "fsdp", "--iterations", "1e6")

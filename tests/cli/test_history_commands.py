@@ -32,7 +32,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_runs_stand_beside_their_predictions_with_what_was_learnt(file: Path, run: Run) -> None:
+def test_history_compares_runs_with_predictions(file: Path, run: Run) -> None:
     for record in (RECORD, SLOWER, OTHER):
         append_record(record)
     ran = run("history")
@@ -49,13 +49,13 @@ def test_runs_stand_beside_their_predictions_with_what_was_learnt(file: Path, ru
     assert found["learnt"][0]["real_over_predicted"] == pytest.approx(0.9)
 
 
-def test_without_runs_it_says_where_they_will_be(file: Path, run: Run) -> None:
+def test_empty_history_names_its_path(file: Path, run: Run) -> None:
     assert run("history").out == (
         f"No runs in {file}: RuntimePredictor stores a run there when it ends, if it ran on a GPU of the catalogue.\n"
     )
 
 
-def test_what_is_forgotten_is_only_what_was_named(file: Path, run: Run) -> None:
+def test_forget_deletes_only_selected_runs(file: Path, run: Run) -> None:
     for record in (RECORD, SLOWER, OTHER):
         append_record(record)
     assert run("history", "forget", "--model", "0123").out == f"2 runs forgotten in {file}.\n"
@@ -64,9 +64,7 @@ def test_what_is_forgotten_is_only_what_was_named(file: Path, run: Run) -> None:
     assert read_history() == ()
 
 
-def test_a_team_shares_a_folder_in_which_each_machine_has_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_shared_history_has_a_file_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv(HISTORY_VARIABLE, str(tmp_path))
     for name, record in (("one", SLOWER), ("two", RECORD), ("one", OTHER)):
         monkeypatch.setattr("platform.node", lambda name=name: name)

@@ -34,13 +34,13 @@ def test_the_exit_code_is_1_above_the_limit(trace: Path, run: Run, tmp_path: Pat
         (["--max-usd", "2,50", "--iterations", "9"], "which may be 2.50 or 250"),
     ],
 )
-def test_limits_that_say_nothing_are_refused(options: list[str], problem: str, trace: Path, run: Run) -> None:
+def test_invalid_limit_is_rejected(options: list[str], problem: str, trace: Path, run: Run) -> None:
     ran = run("predict", trace, "--gpus", "T4", *options)
     assert ran.code == 2
     assert problem in ran.err
 
 
-def test_an_unknown_cost_is_over_any_limit(trace: Path, run: Run) -> None:
+def test_unknown_cost_exceeds_any_limit(trace: Path, run: Run) -> None:
     ran = run("predict", trace, "--gpus", "M60", "--iterations", "1000", "--max-usd", "100")
     assert ran.code == 1
     assert "The cost is unknown, so it cannot be compared with --max-usd $100.00." in ran.err
@@ -52,7 +52,7 @@ def workflow() -> dict[Any, Any]:
     return found
 
 
-def test_the_workflow_is_one_of_github_actions(workflow: dict[Any, Any]) -> None:
+def test_workflow_is_valid_for_github_actions(workflow: dict[Any, Any]) -> None:
     assert set(workflow) == {"name", True, "permissions", "env", "jobs"}  # `on` is a Boolean of YAML 1.1
     assert set(workflow[True]) == {"pull_request"}
     assert workflow["permissions"] == {"contents": "read", "pull-requests": "write"}
@@ -72,7 +72,7 @@ def test_the_workflow_is_one_of_github_actions(workflow: dict[Any, Any]) -> None
         }
 
 
-def test_the_commands_of_the_workflow_work(workflow: dict[Any, Any], run: Run, tmp_path: Path) -> None:
+def test_workflow_commands_run(workflow: dict[Any, Any], run: Run, tmp_path: Path) -> None:
     (job,) = workflow["jobs"].values()
     (command,) = (step["run"] for step in job["steps"] if step.get("name") == "Predict")
     for name, value in workflow["env"].items():

@@ -24,7 +24,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_parallel_prints_the_best_ways_and_gives_what_the_library_gives(gpt: Path, run: Run) -> None:
+def test_parallel_equals_best_layouts(gpt: Path, run: Run) -> None:
     ran = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--count", "3", "--iterations", "100")
     assert ran.code == 0
     said, table, notes = ran.out.split("\n\n")
@@ -48,7 +48,7 @@ def test_parallel_prints_the_best_ways_and_gives_what_the_library_gives(gpt: Pat
     assert same["4xH100-SXM-80GB"].memory_bytes == pytest.approx(found[0].prediction.memory_bytes)
 
 
-def test_with_a_global_batch_iterations_are_steps_of_it(gpt: Path, run: Run) -> None:
+def test_iterations_are_steps_of_the_global_batch(gpt: Path, run: Run) -> None:
     words = ("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "1")
     ran = run(*words, "--global-batch", "64", "--max-micro-batch", "16", "--iterations", "1000")
     assert " ".join(ran.out.split()).startswith(
@@ -63,7 +63,7 @@ def test_with_a_global_batch_iterations_are_steps_of_it(gpt: Path, run: Run) -> 
     assert found["tokens_per_usd"] == pytest.approx(1000 * 64 * 128 / found["cost_usd"], rel=1e-3)
 
 
-def test_one_gpu_has_one_way(gpt: Path, run: Run) -> None:
+def test_one_gpu_has_one_strategy(gpt: Path, run: Run) -> None:
     (one,) = run("parallel", gpt, "--gpus", "L4", "--json").json
     assert one["strategy"] == "ddp"
     (four,) = run("parallel", gpt, "--gpus", "L4", "--global-batch", "32", "--json").json
@@ -72,14 +72,14 @@ def test_one_gpu_has_one_way(gpt: Path, run: Run) -> None:
     assert "No strategy makes --max-micro-batch 2 on L4 out of batches of 8 recorded sample(s)" in ran.err
 
 
-def test_several_layouts_are_told_apart(gpt: Path, run: Run) -> None:
+def test_rows_name_their_layout(gpt: Path, run: Run) -> None:
     ran = run("parallel", gpt, "--gpus", "2xH100-SXM-80GB,4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "20")
     assert "On 4xH100-SXM-80GB ($8.00/h, your own price); 2xH100-SXM-80GB ($4.00/h, your own price):" in ran.out
     rows = ran.out.split("\n\n")[1].splitlines()[2:]
     assert {row.split()[0] for row in rows} == {"2xH100-SXM-80GB", "4xH100-SXM-80GB"}
 
 
-def test_what_costs_more_than_the_budget_is_left_out(gpt: Path, run: Run) -> None:
+def test_strategies_above_budget_are_left_out(gpt: Path, run: Run) -> None:
     words = ("parallel", gpt, "--gpus", "2xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "2")
     ran = run(*words, "--budget", "1e-9", "--iterations", "100")
     assert ran.code == 2
@@ -104,13 +104,13 @@ def test_what_costs_more_than_the_budget_is_left_out(gpt: Path, run: Run) -> Non
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_the_options_own_words(gpt: Path, run: Run, words: str, message: str) -> None:
+def test_parallel_rejects_invalid_options(gpt: Path, run: Run, words: str, message: str) -> None:
     ran = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", *words.split())
     assert ran.code == 2
     assert message in ran.err
 
 
-def test_a_machine_is_named_with_numbers_of_gpus(gpt: Path, run: Run) -> None:
+def test_machine_takes_numbers_of_gpus(gpt: Path, run: Run) -> None:
     (one,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--count", "1", "--json").json
     assert (one["layout"], one["offer"].split(" (")[0]) == ("8xA100-SXM-40GB", "AWS p4d.24xlarge")
     (two,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--gpus", "16", "--count", "1", "--json").json
@@ -119,7 +119,7 @@ def test_a_machine_is_named_with_numbers_of_gpus(gpt: Path, run: Run) -> None:
     assert "12 GPUs are no whole number of p4d.24xlarge, which has 8; give a multiple of 8." in ran.err
 
 
-def test_failures_count_in_everything_that_is_said_of_the_run(gpt: Path, run: Run) -> None:
+def test_totals_include_failures(gpt: Path, run: Run) -> None:
     """An interruption an hour and GPU: four of them fail every 15 minutes, and ten of these go to each restart."""
     words = ("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "1", "--iterations", "1e7")
     (calm,) = run(*words, "--json").json
@@ -134,7 +134,7 @@ def test_failures_count_in_everything_that_is_said_of_the_run(gpt: Path, run: Ru
     assert "Goodput: share of the time left after failures, checkpoints and repeated work" in said
 
 
-def test_interruptible_machines_are_priced_with_what_they_lose(gpt: Path, run: Run) -> None:
+def test_spot_cost_includes_lost_work(gpt: Path, run: Run) -> None:
     words = ("parallel", gpt, "--gpus", "8", "--machine", "p5.48xlarge", "--count", "1", "--iterations", "1e7")
     (steady,) = run(*words, "--json").json
     (spot,) = run(*words, "--spot", "--mtbf-hours", "100", "--json").json
@@ -145,7 +145,7 @@ def test_interruptible_machines_are_priced_with_what_they_lose(gpt: Path, run: R
     )
 
 
-def test_a_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path) -> None:
+def test_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     words = ("curve", gpt, "--gpus", "2x4xH100-SXM-80GB", "--iterations", "1000", "--output", report)
     ran = run(*words)
@@ -163,12 +163,12 @@ def test_a_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Pa
     assert "makes no curve of 2 layout(s); name a layout of four GPUs or more" in few.err
 
 
-def test_names_double_and_fill_machines_first() -> None:
+def test_curve_doubles_gpus_within_machines_first() -> None:
     assert names_up_to("3x8xL4") == ("L4", "2xL4", "4xL4", "8xL4", "2x8xL4", "3x8xL4")
     assert names_up_to("6xT4") == ("T4", "2xT4", "4xT4", "6xT4")
 
 
-def test_further_gpus_pay_while_each_adds_half_of_what_the_first_does() -> None:
+def test_gpus_pay_off_while_each_adds_half_a_gpu() -> None:
     def point(gpus: int, throughput: float) -> CurvePoint:
         return CurvePoint(f"{gpus}xL4", gpus, throughput, None, None, None, throughput / gpus / 10, None)
 
@@ -190,7 +190,7 @@ def test_a_curve_is_priced(gpt: Path) -> None:
         )
 
 
-def test_a_curve_leaves_out_what_nobody_knows_and_says_where_the_provider_changes() -> None:
+def test_curve_omits_unknown_columns_and_names_provider_changes() -> None:
     def point(gpus: int, provider: str) -> CurvePoint:
         return CurvePoint(f"{gpus}xL4", gpus, 10.0 * gpus, None, None, 5.0 * gpus, 1.0, None, provider)
 

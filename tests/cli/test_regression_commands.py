@@ -53,7 +53,7 @@ def test_predictions_as_json(table: Path, run: Run) -> None:
     assert found["left_out_error"] == pytest.approx(0, abs=1e-9)
 
 
-def test_without_a_question_only_the_regression_is_shown(table: Path, run: Run) -> None:
+def test_regression_is_shown_without_settings(table: Path, run: Run) -> None:
     ran = run("regress", table)
     assert ran.out.startswith("12 past runs of net: seconds per iteration = 0.04 ")
     assert "interval" not in ran.out
@@ -69,7 +69,7 @@ def test_columns_values_and_other_gpus(table: Path, run: Run) -> None:
     assert "8.14e+12 FLOP/s" in run("regress", table, *words, "--gflops", "8141").out
 
 
-def test_a_layout_says_how_many_gpus(table: Path, run: Run) -> None:
+def test_layout_name_gives_number_of_gpus(table: Path, run: Run) -> None:
     found = run("regress", table, "--batch-sizes", "8", "--gpus", "4xT4,2xT4", "--json").json["predictions"]
     assert [(one["setting"]["gpu"], one["setting"]["num_gpus"]) for one in found] == [("T4", 4), ("T4", 2)]
     table.write_text(table.read_text().replace("T4,2,", "2xT4,,"))  # in the table, too
@@ -77,7 +77,7 @@ def test_a_layout_says_how_many_gpus(table: Path, run: Run) -> None:
     assert [one["seconds"] for one in again] == pytest.approx([one["seconds"] for one in found])
 
 
-def test_the_history_of_ones_runs(run: Run) -> None:
+def test_regress_reads_history(run: Run) -> None:
     for samples in (8, 16, 32):
         append_record(replace(RECORD, model="m", samples=samples, step_seconds=0.1 + 0.01 * samples))
     found = run("regress", "history", "--batch-sizes", "64", "--iterations", "1000", "--json").json
@@ -110,13 +110,13 @@ def test_a_regression_that_falls_to_0_is_a_dash(tmp_path: Path, run: Run) -> Non
         (["--model", "nest"], "0 past runs of 'nest' (there are runs of net); a regression needs at least 3."),
     ],
 )
-def test_what_cannot_be_predicted(words: list[str], problem: str, table: Path, run: Run) -> None:
+def test_regress_rejects_invalid_options(words: list[str], problem: str, table: Path, run: Run) -> None:
     ran = run("regress", table, *words)
     assert ran.code == 2
     assert ran.err.startswith(f"lightning-predict: error: {problem}")
 
 
-def test_without_the_extra_it_is_named(table: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named(table: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.delitem(sys.modules, "lightning_predict.regression.stepwise", raising=False)
     assert "pip install lightning-predict[fitting]" in run("regress", table).err

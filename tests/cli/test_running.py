@@ -153,7 +153,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["gpus"], ["gpus", "T4"], ["predict", "--help"], ["completion", "bash"]])
-def test_what_needs_no_prediction_loads_nothing_that_predicts(words: list[str]) -> None:
+def test_simple_commands_load_no_prediction_code(words: list[str]) -> None:
     heavy = ("torch", "numpy", "lightning", "yaml", "matplotlib", "requests", "safetensors")
     ours = ("kernels", "timeline", "record", "layouts", "reports", "prediction", "weights")
     names = (*heavy, *(f"lightning_predict.{name}" for name in ours))

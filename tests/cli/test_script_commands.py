@@ -35,7 +35,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def test_what_follows_the_script_is_its_own() -> None:
+def test_arguments_after_script_belong_to_script() -> None:
     words = ["--gpus=T4", "--usd_per_hour", "2", "--usd", "1", "train.py", "--my_flag", "3", "--json", "--", "--usd"]
     call = parsed("run", ["run", *words])
     assert call is not None
@@ -46,7 +46,7 @@ def test_what_follows_the_script_is_its_own() -> None:
     assert arguments("run", "train.py")["arguments"] == ()
 
 
-def test_a_script_that_knows_nothing_of_it_is_predicted(tmp_path: Path) -> None:
+def test_unmodified_script_is_predicted(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     asked = ("--gpus", "T4,L4", "--usd", "5", "--usd-per-hour", "0.05")
@@ -87,7 +87,7 @@ def test_json_says_whether_a_prediction_was_made(tmp_path: Path, breaks: bool) -
     assert ("broken" in ran.stderr + ran.stdout) is breaks
 
 
-def test_its_exit_code_is_the_scripts_and_silence_is_explained(run: Run, tmp_path: Path) -> None:
+def test_exit_code_is_the_scripts(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("import sys; sys.exit(3)")
     ran = run("run", script)
@@ -111,14 +111,14 @@ def test_its_exit_code_is_the_scripts_and_silence_is_explained(run: Run, tmp_pat
         ([], 'Command "run" parameter SCRIPT requires an argument.'),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_starts(words: list[str], problem: str, run: Run) -> None:
+def test_invalid_options_are_rejected_before_script_starts(words: list[str], problem: str, run: Run) -> None:
     ran = run("run", *words)
     assert ran.code == 2
     assert ran.err.startswith(f"lightning-predict: error: {problem}")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
-def test_a_signal_is_passed_on(name: str, tmp_path: Path) -> None:
+def test_signal_is_forwarded_to_script(name: str, tmp_path: Path) -> None:
     # Signals of a cluster: to end, to save a checkpoint and be requeued. The command died of them, and the script ran
     # on.
     script = tmp_path / "waits.py"
@@ -152,7 +152,7 @@ def test_slurm_signals_the_script_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert script_commands._exit_code([sys.executable, str(script)], dict(os.environ)) == 128 + signal.SIGUSR1
 
 
-def test_a_stop_of_a_budget_has_an_exit_code(run: Run, tmp_path: Path) -> None:
+def test_budget_stop_has_an_exit_code(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     stopped = ("--usd", "1e-9", "--usd-per-hour", "1")

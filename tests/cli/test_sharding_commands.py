@@ -26,7 +26,7 @@ def dlrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_shard_prints_plans_reasons_and_the_best_placement(dlrm: Path, run: Run) -> None:
+def test_shard_prints_plans_and_best_placement(dlrm: Path, run: Run) -> None:
     ran = run("shard", dlrm, "--gpus", "8xA100-SXM-80GB, 4xT4", "--optimizer", "row_wise_adagrad")
     assert (ran.code, ran.err) == (0, "")
     table, reasons, placement = ran.out.split("\n\n")
@@ -41,7 +41,7 @@ def test_shard_prints_plans_reasons_and_the_best_placement(dlrm: Path, run: Run)
     assert [line.split()[:4] for line in lines[3:]] == [[f"tables.{i}", "64,000,000", "64", "20.0"] for i in range(4)]
 
 
-def test_shard_gives_what_the_library_gives(dlrm: Path, run: Run) -> None:
+def test_shard_equals_place_tables(dlrm: Path, run: Run) -> None:
     found = run("shard", dlrm, "--gpus", "2xA100-SXM-80GB", "--kinds", "row_wise,table_wise", "--json").json
     tables = [EmbeddingTable(rows=64_000_000, dim=64, pooling=20, name=f"tables.{i}") for i in range(4)]
     expected = place_tables(tables, "2xA100-SXM-80GB", samples=1024, kinds=["row_wise", "table_wise"])
@@ -79,13 +79,13 @@ def test_shard_takes_a_batch_size_and_memory(dlrm: Path, run: Run) -> None:
         (["--table-gib", "0"], "table_bytes=0.0; expected bytes above 0"),
     ],
 )
-def test_shard_refuses_what_cannot_be(options: list[str], problem: str, dlrm: Path, run: Run) -> None:
+def test_shard_rejects_invalid_options(options: list[str], problem: str, dlrm: Path, run: Run) -> None:
     ran = run("shard", dlrm, *options)
     assert (ran.code, ran.out) == (2, "")
     assert problem in ran.err
 
 
-def test_shard_says_what_joins_machines_and_takes_what_you_say(dlrm: Path, run: Run, profile: Profile) -> None:
+def test_shard_names_assumed_network(dlrm: Path, run: Run, profile: Profile) -> None:
     fast = ("--profile", profile("links.network_gbps = 1600"))
     named, priced, own = (
         run("shard", dlrm, "--gpus", layout, *more)
@@ -116,7 +116,7 @@ def test_shard_writes_a_plan_that_predict_reads(dlrm: Path, run: Run, tmp_path: 
     assert len(json.loads(timeline.read_text())["traceEvents"]) > 5
 
 
-def test_both_commands_take_uneven_rows(dlrm: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
+def test_skew_of_profile_applies_to_shard_and_predict(dlrm: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
     skews = ("skew = 0", "skew = 1.2", "skew = 'sample.csv'")
     sample = tmp_path / "sample.csv"
     sample.write_text("table,index\n" + "tables.0,5\n" * 50)

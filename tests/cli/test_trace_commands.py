@@ -16,7 +16,7 @@ from tests.record.test_events import event
 RECORDINGS = Path(__file__).parents[1] / "traces"
 
 
-def test_check_says_what_a_trace_holds(trace: Path, run: Run) -> None:
+def test_check_summarizes_a_trace(trace: Path, run: Run) -> None:
     found = run("trace", "check", trace, "--json").json
     read = lp.Trace.load(str(trace))
     assert found["operations"] == len(read.operations) == sum(found["operations_by_phase"].values())
@@ -27,9 +27,7 @@ def test_check_says_what_a_trace_holds(trace: Path, run: Run) -> None:
     assert "A step has 1 batch, 256 samples, 4 parameters in" in text
 
 
-def test_check_refuses_a_file_that_is_no_trace_and_says_where_it_is_wrong(
-    trace: Path, run: Run, tmp_path: Path
-) -> None:
+def test_check_names_place_of_error(trace: Path, run: Run, tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     lp.Trace.load(str(trace)).save(str(broken))
     broken.write_text(broken.read_text().replace('"device":"meta"', '"device":7', 1))
@@ -58,7 +56,7 @@ def test_anonymise_writes_a_trace_without_names(run: Run, trace: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["synthetic_cuda_step.json", "cpu_execution_trace.json.gz"])
-def test_import_reads_what_other_tools_wrote(name: str, run: Run, tmp_path: Path) -> None:
+def test_import_reads_files_of_other_tools(name: str, run: Run, tmp_path: Path) -> None:
     output = tmp_path / "run.json.gz"
     found = run("trace", "import", RECORDINGS / name, "--output", output, "--json").json
     read = lp.Trace.load(str(output))
@@ -67,7 +65,7 @@ def test_import_reads_what_other_tools_wrote(name: str, run: Run, tmp_path: Path
     assert found["kernels"] == (len(read.kernels) if "cuda" in name else 0)
 
 
-def test_import_refuses_other_files_in_words(trace: Path, run: Run, tmp_path: Path) -> None:
+def test_import_rejects_other_files(trace: Path, run: Run, tmp_path: Path) -> None:
     assert "is a trace of lightning-predict already; there is nothing to import" in run("trace", "import", trace).err
     other = tmp_path / "other.json"
     other.write_text("{}")
@@ -89,7 +87,7 @@ def test_view_writes_a_timeline_that_perfetto_opens(trace: Path, run: Run, tmp_p
     assert run("trace", "view", trace, "--gpu", "T4", "--output", output, "--json").json["gpu"] == "T4"
 
 
-def test_view_takes_the_gpu_that_the_trace_was_recorded_on(run: Run, tmp_path: Path) -> None:
+def test_view_defaults_to_recording_gpu(run: Run, tmp_path: Path) -> None:
     read = tmp_path / "run.json"
     run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--output", read)
     found = run("trace", "view", read, "--json").json
@@ -97,13 +95,13 @@ def test_view_takes_the_gpu_that_the_trace_was_recorded_on(run: Run, tmp_path: P
     assert found["written"] == str(tmp_path / "run.timeline.json")
 
 
-def test_view_asks_for_a_gpu_where_none_is_known(trace: Path, run: Run) -> None:
+def test_view_needs_a_known_gpu(trace: Path, run: Run) -> None:
     assert "The trace was not recorded on a GPU of the catalogue; say which to view: --gpu T4." in (
         run("trace", "view", trace).err
     )
 
 
-def test_explain_tells_where_each_time_came_from(trace: Path, run: Run) -> None:
+def test_explain_names_source_of_each_time(trace: Path, run: Run) -> None:
     found = run("trace", "explain", trace, "--gpu", "T4", "--json").json
     assert found["gpu"] == "T4"
     products = [one for one in found["problems"] if one["operation"] == "linear"]
@@ -116,7 +114,7 @@ def test_explain_tells_where_each_time_came_from(trace: Path, run: Run) -> None:
     assert "then held to (µs)" in text
 
 
-def test_memory_tells_where_it_goes_and_whether_it_fits(trace: Path, run: Run) -> None:
+def test_memory_lists_parts_and_fit(trace: Path, run: Run) -> None:
     found = run("trace", "memory", trace, "--gpu", "T4", "--json").json
     assert (found["gpu"], found["memory_fit"]) == ("T4", "fits")
     assert found["fit_probability"] > 0.97
@@ -129,7 +127,7 @@ def test_memory_tells_where_it_goes_and_whether_it_fits(trace: Path, run: Run) -
     assert "parameters and buffers" in text
 
 
-def test_memory_says_what_a_trace_must_hold(trace: Path, run: Run, tmp_path: Path) -> None:
+def test_memory_needs_outputs_of_operations(trace: Path, run: Run, tmp_path: Path) -> None:
     read = lp.Trace.load(str(trace))
     unseen = replace(read, operations=tuple(replace(one, outputs=()) for one in read.operations))
     unseen.save(str(tmp_path / "unseen.json"))
@@ -150,13 +148,13 @@ def test_memory_says_what_a_trace_must_hold(trace: Path, run: Run, tmp_path: Pat
         (["check", "x", "--output", "y"], "--output has no effect on trace check; it is for anonymise, import, view."),
     ],
 )
-def test_an_option_without_effect_is_refused(words: list[str], problem: str, run: Run) -> None:
+def test_option_without_effect_is_rejected(words: list[str], problem: str, run: Run) -> None:
     ran = run("trace", *words)
     assert ran.code == 2
     assert problem in ran.err
 
 
-def test_import_says_loudly_that_the_gpu_is_not_known_and_takes_the_users_word(run: Run, tmp_path: Path) -> None:
+def test_import_of_unknown_gpu_takes_gpu_option(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "p.json", list(steps([2])), gpu={"id": 0, "name": "NVIDIA PG777-123"})
     ran = run("trace", "import", path, "--output", tmp_path / "unknown.json")
     assert "'NVIDIA PG777-123' is not a GPU of the catalogue." in ran.out
@@ -169,7 +167,7 @@ def test_import_says_loudly_that_the_gpu_is_not_known_and_takes_the_users_word(r
     assert "'H8000' is not a GPU of the catalogue" in run("trace", "import", path, "--gpu", "H8000").err
 
 
-def test_a_file_that_cannot_be_predicted_is_not_called_valid(run: Run, tmp_path: Path) -> None:
+def test_unpredictable_trace_is_not_called_valid(run: Run, tmp_path: Path) -> None:
     events = [event("aten::mm", 10, 20), event("aten::mm", 40, 20)]  # neither shapes nor kernels
     file = write(tmp_path / "cpu.json", events)
     ran = run("trace", "import", file)

@@ -29,7 +29,7 @@ def test_sixteen_thousand_gpus_fail_every_three_hours() -> None:
     assert 0.8 < found.share < 0.95  # more than 90 % of effective training time there, of faster checkpoints
 
 
-def test_what_takes_no_time_to_save_is_saved_all_the_time() -> None:
+def test_instant_checkpoints_lose_no_time() -> None:
     # A restart of 36 s each hour is all that is lost: exp(-0.01) of the time is left.
     found = goodput_of(0.0, 1, Reliability(mtbf_hours=1, checkpoint_gbps=1, restart_minutes=0.6))
     assert found.share == pytest.approx(math.exp(-0.01), rel=1e-5)
@@ -68,7 +68,7 @@ def test_no_other_interval_is_better_and_more_gpus_are_worse(size: float, gpus: 
 
 
 @pytest.mark.parametrize("name", ["mtbf_hours", "checkpoint_gbps", "restart_minutes"])
-def test_what_is_not_above_0_is_refused(name: str) -> None:
+def test_reliability_rejects_values_not_above_0(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name}=0; expected a number above 0"):
         Reliability(**{name: 0})
 

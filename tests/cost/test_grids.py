@@ -27,7 +27,7 @@ def test_every_row_can_be_asked_for_and_lies_between_water_and_coal() -> None:
         assert 5 < grid_of(str(region)).grams_per_kwh < 820
 
 
-def test_what_is_no_grid_is_refused_with_the_nearest() -> None:
+def test_unknown_grid_suggests_the_nearest() -> None:
     with pytest.raises(InvalidArgumentError, match="frankfurt"):
         grid_of("Frankfort")
     with pytest.raises(InvalidArgumentError, match="grid=-1 is out of range; expected grams of CO2 per kWh"):

@@ -75,12 +75,12 @@ def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
     return max(map(live, range(len(operations))), key=sum)
 
 
-def test_what_is_read_again_is_alive_until_then() -> None:
+def test_storage_lives_until_its_last_read() -> None:
     # After each operation: 100; 130; 131, of which PASSING dies; 101 and the gradient, which is counted elsewhere.
     assert live_tensors(STEP) == (100, 30, 1)
 
 
-def test_what_backward_writes_in_passing_counts() -> None:
+def test_temporary_gradients_count() -> None:
     passing = tensor(6, 40)
     backward = (operation("backward", (KEPT, LOSS), (passing,)), operation("backward", (passing,), (STEP_GRADIENT,)))
     assert live_tensors((*STEP[:3], *backward, *STEP[4:])) == (100, 1, 40)
@@ -97,7 +97,7 @@ def test_a_mask_of_dropout_has_a_byte_an_element_as_on_cuda() -> None:
     assert live_tensors(drawn) == (100,)
 
 
-def test_the_batch_is_what_forward_reads_and_nobody_wrote() -> None:
+def test_batch_is_input_without_writer() -> None:
     parameters = [Parameter(name="weight", shape=(5,), dtype="uint8")]
 
     def batch_bytes(operations: Sequence[Operation], parameters: Sequence[Parameter]) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ def test_step_fits_from_97_percent_and_is_tight_up_to_usable_memory() -> None:
     assert memory_need(T4, usable).fit_probability == pytest.approx(0.5)
 
 
-def test_the_chance_is_that_of_a_normal_error() -> None:
+def test_fit_probability_follows_normal_error() -> None:
     # 10 GiB and half a GiB of context of 12: 1.5 GiB to spare. The upper ends are 1 GiB and 0.5 GiB above: together
     # the root of 1.25 above, or 1.645 standard deviations. 1.5 / (1.118 / 1.645) = 2.207 of them.
     reserved, context = Interval(9.0, 10.0, 11.0), Interval(0.4, 0.5, 1.0)
@@ -142,7 +142,7 @@ def test_the_chance_is_that_of_a_normal_error() -> None:
     assert [fit_probability(certain, certain, total) for total in (1.9, 2.0)] == [0.0, 1.0]
 
 
-def test_the_process_takes_what_is_reserved_and_the_context() -> None:
+def test_process_is_reserved_memory_and_context() -> None:
     need = memory_need(T4, 8 * GIBIBYTE, relative=Interval(0.9, 1.0, 1.1), allocated_bytes=7 * GIBIBYTE)
     assert need.reserved == Interval(0.9 * 8 * GIBIBYTE, 8 * GIBIBYTE, 1.1 * 8 * GIBIBYTE)
     assert need.process == need.reserved.added(context_bytes(T4.gpu))
@@ -151,7 +151,7 @@ def test_the_process_takes_what_is_reserved_and_the_context() -> None:
     assert need.memory_bytes == 8 * GIBIBYTE
 
 
-def test_what_the_allocator_gives_back_need_not_fit() -> None:
+def test_releasable_memory_need_not_fit() -> None:
     # Of the T4's 14.5 GiB and 0.44 of context, 16 GiB are too much, 12 are not.
     alone, given_back = (memory_need(T4, 16 * GIBIBYTE, releasable_bytes=spare * GIBIBYTE) for spare in (0, 4))
     assert (alone.memory_fit, given_back.memory_fit) == ("exceeds", "fits")
@@ -184,7 +184,7 @@ def test_a_full_gpu_is_simulated_only_near_the_capacity_or_when_the_result_is_re
     assert len(calls) == 1
 
 
-def test_what_a_process_takes_beside_the_allocator_comes_on_top() -> None:
+def test_context_adds_to_allocator_memory() -> None:
     more = context_bytes(T4.gpu).added(2.0 * GIBIBYTE)
     need, plain = memory_need(T4, 8 * GIBIBYTE, context=more), memory_need(T4, 8 * GIBIBYTE)
     assert need.process is not None
@@ -245,17 +245,17 @@ REPORTED = {
 
 
 @pytest.mark.parametrize("name", REPORTED)
-def test_what_is_usable_is_never_more_than_a_card_reports_and_little_less(name: str) -> None:
+def test_usable_memory_is_slightly_below_reported_memory(name: str) -> None:
     truth = REPORTED[name] * GIBIBYTE - context_bytes(gpu(name)).middle
     assert 0.97 * truth <= usable_bytes(gpu(name)) <= 1.001 * truth
 
 
-def test_what_the_card_at_hand_reports_comes_first() -> None:
+def test_reported_memory_of_gpu_in_use_takes_precedence() -> None:
     assert usable_bytes(gpu("T4"), 15 * GIBIBYTE) == 15 * GIBIBYTE - context_bytes(gpu("T4")).middle
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(0, 1e12))
-def test_who_needs_more_never_fits_better(one: float, other: float, reported: float) -> None:
+def test_larger_step_never_fits_better(one: float, other: float, reported: float) -> None:
     order = ["fits", "tight", "exceeds"]
     less, more = sorted((one, other))
     answers = [memory_need(T4, needed, reported_bytes=reported).memory_fit for needed in (less, more)]
@@ -294,7 +294,7 @@ def test_the_parts_add_up() -> None:
     assert tensor_bytes(TRACE) == (400 + 400 + 800) + 200 + (800 + 2000)
 
 
-def test_what_the_allocator_reserves_beyond_the_tensors_of_the_fullest_moment_is_slack() -> None:
+def test_reserved_memory_above_peak_is_slack() -> None:
     memory = step_memory(TRACE)
     assert memory is not None
     assert memory.slack_bytes > 0
@@ -339,7 +339,7 @@ def test_an_update_of_all_parameters_at_once_may_be_the_fullest_moment() -> None
     assert tensor_bytes(trace) == 80_800 + 40_000 + 200  # the second takes the first one's place
 
 
-def test_what_one_parameter_after_the_other_takes_is_taken_at_once_on_cuda() -> None:
+def test_foreach_update_allocates_all_parameters_at_once() -> None:
     passing = [TensorInfo((100,), "float32", id=10 + number) for number in range(9)]
     updates = [Operation(name="aten::sqrt", phase="optimizer", outputs=(one,)) for one in passing]
     memory = replace(TRACE.memory, parameter_bytes=10_000, gradient_bytes=10_000)
@@ -364,7 +364,7 @@ def test_a_measured_peak_comes_first_and_holds_the_workspaces() -> None:
     assert measured.bytes_on(gpu("T4")) == 9
 
 
-def test_what_cannot_be_derived_is_none() -> None:
+def test_memory_without_outputs_is_unknown() -> None:
     assert step_memory(replace(TRACE, memory=Memory())) is None
     # The profiler does not see what operations write.
     unseen = tuple(replace(operation, outputs=()) for operation in TRACE.operations)

@@ -68,7 +68,7 @@ def test_machines_with_more_gpus_of_one_kind_cost_more() -> None:
     assert compared > 50
 
 
-def test_six_of_fourteen_machines_have_changed_their_price_within_a_year_and_a_half() -> None:
+def test_prices_change_within_a_year_and_a_half() -> None:
     # What `reports.table.OLD_DAYS` says of this table.
     machines: dict[tuple[str, str, int], dict[str, float]] = {}
     for offer in load_offers():
@@ -206,7 +206,7 @@ def load(folder: Path, text: str) -> tuple[Offer, ...]:
     return read_offers(path)
 
 
-def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
+def test_price_list_file_is_read(tmp_path: Path) -> None:
     (offer,) = load(tmp_path, GOOD)
     assert offer.usd_per_gpu_hour == 0.75
     assert offer.spot_usd_per_hour == 0.5
@@ -217,70 +217,40 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
-        ("= 1.5", "= 0", "mine.toml: price_list['P 2026-05'].offers['i'].usd_per_hour is 0; expected a finite number"),
-        (
-            "= 1.5",
-            "= -1.5",
-            "mine.toml: price_list['P 2026-05'].offers['i'].usd_per_hour is -1.5; expected a finite number",
-        ),
-        (
-            "= 0.5",
-            "= 1.6",
-            "mine.toml: price_list['P 2026-05'].offers['i'].spot_usd_per_hour is 1.6, above the on-demand",
-        ),
-        (
-            "num_gpus = 2",
-            "num_gpus = 0",
-            "mine.toml: price_list['P 2026-05'].offers['i'].num_gpus is 0; expected an integer of at least",
-        ),
-        (
-            "usd_per_hour = 1.5, ",
-            "",
-            "mine.toml: price_list['P 2026-05'].offers['i'].usd_per_hour is missing; expected it in every such",
-        ),
-        (
-            'instance = "i", ',
-            "",
-            "mine.toml: price_list['P 2026-05'].offers[0].instance is missing; expected it in every such",
-        ),
-        (
-            "spot_usd",
-            "sport_usd",
-            "mine.toml: price_list['P 2026-05'].offers['i'] has the field 'sport_usd_per_hour'; expected",
-        ),
-        ('date = "2026-05"\n', "", "offers['i'].date is missing; expected the day or month that the price"),
-        (
-            '"2026-05"',
-            '"soon"',
-            "mine.toml: price_list['P soon'].date is 'soon'; expected the day or month that",
-        ),
-        (
-            'provider = "P"',
-            'provider = ""',
-            "mine.toml: price_list[0].provider is ''; expected a text that is not blank.",
-        ),
-        (
-            "[[price_list]]",
-            "[price_list]",
-            "mine.toml: price_list is {'date': '2026-05', 'offers': [{'gpu': 'T4', 'in_stock': ...;",
-        ),
-        ("[[price_list]]", "[[offers]]", "mine.toml: offers[0] has the field 'offers'; expected only"),
-        (
-            "    { instance",
-            '    "x", { instance',
-            "mine.toml: price_list['P 2026-05'].offers[0] is 'x'; expected an object of keys and values.",
-        ),
+        ("= 1.5", "= 0", "offers['i'].usd_per_hour is 0; expected a finite number"),
+        ("= 0.5", "= 1.6", "offers['i'].spot_usd_per_hour is 1.6, above the on-demand"),
+        ("num_gpus = 2", "num_gpus = 0", "offers['i'].num_gpus is 0; expected an integer of at least"),
+        ("usd_per_hour = 1.5, ", "", "offers['i'].usd_per_hour is missing; expected it in every such"),
+        ('instance = "i", ', "", "offers[0].instance is missing; expected it in every such"),
+        ("spot_usd", "sport_usd", "offers['i'] has the field 'sport_usd_per_hour'; expected"),
+        ('"2026-05"', '"soon"', "date is 'soon'; expected the day or month that"),
+        ("    { instance", '    "x", { instance', "offers[0] is 'x'; expected an object of keys and values."),
     ],
 )
-def test_a_bad_offer_is_refused_by_name(tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_invalid_offer_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in GOOD
-    with pytest.raises(CatalogueError, match=re.escape(words)):
+    date = "soon" if "soon" in new else "2026-05"
+    with pytest.raises(CatalogueError, match=re.escape(f"mine.toml: price_list['P {date}'].{message}")):
         load(tmp_path, GOOD.replace(old, new))
 
 
-def test_a_price_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('date = "2026-05"\n', "", "offers['i'].date is missing; expected the day or month that the price"),
+        ('provider = "P"', 'provider = ""', "provider is ''; expected a text that is not blank."),
+        ("[[price_list]]", "[price_list]", "price_list is {'date': '2026-05', 'offers': [{'gpu': 'T4', 'in_stock': "),
+        ("[[price_list]]", "[[offers]]", "mine.toml: offers[0] has the field 'offers'; expected only"),
+    ],
+)
+def test_invalid_price_list_is_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(CatalogueError, match=re.escape(message)):
+        load(tmp_path, GOOD.replace(old, new))
+
+
+def test_duplicate_price_is_rejected(tmp_path: Path) -> None:
     line = GOOD.splitlines()[6]
     with pytest.raises(
         CatalogueError,
@@ -303,7 +273,7 @@ def test_a_machine_without_a_listed_price_takes_the_cheapest_offer_of_its_gpus()
     assert offer_for(layout_of("g6.24xlarge")) == offer_for(layout_of("4xL4"))
 
 
-def test_who_rents_by_the_gpu_is_priced_by_the_gpu() -> None:
+def test_single_gpu_rental_scales_with_number_of_gpus() -> None:
     one = replace(make_offer(1.5, "2026-11", provider="Pods", instance="1x T4"), max_gpus=4, spot_usd_per_hour=0.5)
     whole = make_offer(11.0, "2026-11", provider="Racks", instance="rack-8", num_gpus=8)
     table = [one, whole]
@@ -322,7 +292,7 @@ def test_who_rents_by_the_gpu_is_priced_by_the_gpu() -> None:
     assert whole.with_gpus(2) == whole
 
 
-def test_what_was_sold_out_is_chosen_where_there_is_no_other() -> None:
+def test_sold_out_machine_is_the_last_choice() -> None:
     sold_out = replace(make_offer(1.0, "2026-11", provider="Pods", instance="1x T4"), max_gpus=4, in_stock=False)
     free = replace(make_offer(1.2, "2026-11", provider="Racks", instance="rack"), in_stock=True)
     assert cheapest_offer("T4", [sold_out, free]) == free
@@ -331,7 +301,7 @@ def test_what_was_sold_out_is_chosen_where_there_is_no_other() -> None:
     assert [replace(sold_out, in_stock=one).with_gpus(2).in_stock for one in (False, True, None)] == [False, None, None]  # type: ignore[union-attr]
 
 
-def test_no_price_list_that_ships_says_what_was_in_stock() -> None:
+def test_shipped_prices_state_no_stock() -> None:
     assert {offer.in_stock for offer in load_offers()} == {None}
 
 

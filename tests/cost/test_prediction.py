@@ -46,7 +46,7 @@ def test_a_run_costs_its_hours_times_the_price_of_the_whole_machine() -> None:
     assert (price.usd_per_hour, price.cost_usd) == (2.0, 4.0)
 
 
-def test_what_a_machine_costs_beside_training() -> None:
+def test_charges_add_to_cost_of_run() -> None:
     # Two hours and 30 minutes at $2 an hour, and $1.50.
     charges = Charges(setup_minutes=30, storage_usd=1.5)
     assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=charges).cost_usd == pytest.approx(6.5)
@@ -119,14 +119,14 @@ def test_every_part_has_its_values_by_flat_names() -> None:
     assert json.loads(json.dumps(values)) == values
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_values_have_no_number() -> None:
     run = predict_run(STEP, Workload())
     found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT, offers=[]), memory_need(LAYOUT, None))
     assert (found.total_seconds, found.cost_usd, found.samples_per_second, found.fits) == (None, None, None, None)
     assert found.unmeasured_seconds is None
 
 
-def test_every_value_of_a_prediction_but_its_parts_and_intervals_is_in_its_json() -> None:
+def test_json_has_every_value_except_intervals() -> None:
     run = predict_run(STEP, Workload(training_iterations=10))
     found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
     assert {row.name for row in FIELDS} - {"iteration", "cycle", "total", "energy"} == set(found.as_dict())

@@ -25,7 +25,7 @@ def run(name: str, hours: float, usd: float, **values: object) -> Prediction:
     )
 
 
-def test_the_recommendation_is_the_cheapest_that_the_catalogue_holds() -> None:
+def test_group_recommendation_equals_naming_all_gpus() -> None:
     # No list of names decides: each GPU with a current price is compared, as if it had been named.
     trace = example_trace(1024)
     found = predict(trace, iterations=10_000_000, history=False).ranking()
@@ -118,7 +118,7 @@ def test_a_short_front_is_filled_with_the_next_cheapest_and_with_rivals() -> Non
     assert list(Predictions((*best, *others)).shown()) == [one.gpu for one in (*best, *others)]  # named: all
 
 
-def test_a_gpu_sold_only_with_others_says_so_with_its_share() -> None:
+def test_gpu_sold_in_larger_machines_states_its_share() -> None:
     offers = [example_offer("L40", 10.0, num_gpus=8), example_offer("T4", 20.0)]
     found = predict(example_trace(1024), offers=offers, iterations=10**9, history=False)
     lines = " ".join(ranking_lines(found.ranking()))

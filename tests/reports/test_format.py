@@ -88,12 +88,12 @@ def test_a_longer_time_never_prints_as_a_shorter_one(one: float, other: float) -
     ("fraction", "text"),
     [(0.0, "0 %"), (0.009, "<1 %"), (0.01, "1 %"), (0.918, "92 %"), (0.99, "99 %"), (0.991, ">99 %"), (1.0, "100 %")],
 )
-def test_a_share_is_neither_rounded_to_nothing_nor_to_all(fraction: float, text: str) -> None:
+def test_share_is_not_rounded_to_0_or_100_percent(fraction: float, text: str) -> None:
     assert formats.share(fraction) == text
 
 
 @given(st.floats(min_value=0, max_value=1))
-def test_only_nothing_is_0_percent_and_only_all_is_100_percent(fraction: float) -> None:
+def test_0_and_100_percent_are_exact(fraction: float) -> None:
     assert (formats.share(fraction) == "0 %") == (fraction == 0)
     assert (formats.share(fraction) == "100 %") == (fraction == 1)
 
@@ -166,7 +166,7 @@ def test_text_is_as_wide_as_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -
         assert formats.width_at_hand() == 120  # a file has room
 
 
-def test_what_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_or_missing_output_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed, object()):  # as under pythonw, after a daemon let go of it, a program's own

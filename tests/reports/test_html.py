@@ -134,7 +134,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("form", ["light", "dark"])
-def test_words_stand_out_from_what_lies_below_them(form: str) -> None:
+def test_text_has_enough_contrast(form: str) -> None:
     assert contrast("#ffffff", "#000000") == pytest.approx(21.0)
     light, dark = STYLE.split("@media (prefers-color-scheme: dark)")
     colours = dict(re.findall(r"--(\w+): (#\w{6})", light if form == "light" else dark.split("* {")[0]))
@@ -180,7 +180,7 @@ def test_the_page_has_a_light_and_a_dark_form() -> None:
     assert not of_light.items() & of_dark.items()
 
 
-def test_nothing_in_a_name_or_note_is_taken_for_markup() -> None:
+def test_names_and_notes_are_escaped() -> None:
     nasty = '<script>alert("&")</script>'
     one = with_values(T4, gpu=nasty, offer=f"{nasty} (2026)", notes=(nasty,))
     document = html_report(Predictions((one,), used_gpu=nasty, notes=(nasty,)), rank(Predictions((one,))), title=nasty)
@@ -285,7 +285,7 @@ def wide(drawing: str) -> ElementTree.Element:
     return chart(drawing.split('<div class="wide">')[1].split("</div>")[0])
 
 
-def test_what_does_not_fit_has_no_point_beside_what_does() -> None:
+def test_gpus_without_enough_memory_have_no_point() -> None:
     shown = page(Predictions((T4, with_values(H100, memory_fit="exceeds"))))
     assert "Left out (does not fit): H100" in shown.text
     none = page(Predictions((with_values(T4, memory_fit="exceeds"),)))

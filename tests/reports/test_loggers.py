@@ -52,7 +52,7 @@ def test_every_known_value_has_its_key() -> None:
     )
 
 
-def test_of_many_gpus_those_that_decide_are_logged() -> None:
+def test_only_decisive_gpus_of_many_are_logged() -> None:
     # Dollars an hour and hours: a is the cheapest, d the fastest, b the cheapest within two hours, e does not fit.
     offered = {"a": (1.0, 4.0), "b": (2.5, 2.0), "c": (9.0, 3.0), "d": (9.0, 1.0), "e": (0.1, 0.5)}
     many = Predictions(
@@ -77,7 +77,7 @@ def test_of_many_gpus_those_that_decide_are_logged() -> None:
     assert selected_gpus(rank(nowhere), nowhere) == set(offered)
 
 
-def test_what_is_not_known_is_not_logged() -> None:
+def test_unknown_values_are_not_logged() -> None:
     assert set(metrics(BARE)) == {"predict/L4/iteration_ms", "predict/A10/iteration_ms"}
     assert set(metrics(BARE, in_full=True)) == {
         f"predict/{gpu}/iteration_ms{end}" for gpu in ("L4", "A10") for end in ("", "_low", "_high")
@@ -260,7 +260,7 @@ def test_mlflow_gets_metrics_and_artifacts(tmp_path: Path, monkeypatch: pytest.M
     assert markdown == markdown_table(FULL)
 
 
-def test_a_logger_that_breaks_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
+def test_failing_logger_does_not_affect_others(tmp_path: Path) -> None:
     before, broken, after = CSVLogger(tmp_path / "1"), BrokenLogger(tmp_path / "2"), CSVLogger(tmp_path / "3")
     assert log_predictions([before, broken, after], FULL, step=STEP) == (
         "BrokenLogger could not log the metrics of the predictions: ConnectionError: no route to host",
@@ -268,7 +268,7 @@ def test_a_logger_that_breaks_does_not_keep_the_others_from_theirs(tmp_path: Pat
     assert len(csv_rows(before)) == len(csv_rows(after)) == 1
 
 
-def test_a_logger_that_refuses_one_thing_gets_the_others(tmp_path: Path) -> None:
+def test_refused_output_does_not_affect_other_outputs(tmp_path: Path) -> None:
     logger = PickyLogger(tmp_path)
     assert log_predictions([logger], FULL, step=STEP) == (
         "PickyLogger could not log the table of the predictions: NotImplementedError: no text here",

@@ -20,7 +20,7 @@ def test_predictions_are_a_mapping_in_the_order_asked() -> None:
     assert dict(FULL)["H100-SXM-80GB"] is H100
 
 
-def test_an_unknown_name_is_answered_like_in_any_mapping() -> None:
+def test_unknown_name_behaves_as_in_any_mapping() -> None:
     assert "T4" in FULL
     assert "T5" not in FULL
     not_a_name: object = 4
@@ -30,12 +30,12 @@ def test_an_unknown_name_is_answered_like_in_any_mapping() -> None:
     assert FULL.get("T5", MINIMAL) is MINIMAL
 
 
-def test_asking_for_an_unknown_name_says_which_are_there() -> None:
+def test_unknown_name_lists_predicted_gpus() -> None:
     with pytest.raises(UnknownGpuError, match=r"No prediction for 'T5' here\. Predicted: H100-SXM-80GB, T4, K80\."):
         FULL["T5"]
 
 
-def test_json_holds_every_value_and_null_for_what_is_not_known() -> None:
+def test_json_has_null_for_unknown_values() -> None:
     read = json.loads(FULL.to_json())
     assert read["used_gpu"] == "T4"
     assert read["notes"] == ["2 of 418 operations were not timed on the host."]

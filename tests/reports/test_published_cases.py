@@ -47,7 +47,7 @@ def case(**fields: Any) -> PublishedCase:
         ("tabular", "other", "float32"),
     ],
 )
-def test_a_step_is_known_by_its_operations(file: str, kind: str, precision: str) -> None:
+def test_kind_of_model_follows_from_operations(file: str, kind: str, precision: str) -> None:
     step = describe(lp.Trace.load(str(EXAMPLES / f"{file}.json.gz")))
     assert (step.kind, step.precision, step.is_training) == (kind, precision, True)
 
@@ -63,7 +63,7 @@ def test_cases_of_the_same_kind_are_sorted_by_gpu_generation_and_precision() -> 
     assert nearest_cases(step, "L40S", [other_kind], number=4) == (other_kind,)
 
 
-def test_among_equals_those_on_which_nothing_was_fitted_come_first() -> None:
+def test_held_out_cases_come_first() -> None:
     step = StepDescription(kind="vision transformer", precision="16 bits")
     held_out = case(split="held out", steps=1)
     assert nearest_cases(step, "RTX-4090", [case(), held_out], number=2) == (held_out, case())

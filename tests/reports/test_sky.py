@@ -102,7 +102,7 @@ def test_names_are_spelled_as_skypilot_spells_them(changes: dict[str, Any], expe
     assert ("# SkyPilot has no cloud named Us" in text) == (changes["provider"] == "Us")
 
 
-def test_text_of_the_user_stays_text() -> None:
+def test_user_text_is_quoted_in_yaml() -> None:
     text = sky_task(offer(), run="echo '#: {'\nset -e", name="- [x]: #")
     document = yaml.safe_load(text)
     assert (document["run"], document["name"]) == ("echo '#: {'\nset -e", "- [x]: #")
@@ -120,7 +120,7 @@ COMMON = "T4 V100-SXM2-16GB L4 A10G L40S A100-SXM-40GB A100-SXM-80GB H100-SXM-80
 
 
 @pytest.mark.parametrize("name", gpu_names())
-def test_skypilots_name_leads_back_to_the_gpu_or_to_another_form_of_it(name: str) -> None:
+def test_skypilot_name_finds_gpu_or_another_form(name: str) -> None:
     if name in (
         "T4",
         "V100-SXM2-16GB",
@@ -150,7 +150,7 @@ def test_the_machine_to_rent_costs_the_least_as_a_whole() -> None:
         machine_to_rent("A10G", [])
 
 
-def test_the_machine_to_rent_is_the_one_that_the_prediction_is_priced_by() -> None:
+def test_task_rents_the_machine_that_prices_the_prediction() -> None:
     """AWS's p4de.24xlarge is dearer than others' A100s of 80 GB; who asked for it rents it."""
     named = with_values(T4, layout="2xp4de.24xlarge")
     task = yaml.safe_load(sky_task(machine_to_rent(named.layout), prediction=named))
@@ -188,7 +188,7 @@ def test_a_name_that_covers_several_forms_finds_the_one_that_was_predicted() -> 
         ({"K80": 1}, InvalidArgumentError, "does not fit on K80; leave K80 out of the task's resources"),
     ],
 )
-def test_what_cannot_be_estimated_is_refused(
+def test_estimator_rejects_unpredicted_resources(
     accelerators: Mapping[str, float] | None, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error) as caught:

@@ -89,7 +89,7 @@ def test_step_and_loader_multiply_to_the_total() -> None:
     assert "with loader" not in str(one(example_trace(SIZE)))
 
 
-def test_the_share_of_the_loader_is_beside_the_bottleneck() -> None:
+def test_bottleneck_includes_share_of_loader() -> None:
     step = Interval(0.0150, 0.0150, 0.0150)
     waiting = with_values(example_prediction("T4", iteration=step, device_seconds=0.0150), cycle_seconds=0.0254)
     assert "loader 41 %" in str(Predictions((waiting,)))
@@ -99,7 +99,7 @@ def test_the_share_of_the_loader_is_beside_the_bottleneck() -> None:
     assert "25.4 ms" in str(Predictions((with_values(waiting, cycle_seconds=0.015),), machine=machine))
 
 
-def test_a_total_with_much_besides_its_steps_says_what() -> None:
+def test_large_parts_of_total_are_listed() -> None:
     total = Interval(200.0, 200.0, 200.0)
     run = with_values(
         example_prediction("T4"),
