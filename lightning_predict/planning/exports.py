@@ -62,6 +62,9 @@ OTHER_DSTACK_BACKENDS: Final = {"oracle cloud": "oci", "vast": "vastai"}
 INSTANCE_LABEL: Final = "node.kubernetes.io/instance-type"
 """Well-known Kubernetes label with the instance type of a cloud's machine."""
 
+GPU_LABEL: Final = "nvidia.com/gpu.product"
+"""Label with the name of a node's GPU, which NVIDIA's GPU feature discovery sets (a part of its GPU operator)."""
+
 QUEUE: Final = "lightning-predict"
 """Kueue LocalQueue that the jobs are submitted to."""
 
@@ -432,40 +435,39 @@ def dstack_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None =
 def kueue_jobs(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
     """Return a suspended Kubernetes job for each job to start, by file name, and `schedule.txt`.
 
-    Kueue starts a suspended job when its local queue has the GPUs. On a cloud's machine, the job selects the instance
-    type of the plan.
+    Kueue starts a suspended job when its local queue has the GPUs. The job selects nodes with the plan's GPU, by the
+    label of NVIDIA's GPU feature discovery, and on a cloud's machine also the instance type. Its claim is mounted at
+    the folder of its checkpoint, because the container's own files are lost with the pod.
 
     Raises:
-        PlanningFormatError: A job has no command or image, moves, or needs several machines.
+        PlanningFormatError: A job has no command or image, no claim for its folder of checkpoints, moves, or needs
+            several machines.
     """
     export = _Export(plan, problem, since, _Engine("Kueue"))
-    without = sorted({start.job.name for start in export.starts if start.job.image is None})
-    if without:
-        raise PlanningFormatError(
-            f"Nothing is written for Kueue: no container image for {', '.join(without)}. Add image: to each in the "
-            "file of jobs, such as image: pytorch/pytorch."
-        )
-    several = sorted({start.job.name for start in export.starts if start.machine.nodes > 1})
-    if several:
-        raise PlanningFormatError(
-            f"Nothing is written for Kueue: {', '.join(several)} would need several machines in one job. Write a "
-            "PyTorchJob for it, or plan it on one machine."
-        )
+    _check_kueue(export.starts)
     names = _engine_names(export.names)
     for start in export.starts:
         name, job, machine = names[start.job.name], start.job, start.machine
         gpus = {"nvidia.com/gpu": start.gpus_per_machine}
         variables = export.environment(start.segment, job.checkpoint) if job.checkpoint else {}
-        container = {
+        container: dict[str, object] = {
             "name": "training",
             "image": job.image,
             "command": ["bash", "-c", job.command],
             "env": [{"name": key, "value": value} for key, value in variables.items()],
-            "resources": {"requests": gpus, "limits": gpus},
+            "resources": {"requests": gpus, "limits": dict(gpus)},
         }
-        pod: dict[str, object] = {"restartPolicy": "Never"}
+        selected = {"key": GPU_LABEL, "operator": "In", "values": _gpu_labels(machine)}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [selected]}]}
+        pod: dict[str, object] = {
+            "restartPolicy": "Never",
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+        }
         if machine.provider is not None:
             pod["nodeSelector"] = {INSTANCE_LABEL: machine.instance or machine.kind}
+        if _is_folder(job.checkpoint):
+            container["volumeMounts"] = [{"name": "checkpoints", "mountPath": job.checkpoint}]
+            pod["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": job.claim}}]
         document = {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -481,9 +483,42 @@ def kueue_jobs(plan: Plan, problem: PlanningProblem, since: PlanState | None = N
     return export.all_files()
 
 
+def _check_kueue(starts: Collection[_Start]) -> None:
+    """Refuse jobs that Kueue cannot run without losing their work."""
+    reasons = {
+        "no container image for {}. Add image: to each in the file of jobs, such as image: pytorch/pytorch.": [
+            start.job for start in starts if start.job.image is None
+        ],
+        "{} would need several machines in one job. Write a PyTorchJob for it, or plan it on one machine.": [
+            start.job for start in starts if start.machine.nodes > 1
+        ],
+        "the checkpoints of {} would be in the container and lost with it. Add claim: to each in the file of jobs, the "
+        "name of the PersistentVolumeClaim to mount at its folder, or name a bucket.": [
+            start.job for start in starts if _is_folder(start.job.checkpoint) and start.job.claim is None
+        ],
+    }
+    for reason, jobs in reasons.items():
+        if jobs:
+            names = ", ".join(sorted({job.name for job in jobs}))
+            raise PlanningFormatError(f"Nothing is written for Kueue: {reason.format(names)}")
+
+
+def _gpu_labels(machine: MachineType) -> list[str]:
+    """Return the values of `GPU_LABEL` on nodes with the machine's GPU: its names at the driver, without spaces."""
+    try:
+        names = find_gpu(machine.gpu).reported_names
+    except UnknownGpuError:  # the GPU is defined in the user's `gpus_file`
+        names = (machine.gpu,)
+    return sorted({"-".join(re.sub(r"[^A-Za-z0-9._ -]", "", name).split()) for name in names})
+
+
 def _is_bucket(checkpoint: str | None) -> bool:
     """Return whether a checkpoint is in a bucket, judged by its address, such as `s3://our-bucket/runs`."""
     return checkpoint is not None and re.match(r"[a-z0-9]+://", checkpoint) is not None
+
+
+def _is_folder(checkpoint: str | None) -> bool:
+    return checkpoint is not None and not _is_bucket(checkpoint)
 
 
 def _mounted(name: str) -> str:

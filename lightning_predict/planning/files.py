@@ -37,7 +37,8 @@ samples. Otherwise each GPU processes this number of samples, and the run needs 
 `runs: history` uses the runs that RuntimePredictor stored.
 
 To export a plan, each job needs a `command` that starts the training. A job that may move also needs `checkpoint`, a
-shared folder or a bucket. For Slurm, name your own machines: `hosts: [dgx1, dgx2]`. Kueue needs a container `image`.
+shared folder or a bucket. For Slurm, name your own machines: `hosts: [dgx1, dgx2]`. Kueue needs a container `image`,
+and for a folder of checkpoints the `claim` (PersistentVolumeClaim) that is mounted there.
 """
 
 from __future__ import annotations
@@ -81,12 +82,14 @@ _TOP_OPTIONAL: Final = frozenset(
 _PREDICTION_KEYS: Final = frozenset({"iterations", "keep_batch"})
 _TRACE_KEYS: Final = _PREDICTION_KEYS | {"strategy"}
 _RUN_KEYS: Final = _PREDICTION_KEYS | {"model", "batch_size"}
+_EXPORT_KEYS: Final = ("command", "checkpoint", "claim", "image")
 _JOB_OPTIONAL: Final = _TRACE_KEYS.union(
     _RUN_KEYS,
-    "hours trace runs release_hours tardiness_usd_per_hour command image checkpoint".split(),
+    "hours trace runs release_hours tardiness_usd_per_hour".split(),
+    _EXPORT_KEYS,
 )
 _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
-_CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint", "image"})
+_CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", *_EXPORT_KEYS})
 
 
 def read_problem(path: Path) -> PlanningProblem:
@@ -366,10 +369,6 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
     row.check_keys({"name", "deadline_hours"}, _JOB_OPTIONAL)
     times = _times(row, machines, folder, assumptions)
     name = row.member("name").words()
-    spreads = {}
-    for place, time in times.seconds.items():
-        # Division gives exactly 1 for equal numbers; multiplication by 1 / middle may not.
-        spreads[place] = Interval(time.low / time.middle, 1.0, time.high / time.middle)
     return Job(
         name=name,
         seconds={configuration: time.middle for configuration, time in times.seconds.items()},
@@ -382,6 +381,7 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
         },
         command=row.optional("command", Checked.words, None),
         checkpoint=row.optional("checkpoint", Checked.words, None),
+        claim=row.optional("claim", Checked.words, None),
         image=row.optional("image", Checked.words, None),
         notes=tuple(f"{name}: {note}" for note in times.notes),
     )
@@ -448,7 +448,7 @@ def _csv_jobs(path: Path) -> list[Checked]:
         for key in ("deadline_hours", "release_hours", "tardiness_usd_per_hour"):
             if row.has(key):
                 own[key] = row.member(key).parsed().any_number()
-        for key in ("command", "checkpoint", "image"):
+        for key in _EXPORT_KEYS:
             if row.has(key):
                 own[key] = row.member(key).words()
         job = jobs.setdefault(own["name"], own | {"hours": {}})

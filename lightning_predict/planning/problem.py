@@ -88,6 +88,7 @@ class Job:
         command: Command that starts the training, for exported scripts. If None, no scripts are written.
         checkpoint: Shared folder or bucket for the job's checkpoint. The command writes the checkpoint on SIGTERM and
             resumes from it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
+        claim: PersistentVolumeClaim that Kueue's jobs mount at the folder `checkpoint`; None if the file names none.
         image: Container image, for exports to Kueue and dstack; None if the file names none.
         notes: Notes about the job's times, for readers of the plan.
     """
@@ -102,6 +103,7 @@ class Job:
     spreads: Mapping[Configuration, Interval[float]] = field(default_factory=dict)
     command: str | None = None
     checkpoint: str | None = None
+    claim: str | None = None
     image: str | None = None
     notes: tuple[str, ...] = ()
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -423,22 +424,51 @@ def test_dstack_task_asks_for_the_gpus_and_price_of_its_machine() -> None:
     assert box["resources"]["gpu"]["name"] == "RTX4090"
 
 
-def test_kueue_job_is_suspended_and_selects_its_instance_type() -> None:
+def products(pod: dict[str, Any]) -> list[str]:
+    """Return the names of the GPUs that a pod selects."""
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (selected,) = term["matchExpressions"]
+    assert (selected["key"], selected["operator"]) == ("nvidia.com/gpu.product", "In")
+    values: list[str] = selected["values"]
+    return values
+
+
+def test_kueue_job_is_suspended_and_selects_its_gpu_and_instance_type() -> None:
     problem = rented()
-    document = yaml.safe_load(kueue_jobs(simulate(problem, SHARING_BASELINES[0]), problem)["run-g5-12xlarge.kueue.yml"])
+    files = kueue_jobs(simulate(problem, SHARING_BASELINES[0]), problem)
+    document = yaml.safe_load(files["run-g5-12xlarge.kueue.yml"])
     assert document["spec"]["suspend"] is True
     assert document["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "lightning-predict"}
     pod = document["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "g5.12xlarge"}
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
     assert pod["containers"][0]["image"] == "pytorch/pytorch"
+    assert products(pod) == ["A10G", "NVIDIA-A10G"]  # as drivers of several ages name it
+    box = yaml.safe_load(files["run-box.kueue.yml"])["spec"]["template"]["spec"]
+    assert products(box) == ["GeForce-RTX-4090", "NVIDIA-GeForce-RTX-4090"]
+    assert "nodeSelector" not in box  # the user's own machine has no instance type
+    assert "volumes" not in box  # the command writes to its bucket
 
 
-def test_kueue_job_needs_an_image_and_one_machine() -> None:
+def test_kueue_job_mounts_its_claim_where_its_checkpoints_are_written() -> None:
+    problem = with_command("python train.py", "/shared/runs")
+    claimed = replace(problem, jobs=tuple(replace(item, claim="runs") for item in problem.jobs))
+    pod = yaml.safe_load(kueue_jobs(PLAN, claimed)["a.kueue.yml"])["spec"]["template"]["spec"]
+    (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
+    assert volume == {"name": mount["name"], "persistentVolumeClaim": {"claimName": "runs"}}
+    assert mount["mountPath"] == "/shared/runs"
+    assert {"name": "CHECKPOINTS", "value": "/shared/runs"} in pod["containers"][0]["env"]
+
+
+def test_kueue_job_needs_an_image_a_claim_for_its_folder_and_one_machine() -> None:
     problem = rented()
     plan = simulate(problem, SHARING_BASELINES[0])
     with pytest.raises(PlanningFormatError, match=r"no container image for .*Add image: to each"):
         kueue_jobs(plan, replace(problem, jobs=tuple(replace(one, image=None) for one in problem.jobs)))
+    with pytest.raises(
+        PlanningFormatError, match=r"checkpoints of a, b would be in the container .*Add claim: to each"
+    ):
+        kueue_jobs(PLAN, FOLDERS)
     machines = tuple(replace(one, nodes=2, num_gpus=2 * one.num_gpus) for one in problem.machines)
     with pytest.raises(PlanningFormatError, match=r"would need several machines in one job\. Write a PyTorchJob"):
         kueue_jobs(plan, replace(problem, machines=machines))
@@ -446,7 +476,7 @@ def test_kueue_job_needs_an_image_and_one_machine() -> None:
 
 def test_names_add_no_keys_or_lines(tmp_path: Path) -> None:
     evil = "AWS\nsetup: rm -rf ~\n"
-    jobs = tuple(replace(one, command=evil, image=evil) for one in TWO_JOBS.jobs)
+    jobs = tuple(replace(one, command=evil, image=evil, claim=evil) for one in TWO_JOBS.jobs)
     machines = tuple(replace(one, provider=evil, instance=evil) for one in TWO_JOBS.machines)
     write_plan(PLAN, replace(TWO_JOBS, jobs=jobs, machines=machines), tmp_path)
     for engine in ("dstack", "kueue"):
