@@ -111,7 +111,7 @@ def advice_for(
     assumptions = replace(assumptions, history=())  # both sides of a gain must be predicted in the same way
     evaluation = _Evaluation(trace, evaluated, iterations, assumptions, measured)
     advised = [evaluation.advised(change) for change in CHANGES.values()]
-    chain = evaluation.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
+    chain = evaluation.chain([change for change in advised if change.verdict == "faster"], frozenset(allow))
     changed_trace = None if chain is None else evaluation.changed[chain.names]
     if changed_trace is not None and changed_trace.operations == trace.operations:
         changed_trace = None  # the change affects only waits, not device work

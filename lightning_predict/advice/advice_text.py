@@ -292,7 +292,11 @@ def _heading(advice: Advice) -> str:
     )
     full = ""
     if first.fits is False:
-        enough = [f"{one.name} ({gibibytes(one.memory)} GiB)" for one in advice.changes if one.fits and one.memory]
+        enough = [
+            f"{change.name} ({gibibytes(change.memory)} GiB)"
+            for change in advice.changes
+            if change.fits and change.memory
+        ]
         with_it = f"; it would with {' or '.join(enough)}" if enough else ""
         full = f" It does not fit in the memory of one {first.layout.gpu.name}{with_it}."
     step = f"{duration(first.cycle_seconds)} a step{loading}{bound}{other}"

@@ -105,15 +105,18 @@ class _Places:
 
     def __init__(self, trace: Trace, samples: int) -> None:
         self._samples = samples
-        shapes = {one.shape for one in trace.parameters}
+        shapes = {parameter.shape for parameter in trace.parameters}
         self._fixed = shapes | {shape[::-1] for shape in shapes}
         self._updated = {
-            tensor.id for one in trace.operations if one.phase == "optimizer" for tensor in (*one.inputs, *one.outputs)
+            tensor.id
+            for operation in trace.operations
+            if operation.phase == "optimizer"
+            for tensor in (*operation.inputs, *operation.outputs)
         }
         # If all parameters are updated, a tensor that is not updated is not a parameter, even with the shape of a
         # parameter
         # (except statistics).
-        self._knows_parameters = bool(self._updated) and all(one.requires_grad for one in trace.parameters)
+        self._knows_parameters = bool(self._updated) and all(parameter.requires_grad for parameter in trace.parameters)
         self._of: dict[tuple[int | None, tuple[int, ...]], SampleDimension] = {}
         self._lengths: dict[int | None, int] = {}  # length of the sample dimension, by storage
         self._by_shape: dict[tuple[int, ...], int] = {}
@@ -263,7 +266,7 @@ def _reduced(operation: Operation, inputs: Sequence[SampleDimension], shape: tup
 
 
 def _stacked(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
-    place = next((one for one in inputs if one is not None), None)
+    place = next((tensor for tensor in inputs if tensor is not None), None)
     if place is None:
         return None
     at = int(operation.arguments.get("dim", 0)) % len(shape)

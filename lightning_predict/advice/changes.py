@@ -128,7 +128,10 @@ def in_half(trace: Trace, dtype: str) -> Trace:
     }
     return replace(
         _with_tensors(trace, halved),
-        parameters=tuple(replace(one, dtype=dtype) if one.dtype == "float32" else one for one in trace.parameters),
+        parameters=tuple(
+            replace(parameter, dtype=dtype) if parameter.dtype == "float32" else parameter
+            for parameter in trace.parameters
+        ),
         memory=replace(memory, **known, peak_bytes=None, reserved_bytes=None),
         notes=(*trace.notes, f"What if in true {dtype}: parameters, data and the optimizer's state."),
     )
@@ -137,8 +140,8 @@ def in_half(trace: Trace, dtype: str) -> Trace:
 def _with_tensors(trace: Trace, changed: Callable[[TensorInfo], TensorInfo]) -> Trace:
     """Return the step with every tensor of its operations changed."""
     operations = (
-        replace(one, inputs=tuple(map(changed, one.inputs)), outputs=tuple(map(changed, one.outputs)))
-        for one in trace.operations
+        replace(operation, inputs=tuple(map(changed, operation.inputs)), outputs=tuple(map(changed, operation.outputs)))
+        for operation in trace.operations
     )
     return replace(trace, operations=tuple(operations))
 
@@ -152,7 +155,7 @@ def _why_no_lower_precision(trace: Trace) -> str | None:
     """Return why a step is already in 16 bits; None for a float32 step."""
     if trace.flags.autocast_dtype is not None:
         return f"the step runs under autocast in {trace.flags.autocast_dtype} already"
-    if not any(one.inputs for one in trace.operations):
+    if not any(operation.inputs for operation in trace.operations):
         return "the recording holds no shapes; record it with record_shapes=True, or with capture()"
     elements: Counter[str] = Counter()
     for operation in trace.operations:
@@ -202,7 +205,7 @@ def _why_no_tf32(trace: Trace, gpu: Gpu | None) -> str | None:
 def _why_no_channels_last(trace: Trace, _gpu: Gpu | None) -> str | None:
     layouts = image_layouts(trace)
     if not layouts:
-        shapes = any(one.inputs for one in trace.operations)
+        shapes = any(operation.inputs for operation in trace.operations)
         return "the step convolves no images" if shapes else "the recording holds no shapes"
     return "images lie channels last already" if all(layouts) else None
 
@@ -219,7 +222,7 @@ def _why_no_compile(trace: Trace, gpu: Gpu | None) -> str | None:
 
 def _with_fused_optimizer(trace: Trace) -> Trace:
     """Return the step with a single optimizer call over all tensors that the optimizer uses."""
-    updates = [one for one in trace.operations if one.phase == "optimizer"]
+    updates = [operation for operation in trace.operations if operation.phase == "optimizer"]
     large: dict[int, TensorInfo] = {}  # tensors that existed before the optimizer step, by storage id
     made: set[int | None] = set()
     for update in updates:
@@ -231,10 +234,10 @@ def _with_fused_optimizer(trace: Trace) -> Trace:
     for tensor in large.values():
         by_shape.setdefault(tensor.shape, []).append(tensor)
     # Adam divides by the root of a second moment.
-    has_moments = any("sqrt" in one.name or "adam" in one.name for one in updates)
+    has_moments = any("sqrt" in operation.name or "adam" in operation.name for operation in updates)
     per_parameter, name = (4, "aten::_fused_adamw_") if has_moments else (3, "aten::_fused_sgd_")
     lists: list[list[TensorInfo]] = [[] for _ in range(per_parameter)]
-    for shape in {one.shape for one in trace.parameters} or by_shape:
+    for shape in {parameter.shape for parameter in trace.parameters} or by_shape:
         for place, tensor in enumerate(by_shape.get(shape, [])):
             lists[place % per_parameter].append(tensor)
     tensors = tuple(tensor for each in lists for tensor in each)
@@ -250,20 +253,20 @@ def _with_fused_optimizer(trace: Trace) -> Trace:
 
 
 def _why_no_fused_optimizer(trace: Trace, _gpu: Gpu | None) -> str | None:
-    updates = [one for one in trace.operations if one.phase == "optimizer"]
+    updates = [operation for operation in trace.operations if operation.phase == "optimizer"]
     if not updates:
         return "the step holds no optimizer update"
-    if any(one.name in FUSED_OPTIMIZERS for one in updates):
+    if any(operation.name in FUSED_OPTIMIZERS for operation in updates):
         return "the optimizer is fused already"
-    if not any(tensor.id is not None for one in updates for tensor in one.inputs):
+    if not any(tensor.id is not None for operation in updates for tensor in operation.inputs):
         return "the recording does not hold which tensors the optimizer updates; capture the step on the meta device"
     return None
 
 
 def _why_no_fused_attention(trace: Trace, _gpu: Gpu | None) -> str | None:
-    if any("scaled_dot_product" in one.name or "flash" in one.name for one in trace.operations):
+    if any("scaled_dot_product" in operation.name or "flash" in operation.name for operation in trace.operations):
         return "attention is one call already"
-    has_softmax = any(one.name == "aten::_softmax" for one in trace.operations)
+    has_softmax = any(operation.name == "aten::_softmax" for operation in trace.operations)
     if has_softmax and not has_data_flow(trace):
         return NO_DATA_FLOW
     has_attention = has_softmax and has_unfused_attention(trace)
@@ -271,7 +274,7 @@ def _why_no_fused_attention(trace: Trace, _gpu: Gpu | None) -> str | None:
 
 
 def _why_no_fused_tables(trace: Trace, _gpu: Gpu | None) -> str | None:
-    if sum(one.name == BAG for one in trace.operations) < 2:
+    if sum(operation.name == BAG for operation in trace.operations) < 2:
         return "the step looks up less than two embedding bags"
     return None if has_data_flow(trace) else NO_DATA_FLOW
 
@@ -287,7 +290,7 @@ ALIGNED: Final = 8
 
 
 def _odd_sides(trace: Trace) -> dict[int, int]:
-    sides = {side for one in trace.parameters for side in one.shape if side >= MIN_SIDE and side % ALIGNED}
+    sides = {side for parameter in trace.parameters for side in parameter.shape if side >= MIN_SIDE and side % ALIGNED}
     return {side: -(-side // MULTIPLE) * MULTIPLE for side in sides}
 
 
@@ -300,7 +303,7 @@ def _padded(trace: Trace) -> Trace:
 
     return replace(
         _with_tensors(trace, lambda tensor: replace(tensor, shape=grown(tensor.shape))),
-        parameters=tuple(replace(one, shape=grown(one.shape)) for one in trace.parameters),
+        parameters=tuple(replace(parameter, shape=grown(parameter.shape)) for parameter in trace.parameters),
     )
 
 
@@ -336,12 +339,12 @@ def _waits_for_device(operation: Operation) -> bool:
 
 def _without_waits(trace: Trace) -> Trace:
     """Return the step without operations in which the host waits for a value from the device."""
-    operations = tuple(one for one in trace.operations if not _waits_for_device(one))
-    return replace(trace, operations=operations, waits=tuple(one for one in trace.waits if one.cause != "device"))
+    operations = tuple(operation for operation in trace.operations if not _waits_for_device(operation))
+    return replace(trace, operations=operations, waits=tuple(wait for wait in trace.waits if wait.cause != "device"))
 
 
 def _why_no_fewer_waits(trace: Trace, _gpu: Gpu | None) -> str | None:
-    reads = any(map(_waits_for_device, trace.operations)) or any(one.cause == "device" for one in trace.waits)
+    reads = any(map(_waits_for_device, trace.operations)) or any(wait.cause == "device" for wait in trace.waits)
     return None if reads else "the host reads no value of the step"
 
 
@@ -361,7 +364,7 @@ def _why_no_loader(trace: Trace, _gpu: Gpu | None) -> str | None:
 def _why_no_checkpointing(trace: Trace, _gpu: Gpu | None) -> str | None:
     if not has_backward(trace):
         return "the step has no backward pass"
-    if not any(list_member_of(one.module) for one in trace.operations):
+    if not any(list_member_of(operation.module) for operation in trace.operations):
         return "the recording does not hold blocks of modules"
     return "blocks compute their activations again already" if recomputed(trace) else None
 

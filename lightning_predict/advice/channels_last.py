@@ -33,8 +33,11 @@ def in_channels_last(trace: Trace) -> Trace:
 
 def _laid(trace: Trace) -> Iterator[Operation]:
     last: set[int] = set()
-    is_blind = not any(one.outputs for one in trace.operations)
-    number = 1 + max((one.id or 0 for each in trace.operations for one in (*each.inputs, *each.outputs)), default=0)
+    is_blind = not any(operation.outputs for operation in trace.operations)
+    number = 1 + max(
+        (tensor.id or 0 for operation in trace.operations for tensor in (*operation.inputs, *operation.outputs)),
+        default=0,
+    )
     for operation in trace.operations:
         if operation.phase == "optimizer" or not operation.inputs:
             yield operation
@@ -62,7 +65,7 @@ def _laid(trace: Trace) -> Iterator[Operation]:
             turns = any(tensor.id in last and _is_image(tensor) for tensor in operation.inputs)
         yield changed
         for tensor in operation.outputs:
-            if tensor.id is not None and tensor.id not in {one.id for one in operation.inputs}:
+            if tensor.id is not None and tensor.id not in {tensor.id for tensor in operation.inputs}:
                 (last.add if turns and _is_image(tensor) else last.discard)(tensor.id)
 
 

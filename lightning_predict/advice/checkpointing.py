@@ -43,7 +43,11 @@ def _again(trace: Trace) -> Iterator[Operation]:
         if operation.phase == "backward" and (block := list_member_of(operation.module)) is not None:
             needed.setdefault(block, set()).update(tensor.id for tensor in operation.inputs)
     numbers = count(
-        1 + max((one.id or 0 for each in trace.operations for one in (*each.inputs, *each.outputs)), default=0)
+        1
+        + max(
+            (tensor.id or 0 for operation in trace.operations for tensor in (*operation.inputs, *operation.outputs)),
+            default=0,
+        )
     )
     for operation in trace.operations:
         block = list_member_of(operation.module)

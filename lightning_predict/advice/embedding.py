@@ -32,10 +32,10 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
             learning rate and added to the table, as `torch.optim.SGD` does.
     """
     operations = list(trace.operations)
-    bags = [one for one in operations if one.name == BAG]
-    vectors = {one.outputs[0].id for one in bags if one.outputs}
+    bags = [operation for operation in operations if operation.name == BAG]
+    vectors = {operation.outputs[0].id for operation in bags if operation.outputs}
     fused, dropped = _fused_interaction(operations, vectors)
-    tables = {one.inputs[0].shape for one in bags}
+    tables = {operation.inputs[0].shape for operation in bags}
     updates: list[TensorInfo] = []
     for place, one in enumerate(operations):
         if one.name in _BACKWARDS and one.phase == "backward":
@@ -53,7 +53,7 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
         elif one.phase != "forward" and one.inputs and one.inputs[0].shape in tables:
             dropped.add(place)  # processes the gradient of a table, which no longer exists
     last = max((place for place, one in fused.items() if one.name == UPDATES), default=None)
-    looked_up = tuple(tensor for one in bags for tensor in one.inputs[:3])
+    looked_up = tuple(tensor for operation in bags for tensor in operation.inputs[:3])
     found: list[Operation] = []
     for place, one in enumerate(operations):
         if one is bags[-1]:

@@ -193,7 +193,9 @@ class _RunnableStep:
         if not self.modules:
             raise CaptureError("the step calls no module, so that there is nothing to make a change to")
         _fill(step, self.modules, self.optimizers)
-        self.device = next((one.device for module in self.modules for one in module.parameters()), _device())
+        self.device = next(
+            (parameter.device for module in self.modules for parameter in module.parameters()), _device()
+        )
         self.wait: Callable[[], object] = wait_for(self.device) or (lambda: None)
 
 
@@ -212,7 +214,7 @@ def _fill(
     """Replace parameters, buffers and data on the meta device by tensors on this machine's device."""
     import torch
 
-    if not any(one.is_meta for module in modules for one in module.parameters()):
+    if not any(parameter.is_meta for module in modules for parameter in module.parameters()):
         return
     here = _device()
 

@@ -302,7 +302,7 @@ class AssumedValues:
             operation = self._operations[index]
             if all(tensor.id != number for tensor in operation.outputs):
                 continue
-            is_view = not operation.name.endswith("_") and any(one.id == number for one in operation.inputs)
+            is_view = not operation.name.endswith("_") and any(tensor.id == number for tensor in operation.inputs)
             if not is_view:
                 return index
         return None

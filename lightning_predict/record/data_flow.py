@@ -36,7 +36,7 @@ def with_data_flow(trace: Trace, dispatch_trace: Trace) -> Trace:
     Raises:
         InvalidArgumentError: `dispatch_trace` has no output tensors, or is another step.
     """
-    if not any(one.outputs for one in dispatch_trace.operations):
+    if not any(operation.outputs for operation in dispatch_trace.operations):
         raise InvalidArgumentError("The followed step holds no results of operations; capture it on the meta device.")
     matched = _matched(trace.operations, dispatch_trace.operations)
     launching = [place for place, one in enumerate(trace.operations) if one.kernels] or range(len(trace.operations))
@@ -65,7 +65,7 @@ def with_data_flow(trace: Trace, dispatch_trace: Trace) -> Trace:
 
 def has_data_flow(trace: Trace) -> bool:
     """Return whether the trace contains the data flow between operations."""
-    return any(one.outputs for one in trace.operations)
+    return any(operation.outputs for operation in trace.operations)
 
 
 def _matched(recorded: Sequence[Operation], dispatch_operations: Sequence[Operation]) -> dict[int, int]:
@@ -83,8 +83,8 @@ def _with_tensors(recorded: Operation, dispatch_operation: Operation) -> Operati
     device = next((tensor.device for tensor in recorded.inputs if tensor.device), "cuda")
 
     def there(operation: Operation) -> Operation:
-        inputs = tuple(replace(one, device=device) for one in operation.inputs)
-        outputs = tuple(replace(one, device=device) for one in operation.outputs)
+        inputs = tuple(replace(tensor, device=device) for tensor in operation.inputs)
+        outputs = tuple(replace(tensor, device=device) for tensor in operation.outputs)
         return replace(operation, inputs=inputs, outputs=outputs)
 
     own = there(dispatch_operation)

@@ -133,11 +133,11 @@ def _lies_in_columns(factor: Any) -> bool:
 
 def _contiguous_elements(name: str, tensors: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> int | None:
     """Return the number of contiguous elements per block; None if all operands have the same memory layout."""
-    if any(one.layout is not torch.strided or one.is_nested for one in tensors):
+    if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
         return None
-    if all(one.is_contiguous() for one in tensors):
+    if all(tensor.is_contiguous() for tensor in tensors):
         return None
-    return contiguous_elements(name, [(one.shape, one.stride()) for one in tensors if one.shape], arguments)
+    return contiguous_elements(name, [(tensor.shape, tensor.stride()) for tensor in tensors if tensor.shape], arguments)
 
 
 def _used_by(operations: Sequence[Operation]) -> set[int | None]:

@@ -53,7 +53,7 @@ def trace_of_execution(parsed: object, source: str, *, step: int | None) -> Trac
     nodes = [node for node in document.member("nodes").items() if not _name(node).startswith(_ROOT)]
     profile = read_profile({"traceEvents": list(_events(nodes))}, source, step=step)
     trace = trace_of_profile(profile, recorder="execution_trace")
-    operations = tuple(replace(one, host_start_seconds=None, host_seconds=None) for one in trace.operations)
+    operations = tuple(replace(operation, host_start_seconds=None, host_seconds=None) for operation in trace.operations)
     notes = (*step_notes(profile, asked=step), *trace.notes)
     return replace(trace, operations=operations, profiled_seconds=None, loader_seconds=(), notes=notes)
 

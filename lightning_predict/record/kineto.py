@@ -109,11 +109,13 @@ _UNCERTAIN_TF32: Final = re.compile(r"nvjet_(sm\d+_)?sss_")
 def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
     """Return whether float32 matmuls used TF32, by their kernels and the float32 peak of the GPU (None if unknown)."""
     products = [
-        one for one in operations if one.name in _MATMULS and {each.dtype for each in one.inputs} == {"float32"}
+        operation
+        for operation in operations
+        if operation.name in _MATMULS and {tensor.dtype for tensor in operation.inputs} == {"float32"}
     ]
-    if any(_TF32_KERNEL.search(kernel.name) for one in products for kernel in one.kernels):
+    if any(_TF32_KERNEL.search(kernel.name) for operation in products for kernel in operation.kernels):
         return True
-    return peak is not None and any(_rate_of(one) > ABOVE_PEAK * peak for one in products)
+    return peak is not None and any(_rate_of(operation) > ABOVE_PEAK * peak for operation in products)
 
 
 def _rate_of(product: Operation) -> float:
@@ -279,7 +281,7 @@ def _copied(
 ) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     """Return the inputs and outputs of a copy between host and device, with their devices, which files omit."""
     to_gpu = any("HtoD" in work.name for work, _ in item.work)
-    if not inputs or any(one.device for one in inputs) or not (to_gpu or _is_between_devices(item)):
+    if not inputs or any(tensor.device for tensor in inputs) or not (to_gpu or _is_between_devices(item)):
         return inputs, ()
     source, target = ("cpu", "cuda") if to_gpu else ("cuda", "cpu")
     if item.name == "aten::copy_" and len(inputs) > 1:

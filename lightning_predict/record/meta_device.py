@@ -80,8 +80,8 @@ def _is_meta(tensor: object) -> bool:
 def _uses_channels_last(images_and_weight: tuple[Any, ...]) -> bool:
     """Return whether cuDNN would compute this convolution in channels last."""
     tensors = [one for one in images_and_weight if _is_meta(one)]
-    return any(suggest_memory_format(one) in _CHANNELS_LAST.values() for one in tensors) and all(
-        one.dtype is not torch.float64 for one in tensors
+    return any(suggest_memory_format(tensor) in _CHANNELS_LAST.values() for tensor in tensors) and all(
+        tensor.dtype is not torch.float64 for tensor in tensors
     )
 
 

@@ -189,12 +189,14 @@ def with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
     without a backward pass stays unchanged, too.
     """
     operations = trace.operations
-    is_filled = any(one.name in _FILLS and one.phase == "other" for one in operations)
+    is_filled = any(operation.name in _FILLS and operation.phase == "other" for operation in operations)
     backward = [index for index, one in enumerate(operations) if one.phase == "backward"]
     if is_filled or not backward:
         return operations
     gradients = [
-        TensorInfo(one.shape, one.dtype, device=_device_of(operations)) for one in trace.parameters if one.requires_grad
+        TensorInfo(parameter.shape, parameter.dtype, device=_device_of(operations))
+        for parameter in trace.parameters
+        if parameter.requires_grad
     ]
     zeros = tuple(Operation(name="aten::zero_", phase="other", inputs=(each,), outputs=(each,)) for each in gradients)
     added = tuple(
@@ -221,4 +223,6 @@ def _spread(
 
 
 def _device_of(operations: Sequence[Operation]) -> str | None:
-    return next((tensor.device for one in operations for tensor in one.inputs if tensor.device != "cpu"), None)
+    return next(
+        (tensor.device for operation in operations for tensor in operation.inputs if tensor.device != "cpu"), None
+    )

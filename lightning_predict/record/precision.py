@@ -149,8 +149,8 @@ def in_float16(trace: Trace) -> Trace:
         return replace(tensor, dtype="float16") if tensor.dtype == "bfloat16" else tensor
 
     operations = tuple(
-        replace(one, inputs=tuple(map(changed, one.inputs)), outputs=tuple(map(changed, one.outputs)))
-        for one in trace.operations
+        replace(operation, inputs=tuple(map(changed, operation.inputs)), outputs=tuple(map(changed, operation.outputs)))
+        for operation in trace.operations
     )
     return replace(trace, operations=operations, flags=replace(trace.flags, autocast_dtype="float16"))
 
@@ -192,14 +192,14 @@ class _Autocast:
         self._trace = trace
         self._dtype = dtype
         self._half: set[int] = set()
-        numbers = [tensor.id for one in trace.operations for tensor in (*one.inputs, *one.outputs)]
+        numbers = [tensor.id for operation in trace.operations for tensor in (*operation.inputs, *operation.outputs)]
         self._next = 1 + max((number for number in numbers if number is not None), default=0)
         self._produced: set[int | None] = set()
         self._made: set[int | None] = set()  # produced, but not as a view
         self._copies: dict[tuple[int, str], TensorInfo] = {}
-        shapes = {one.shape for one in trace.parameters}
+        shapes = {parameter.shape for parameter in trace.parameters}
         self._weights = shapes | {shape[::-1] for shape in shapes}
-        losses = (one for one in trace.operations if one.name.startswith("aten::nll_loss"))
+        losses = (operation for operation in trace.operations if operation.name.startswith("aten::nll_loss"))
         self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
         self._products: set[int | None] = set()  # results of forward products; a decomposed layer adds its bias to one
         self._lowered: set[int | None] = set()  # activations in float32 that forward operations cast to 16 bits
@@ -209,11 +209,11 @@ class _Autocast:
         self._unrecorded: set[tuple[int, ...]] = set()  # shapes of gradients of whole calls, which have no outputs
         self._read_half: set[int | None] = set()  # float32 results of softmax that read float16
         self._half_sums, self._summands = _gradient_sums_for_products(trace.operations)
-        made = (one for one in trace.operations if one.name == "aten::zeros")
+        made = (operation for operation in trace.operations if operation.name == "aten::zeros")
         self._blank = {tensor.id for one in made for tensor in one.outputs}  # masks in the dtype of the query
         # A profiler records no outputs, so the data flow is unknown. Activations between matmuls are then assumed to be
         # 16-bit.
-        self._is_blind = not any(one.outputs for one in trace.operations)
+        self._is_blind = not any(operation.outputs for operation in trace.operations)
 
     def operations(self) -> Iterator[Operation]:
         """Yield the operations, with the casts between them."""
@@ -262,7 +262,9 @@ class _Autocast:
 
     def _blindly(self, operation: Operation) -> Iterator[Operation]:
         """Cast all inputs of a matmul. Add the copy of the weight before it, or of the weight gradient after it."""
-        inputs = tuple(replace(one, dtype=self._dtype) if one.dtype == "float32" else one for one in operation.inputs)
+        inputs = tuple(
+            replace(tensor, dtype=self._dtype) if tensor.dtype == "float32" else tensor for tensor in operation.inputs
+        )
         changed = replace(operation, inputs=inputs)
         place = _WEIGHT_AT.get(operation.name)
         weight = None if place is None or len(operation.inputs) <= place else operation.inputs[place]
@@ -327,7 +329,7 @@ class _Autocast:
             if not (operation.name in _READ_HALF and self._dtype == "float16"):
                 copy, cast = self._cast(tensor, "float32", operation)
             elif tensor.dtype == self._dtype:
-                self._read_half |= {one.id for one in operation.outputs}
+                self._read_half |= {tensor.id for tensor in operation.outputs}
             if cast is not None:
                 yield cast
             inputs.append(copy)
@@ -348,7 +350,11 @@ class _Autocast:
     def _in_widest(self, operation: Operation) -> Iterator[Operation]:
         same = {tensor.id for tensor in operation.inputs} & {tensor.id for tensor in operation.outputs}  # a view
         is_saved = operation.phase == "backward" and not same
-        new = (one for one in operation.inputs if one.shape in self._unrecorded and one.id not in self._produced)
+        new = (
+            tensor
+            for tensor in operation.inputs
+            if tensor.shape in self._unrecorded and tensor.id not in self._produced
+        )
         self._half |= {one.id for one in new if one.id is not None}
         inputs = tuple(map(self._saved if is_saved else self._now, operation.inputs))
         is_bias = operation.phase == "backward" and self._is_bias_gradient(operation)
@@ -356,7 +362,7 @@ class _Autocast:
             casts = [self._cast(tensor, self._dtype, operation) for tensor in inputs]
             inputs = tuple(tensor for tensor, _ in casts)
             yield from (cast for _, cast in casts if cast is not None)
-        elif is_saved and inputs and any(one.id in self._of_half - self._of_wide for one in inputs[1:]):
+        elif is_saved and inputs and any(tensor.id in self._of_half - self._of_wide for tensor in inputs[1:]):
             # autograd casts the gradient to the dtype of the result, as after the sum of 16-bit and float32 branches
             gradient, cast = self._cast(inputs[0], self._dtype, operation)
             inputs = (gradient, *inputs[1:])
@@ -371,7 +377,7 @@ class _Autocast:
                 (self._half.add if is_half and is_large else self._half.discard)(tensor.id)
         outputs = tuple(map(self._now, operation.outputs))
         if operation.phase == "forward" and outputs:
-            tensors = {one.id for one in (*inputs, *outputs) if one.shape}
+            tensors = {tensor.id for tensor in (*inputs, *outputs) if tensor.shape}
             (self._of_half if outputs[0].dtype == self._dtype else self._of_wide).update(tensors)
         if not is_bias or outputs[0].dtype != self._dtype:
             yield replace(operation, inputs=inputs, outputs=outputs)
@@ -416,7 +422,7 @@ def _copy(operation: Operation, source: TensorInfo, result: TensorInfo) -> Opera
 def _gradient_sums_for_products(operations: tuple[Operation, ...]) -> tuple[set[int | None], set[int | None]]:
     """Return sums of gradients of a product's result, and their summands. Autograd casts each to the result's dtype."""
     readers: dict[int | None, list[Operation]] = {}
-    backward = [one for one in operations if one.phase == "backward" and one.outputs]
+    backward = [operation for operation in operations if operation.phase == "backward" and operation.outputs]
     for operation in backward:
         made = {tensor.id for tensor in operation.outputs}
         for number in {tensor.id for tensor in operation.inputs} - made:

@@ -149,8 +149,8 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
     packed = sum(layer.values - layer.weight.numel() for layer in model.modules() if isinstance(layer, Linear4bit))
     parameters = list(model.parameters())
     return (
-        packed + sum(one.numel() for one in parameters),
-        sum(one.numel() for one in parameters if one.requires_grad),
+        packed + sum(parameter.numel() for parameter in parameters),
+        sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
     )
 
 

@@ -171,7 +171,7 @@ def _of_convolutions(trace: Trace) -> Iterator[str]:
 
 def _of_batch_norms(trace: Trace) -> Iterator[str]:
     # aten/src/ATen/native/Normalization.cpp, _select_batch_norm_backend: cuDNN takes float16 only with float32 weights.
-    norms = [one for one in trace.operations if "batch_norm" in one.name]
+    norms = [operation for operation in trace.operations if "batch_norm" in operation.name]
     if not trace.has_measured_kernels and any(
         len(it.shape) == 1 and it.dtype == "float16" for one in norms for it in one.inputs
     ):

@@ -269,7 +269,9 @@ def _backward_without_autocast() -> Iterator[None]:
 
 
 def _check_dtype(trace: Trace, wanted: Precision) -> None:
-    others = sorted({one.dtype for one in trace.parameters if one.dtype.startswith(_FLOATING)} - {wanted.dtype})
+    others = sorted(
+        {parameter.dtype for parameter in trace.parameters if parameter.dtype.startswith(_FLOATING)} - {wanted.dtype}
+    )
     if others:
         raise CaptureError(
             f"precision={wanted.word!r} means parameters in {wanted.dtype}, and the step has some in "

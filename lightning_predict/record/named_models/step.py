@@ -97,7 +97,7 @@ def step_of(
     name = parse_model_name(model)
     with _quiet_transformers():
         built = _built(name, options)
-        trained = [one for one in built.model.parameters() if one.requires_grad]
+        trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
         step = _step(built, _OPTIMIZERS[optimizer](trained), options)
         trace = capture(step, samples_per_step=batch_size, precision=None if lora else options.numbers().word)
     return replace(trace, notes=(_described(name, built, options), *trace.notes))
