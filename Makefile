@@ -123,8 +123,8 @@ renew: $(VENV)/installed
 	if command -v "$${CHROMIUM:-chromium}" >/dev/null; then $(BIN)/python -m tests.pictures; \
 	else echo "renew: no Chromium, so docs/pictures.json and the pictures are as before"; fi
 
-# Runs the benchmark commands whose data DATA holds (its folders validation, measurements, traces) and writes
-# benchmarks/results/*.json; ONLY="lin,guide" chooses some.
+# Scores the accuracy tables whose data DATA holds, and writes benchmarks/results/*.json: at most 40 minutes on two cores.
+# ONLY="lin,guide" chooses some, also of those that take longer.
 DATA ?= ../shared
 ONLY ?=
 results: $(VENV)/installed

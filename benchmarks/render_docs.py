@@ -2,11 +2,12 @@
 
 A template is Markdown with placeholders:
 
-    {{lin: steps / all / median %}}                the cell of a table: title (or a part of it), row, column
+    {{lin: time, by source / all / median %}}      the cell of a table: title (or a part of it), row, column
     {{lin: cases}}  {{lin: date}}                  number of cases, day of the run
-    {{table lin: steps}}                           the table; below it command, day, cases, fitted constants
-    {{table lin: steps | rows: all | columns: n, median %}}   some rows (names or a regular expression), some columns
-    {{sentence seeds: Active time}}                the printed sentence that begins with these words
+    {{table lin: each}}                            the table; below it command, day, cases, fitted constants
+    {{table lin: each | rows: all | columns: n, median %}}   some rows (names or a regular expression), some columns
+    {{headline}}                                   errors of the sources on which nothing was chosen, worst first
+    {{sources}}                                    errors of times of all sources, worst first
     {{accuracy}}                                   errors by kind of model and generation of GPU
     {{operations}}                                 errors of the bundled weights, from their manifest
     {{paper: 11.8 %}}                              a figure that a publication states, as it is
@@ -28,7 +29,7 @@ import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -111,18 +112,16 @@ def replaced(placeholder: str) -> str:
     """
     if placeholder == "accuracy":
         return accuracy_table(all_cases())
-    if placeholder == "gap":
-        return gap_table(all_cases())
+    if placeholder in ("headline", "sources"):
+        return sources_table(results(), only_unseen=placeholder == "headline")
     if placeholder == "operations":
         return operations_table(json.loads(MANIFEST.read_text(encoding="utf-8")))
-    is_table, is_sentence = placeholder.startswith("table "), placeholder.startswith("sentence ")
-    name, _, rest = placeholder.removeprefix("table ").removeprefix("sentence ").partition(":")
+    is_table = placeholder.startswith("table ")
+    name, _, rest = placeholder.removeprefix("table ").partition(":")
     rest = rest.strip()
     if name.strip() == "paper":
         return rest
     found = result(name.strip())
-    if is_sentence:
-        return found.sentence(rest)
     if is_table:
         title, *options = (part.strip() for part in rest.split(" | "))
         chosen = dict(option.split(": ", 1) for option in options)
@@ -165,8 +164,7 @@ def _line(cells: Any) -> str:
 def caption_text(one: Result) -> str:
     """Describe the run of a result: command, day, number of cases, fitted constants."""
     fitted = f"fitted to these rows: {one.fitted}" if one.fitted else "nothing was fitted to these rows"
-    run = f"run on {one.date} at {one.commit}" if one.rerun else f"last run on {one.date}, before results were files"
-    return f"*`{one.command}`, {run}; {one.cases:,} cases; {fitted}.*"
+    return f"*`{one.command}`, run on {one.date} at {one.commit}; {one.cases:,} cases; {fitted}.*"
 
 
 def accuracy_table(cases: Sequence[PublishedCase]) -> str:
@@ -201,30 +199,28 @@ def _verdict(cases: Sequence[PublishedCase]) -> str:
     return f"{word if len(cases) >= FEW else 'few cases'}, {100 * error:.0f} %"
 
 
-def gap_table(cases: Sequence[PublishedCase]) -> str:
-    """Write errors and coverage by kind of model: of sources on which no constant was chosen, and of the others.
+def sources_table(found: Iterable[Result], *, only_unseen: bool) -> str:
+    """Write the errors of each source as a user runs it, worst first.
 
-    The gap is the difference of the median errors, where either side has `FEW` cases.
+    Args:
+        found: Results.
+        only_unseen: Only figures of sources on which no constant was chosen, memory included; otherwise the times of
+            all sources, with what was chosen on them.
     """
-    columns = ("model", "no constant chosen: cases", "median error", "inside", "some chosen: cases", "median error")
-    lines = [_line([*columns, "inside", "gap"]), "|---|" + "---:|" * (len(columns) + 1)]
-    counted = [case for case in cases if case.source not in WITH_LOADER]
-    for kind in (*KINDS, "all"):
-        own = [case for case in counted if kind in (case.kind, "all")]
-        unseen, seen = ([case for case in own if case.split == split] for split in ("held out", "fitted"))
-        if min(len(unseen), len(seen)) >= FEW:
-            errors = [statistics.median(case.absolute_error for case in side) for side in (unseen, seen)]
-            sides = [
-                (str(len(side)), f"{100 * error:.1f} %", f"{100 * coverage(side):.0f} %")
-                for side, error in zip((unseen, seen), errors, strict=True)
-            ]
-            lines.append(_line([kind, *sides[0], *sides[1], f"{100 * (errors[0] - errors[1]):+.1f}"]))
-    return "\n".join(lines)
-
-
-def coverage(cases: Sequence[PublishedCase]) -> float:
-    """Return the share of the cases' steps that are inside their intervals."""
-    return sum(case.inside for case in cases) / sum(case.steps for case in cases)
+    rows: list[tuple[float, list[str]]] = []
+    for one in found:
+        for table in one.tables:
+            figure = table.title.partition(": ")[2].removesuffix(", by source")
+            is_listed = one.split == "held out" if only_unseen else figure == "time"
+            if one.name not in SOURCES or not table.title.endswith(", by source") or not is_listed:
+                continue
+            _, cases, median, _, bias, inside, _ = table.rows[-1]
+            last = figure if only_unseen else one.fitted or "nothing"
+            cells = [SOURCES[one.name], last, cases, f"{median} %", f"{bias} %", f"{inside} %"]
+            rows.append((-float(median), cells))
+    middle = "figure" if only_unseen else "chosen on it"
+    lines = [_line(["source", middle, "cases", "median error", "bias", "inside"]), "|---|---|---:|---:|---:|---:|"]
+    return "\n".join([*lines, *(_line(cells) for _, cells in sorted(rows))])
 
 
 OPERATIONS: Final = {

@@ -7,13 +7,12 @@ them. Example::
     console = ResultConsole(width=180)
     console.print(table)
     write_result(console.result(RUNS["lin"]), Path("benchmarks/results"))
-    read_result("lin", Path("benchmarks/results")).figure("steps / all / median %")   # "8.4"
+    read_result("lin", Path("benchmarks/results")).figure("time / all / median %")   # "8.4"
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -89,7 +88,6 @@ class Result:
         commit: Commit that ran; its first 12 digits.
         split: Whether constants were chosen on the scored rows.
         fitted: Constants that were chosen on them; empty if none.
-        rerun: False if the figures were typed from a run before results were written to files.
         cases: Number of scored cases.
         figures: Single numbers.
         tables: Printed tables.
@@ -103,7 +101,6 @@ class Result:
     commit: str
     split: SourceSplit
     fitted: str = ""
-    rerun: bool = True
     cases: int = 0
     figures: tuple[Figure, ...] = ()
     tables: tuple[ResultTable, ...] = ()
@@ -144,17 +141,6 @@ class Result:
             raise KeyError(f"{self.name}: {len(rows)} rows for {name!r}. Rows: {names}. Columns: {table.columns}.")
         return Figure(name=name, value=rows[0][columns[0]], unit=unit_of(heading))
 
-    def sentence(self, start: str) -> str:
-        """Return the printed sentence that begins with the given words.
-
-        Raises:
-            KeyError: There is no such sentence, or more than one.
-        """
-        found = [sentence for sentence in self.sentences if sentence.startswith(start)]
-        if len(found) != 1:
-            raise KeyError(f"{self.name}: {len(found)} sentences begin with {start!r}: {self.sentences}.")
-        return found[0]
-
 
 def write_run(console: ResultConsole, name: str, folder: Path | None) -> None:
     """Write the printed tables and figures as the result of a run; None writes nothing.
@@ -171,8 +157,6 @@ def write_run(console: ResultConsole, name: str, folder: Path | None) -> None:
 def unit_of(heading: str) -> str:
     """Unit at the end of a column's heading; empty if it has none."""
     word = heading.rpartition(" ")[2]
-    if re.search(r"\bin 90 %|in 90$", heading):
-        return "%"
     return word if word in UNITS else ""
 
 

@@ -2,7 +2,7 @@
 
 `make results` runs those whose data is there and writes `benchmarks/results/NAME.json`. Example::
 
-    RUNS["lin"].command            # "python -m benchmarks.accuracy validation --of lin"
+    RUNS["lin"].command            # "python -m benchmarks.accuracy lin --data DATA"
     python -m benchmarks.runs --data DATA --only lin,guide
 """
 
@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from lightning_predict.reports.published_cases import SourceSplit
-
-FOLDERS: Final = ("validation", "measurements", "traces", "cases")
-"""Folders of published measurements and recordings; the modules say where each comes from."""
 
 TIMEOUT_MINUTES: Final = 25
 """Longest time of one command."""
@@ -33,12 +32,13 @@ class Run:
     Attributes:
         name: Name of the result.
         module: Module that Python runs.
-        words: What follows the module. `validation`, `measurements`, `traces` and `cases` stand for folders of data,
-            `STEPS` for the folder of recorded steps.
+        words: What follows the module. `DATA` stands for the folder of data.
         split: Whether constants were chosen on the scored rows.
         fitted: Constants that were chosen on them.
+        needs: A file or folder of the data without which the command has nothing to do; empty if it needs none.
+        packages: Packages beyond the pinned ones without which it has nothing to do.
         copies_allowed: False if a licence of the source does not allow copies of measured values.
-        is_quick: It takes less than about 15 minutes on two cores, with the pinned packages only.
+        is_quick: `make results` runs it: all such commands together take less than 40 minutes on two cores.
     """
 
     name: str
@@ -46,6 +46,8 @@ class Run:
     words: tuple[str, ...] = ()
     split: SourceSplit
     fitted: str = ""
+    needs: str = ""
+    packages: tuple[str, ...] = ()
     copies_allowed: bool = True
     is_quick: bool = True
 
@@ -54,22 +56,22 @@ class Run:
         """The command as the documentation shows it."""
         return " ".join(["python -m", self.module, *self.words])
 
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Folders of data that the command reads."""
-        return tuple(word for word in self.words if word in FOLDERS)
-
-    def arguments(self, data: Path, results: Path, cache: Path) -> tuple[str, ...]:
+    def arguments(self, data: Path, results: Path) -> tuple[str, ...]:
         """Words after `python`.
 
         Args:
-            data: Folder that holds `FOLDERS`.
+            data: Folder of data.
             results: Folder to write the result to.
-            cache: Folder of recorded steps.
         """
-        paths = {"STEPS": cache} | {folder: data / folder for folder in FOLDERS}
-        words = [str(paths.get(word, word)) for word in self.words]
+        words = [str(data) if word == "DATA" else word for word in self.words]
         return ("-m", self.module, *words, "--result", str(results))
+
+    def why_not(self, data: Path) -> str | None:
+        """Return what the command lacks; None if it can run."""
+        if self.needs and not (data / self.needs).exists():
+            return f"{data / self.needs} is missing"
+        missing = [name for name in self.packages if find_spec(name) is None]
+        return f"{', '.join(missing)} is not installed" if missing else None
 
 
 SOURCES: Final[Mapping[str, str]] = {
@@ -84,7 +86,6 @@ SOURCES: Final[Mapping[str, str]] = {
     "timm": "timm, published results (2022-25)",
     "torchvision": "pytorch-gpu-benchmark (2019-20)",
     "milabench": "Mila, milabench (2025)",
-    "Lin et al.": "Lin et al. (2022)",
     "lin": "Lin et al. (2022)",
     "dlrm": "NVIDIA, DeepLearningExamples (2020-21)",
     "gavel": "Gavel (2020), data loader included",
@@ -100,193 +101,98 @@ SOURCES: Final[Mapping[str, str]] = {
     "dgxc-more": "NVIDIA DGX Cloud, other models (2025)",
     "ibm": "IBM, FSDP of Llama 2 (2023-24)",
     "kempner": "KempnerForge (2026)",
+    "large-steps": "MPT and Megatron-LM (2021-23)",
+    "several-cards": "Sia and milabench, several cards (2023-25)",
+    "own-gpu": "own H200 (2026)",
+    "adapters-t4": "fitcheck, LoRA on a T4 (2026)",
+    "adapters-rtx-4080": "can-i-finetune-this, QLoRA on an RTX 4080 (2026)",
+    "memory": "GPUMemNet, timm's memory (2025)",
+    "milabench-memory": "Mila, milabench's memory (2025)",
+    "reported-cases": "public reports of single steps (2022-26)",
+    "kernel-bench": "KernelBench, single modules (2025)",
 }
-"""Who measured, by the name of a run or of a table."""
+"""Who measured, by the name of a table."""
 
 
-def _part(
-    name: str,
-    split: SourceSplit,
-    fitted: str = "",
-    *words: str,
-    data: str = "validation",
-    copies_allowed: bool = True,
-    is_quick: bool = True,
-) -> Run:
-    return Run(
-        name=name,
-        words=(data, "--of", name, *words),
-        split=split,
-        fitted=fitted,
-        copies_allowed=copies_allowed,
-        is_quick=is_quick,
-    )
+def _table(name: str, split: SourceSplit, fitted: str = "", **fields: Any) -> Run:
+    return Run(name=name, words=(name, "--data", "DATA"), split=split, fitted=fitted, **fields)
 
 
-def _page(name: str, fitted: str = "", *, split: SourceSplit = "held out") -> Run:
-    return Run(name=name, module=f"benchmarks.accuracy.{name}", split=split, fitted=fitted)
+def _other(name: str, module: str, *words: str, split: SourceSplit = "held out", **fields: Any) -> Run:
+    return Run(name=name, module=f"benchmarks.{module}", words=words, split=split, **fields)
 
 
-_CACHE: Final = ("--cache", "STEPS")
+_VALIDATION: Final = "validation"
 
 RUNS: Final[Mapping[str, Run]] = {
     run.name: run
     for run in (
-        _page("tutorial"),
-        _page("finetuning"),
-        _page("segmentation"),
-        _page("backends"),
-        _page("own_gpu", "cycles of norms, pooling, embeddings, fused Adam and sums of columns; no step"),
-        _page("guide", "memory that torch before 1.13 loads at its start; no time"),
-        _page("diffusion", "padding of attention heads", split="fitted"),
-        _part("iterations", "fitted", "constants of several operations and of hosts", copies_allowed=False),
-        _part("steps", "fitted", "constants of norms, memory, convolutions and releases", *_CACHE, is_quick=False),
-        _part("milabench", "fitted", "constants of six operations", *_CACHE),
-        _part("lin", "fitted", "width of the interval", *_CACHE),
-        _part("gavel", "fitted", "the rate of the K80's convolutions", *_CACHE),
-        _part("sia", "held out", "", *_CACHE, copies_allowed=False),
-        _part("timm", "fitted", "batch norms in 16 bits on GDDR memory", "--sample", "40", *_CACHE, is_quick=False),
-        _part(
-            "torchvision", "fitted", "VGG in 16 bits", *_CACHE, copies_allowed=False, is_quick=False
-        ),
-        _part("operators", "fitted", "factors of two norms and of volumes"),
-        _part("compiled", "fitted", "factors of two norms and of volumes"),
-        _part("products", "fitted", "scaling of bfloat16 products", data="measurements"),
-        _part("recordings", "fitted", "thresholds of the host's model, two figures of wave scaling", data="traces"),
-        _part("correlations", "fitted", "correlation of errors within a family"),
-        _part("regressions", "held out"),
-        _part("pairs", "fitted", "exponents of measured scaling", data="measurements"),
-        _part("choices", "held out", copies_allowed=False),
-        _part("hosts", "fitted", "width of the host's interval", *_CACHE),
-        _part("gains", "fitted", "factors of some changes", *_CACHE),
-        Run(name="what-ifs", module="benchmarks.accuracy.what_ifs", words=("validation",), split="held out"),
-        _part("unseen", "held out", "", "--tables", "measurements", *_CACHE, is_quick=False),
-        _part("seeds", "fitted", "some constants of training benchmarks", copies_allowed=False),
-        _part("dlrm", "held out", is_quick=False),
-        _part("plans", "held out", "", *_CACHE, is_quick=False),
-        _part("memory", "fitted", "constants on other families, the form of the interval on these", *_CACHE,
-              copies_allowed=False),
-        _part("layout-memory", "fitted", "what a fused loss and compiled code keep; no number", *_CACHE),
-        _part("memory-peers", "fitted", "constants on some of the families", "--sample", "14", copies_allowed=False),
-        _part("many-gpus", "fitted", "differences of pace, the framework's host, overlap costs", *_CACHE),
-        _part("collectives", "fitted", "shares of a link's rate by kind of machine", copies_allowed=False),
-        _part("nemo", "fitted", "overlap, casts and launches in float8", *_CACHE),
-        _part("torchtitan", "fitted", "overlap and casts in float8", *_CACHE),
-        _part("nanotron", "fitted", "overlap", *_CACHE),
-        _part("simumax", "held out", "rate of large products, on operators of the same machine; no step", *_CACHE),
-        _part("automodel", "held out", "", *_CACHE),
-        _part("cards", "held out", "", *_CACHE),
-        _part("dgxc", "held out", "", *_CACHE),
-        _part("dgxc-more", "held out", "", *_CACHE),
-        _part("torchtitan-large", "held out", "", *_CACHE),
-        _part("ibm", "held out", "", *_CACHE),
-        _part("kempner", "held out", "", *_CACHE),
-        Run(
-            name="reported-cases",
-            module="benchmarks.accuracy.reported_cases",
-            words=("cases",),
-            split="fitted",
-            fitted="width of memory's intervals on two of the sources; no other number",
-            is_quick=False,
-        ),
-        Run(
-            name="measured-layers",
-            module="benchmarks.accuracy.measured_layers",
-            words=("traces",),
-            split="held out",
-        ),
-        Run(
-            name="half-precision",
-            module="benchmarks.accuracy.half_precision",
-            words=("validation", *_CACHE),
-            split="fitted",
-            fitted="the kernels of batch norms with float16 weights, on these GPUs of NVIDIA",
-        ),
-        Run(
-            name="sustained",
-            module="benchmarks.accuracy.sustained",
-            words=("measurements",),
-            split="fitted",
-            fitted="rate of the B200 on 20 forward products; no other row",
-        ),
-        Run(name="machine-rates", module="benchmarks.accuracy.machine_rates", words=("traces",), split="held out"),
-        Run(
-            name="fit-verdicts",
-            module="benchmarks.accuracy.fit_verdicts",
-            words=("validation", *_CACHE, "--sample", "40"),
-            split="held out",
-            copies_allowed=False,
-            is_quick=False,
-        ),
-        Run(
-            name="qlora",
-            module="benchmarks.accuracy.qlora",
-            words=("validation",),
-            split="fitted",
-            fitted="three settings of their script; no number",
-            is_quick=False,
-        ),
-        Run(
-            name="zero-peers",
-            module="benchmarks.peers.zero_memory",
-            words=("validation", *_CACHE),
-            split="fitted",
-            fitted="what recomputation keeps in our prediction; no number",
-            is_quick=False,
-        ),
-        Run(
-            name="newest-peers",
-            module="benchmarks.peers.newest",
-            words=("validation", "--tables", "measurements", *_CACHE),
-            split="fitted",
-            fitted="our networks, on the table matmul.csv.gz; fitcheck-llm, on the rows of the T4",
-            is_quick=False,
-        ),
-        Run(
-            name="operator-weights",
-            module="benchmarks.training",
-            words=("evaluate", "measurements"),
-            split="held out",
-            is_quick=False,
-        ),
-        Run(
-            name="ablation",
-            module="benchmarks.accuracy.ablation",
-            words=("validation", *_CACHE),
-            split="fitted",
-            fitted="the constants of kind `fitted` in `constants.toml`",
-            is_quick=False,
-        ),
-        Run(name="rest-of-run", module="benchmarks.accuracy.rest_of_run", split="held out"),
-        Run(name="planning", module="benchmarks.planning", split="held out", is_quick=False),
-        Run(name="optimum", module="benchmarks.planning.optimum", split="held out", is_quick=False),
-        Run(name="promises", module="benchmarks.planning.promises", split="held out", is_quick=False),
-        Run(
-            name="promises-cheaper",
-            module="benchmarks.planning.promises",
-            words=("--cheaper", "--problems", "40"),
-            split="held out",
-            is_quick=False,
-        ),
+        _table("tutorial", "held out"),
+        _table("finetuning", "held out"),
+        _table("segmentation", "held out"),
+        _table("backends", "held out", packages=("transformers",)),
+        _table("guide", "held out", packages=("transformers",)),
+        _table("diffusion", "fitted", "padding of attention heads"),
+        _table("own-gpu", "held out", packages=("timm", "torchvision", "transformers")),
+        _table("transformers", "fitted", "constants of several operations", needs=_VALIDATION),
+        _table("benchmarks", "fitted", "constants of several operations and of hosts", needs=_VALIDATION,
+               copies_allowed=False),
+        _table("timm", "fitted", "batch norms in 16 bits on GDDR memory", needs=_VALIDATION, packages=("timm",)),
+        _table("torchvision", "fitted", "VGG in 16 bits", needs=_VALIDATION, packages=("torchvision",),
+               copies_allowed=False, is_quick=False),
+        _table("milabench", "fitted", "constants of six operations", needs=_VALIDATION),
+        _table("lin", "fitted", "width of the interval", needs=_VALIDATION),
+        _table("gavel", "fitted", "the rate of the K80's convolutions", needs=_VALIDATION),
+        _table("sia", "held out", needs=_VALIDATION, copies_allowed=False),
+        _table("kernel-bench", "fitted", "constants of norms and volumes", needs=_VALIDATION),
+        _table("dlrm", "held out", needs=_VALIDATION),
+        _table("torchtitan", "fitted", "overlap and casts in float8", needs=_VALIDATION),
+        _table("nanotron", "fitted", "overlap", needs=_VALIDATION),
+        _table("nemo", "fitted", "overlap, casts and launches in float8", needs=_VALIDATION),
+        _table("simumax", "held out", "rate of large products, on operators of the same machine; no step",
+               needs=_VALIDATION),
+        _table("automodel", "held out", needs=_VALIDATION),
+        _table("cards", "held out", needs=_VALIDATION),
+        _table("dgxc", "held out"),
+        _table("dgxc-more", "held out"),
+        _table("torchtitan-large", "held out"),
+        _table("ibm", "held out"),
+        _table("kempner", "held out"),
+        _table("large-steps", "fitted", "differences of pace, the framework's host, overlap costs", needs=_VALIDATION),
+        _table("several-cards", "fitted", "shares of a link's rate by kind of machine", needs=_VALIDATION,
+               copies_allowed=False),
+        _table("memory", "held out", "form of the interval", needs=_VALIDATION, copies_allowed=False),
+        _table("milabench-memory", "fitted", "form of the interval", needs=_VALIDATION),
+        _table("adapters-t4", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
+        _table("adapters-rtx-4080", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
+        _table("reported-cases", "fitted", "width of memory's intervals on two of the sources; no other number",
+               needs="cases", packages=("transformers", "timm", "diffusers", "peft"), is_quick=False),
+        _table("gains", "fitted", "factors of some changes", needs=_VALIDATION),
+        _other("regressions", "accuracy.regressions", "--data", "DATA", copies_allowed=False),
+        _other("rest-of-run", "accuracy.rest_of_run"),
+        _other("operator-weights", "training", "evaluate", "DATA", is_quick=False),
+        _other("ablation", "accuracy.ablation", "--data", "DATA", split="fitted", is_quick=False,
+               fitted="the constants of kind `fitted` in `constants.toml`"),
+        _other("planning", "planning", is_quick=False),
+        _other("optimum", "planning.optimum", is_quick=False),
+        _other("promises", "planning.promises", is_quick=False),
+        _other("promises-cheaper", "planning.promises", "--cheaper", "--problems", "40", is_quick=False),
         *(
-            Run(name=f"speed-{name}", module=f"benchmarks.speed.{name}_speed", split="held out", is_quick=False)
+            _other(f"speed-{name}", f"speed.{name}_speed", is_quick=False)
             for name in ("prediction", "recording", "planning")
         ),
-        Run(name="speed-import", module="benchmarks.speed.import_time", split="held out", is_quick=False),
-        Run(name="speed-callbacks", module="benchmarks.speed.callback_overhead", split="held out", is_quick=False),
+        _other("speed-import", "speed.import_time", is_quick=False),
+        _other("speed-callbacks", "speed.callback_overhead", is_quick=False),
     )
 }  # fmt: skip
 """All runs, by name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the commands whose data is there; 1 if one failed."""
+    """Run the commands that can run here; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder with validation, measurements, traces and cases"
-    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of data, with validation and cases")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="(default: %(default)s)")
-    parser.add_argument("--cache", type=Path, default=Path("recorded-steps"), help="recorded steps (%(default)s)")
     parser.add_argument("--only", default="", help="names, separated by commas (default: all that are quick)")
     options = parser.parse_args(arguments)
     names = [name for name in options.only.split(",") if name] or [name for name in RUNS if RUNS[name].is_quick]
@@ -294,19 +200,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no run is named {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
     failed = []
     for name in names:
-        run = RUNS[name]
-        missing = [folder for folder in run.folders if not (options.data / folder).is_dir()]
-        if missing:
-            print(f"{name}: skipped, {options.data} has no folder {', '.join(missing)}")
+        lacks = RUNS[name].why_not(options.data)
+        if lacks is not None:
+            print(f"{name}: skipped, {lacks}")
             continue
-        words = run.arguments(options.data, options.results, options.cache)
+        start = time.monotonic()
+        words = RUNS[name].arguments(options.data, options.results)
         try:
             code = subprocess.run([sys.executable, *words], timeout=60 * TIMEOUT_MINUTES, check=False).returncode
         except subprocess.TimeoutExpired:
             code = 124
-        if code:
-            failed.append(name)
-            print(f"{name}: exit code {code}", file=sys.stderr)
+        print(f"{name}: exit code {code} after {time.monotonic() - start:.0f} s", flush=True)
+        failed += [name] if code else []
     return int(bool(failed))
 
 

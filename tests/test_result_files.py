@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.accuracy.__main__ import main as accuracy
+from benchmarks.accuracy.case import Case, Step
+from benchmarks.accuracy.score import Scored
+from benchmarks.published import published_cases
 from benchmarks.result_files import (
     Figure,
     Result,
@@ -24,9 +22,7 @@ from benchmarks.result_files import (
     write_run,
 )
 from benchmarks.runs import RUNS, Run, main
-from benchmarks.scored_steps import ScoredRow, print_rows, published_cases
 from benchmarks.training.report import report_table
-from lightning_predict.base.interval import Interval
 from lightning_predict.reports.published_cases import StepDescription
 
 ROOT = Path(__file__).parent.parent
@@ -40,34 +36,23 @@ def errors_table() -> Table:
     return table
 
 
-def row(*, measured: float, gpu: str = "T4", model: str = "BERT") -> ScoredRow:
+def scored(*, measured: float, gpu: str = "T4", model: str = "BERT") -> Scored:
     """A step predicted to take a second, between half a second and two."""
-    return ScoredRow(names=(model,), gpu=gpu, step=STEP, measured=measured, predicted=Interval(0.5, 1.0, 2.0))
+    step = Step(name="bert", record=lambda: pytest.fail("nothing is recorded"))
+    case = Case(source="a page", model=model, gpu=gpu, step=step, measured=measured)
+    return Scored(case=case, predicted=(0.5, 1.0, 2.0), description=STEP)
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     console = ResultConsole(width=100)
     console.print(errors_table())
     console.print("left out: 3 rows")
-    result = console.result(RUNS["lin"], published=published_cases([row(measured=0.8)], source="lin", split="fitted"))
+    result = console.result(RUNS["lin"], published=published_cases([scored(measured=0.8)], RUNS["lin"]))
     assert write_result(result, tmp_path) == tmp_path / "lin.json"
     assert read_result("lin", tmp_path) == result
-    assert result.command == "python -m benchmarks.accuracy validation --of lin --cache STEPS"
-    assert (result.cases, result.split, result.rerun) == (1, "fitted", True)
+    assert result.command == "python -m benchmarks.accuracy lin --data DATA"
+    assert (result.cases, result.split) == (1, "fitted")
     assert result.sentences == ("left out: 3 rows",)
-    assert result.sentence("left out") == "left out: 3 rows"
-    with pytest.raises(KeyError, match="lin: 0 sentences begin with 'right out'"):
-        result.sentence("right out")
-
-
-def test_intervals_from_an_array_are_written(tmp_path: Path) -> None:
-    ends = np.array([0.5, 1.0, 2.0])
-    steps = [replace(row(measured=0.8), predicted=Interval(*ends))]
-    result = ResultConsole(width=100).result(
-        RUNS["lin"], published=published_cases(steps, source="lin", split="fitted")
-    )
-    write_result(result, tmp_path)
-    assert read_result("lin", tmp_path) == result
 
 
 def test_the_file_holds_what_the_terminal_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +86,7 @@ def test_measured_values_that_may_not_be_copied_are_left_out(capsys: pytest.Capt
     assert table.columns == ("GPU", "model", "n", "median %")
     assert table.rows[1] == ("all", "", "1,012", "5.6")
     assert "1,012" in capsys.readouterr().out
-    (case,) = published_cases([row(measured=0.8)], source="sia", split="held out", copies_allowed=False)
+    (case,) = published_cases([scored(measured=0.8)], RUNS["sia"])
     assert (case.measured_ms, case.predicted_ms, case.error) == (None, None, 0.25)
 
 
@@ -124,24 +109,13 @@ def test_a_figure_is_found_by_table_row_and_column() -> None:
             result.figure(name)
 
 
-def test_rows_are_printed_with_the_median_of_their_errors() -> None:
-    console = ResultConsole(width=140)
-    rows = [row(measured=0.8), row(measured=1.0), row(measured=4.0)]
-    with console.capture():
-        print_rows("Steps", ("model",), rows, console, unit="ms")
-    result = console.result(RUNS["tutorial"])
+def test_steps_of_one_model_and_gpu_are_one_published_case() -> None:
+    steps = [scored(measured=0.8), scored(measured=1.0), scored(measured=4.0), scored(measured=1.0, gpu="8xL4")]
+    first, second = published_cases(steps, RUNS["lin"])
     # Errors of 25, 0 and -75 %; four seconds are outside the interval.
-    assert result.figure("Steps / median |error| / error %").value == "25.0"
-    assert result.figure("Steps / median |error| / inside").value == "2 of 3"
-    assert result.tables[0].rows[2][:6] == ("BERT", "4,000", "1,000", "-75.0", "500", "2,000")
-
-
-def test_rows_of_one_model_and_gpu_are_one_case() -> None:
-    rows = [row(measured=0.8), row(measured=1.0), row(measured=4.0), row(measured=1.0, gpu="L4")]
-    first, second = published_cases(rows, source="lin", split="fitted")
     assert (first.gpu, first.steps, first.inside, first.error, first.absolute_error) == ("T4", 3, 2, 0.0, 0.25)
     assert (first.measured_ms, first.predicted_ms, first.source) == (1000, 1000, "Lin et al. (2022)")
-    assert (second.gpu, second.steps, second.generation) == ("L4", 1, "ada")
+    assert (second.gpu, second.steps, second.generation) == ("8xL4", 1, "ada")
 
 
 def test_runs_without_their_data_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,13 +124,6 @@ def test_runs_without_their_data_are_skipped(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["--data", str(tmp_path), "--only", "line"])
     assert "no run is named line" in capsys.readouterr().err
-
-
-def test_plain_consoles_still_print_every_table() -> None:
-    console = Console(width=100)
-    with console.capture() as capture:
-        print_rows("Steps", ("model",), [row(measured=1.0)], console, unit="s")
-    assert "1 of 1" in capture.get()
 
 
 def test_repeated_headings_are_told_apart() -> None:
@@ -168,16 +135,8 @@ def test_repeated_headings_are_told_apart() -> None:
 def test_every_run_names_a_module_that_is_there(run: Run) -> None:
     path = ROOT / Path(*run.module.split("."))
     assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
-    words = run.arguments(Path("data"), Path("results"), Path("cache"))
+    words = run.arguments(Path("data"), Path("results"))
     assert words[:2] == ("-m", run.module)
     assert words[-2:] == ("--result", "results")
     assert run.command == f"python -m {run.module} {' '.join(run.words)}".rstrip()
     assert run.split == "held out" or run.fitted
-
-
-def test_every_part_of_the_accuracy_command_has_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        accuracy(["validation", "--of", "nothing"])
-    parts = re.findall(r"[\w-]+", capsys.readouterr().err.partition("choose from")[2])
-    assert len(parts) >= 30
-    assert [part for part in parts if part not in RUNS] == []

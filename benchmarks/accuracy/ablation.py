@@ -4,7 +4,7 @@ Rows of the package's `constants.toml` with a neutral value (a factor of 1, no e
 of a group are neutral together; the single constants of a group are tried if the group matters, unless `--groups`, or
 always with `--single`. `--scores FILE` keeps each score, so that an interrupted run continues. Example::
 
-    python -m benchmarks.accuracy.ablation FOLDER --cache recorded-steps --every 4
+    python -m benchmarks.accuracy.ablation --data DATA --every 4
 
     constants = read_constants()
     with neutral(constants[:1]):
@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 import lightning_predict
-from benchmarks.accuracy.published_steps import PublishedStep
-from benchmarks.accuracy.whole_steps import predicted_steps, published_steps
+from benchmarks.accuracy import score as runner
+from benchmarks.accuracy.case import Case, Step
+from benchmarks.accuracy.tables import READERS
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.kernels.models import kernel_models
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,6 +44,9 @@ else:
     import tomli as tomllib
 
 PACKAGE: Final = "lightning_predict"
+
+TABLES: Final = ("transformers", "benchmarks", "timm", "milabench", "lin", "kernel-bench")
+"""Tables that are scored if no others are named."""
 
 FILE: Final = Path(lightning_predict.__file__).parent / "base" / "constants.toml"
 """Evidence for each constant, by module and name."""
@@ -140,35 +143,28 @@ def _clear_caches() -> None:
             found.cache_clear()
 
 
-def scores(rows: Sequence[PublishedStep], cache: Path) -> dict[str, Score]:
-    """Predict published steps and score them.
+def scores(rows: Mapping[str, Sequence[Case]], cache: Path) -> dict[str, Score]:
+    """Predict the cases of each table as a user would, and score them.
 
     Args:
-        rows: Steps, each of whose recordings `cache` holds.
-        cache: Folder of recorded steps.
-
-    Returns:
-        Scores by table.
+        rows: Cases by table.
+        cache: Folder that keeps recorded steps.
     """
-    cases = predicted_steps(rows, cache=cache, models_of=partial(kernel_models, weights=None), jobs=1)
-    tables: dict[str, list[tuple[float, bool]]] = defaultdict(list)
-    for case in cases:
-        error = abs(case.predicted.middle / case.measured_seconds - 1)
-        tables[case.table].append((error, case.is_inside))
-    return {
-        table: Score(len(found), statistics.mean(error for error, _ in found), statistics.mean(ok for _, ok in found))
-        for table, found in sorted(tables.items())
-    }
+    found = {}
+    for table, cases in rows.items():
+        scored, _ = runner.score(cases, cache=cache)
+        if scored:
+            error = statistics.fmean(abs(one.error) for one in scored)
+            found[table] = Score(len(scored), error, statistics.fmean(one.is_inside for one in scored))
+    return found
 
 
-def sampled(rows: Sequence[PublishedStep], cache: Path, every: int) -> tuple[PublishedStep, ...]:
-    """Choose every n-th recordable step of each table, with all GPUs that ran them."""
-    files: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        if row.file not in files[row.table] and ((cache / row.file).is_file() or row.recorded(cache) is not None):
-            files[row.table].append(row.file)
-    chosen = {file for found in files.values() for file in found[::every]}
-    return tuple(row for row in rows if row.file in chosen)
+def sampled(cases: Sequence[Case], every: int) -> tuple[Case, ...]:
+    """Choose every n-th step of a table's times, with all GPUs that ran it."""
+    times = [case for case in cases if case.quantity == "time"]
+    steps: list[Step] = list(dict.fromkeys(case.step for case in times))
+    chosen = set(steps[::every])
+    return tuple(case for case in times if case.step in chosen)
 
 
 Scores = Mapping[str, Score]
@@ -267,7 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy.ablation", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("folder", type=Path, help="folder of the tables of published steps")
+    parser.add_argument("--data", type=Path, required=True, help="folder of data")
+    parser.add_argument("--tables", nargs="+", choices=READERS, default=TABLES, help="tables to score")
     parser.add_argument(
         "--cache", type=Path, default=Path("recorded-steps"), help="recorded steps (default: %(default)s)"
     )
@@ -284,12 +281,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = frozenset(known)
 
     @functools.cache
-    def rows() -> tuple[PublishedStep, ...]:
-        return sampled(tuple(published_steps(options.folder, options.cache)), options.cache, options.every)
+    def rows() -> dict[str, tuple[Case, ...]]:
+        return {name: sampled(tuple(READERS[name](options.data)), options.every) for name in options.tables}
 
-    if "none" not in known and not rows():
-        print(f"error: {options.cache} holds no recorded step of {options.folder}.", file=sys.stderr)
-        return 1
     score = keeping(known, options.scores, lambda: scores(rows(), options.cache))
     console.print(ablate(score, console, single=options.single, groups_only=options.groups, kept=kept))
     write_run(console, "ablation", options.result)

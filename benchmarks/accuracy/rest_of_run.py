@@ -35,7 +35,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.report import report_table
-from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import RuntimePredictor
 
 CAPTURE: Final = 0
@@ -209,7 +208,7 @@ class Probe(Callback):
 
     def __init__(self, predictor: RuntimePredictor) -> None:
         self.predictor = predictor
-        self.ends: dict[int, tuple[float, Interval[float]]] = {}
+        self.ends: dict[int, tuple[float, Any]] = {}
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Note the first prediction, and the predictions that are valid after the given numbers of steps."""

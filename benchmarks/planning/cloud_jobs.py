@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import torch
+from torch import Tensor, nn
+
 import lightning_predict as lp
-from benchmarks.accuracy.regressions import SWEPT_MODELS, recorded_step
+from benchmarks.accuracy.workloads.classifiers import VGG19, alexnet, vgg
+from benchmarks.accuracy.workloads.deep_speech import DeepSpeech
+from benchmarks.accuracy.workloads.recorded import tf32
+from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.planning.study import job_batch, study_job_kinds
 from lightning_predict.cost.offers import Offer, load_offers
 
@@ -45,13 +52,51 @@ def newest_offer(provider: str, instance: str) -> Offer:
     return max(offers, key=lambda offer: offer.date)
 
 
+Batch = tuple[Tensor, Tensor]
+
+
+def _images(samples: int) -> Batch:
+    return torch.empty(samples, 3, 224, 224), torch.zeros(samples, dtype=torch.int64)
+
+
+def _speech(samples: int) -> Batch:
+    """One second of sound each: 100 spectra, a letter for every second one."""
+    return torch.empty(samples, 1, 161, 100), torch.zeros(samples, 50, dtype=torch.int64)
+
+
+MODELS: Final[Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]]] = {
+    "AlexNet": (alexnet, _images),
+    "ResNet-50": (ResNet50, _images),
+    "VGG-19": (lambda: vgg(VGG19), _images),
+    "DeepSpeech": (lambda: DeepSpeech(channels=32, hidden=800, layers=5), _speech),
+}
+"""Networks with their batches."""
+
+
+def recorded_step(name: str, samples: int) -> lp.Trace:
+    """Record one training step in float32, without TF32, on the meta device."""
+    make, batch = MODELS[name]
+    with torch.device("meta"):
+        network, (data, labels) = make(), batch(samples)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = network(data)
+        nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1)).backward()
+        optimizer.step()
+
+    with tf32(products=False, convolutions=False):
+        return lp.capture(step, samples_per_step=samples)
+
+
 def step_seconds(kind: str, gpus: dict[str, int]) -> dict[str, dict[str, float]]:
     """Predict one step of a job, by GPU and number of GPUs, which share the batch; each size is recorded once."""
     batch = job_batch(kind)
     counts = [count for count in (1, 2, 4, 8) if count <= batch]
     seconds: dict[str, dict[str, float]] = {gpu: {} for gpu in gpus}
     for count in counts:
-        trace = recorded_step(SWEPT_MODELS[NETWORKS[kind]], batch // count)
+        trace = recorded_step(NETWORKS[kind], batch // count)
         layouts = {gpu: gpu if count == 1 else f"{count}x{gpu}" for gpu, most in gpus.items() if count <= most}
         predictions = lp.predict(trace, gpus=list(layouts.values()), history=False)
         for gpu, layout in layouts.items():

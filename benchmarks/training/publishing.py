@@ -212,7 +212,7 @@ others.
 - bfloat16 products were measured with widths and depths that are multiples of 8, and without batches.
 - Vector operations were measured in float32; other dtypes are served by the bytes that they move.
 - No network saw TF32 or float8: products in them are those in bfloat16, scaled by the ratio of the rooflines, with a
-  wider interval. Public tables of both are scored (`python -m benchmarks.accuracy TABLES --of products`).
+  wider interval.
 - A GPU whose clock falls under load (L4, L40S, T4: a base clock far below the boost clock) is predicted too fast by a
   base that never saw it; the table of GPUs that were left out says by how much.
 - A problem far outside the measured range gets the utilisation of the range's edge.
@@ -220,8 +220,7 @@ others.
 ## Errors on a GPU that was left out
 
 The rows of the next table, predicted by a base that never saw the GPU nor its like (trained like the base, or more
-briefly): what to expect of the base on a GPU without measurements. Whole steps on such GPUs:
-`python -m benchmarks.accuracy FOLDER --of unseen --tables TABLES`, with its figures in docs/accuracy.md.
+briefly): what to expect of the base on a GPU without measurements.
 
 {unseen_markdown(manifest)}
 

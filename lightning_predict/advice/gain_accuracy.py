@@ -7,8 +7,7 @@ width of the interval is in log units, and grows with the gain::
     gain = simulated ** power * exp(shift),    half width = least + share * |log(gain)|
 
 Above the largest gain of the pairs, the power is not validated, so the power is 1. All four parameters were fitted to
-the pairs named in `source`. `python -m benchmarks.accuracy FOLDER --of gains` prints the errors of the simulation,
-which was not fitted, and of the reported gain, with each model family left out of the fit.
+the pairs named in `source`. `python -m benchmarks.accuracy gains` scores the reported gain.
 
 A gain is reported only if its errors are smaller than those of a constant, which is the median gain of other model
 families. If the constant is nearer, advice says "try it" without a number. A kind of change without enough pairs has no

@@ -16,8 +16,7 @@ determine the order (`aten::t` in a linear layer).
 **Individual GPU.** If one source of measurements is slower than predicted on one GPU, the reason may be the host, the
 cooling or the software of that source. If two independent sources have errors of the same sign, the reason is the GPU:
 boards boost above their data sheet, or sustain less. The correction is the mean log error of n sources multiplied by n
-/ (n + 1), which is two thirds of the mean for two sources. A single source gives no correction. `python -m
-benchmarks.accuracy FOLDER --of steps` prints the error of each source on each GPU.
+/ (n + 1), which is two thirds of the mean for two sources. A single source gives no correction.
 
 `measured_scaling.predict_work_times` applies all three corrections. Example::
 

@@ -79,8 +79,8 @@ RATIO_EXPONENTS: Final[Mapping[KernelRelation, float]] = {"same code": 1.0, "sam
 The powers were chosen on 1,370 pairs of GPUs that ran the same problems, which no neural network was fitted to.
 Errors at the powers 0, 1/2, 3/4 and 1 are 0.046, 0.040, 0.034 and 0.029 for the same code; 0.102, 0.094, 0.099 and
 0.109 for the same units; 0.366, 0.382, 0.455 and 0.514 for other units. Each GPU left out of the choice gives 0.029,
-0.096 and 0.356. For the same units, whole steps select 3/4 (`timeline/same_gpu_check.py`). To print this study:
-`python -m benchmarks.accuracy FOLDER --of pairs`."""
+0.096 and 0.356. For the same units, whole steps select 3/4 (`timeline/same_gpu_check.py`). The
+code of this study is that of commit b800dca9."""
 
 
 @final
@@ -303,8 +303,8 @@ def _own_rates(items: Sequence[WorkItem], measured: Array, predicted: Array, mis
     """Return the machine's own rate, measured over predicted seconds on the origin, for each item.
 
     The rate is of items with the same problems, otherwise of all matmuls or all other work. Clock, power and cooling
-    belong to the machine, so other GPUs do not take it. `python -m benchmarks.accuracy.machine_rates` hides a fifth of
-    the kernels of 15 recordings: the mean error is 15.5 % from shapes, and 6.0 % with the rate.
+    belong to the machine, so other GPUs do not take it. Without a fifth of the
+    kernels of 15 recordings, the mean error was 15.5 % from shapes, and 6.0 % with the rate (at commit 35902dc1).
     """
     totals: dict[Hashable, tuple[float, float]] = {}
     units = [operation_spec(item.problems[0].operation).units if item.problems else "" for item in items]

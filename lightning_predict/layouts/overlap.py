@@ -196,8 +196,7 @@ def slowest_of(count: int) -> float:
 class OverlapCosts:
     """Costs of distributed training in addition to the time of isolated collectives.
 
-    All constants are fitted to published throughputs (`python -m benchmarks.accuracy FOLDER --of many-gpus` prints
-    values and errors with each table left out):
+    All constants are fitted to published throughputs (`python -m benchmarks.accuracy large-steps` scores them):
 
     - `slowdown`: throughputs of one to eight GPUs, on a coarse grid.
     - `contention`: torchtitan's FSDP on 64 A100 suggests 0.4 to 0.6. The throughputs above and MPT's FSDP on up to 128

@@ -85,7 +85,7 @@ DERIVED: Final = Interval(0.94, 1.0, 1.08)
 
 DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.91, 1.0, 1.14)
 """Ratio of measured to simulated reserved memory, for convolutional networks (90 % interval). The interval is
-fitted to measured runs of ten timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
+fitted to measured runs of ten timm families (`CHOSEN_ON` in `benchmarks/accuracy/readers/memory.py`)."""
 
 CONVOLVED: Final = 0.25
 """Share of the forward pass's bytes that convolutions write in these runs (median)."""

@@ -38,7 +38,7 @@ from lightning_predict.planning.simulator import MEASURED_SECONDS, ActualSeconds
 
 PREDICTION_DEVIATIONS: Final[Mapping[str, float]] = {"gpu": 0.052, "model": 0.111, "rest": 0.242}
 """Standard deviations of log(measured / predicted) of published whole steps: by GPU, by neural network, and residual
-(`python -m benchmarks.accuracy FOLDER --of steps`, November 2026). Later fits found smaller values. The values are
+(November 2026). Later fits found smaller values. The values are
 fixed, so that published figures of the planning studies can be reproduced."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import re
 from dataclasses import replace
@@ -127,10 +128,75 @@ def test_a_result_says_how_it_came_about(name: str) -> None:
     one = read_result(name)
     assert one.name == name
     assert date(2026, 11, 1) <= date.fromisoformat(one.date) <= date.today()
-    assert one.command.startswith(("python -m benchmarks.", "lightning-predict "))
+    assert one.command.startswith("python -m benchmarks.")
     assert re.fullmatch(r"[0-9a-f]{7,40}", one.commit)
     assert one.cases > 0
     assert one.tables or one.figures
+
+
+def release_days() -> list[date]:
+    """Days of the releases in CHANGELOG.md, newest first."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    return [date.fromisoformat(day) for day in re.findall(r"^## \[\d[^\]]*\] - (\d{4}-\d\d-\d\d)", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_is_of_the_last_release_or_newer(name: str) -> None:
+    days = release_days()
+    oldest = days[1] if len(days) > 1 else date(2026, 11, 1)
+    assert date.fromisoformat(read_result(name).date) >= oldest, f"run `make results ONLY={name}` again"
+
+
+def test_release_days_are_read_from_the_changelog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "## [Unreleased]\n\n## [0.2.0] - 2027-02-01\n\n## [0.1.0] - 2027-01-01\n"
+    (tmp_path / "CHANGELOG.md").write_text(text, encoding="utf-8")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert release_days() == [date(2027, 2, 1), date(2027, 1, 1)]
+
+
+PLANNERS = ("benchmarks.planning", "benchmarks.planning.optimum", "benchmarks.planning.promises")
+"""Commands that compare planners with each other. No prediction of a step is scored."""
+
+PUBLIC = {
+    "lightning_predict",
+    "lightning_predict.callbacks",
+    "lightning_predict.cli",
+    "lightning_predict.advice.what_if",  # docs/howto/what-if.md
+    "lightning_predict.kernels.interconnect",  # docs/howto/several-gpus.md
+}
+"""Modules of the package that the documentation tells users to import."""
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of the package that a file imports, those for types included."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found.add(node.module)
+    return {name for name in found if name.partition(".")[0] == "lightning_predict"}
+
+
+def quoted() -> set[str]:
+    """Results that a page quotes."""
+    texts = [path.read_text(encoding="utf-8") for path in TEMPLATE_FILES]
+    placeholders = [match for text in texts for match in PLACEHOLDER.findall(text)]
+    names = {match.removeprefix("table ").partition(":")[0].strip() for match in placeholders if ":" in match}
+    return names - {"paper"}
+
+
+@pytest.mark.parametrize("name", sorted(quoted()))
+def test_a_page_quotes_only_figures_of_the_public_interface(name: str) -> None:
+    module = read_result(name).command.split()[2]
+    assert module in PLANNERS or module.startswith("benchmarks.accuracy"), f"{name} is scored by {module}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "accuracy").rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_accuracy_is_scored_through_the_public_interface(path: Path) -> None:
+    assert imported(path) <= PUBLIC
 
 
 def test_the_cases_of_the_wheel_are_small_and_of_known_gpus() -> None:

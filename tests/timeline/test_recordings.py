@@ -10,7 +10,6 @@ from functools import cache
 import pytest
 
 import lightning_predict as lp
-from benchmarks.accuracy.recordings import recorded_step_seconds
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
@@ -59,6 +58,31 @@ DEVICE_BOUND = {
     "tl_timesformer_h100_step6",
 }
 """Those whose device hardly waits for late launches."""
+
+
+def recorded_step_seconds(trace: Trace) -> float | None:
+    """Give the longer of a step's spans on the host and on the device; None without measured kernels.
+
+    In a running loop both queues move on by one step a step. Waits of the host for the step before are left out, and so
+    is the loader.
+    """
+    if not trace.kernels:
+        return None
+    began = min(kernel.start_seconds for kernel in trace.kernels)
+    device = max(kernel.start_seconds + kernel.seconds for kernel in trace.kernels) - began
+    host = [
+        (operation.host_start_seconds, operation.host_start_seconds + operation.host_seconds)
+        for operation in trace.operations
+        if operation.host_start_seconds is not None and operation.host_seconds is not None
+    ]
+    if not host:
+        return device
+    first, end = min(start for start, _ in host), max(end for _, end in host)
+    waits = [wait for wait in trace.waits if wait.start_seconds >= 0]
+    before = sum(wait.seconds for wait in waits if wait.cause == "device" and wait.start_seconds < first)
+    loading = sum(wait.seconds for wait in waits if wait.cause == "loader") - sum(trace.loader_seconds)
+    window = end if trace.profiled_seconds is None else trace.profiled_seconds
+    return max(window - before - loading, device)
 
 
 @cache

@@ -1,31 +1,27 @@
-"""The training benchmarks of NVIDIA's DeepLearningExamples, recorded as their scripts run on one GPU.
+"""The training benchmarks of NVIDIA's DeepLearningExamples, as plain training steps on one GPU.
 
 A step is forward, loss, backward and update. `FP32` is TF32 where the GPU has it; `FP16` and `AMP` keep parameters and
-activations in float16 and update float32 copies of the parameters (apex's level O2, or by hand). Other work of the
-scripts is part of the step: they clip the norm of all gradients, some set them to zeros instead of dropping them, and
-all but NCF's ask for the loss, which waits for the device. Releases of torch before 1.10 wait once more where they clip
-gradients, and cuBLAS before 11 has no tensor cores for 16-bit products of odd sizes. Example::
+activations in float16 and update float32 copies of the parameters (apex's level O2, or by hand). The scripts clip the
+norm of all gradients, and some set them to zeros instead of dropping them. Example::
 
-    recorded = benchmark_trace("resnet50", precision="AMP", batch=224)
-    recorded.units / seconds  # images per second
-    benchmark_trace("bert_large_squad", precision="FP32", batch=16, torch_release="1.7.0a0+7036e91")
+    trace = benchmark_trace("resnet50", precision="AMP", batch=224)
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
 
+import lightning_predict as lp
 from benchmarks.accuracy.workloads.bert import BERT_BASE, BERT_LARGE, Bert, BertAdam, BertConfig
 from benchmarks.accuracy.workloads.gnmt import GNMT, Gnmt
 from benchmarks.accuracy.workloads.ncf import MOVIELENS_20M, NeuMf
-from benchmarks.accuracy.workloads.recorded import without_pauses
+from benchmarks.accuracy.workloads.recorded import tf32
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.accuracy.workloads.transformer_xl import (
     TRANSFORMER_XL_BASE,
@@ -33,9 +29,6 @@ from benchmarks.accuracy.workloads.transformer_xl import (
     TransformerXl,
     TransformerXlConfig,
 )
-from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.record.session import CaptureSession
-from lightning_predict.record.trace import Flags, Operation, Trace
 
 SQUAD_LENGTH: Final = 384
 SENTENCE_LENGTH: Final = 30
@@ -44,15 +37,6 @@ by the longer sentence; 10 to 50 steps, 30 on average."""
 SENTENCE_TOKENS: Final = 23.4
 """Tokens of a sentence without padding, which alone are counted: the published logs' tokens per second times seconds
 per step, over sentences."""
-
-LATEST: Final = "2.3.0"
-"""Release of torch that a benchmark is recorded for, where none is said."""
-
-WITHOUT_WAITS: Final = (1, 10)
-"""First release whose `clip_grad_norm_` leaves the comparison with the norm to the device."""
-
-ANY_SIZE: Final = (1, 6)
-"""First release in whose containers cuBLAS (11) runs 16-bit products of odd sizes on tensor cores."""
 
 LossFunction = Callable[[nn.Module], Tensor]
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -70,7 +54,6 @@ class Benchmark:
         units: Images, sequences, tokens or samples of one step, as the table counts them.
         clips: The norm of all gradients is clipped before the update.
         keeps_gradients: In float32, gradients are set to zeros and added to; else, they are dropped.
-        reads_loss: The script asks for the loss in every step.
     """
 
     module: nn.Module
@@ -79,16 +62,6 @@ class Benchmark:
     units: int
     clips: bool = False
     keeps_gradients: bool = False
-    reads_loss: bool = True
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RecordedBenchmark:
-    """One step and the samples that it processed."""
-
-    trace: Trace
-    units: int
 
 
 def _momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -184,7 +157,7 @@ def _ncf(batch: int, dtype: torch.dtype) -> Benchmark:
     def loss(module: nn.Module) -> Tensor:
         return nn.functional.binary_cross_entropy_with_logits(module(users, items), labels)
 
-    return Benchmark(NeuMf(MOVIELENS_20M), loss, FusedAdam, batch, reads_loss=False)
+    return Benchmark(NeuMf(MOVIELENS_20M), loss, FusedAdam, batch)
 
 
 def _transformer_xl(config: TransformerXlConfig) -> Callable[[int, torch.dtype], Benchmark]:
@@ -222,52 +195,22 @@ def units_per_sample(name: str) -> float:
         return BENCHMARKS[name](1000, torch.float32).units / 1000  # a thousand, as some are rounded
 
 
-def benchmark_trace(name: str, *, precision: str, batch: int, torch_release: str = LATEST) -> RecordedBenchmark:
-    """One training step of a benchmark on the meta device.
+def benchmark_trace(name: str, *, precision: str, batch: int) -> lp.Trace:
+    """Record one training step of a benchmark on the meta device.
 
     Args:
         name: A key of `BENCHMARKS`.
         precision: A key of `PRECISIONS`.
         batch: Samples of the step.
-        torch_release: Release that ran it, with the differences of that release.
-
-    Raises:
-        InvalidArgumentError: A benchmark or precision that is not known.
     """
-    if name not in BENCHMARKS or precision not in PRECISIONS:
-        raise InvalidArgumentError(
-            f"Benchmark {name!r} in {precision!r} is not known; the benchmarks are {', '.join(BENCHMARKS)}, the "
-            f"precisions {', '.join(PRECISIONS)}."
-        )
-    benchmark, trace = _recording(name, precision, batch)
-    trace = replace(trace, operations=tuple(_as_run(trace.operations, benchmark, release_of(torch_release))))
-    flags = Flags(matmul_tf32=True, cudnn_tf32=True, cudnn_benchmark=True)
-    software = {"torch": torch_release}
-    return RecordedBenchmark(replace(trace, flags=flags, samples=batch, software=software), benchmark.units)
-
-
-@lru_cache(maxsize=1)
-def _recording(name: str, precision: str, batch: int) -> tuple[Benchmark, Trace]:
-    """Record a step once for all releases that are requested one after another."""
     dtype = PRECISIONS[precision]
     with torch.device("meta"):
         benchmark = BENCHMARKS[name](batch, dtype)
-        return benchmark, _recorded(benchmark, dtype)
+        with tf32(products=True, tries_algorithms=True):
+            return lp.capture(_step_of(benchmark, dtype), samples_per_step=batch)
 
 
-def release_of(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version.
-
-    Raises:
-        InvalidArgumentError: It does not begin with two numbers.
-    """
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None:
-        raise InvalidArgumentError(f"Version {version!r} of torch is not known; expected one such as {LATEST!r}.")
-    return int(numbers[1]), int(numbers[2])
-
-
-def _recorded(benchmark: Benchmark, dtype: torch.dtype) -> Trace:
+def _step_of(benchmark: Benchmark, dtype: torch.dtype) -> Callable[[], None]:
     module = benchmark.module.train()
     masters = list(module.parameters())
     if dtype == torch.float16:
@@ -285,23 +228,10 @@ def _recorded(benchmark: Benchmark, dtype: torch.dtype) -> Trace:
             _update_copies(module, masters, optimizer, clips=benchmark.clips)
             return
         if benchmark.clips:
-            _clip(masters)
+            nn.utils.clip_grad_norm_(masters, 1.0)
         optimizer.step()
 
-    for parameter in masters:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer.step()  # makes its state
-    step()  # the first one imports, which would count as Python work of the step
-    # A hand-written optimizer is no torch.optim, which CUDA runs as multi-tensor operations.
-    session = CaptureSession(
-        device=torch.device("meta"),
-        model=module,
-        optimizers=[] if isinstance(optimizer, BertAdam) else [optimizer],
-    )
-    session.start()
-    step()
-    session.stop()
-    return without_pauses(session.trace())
+    return step
 
 
 def _update_copies(
@@ -312,44 +242,8 @@ def _update_copies(
         if parameter.grad is not None:
             copy.grad = parameter.grad.float()
     if clips:
-        _clip(masters)
+        nn.utils.clip_grad_norm_(masters, 1.0)
     optimizer.step()
     with torch.no_grad():
         for copy, parameter in zip(masters, module.parameters(), strict=True):
             parameter.copy_(copy)
-
-
-def _clip(parameters: Iterable[nn.Parameter]) -> None:
-    """Read all gradients for their norm, and scale them."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_norm(gradients, 2)
-    torch._foreach_mul_(gradients, 0.5)
-
-
-WAIT: Final = Operation(name="aten::_local_scalar_dense", phase="other")
-"""A number that the host asks the device for."""
-
-
-def _as_run(operations: Sequence[Operation], benchmark: Benchmark, release: tuple[int, int]) -> Iterator[Operation]:
-    """Give the operations with what depends on the release, and the wait for the loss at the end."""
-    for operation in operations:
-        yield _off_tensor_cores(operation) if release < ANY_SIZE else operation
-        if release < WITHOUT_WAITS and _is_norm_of_all(operation):
-            yield WAIT
-    if benchmark.reads_loss:
-        yield WAIT
-
-
-def _is_norm_of_all(operation: Operation) -> bool:
-    """Tell the norm of all gradients, or of a parameter's alone: `clip_grad_norm_` stacks the norms of its tensors."""
-    is_of_stack = operation.name == "aten::linalg_vector_norm" and operation.inputs[0].shape == (1,)
-    return is_of_stack or operation.name == "aten::_foreach_norm"
-
-
-def _off_tensor_cores(operation: Operation) -> Operation:
-    """Give a 16-bit product of odd sizes as one in float32, which takes about as long without tensor cores."""
-    is_product = operation.name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
-    if not is_product or not any(size % 2 and size > 1 for one in operation.inputs for size in one.shape):
-        return operation
-    inputs = tuple(replace(one, dtype="float32") if one.dtype == "float16" else one for one in operation.inputs)
-    return replace(operation, inputs=inputs)

@@ -12,8 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from lightning_predict.record.recording import capture
-from lightning_predict.record.trace import Trace
+import lightning_predict as lp
 
 STAGES: Final = ((64, 1), (128, 2), (256, 2), (512, 2))
 """Channels and stride of the four stages, of two blocks each."""
@@ -51,7 +50,7 @@ def cifar_resnet18(*, divisor: int = 1, classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.AvgPool2d(4), nn.Flatten(), nn.Linear(channels, classes))
 
 
-def cifar_resnet18_trace(batch: int) -> Trace:
+def cifar_resnet18_trace(batch: int) -> lp.Trace:
     """Record a training step of the given number of images on the meta device."""
     with torch.device("meta"):
         model = cifar_resnet18()
@@ -63,4 +62,4 @@ def cifar_resnet18_trace(batch: int) -> Trace:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-    return capture(step, warmup_steps=1, samples_per_step=batch)
+    return lp.capture(step, warmup_steps=1, samples_per_step=batch)

@@ -7,7 +7,6 @@ sparse gradients.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -15,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lightning_predict as lp
-from benchmarks.accuracy.workloads.recorded import without_pauses
-from lightning_predict.record.trace import Trace
+from benchmarks.accuracy.workloads.recorded import tf32
 
 DENSE: Final = 13
 WIDTH: Final = 128
@@ -69,7 +67,7 @@ class CriteoDlrm(nn.Module):
         return found
 
 
-def criteo_trace(size: str, *, precision: str, batch: int) -> Trace:
+def criteo_trace(size: str, *, precision: str, batch: int) -> lp.Trace:
     """Record one training step on the meta device.
 
     Args:
@@ -90,6 +88,5 @@ def criteo_trace(size: str, *, precision: str, batch: int) -> Trace:
         loss.backward()
         optimizer.step()
 
-    trace = lp.capture(step, samples_per_step=batch, precision="16-mixed" if precision == "AMP" else None)
-    is_tf32 = precision != "FP32"
-    return replace(without_pauses(trace), flags=replace(trace.flags, matmul_tf32=is_tf32, cudnn_tf32=is_tf32))
+    with tf32(products=precision != "FP32", convolutions=precision != "FP32"):
+        return lp.capture(step, samples_per_step=batch, precision="16-mixed" if precision == "AMP" else None)

@@ -1,7 +1,7 @@
 """GPTs as large runs train them: MPT under FSDP in bfloat16, and Megatron-DeepSpeed's GPT in float16.
 
 Both keep 16-bit parameters and update float32 copies of them. MPT's attention is one fused kernel; Megatron's is a
-product, a fused softmax, dropout and a product. `recompute` runs each block's forward pass again in the backward pass.
+product, a softmax, dropout and a product. `recompute` runs each block's forward pass again in the backward pass.
 Example::
 
     trace = mpt_trace("7b", length=2048, batch=12, recompute=True)
@@ -11,18 +11,14 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.accuracy.workloads.recorded import without_pauses
-from lightning_predict.layouts.gradients import trainable_parameter_count
-from lightning_predict.record.session import CaptureSession
-from lightning_predict.record.signatures import FUSED
-from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
+import lightning_predict as lp
 
 
 @final
@@ -82,7 +78,7 @@ class FusedAttention(nn.Module):
 
 
 class UnfusedAttention(nn.Module):
-    """Causal attention in steps; the scaled, masked softmax is one kernel."""
+    """Causal attention in steps."""
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -161,7 +157,7 @@ class LargeGpt(nn.Module):
         return nn.functional.linear(self.norm(data), self.tokens.weight)
 
 
-def mpt_trace(name: str, *, length: int, batch: int, recompute: bool) -> Trace:
+def mpt_trace(name: str, *, length: int, batch: int, recompute: bool) -> lp.Trace:
     """One step of an MPT on the meta device, with the given number of samples at once.
 
     Args:
@@ -191,10 +187,10 @@ def mpt_trace(name: str, *, length: int, batch: int, recompute: bool) -> Trace:
     def loss() -> Tensor:
         return nn.functional.cross_entropy(model(tokens, places).flatten(0, 1), tokens.flatten())
 
-    return replace(with_float32_copies(model, loss), samples=batch)
+    return lp.capture(step_with_masters(model, loss), samples_per_step=batch)
 
 
-def megatron_trace(config: MegatronConfig, *, batch: int, recompute: bool = True) -> Trace:
+def megatron_trace(config: MegatronConfig, *, batch: int, recompute: bool = True) -> lp.Trace:
     """One step of a Megatron GPT on the meta device, with the given number of samples at once.
 
     Args:
@@ -224,75 +220,43 @@ def megatron_trace(config: MegatronConfig, *, batch: int, recompute: bool = True
     def loss() -> Tensor:
         return nn.functional.cross_entropy(model(tokens, places).float().flatten(0, 1), tokens.flatten())
 
-    return with_own_softmax(replace(with_float32_copies(model, loss), samples=batch))
+    return lp.capture(step_with_masters(model, loss), samples_per_step=batch)
 
 
-def with_own_softmax(trace: Trace) -> Trace:
-    """Run the backward pass of softmax as Megatron's own kernel, which reads gradient and result; torch has two."""
-    operations = (
-        replace(one, name=FUSED, arguments={"operations": [one.name]})
-        if one.name == "aten::_softmax_backward_data"
-        else one
-        for one in trace.operations
-    )
-    return replace(trace, operations=tuple(operations))
+def step_with_masters(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """Return a step that updates float32 copies of the trained parameters with a fused AdamW, and copies them back.
 
-
-def with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
-    """Forward, backward, and one fused update of float32 copies of the parameters."""
-    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    copies = [nn.Parameter(parameter.detach().float()) for parameter in trained]
-    trace = _passes(model, loss, copies)
-    # The copies go with the optimizer's state: they are shared with it, and no module holds them.
-    state = (trace.memory.optimizer_state_bytes or 0) + sum(4 * copy.numel() for copy in copies)
-    return with_fused_update(replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state)))
-
-
-def with_fused_adam(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
-    """Forward, backward, and one fused update of the parameters themselves, behind the norm of their gradients."""
-    trace = _passes(model, loss, [parameter for parameter in model.parameters() if parameter.requires_grad])
-    elements = trainable_parameter_count(trace)
-    own, norm = TensorInfo((elements,), trace.parameters[0].dtype), TensorInfo((), "float32")
-    update = (
-        Operation(name="aten::linalg_vector_norm", phase="optimizer", inputs=(own,), outputs=(norm,)),
-        Operation(name="aten::mul_", phase="optimizer", inputs=(own,), outputs=(own,)),
-        Operation(name="aten::_fused_adamw_", phase="optimizer", inputs=(own,) * 4),
-    )
-    passes = (one for one in trace.operations if one.phase in ("forward", "backward"))
-    return replace(trace, operations=(*passes, *update))
-
-
-def _passes(model: nn.Module, loss: Callable[[], Tensor], updated: list[nn.Parameter]) -> Trace:
-    """Record forward and backward pass with the state of an optimizer."""
-    optimizer = torch.optim.AdamW(updated, lr=1e-4)
-    for parameter in updated:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer.step()  # makes its state
-    session = CaptureSession(device=torch.device("meta"), model=model.train(), optimizers=[optimizer])
-    loss().backward()  # the first pass imports, which would count as Python work of the step
-    session.start()
-    model.zero_grad(set_to_none=True)
-    loss().backward()
-    session.stop()
-    return replace(without_pauses(session.trace()), flags=Flags(matmul_tf32=False, cudnn_tf32=True))
-
-
-def with_fused_update(trace: Trace) -> Trace:
-    """Give a step the update that fused optimizers of float32 copies make, which no kernel for the meta device is for.
-
-    Gradients are copied to float32, their norm is taken, Adam updates the copies in one kernel, and these are copied
-    to the parameters.
+    Args:
+        model: Holds the parameters in 16 bits.
+        loss: Runs the forward pass.
     """
-    passes = [operation for operation in trace.operations if operation.phase in ("forward", "backward")]
-    elements = trainable_parameter_count(trace)
-    half = TensorInfo((elements,), trace.parameters[0].dtype)
-    single = TensorInfo((elements,), "float32")
-    update = (
-        Operation(name="aten::_to_copy", phase="optimizer", inputs=(half,), outputs=(single,)),
-        Operation(
-            name="aten::linalg_vector_norm", phase="optimizer", inputs=(single,), outputs=(TensorInfo((), "float32"),)
-        ),
-        Operation(name="aten::_fused_adamw_", phase="optimizer", inputs=(single,) * 4),
-        Operation(name="aten::copy_", phase="optimizer", inputs=(half, single), outputs=(half,)),
-    )
-    return replace(trace, operations=(*passes, *update))
+    trained = [parameter for parameter in model.train().parameters() if parameter.requires_grad]
+    masters = [nn.Parameter(parameter.detach().float()) for parameter in trained]
+    optimizer = torch.optim.AdamW(masters, lr=1e-4, fused=True)
+
+    def step() -> None:
+        loss().backward()
+        for master, parameter in zip(masters, trained, strict=True):
+            assert parameter.grad is not None
+            master.grad, parameter.grad = parameter.grad.float(), None
+        nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, trained, strict=True):
+                parameter.copy_(master)
+
+    return step
+
+
+def step_without_masters(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """Return a step that updates the parameters themselves with a fused AdamW; arguments as `step_with_masters`."""
+    trained = [parameter for parameter in model.train().parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+
+    return step

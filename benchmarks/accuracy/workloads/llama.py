@@ -14,7 +14,6 @@ or, to a file of one sample::
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.accuracy.workloads.large_language_models import with_float32_copies, with_fused_adam
-from lightning_predict.record.signatures import FUSED
-from lightning_predict.record.trace import TensorInfo, Trace
+import lightning_predict as lp
+from benchmarks.accuracy.workloads.large_language_models import step_with_masters, step_without_masters
 
 
 @final
@@ -257,7 +255,7 @@ class Llama(nn.Module):
 
 def llama_trace(
     config: LlamaConfig, *, length: int, batch: int, recompute: bool = False, is_all_bfloat16: bool = False
-) -> Trace:
+) -> lp.Trace:
     """One step on the meta device, with the given number of samples at once.
 
     Args:
@@ -280,46 +278,8 @@ def llama_trace(
         logits = logits if is_all_bfloat16 else logits.float()
         return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
-    record = with_fused_adam if is_all_bfloat16 else with_float32_copies
-    return replace(record(model, loss), samples=batch)
-
-
-def with_compiled_loss(trace: Trace) -> Trace:
-    """Fuse what lies between the logits and their gradient: sums of each row, and a gradient in the logits' dtype.
-
-    Args:
-        trace: A step whose cross entropy is computed of a float32 copy of its logits.
-    """
-    operations = trace.operations
-    softmax = next(index for index, one in enumerate(operations) if one.name == "aten::_log_softmax")
-    gradient = next(index for index, one in enumerate(operations) if one.name == "aten::_log_softmax_backward_data")
-    copied = operations[softmax].inputs[0].id
-    first = next(index for index, one in enumerate(operations) if any(tensor.id == copied for tensor in one.outputs))
-    loss = next(index for index, one in enumerate(operations) if one.name == "aten::nll_loss_forward")
-    begins = next(index for index, one in enumerate(operations) if one.name == "aten::nll_loss_backward")
-    written = operations[gradient].outputs[0].id
-    last = next(
-        index
-        for index, one in enumerate(operations)
-        if index > gradient and one.name == "aten::_to_copy" and one.inputs[0].id == written
-    )
-    logits, targets, result = operations[first].inputs[0], operations[loss].inputs[1], operations[loss].outputs[0]
-    met = [tensor.id or 0 for one in operations for tensor in (*one.inputs, *one.outputs)]
-    sums = TensorInfo((math.prod(logits.shape[:-1]),), "float32", id=max(met) + 1)
-    forward, backward = (
-        replace(operations[at], name=FUSED, arguments={"operations": [one.name for one in inside]})
-        for at, inside in ((softmax, operations[first : loss + 1]), (gradient, operations[begins : last + 1]))
-    )
-    return replace(
-        trace,
-        operations=(
-            *operations[:first],
-            replace(forward, inputs=(logits, targets), outputs=(result, sums)),
-            *operations[loss + 1 : begins],
-            replace(backward, inputs=(logits, targets, sums), outputs=operations[last].outputs),
-            *operations[last + 1 :],
-        ),
-    )
+    step = step_without_masters if is_all_bfloat16 else step_with_masters
+    return lp.capture(step(model, loss), samples_per_step=batch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

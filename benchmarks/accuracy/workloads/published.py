@@ -1,7 +1,6 @@
 """The published float32 transformers, recorded as they were timed.
 
-One inference is a forward pass without gradients. One training iteration is a forward pass with dropout and a backward
-pass that adds to gradients which are there already; the loss between them was not timed, its gradient was. Example::
+The published training times leave out the loss itself, which a recorded step has. Example::
 
     trace = published_trace("GPT2-Large", mode="inference", length=1024, batch=4)
 """
@@ -9,21 +8,18 @@ pass that adds to gradients which are there already; the loss between them was n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Literal
 
 import torch
 from torch import nn
 
+import lightning_predict as lp
 from benchmarks.accuracy.workloads.bert import BERT_LARGE, Bert
 from benchmarks.accuracy.workloads.gpt import GPT2_LARGE, GPT3_2_7B, GPT3_XL, Gpt
 from benchmarks.accuracy.workloads.opt import OPT_1_3B, Opt
-from benchmarks.accuracy.workloads.recorded import without_pauses
+from benchmarks.accuracy.workloads.recorded import tf32
 from benchmarks.accuracy.workloads.switch import SWITCH_XL_4, Switch
-from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.record.session import CaptureSession
-from lightning_predict.record.trace import Flags, Trace
 
 Mode = Literal["inference", "training"]
 
@@ -38,50 +34,29 @@ PUBLISHED_MODELS: Final[Mapping[str, Callable[[Mode], nn.Module]]] = {
 }
 """Models by the table's name."""
 
-NO_TF32: Final = Flags(matmul_tf32=False, cudnn_tf32=False)
-
 
 @lru_cache(maxsize=4)
-def published_trace(model: str, *, mode: Mode, length: int, batch: int) -> Trace:
-    """One iteration of a published model on the meta device, in float32 with TF32 off.
+def published_trace(model: str, *, mode: Mode, length: int, batch: int) -> lp.Trace:
+    """Record one iteration of a published model on the meta device, in float32 without TF32.
 
-    Raises:
-        InvalidArgumentError: A model that the table does not have.
+    Args:
+        model: A key of `PUBLISHED_MODELS`.
+        mode: `inference`: a forward pass without gradients. `training`: forward pass with dropout, loss, and a backward
+            pass that adds to the gradients of the step before.
+        length: Tokens of a sequence.
+        batch: Sequences.
     """
-    build = PUBLISHED_MODELS.get(model)
-    if build is None:
-        raise InvalidArgumentError(f"Model {model!r} is not known; choose one of {', '.join(PUBLISHED_MODELS)}.")
     with torch.device("meta"):
-        module = build(mode).train(mode == "training")
+        module = PUBLISHED_MODELS[model](mode).train(mode == "training")
         tokens = torch.ones(batch, length, dtype=torch.int64)
-    trace = forward_trace(module, tokens) if mode == "inference" else training_trace(module, tokens)
-    return replace(trace, flags=NO_TF32, samples=batch)
 
+    def infer() -> None:
+        with torch.no_grad():
+            module(tokens)
 
-def forward_trace(module: nn.Module, tokens: torch.Tensor) -> Trace:
-    """A forward pass without gradients."""
-    session = CaptureSession(device=tokens.device, model=module)
-    with torch.no_grad():
-        module(tokens)  # the first call imports, which would count as Python work of the step
-        session.start()
-        module(tokens)
-        session.stop()
-    return without_pauses(session.trace())
-
-
-def training_trace(module: nn.Module, tokens: torch.Tensor) -> Trace:
-    """A forward and a backward pass without the loss between them; the pass before it has left gradients to add to."""
-    session = CaptureSession(device=tokens.device, model=module)
-    for is_recorded in (False, True):
-        if is_recorded:
-            session.start()
+    def train() -> None:
         logits = module(tokens)
-        if is_recorded:
-            session.stop()
-        loss = nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), tokens.view(-1))
-        if is_recorded:
-            session.start()
-        loss.backward()
-        if is_recorded:
-            session.stop()
-    return without_pauses(session.trace())
+        nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), tokens.view(-1)).backward()
+
+    with tf32(products=False, convolutions=False):
+        return lp.capture(infer if mode == "inference" else train, samples_per_step=batch)

@@ -1,22 +1,26 @@
-"""Properties of the recording machine that must not enter a workload's trace."""
+"""Switches of torch that a step is recorded under."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from lightning_predict.record.trace import Trace
+import torch
 
 
-def without_pauses(trace: Trace) -> Trace:
-    """Take out pauses between operations: these workloads do no Python work of their own.
-
-    Time between their operations belongs to the recording machine, which did other work.
+@contextmanager
+def tf32(*, products: bool, convolutions: bool = True, tries_algorithms: bool = False) -> Iterator[None]:
+    """Set torch's switches of TF32 and of cuDNN's trials of algorithms, and restore them.
 
     Args:
-        trace: Trace of one step.
+        products: Matrix products in float32 run as TF32.
+        convolutions: So do convolutions.
+        tries_algorithms: `torch.backends.cudnn.benchmark`.
     """
-    operations = tuple(
-        operation if operation.python_seconds == 0 else replace(operation, python_seconds=0.0)
-        for operation in trace.operations
-    )
-    return replace(trace, operations=operations)
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = products, convolutions, tries_algorithms
+    try:
+        yield
+    finally:
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before

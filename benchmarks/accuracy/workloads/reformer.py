@@ -3,20 +3,17 @@
 The loop leaves autocast before `backward`, so that the layers, which are reversible, are computed again in float32;
 each keeps the graph of that until the next one is. transformers is the user's to install. Example::
 
-    trace = reformer_trace(16, Path("cache"))
+    trace = reformer_trace(16)
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from lightning_predict.base.errors import MissingDependencyError
-from lightning_predict.record.recording import capture
-from lightning_predict.record.trace import Trace
+import lightning_predict as lp
 
 TOKENS: Final = 4096
 """Of a sample, as milabench draws them."""
@@ -25,32 +22,13 @@ BUCKETS: Final = 128
 """That hidden states are hashed to; milabench sets it where the configuration leaves it open."""
 
 
-def reformer_trace(batch: int, cache: Path) -> Trace:
-    """Record a step, or read it where it was recorded before.
+def reformer_trace(batch: int) -> lp.Trace:
+    """Record a step on the meta device.
 
     Args:
         batch: Samples.
-        cache: Folder that keeps traces. Empty it when the recordings change.
-
-    Raises:
-        MissingDependencyError: transformers is not installed.
     """
-    path = cache / f"transformers-reformer-{batch}.json.gz"
-    if path.is_file():
-        return Trace.load(str(path))
-    trace = _recorded(batch)
-    cache.mkdir(parents=True, exist_ok=True)
-    trace.save(str(path))
-    return trace
-
-
-def _recorded(batch: int) -> Trace:
-    try:
-        transformers: Any = import_module("transformers")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Recording Reformer needs transformers, which is not installed: pip install transformers."
-        ) from error
+    transformers: Any = import_module("transformers")
     config = transformers.ReformerConfig(is_decoder=False, num_buckets=BUCKETS)
     with torch.device("meta"):
         model = transformers.ReformerForMaskedLM(config).train()
@@ -63,4 +41,4 @@ def _recorded(batch: int) -> Trace:
         model(input_ids=words, labels=words).loss.backward()
         optimizer.step()
 
-    return capture(step, precision="16-mixed", samples_per_step=batch)
+    return lp.capture(step, precision="16-mixed", samples_per_step=batch)

@@ -1,0 +1,139 @@
+"""A published figure, and how a user would have it predicted: the one format of all accuracy tables.
+
+A case names the recording of a step (plain model code, or a trace file), the documented arguments that whoever ran the
+step could give, and what was measured. Knowledge without a public argument has no place here. Example::
+
+    Case(
+        source="Lambda, V100",
+        model="BERT-large",
+        gpu="V100-SXM2-16GB",
+        step=Step(name="bert-large-8", record=lambda: lp.capture(step)),
+        measured=0.25,
+        release="1.10",
+    )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, final
+
+import lightning_predict as lp
+
+Quantity = Literal["time", "allocated", "reserved", "process", "gain", "fits"]
+
+TITLES: Final[dict[Quantity, str]] = {
+    "time": "time",
+    "allocated": "allocated memory",
+    "reserved": "reserved memory",
+    "process": "memory of the process",
+    "gain": "gain",
+    "fits": "does it fit",
+}
+"""Words for a quantity in the titles of tables. A gain is a throughput over another one."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step, and how it is recorded.
+
+    Attributes:
+        name: Identifies the recording; the name of its file in a cache.
+        record: Records it.
+    """
+
+    name: str
+    record: Callable[[], lp.Trace] = field(compare=False, repr=False)
+
+
+def step_of_file(path: Path) -> Step:
+    """Return the step of a published trace file."""
+    return Step(name=str(path), record=partial(lp.Trace.load, str(path)))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A measured figure.
+
+    Attributes:
+        source: Machine and software that measured it; a row of the summary.
+        model: Model, mode and precision.
+        gpu: GPU or layout, as a user names it.
+        step: The step.
+        measured: The figure: seconds, bytes, a ratio, or whether the step fitted (1 or 0).
+        quantity: What was measured.
+        count: Number of steps in the figure.
+        further: Further steps in the figure, with their numbers.
+        card: GPU with other values than the catalogue's, such as a locked clock; None for the catalogue's.
+        release: Release of torch that ran; None for the release of the recording.
+        strategy: How several GPUs share the step.
+        network_gbps: Network of a machine in Gbit/s; None for the usual one.
+        kernels: Kernels that the source says ran, such as `compile` or `transformer_engine`. Only `compile` on one GPU
+            has a public way yet; other steps are predicted as recorded.
+        change: Name of the change whose gain was measured, as `lp.advise` names it.
+        includes: What the figure holds beyond the step, such as a data loader; empty if nothing.
+        said: What other tools said of the figure, by their name, as published beside it.
+        chosen_on: Whether a constant of the package was chosen on this case, in a source that is held out otherwise.
+    """
+
+    source: str
+    model: str
+    gpu: str
+    step: Step
+    measured: float
+    quantity: Quantity = "time"
+    count: float = 1
+    further: tuple[tuple[Step, float], ...] = ()
+    card: lp.Gpu | None = None
+    release: str | None = None
+    strategy: str = "ddp"
+    network_gbps: float | None = None
+    kernels: tuple[str, ...] = ()
+    change: str | None = None
+    includes: str = ""
+    said: Mapping[str, float] = field(default_factory=dict)
+    chosen_on: bool = False
+
+    @property
+    def setting(self) -> str:
+        """What distinguishes the case besides its model and GPU, in words."""
+        words = (self.strategy if self.strategy != "ddp" else "", *self.kernels, self.change, self.includes)
+        return ", ".join(word for word in words if word)
+
+
+def strategy_text(data: str = "ddp", **options: int | str | bool | None) -> str:
+    """Write a strategy as a user does.
+
+    Args:
+        data: What data-parallel groups shard.
+        **options: Options by name. None, False and degrees of 1 are left out.
+    """
+    degrees = ("tensor", "pipeline", "context", "virtual", "expert", "accumulate")
+    kept = {
+        name: str(value).lower()
+        for name, value in options.items()
+        if value is not None and value is not False and not (name in degrees and value == 1)
+    }
+    return ",".join([data, *(f"{name}={value}" for name, value in kept.items())])
+
+
+def machines(gpu: str, count: int, per_machine: int = 8) -> str:
+    """Name a layout: GPUs in machines as large as they come in.
+
+    Args:
+        gpu: Name of a GPU.
+        count: Number of GPUs.
+        per_machine: GPUs of a machine.
+    """
+    each = min(count, 4 if gpu.startswith("GB") else per_machine)
+    nodes = count // each
+    return gpu if count == 1 else f"{each}x{gpu}" if nodes == 1 else f"{nodes}x{each}x{gpu}"
+
+
+Reader = Callable[[Path], Iterable[Case]]
+"""Reads a table's cases from a folder of data."""

@@ -1,1 +1,0 @@
-"""Other tools that promise memory before a run, on the rows that ours is scored on."""
