@@ -63,13 +63,13 @@ def advise(
     from lightning_predict.base.errors import InvalidArgumentError
     from lightning_predict.cost.priced_gpus import layouts_to_predict
     from lightning_predict.layouts.strategy import parse_strategy
-    from lightning_predict.profile import parse_prices, read_profile
+    from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.record.trace import Trace
     from lightning_predict.run.history import read_history
 
     if output is not None and output.suffix not in (".html", ".json", ".txt"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .json or .txt; give one.")
-    told = read_profile(profile)
+    told = read_machine_profile(profile)
     prices = told.prices(parse_prices(usd_per_hour))
     names = [name.strip() for name in gpus.split(",") if name.strip()]
     layouts = layouts_to_predict(names, offers=prices.offers, usd_per_hour=prices.usd_per_hour)

@@ -135,7 +135,7 @@ def command_of(name: str) -> Command:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCommand:
     """A parsed command line.
 
     Attributes:
@@ -152,7 +152,7 @@ class Call:
 
 
 def application(names: Iterable[str]) -> App:
-    """Return the parser of some commands. Parsing a command line prints the requested help, or returns a `Call`."""
+    """Return the parser of some commands. It prints the requested help, or returns a `ParsedCommand`."""
     app = App(
         name=PROGRAM,
         help=_DESCRIPTION,
@@ -182,7 +182,7 @@ class _Columns(DefaultFormatter):
         console.print(f"{panel.title}:", table, "", sep="\n")
 
 
-def parsed(name: str | None, words: Sequence[str]) -> Call | None:
+def parsed(name: str | None, words: Sequence[str]) -> ParsedCommand | None:
     """Parse a command line; return None if it asks for help or the version, which is printed.
 
     Args:
@@ -193,11 +193,13 @@ def parsed(name: str | None, words: Sequence[str]) -> Call | None:
         CycloptsError: An argument is invalid, or there is no such command.
     """
     parser = application(COMMANDS if name is None else [name])
-    call: Call | None = parser(_separated(words) if name == "run" else words, exit_on_error=False, print_error=False)
+    call: ParsedCommand | None = parser(
+        _separated(words) if name == "run" else words, exit_on_error=False, print_error=False
+    )
     return call
 
 
-def _returning_call(name: str, function: Command) -> Callable[..., Call]:
+def _returning_call(name: str, function: Command) -> Callable[..., ParsedCommand]:
     """Wrap the function of a command for cyclopts: the same options and `--json`, but parsing runs nothing yet."""
     hints, own = get_type_hints(function), inspect.signature(function)
     parameters = [
@@ -206,10 +208,10 @@ def _returning_call(name: str, function: Command) -> Callable[..., Call]:
     as_json = Annotated[bool, Parameter(help="Print JSON.", show_default=False)]
     parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json))
 
-    def call(*words: object, json: bool = False, **options: object) -> Call:
+    def call(*words: object, json: bool = False, **options: object) -> ParsedCommand:
         arguments = own.bind(*words, **options)
         arguments.apply_defaults()
-        return Call(name, lambda: function(*words, **options), arguments.arguments, json)
+        return ParsedCommand(name, lambda: function(*words, **options), arguments.arguments, json)
 
     call.__doc__ = re.sub(r"(?<=\S)\n +(?! *\w+: )", " ", inspect.getdoc(function) or "")  # one line an argument
     call.__annotations__ = {one.name: one.annotation for one in parameters}

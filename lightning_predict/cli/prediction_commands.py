@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lightning_predict.assumptions import Assumptions, Skew
     from lightning_predict.cost.grids import PowerGrid
     from lightning_predict.cost.offers import Offer
-    from lightning_predict.profile import Prices, Profile
+    from lightning_predict.machine_profile import MachineProfile, Prices
     from lightning_predict.record.trace import Trace
     from lightning_predict.reports.memory import MemoryReport
     from lightning_predict.reports.predictions import Predictions
@@ -90,11 +90,11 @@ def predict(
             or .yaml, a SkyPilot task that rents the recommended GPU.
     """
     given = dict(locals())
-    from lightning_predict.profile import parse_prices, read_profile
+    from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.reports.table_columns import column_names
 
     outputs, asked = _outputs(output), column_names(_words(columns))
-    told = read_profile(profile)
+    told = read_machine_profile(profile)
     step, findings = _findings(
         source,
         {name: given[name] for name in MODEL_OPTIONS},
@@ -137,7 +137,7 @@ def _outputs(output: str | None) -> list[Path]:
 def _findings(
     source: str,
     model_options: dict[str, Any],
-    told: Profile,
+    told: MachineProfile,
     *,
     gpus: Sequence[str],
     iterations: int | None,

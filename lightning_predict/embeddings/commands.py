@@ -27,7 +27,7 @@ from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, link
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.layouts.single_gpu import PredictionContext, single_steps
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.profile import read_profile
+from lightning_predict.machine_profile import read_machine_profile
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import gibibytes, milliseconds, milliseconds_interval, significant
@@ -64,7 +64,7 @@ def shard(
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
         timeline: Write the whole step under the fastest plan to this file, as a Chrome trace for ui.perfetto.dev.
     """
-    told = read_profile(profile)
+    told = read_machine_profile(profile)
     links = told.interconnect or CATALOGUE
     layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # with networks of the priced machines
     if not layouts:

@@ -7,8 +7,6 @@ Cards with the same name differ in power limit and cooling. The sustained rate o
     >>> (own,) = with_own_rates([layout_of("8xB200")], {"bf16": 1103e12})
     >>> own.name, own.gpu.sustained_flops_per_second["bfloat16"] / 1e12
     ('8xB200-SXM-180GB', 1103.0)
-    >>> parse_rates("bf16=1103,tf32=520")
-    {'bf16': 1103000000000000.0, 'tf32': 520000000000000.0}
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Final
 from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.checked import positive_number, shown
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.units import flops_to_teraflops, teraflops_to_flops
+from lightning_predict.base.units import flops_to_teraflops
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.lookup import gpu as find_gpu
 from lightning_predict.hardware.records import DTYPE_WORDS, Gpu
@@ -34,35 +32,6 @@ data sheet."""
 
 BELOW_PEAK: Final = 0.02
 """Minimum ratio of a measured rate to the peak. A smaller rate is probably in another unit."""
-
-
-def parse_rates(text: str) -> dict[str, float | dict[str, float]]:
-    """Parse `bf16=1103`, or `B200:bf16=1103,H200:bf16=680`, in TFLOP/s; return FLOP/s.
-
-    Raises:
-        InvalidArgumentError: The text has another form.
-    """
-    found: dict[str, float | dict[str, float]] = {}
-    for part in text.split(","):
-        name, _, rate = part.partition("=")
-        card, _, dtype = name.rpartition(":")
-        try:
-            flops = teraflops_to_flops(float(rate))
-        except ValueError:
-            raise InvalidArgumentError(
-                f"measured_tflops={text!r} is not understood at {part.strip()!r}; expected TFLOP/s by dtype, as in "
-                "bf16=1103, or with the GPU, as in B200:bf16=1103."
-            ) from None
-        if card:
-            of_card = found.setdefault(card.strip(), {})
-            if not isinstance(of_card, dict):
-                raise InvalidArgumentError(
-                    f"measured_tflops={text!r} has {card.strip()!r} as a dtype and as a GPU; name the GPU of each rate."
-                )
-            of_card[dtype.strip()] = flops
-        else:
-            found[dtype.strip()] = flops
-    return found
 
 
 def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layout, ...]:
@@ -95,7 +64,7 @@ def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layou
         some = ", ".join(names[:NAMES_SHOWN]) + " …" * (len(names) > NAMES_SHOWN)
         raise InvalidArgumentError(
             f"measured={shown(dict(common))} does not name its GPU, and there are {len(names)}: {some}. "
-            f"Name it, as in {{{names[0]!r}: {{...}}}} (on the command line {names[0]}:bf16=...)."
+            f"Name it, as in {{{names[0]!r}: {{...}}}}."
         )
     found = []
     for layout in layouts:
@@ -134,5 +103,5 @@ def _check_range(card: Gpu, word: str, rate: float) -> None:
         return
     raise InvalidArgumentError(
         f"measured[{word!r}]={shown(rate)} is not a rate of the {card.name}, whose peak is "
-        f"{flops_to_teraflops(peak):.0f} TFLOP/s; give FLOP/s in Python (1103e12), TFLOP/s on the command line."
+        f"{flops_to_teraflops(peak):.0f} TFLOP/s; give FLOP/s, such as 1103e12."
     )

@@ -72,7 +72,7 @@ def parallel(
     from lightning_predict.base.errors import InvalidArgumentError
     from lightning_predict.layout_search.goodput import Reliability
     from lightning_predict.layout_search.ranking import best_layouts, layouts_on, tokens_per_sample
-    from lightning_predict.profile import parse_prices, read_profile
+    from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.record.trace import Trace
 
     if budget is not None and not budget > 0:
@@ -87,7 +87,7 @@ def parallel(
     layouts: Sequence[str] = _words(gpus or "8x8xH100-SXM-80GB")
     if machine is not None:
         layouts = layouts_on(machine, None if gpus is None else _words(gpus))
-    told = read_profile(profile)
+    told = read_machine_profile(profile)
     prices = told.prices(parse_prices(usd_per_hour), spot=spot)
     step = Trace.load(str(trace))
     tokens = tokens_per_sample(step)
@@ -145,14 +145,14 @@ def curve(
     from lightning_predict.base.errors import InvalidArgumentError
     from lightning_predict.hardware.layouts import layouts_of
     from lightning_predict.layouts.strategy import parse_strategy
+    from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.prediction import predict_workload, remaining_steps
-    from lightning_predict.profile import parse_prices, read_profile
     from lightning_predict.record.trace import Trace
     from lightning_predict.reports.cost_curve import cost_curves, layouts_up_to, table_of
     from lightning_predict.reports.html import html_report
     from lightning_predict.run.history import read_history
 
-    told, step = read_profile(profile), Trace.load(str(trace))
+    told, step = read_machine_profile(profile), Trace.load(str(trace))
     layouts = list(dict.fromkeys(one for layout in _words(gpus) for one in layouts_up_to(layout)))
     predictions = predict_workload(
         step,

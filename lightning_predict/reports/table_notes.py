@@ -29,10 +29,10 @@ from lightning_predict.reports.table_rows import (
     shown_period,
 )
 
-Rule = Callable[[AbstractPredictions], Iterable[str]]
+NoteRule = Callable[[AbstractPredictions], Iterable[str]]
 """Yields a note if its condition holds."""
 
-Key = TypeVar("Key")
+_Key = TypeVar("_Key")
 
 MAX_NOTES: Final = 3
 """Maximum number of notes below a table without `verbose`."""
@@ -115,10 +115,10 @@ def energy_note(predictions: AbstractPredictions) -> str:
 
 
 def _names_by(
-    predictions: Iterable[Prediction] | AbstractPredictions, key: Callable[[Prediction], Key | None]
-) -> dict[Key, list[str]]:
+    predictions: Iterable[Prediction] | AbstractPredictions, key: Callable[[Prediction], _Key | None]
+) -> dict[_Key, list[str]]:
     """Return the names of the GPUs by a value, in order; GPUs with the value None are left out."""
-    names: dict[Key, list[str]] = {}
+    names: dict[_Key, list[str]] = {}
     for one in predictions.values() if isinstance(predictions, AbstractPredictions) else predictions:
         value = key(one)
         if value is not None:
@@ -126,7 +126,7 @@ def _names_by(
     return names
 
 
-def _given(is_wanted: Callable[[str], bool]) -> Rule:
+def _given(is_wanted: Callable[[str], bool]) -> NoteRule:
     """Return a rule for the notes that the predictions have; a note that several GPUs share names them once."""
 
     def rule(predictions: AbstractPredictions) -> Iterator[str]:
@@ -398,7 +398,7 @@ def _prices(predictions: AbstractPredictions) -> Iterator[str]:
         yield f"Prices: {'; '.join(prices)}."
 
 
-NOTES: Final[Mapping[str, Rule]] = {
+NOTES: Final[Mapping[str, NoteRule]] = {
     "too large": _too_large,
     "tight": _tight,
     "other precision": _other_precision,

@@ -20,12 +20,12 @@ from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.hardware.user_gpus import read_measured
 from lightning_predict.kernels.interconnect import interconnect_of
 from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.machine_profile import read_machine_profile
 from lightning_predict.own_weights.first_hour import PARTS
 from lightning_predict.own_weights.measuring import run as measuring
 from lightning_predict.own_weights.measuring.clock import time_call
 from lightning_predict.own_weights.training import tuning
 from lightning_predict.own_weights.training.networks import TrainingPlan
-from lightning_predict.profile import read_profile
 from lightning_predict.record.imports import import_trace
 from lightning_predict.weights.source import WeightsSource
 from tests.cli.conftest import Profile, Run
@@ -303,7 +303,7 @@ def test_profile_sets_all_assumptions(tmp_path: Path, profile: Profile) -> None:
         tflops = {bf16 = 1103}
         """
     )
-    told = read_profile(path)
+    told = read_machine_profile(path)
     own = told.assumptions(told.prices(), strategy=Strategy())
     assert (own.host, own.release, own.method, own.cores_per_node) == ("fast", "2.6", "wave", 16)
     assert own.weights == WeightsSource(path=str(tmp_path / "mine"), offline=True)

@@ -1,4 +1,4 @@
-"""A machine's own rates, from the command line and in Python."""
+"""A machine's own rates in Python."""
 
 from __future__ import annotations
 
@@ -6,23 +6,7 @@ import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.layouts import layouts_of
-from lightning_predict.hardware.own_rates import parse_rates, with_own_rates
-
-
-def test_rates_are_given_in_teraflops_with_and_without_the_gpu() -> None:
-    assert parse_rates("bf16=1103, tf32=520") == {"bf16": 1103e12, "tf32": 520e12}
-    assert parse_rates("B200:bf16=1103,H200:bf16=680") == {"B200": {"bf16": 1103e12}, "H200": {"bf16": 680e12}}
-
-
-@pytest.mark.parametrize("text", ["bf16", "bf16=fast", "1103"])
-def test_another_form_is_rejected(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="expected TFLOP/s by dtype, as in bf16=1103"):
-        parse_rates(text)
-
-
-def test_one_name_is_a_dtype_or_a_gpu() -> None:
-    with pytest.raises(InvalidArgumentError, match="has 'T4' as a dtype and as a GPU; name the GPU of each rate"):
-        parse_rates("T4=3,T4:bf16=3")
+from lightning_predict.hardware.own_rates import with_own_rates
 
 
 def test_all_layouts_of_the_gpu_get_its_rates() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.cli.parsing import COMMANDS, option_names
+from lightning_predict.machine_profile import TABLE_KEYS, TOP_KEYS
 from lightning_predict.observe.meters import BudgetArguments
-from lightning_predict.profile import TABLE_KEYS, TOP_KEYS
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOWTOS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "howto").glob("*.md")))

@@ -1,4 +1,4 @@
-"""`Profile`: the machines, links, prices and other assumptions of a prediction, from one TOML file.
+"""`MachineProfile`: the machines, links, prices and other assumptions of a prediction, from one TOML file.
 
 Commands read it with `--profile machine.toml`. `docs/howto/arguments.md` lists the keys. Paths are relative to the
 file. Tables `[gpu.NAME]` and `[measured.NAME]` describe GPUs (see `hardware/user_gpus.py`). Example::
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class MachineProfile:
     """Contents of a profile.
 
     Attributes:
@@ -162,7 +162,7 @@ class Prices:
         )
 
 
-def read_profile(path: Path | None) -> Profile:
+def read_machine_profile(path: Path | None) -> MachineProfile:
     """Read a profile, and add the GPUs that it describes to the catalogue of this process.
 
     Args:
@@ -173,7 +173,7 @@ def read_profile(path: Path | None) -> Profile:
         UnknownGpuError: The file describes a GPU like one that the catalogue lacks.
     """
     if path is None:
-        return Profile()
+        return MachineProfile()
     document = read_toml(path, InvalidArgumentError)
     document.check_keys((), {*TOP_KEYS, *TABLE_KEYS, *GPU_TABLES})
     add_described_gpus(document, path)
@@ -187,7 +187,7 @@ def read_profile(path: Path | None) -> Profile:
     if weights is not None and "://" not in weights:
         weights = str(path.parent / weights)
     skew = document.optional("skew", _text_or_number, None)
-    return Profile(
+    return MachineProfile(
         host=document.optional("host", _text_or_number, None),
         release=document.optional("release", Checked.words, None),
         method=document.optional("method", lambda value: value.choice(("auto", "mlp", "wave")), "auto"),
