@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -193,26 +194,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of data, with validation and cases")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="(default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="commands at a time (default: %(default)s)")
     parser.add_argument("--only", default="", help="names, separated by commas (default: all that are quick)")
     options = parser.parse_args(arguments)
     names = [name for name in options.only.split(",") if name] or [name for name in RUNS if RUNS[name].is_quick]
     if unknown := set(names) - set(RUNS):
         parser.error(f"no run is named {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
-    failed = []
-    for name in names:
-        lacks = RUNS[name].why_not(options.data)
-        if lacks is not None:
-            print(f"{name}: skipped, {lacks}")
-            continue
-        start = time.monotonic()
-        words = RUNS[name].arguments(options.data, options.results)
-        try:
-            code = subprocess.run([sys.executable, *words], timeout=60 * TIMEOUT_MINUTES, check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
-        print(f"{name}: exit code {code} after {time.monotonic() - start:.0f} s", flush=True)
-        failed += [name] if code else []
-    return int(bool(failed))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        codes = list(pool.map(lambda name: _run(RUNS[name], options.data, options.results), names))
+    return int(any(codes))
+
+
+def _run(run: Run, data: Path, results: Path) -> int:
+    """Run a command if it can run here, and print how it ended; return its exit code."""
+    lacks = run.why_not(data)
+    if lacks is not None:
+        print(f"{run.name}: skipped, {lacks}", flush=True)
+        return 0
+    start = time.monotonic()
+    words = [sys.executable, *run.arguments(data, results)]
+    try:
+        code = subprocess.run(words, timeout=60 * TIMEOUT_MINUTES, check=False).returncode
+    except subprocess.TimeoutExpired:
+        code = 124
+    print(f"{run.name}: exit code {code} after {time.monotonic() - start:.0f} s", flush=True)
+    return code
 
 
 if __name__ == "__main__":

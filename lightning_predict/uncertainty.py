@@ -338,7 +338,7 @@ def bundled_spread() -> StepSpread:
 
 
 def read_spread(path: Path) -> StepSpread:
-    """Read a spread from a file that `write_spread` of the accuracy study wrote.
+    """Read a spread from a file that `benchmarks.training.step_spread` wrote.
 
     Raises:
         WeightsFormatError: The file does not contain a spread.

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.accuracy.readers.own_gpu import forecast_tables
+from benchmarks.accuracy.readers.own_gpu import forecast_tables, why_refused
 from benchmarks.accuracy.score import score, tables
 from benchmarks.accuracy.tables import READERS
 from benchmarks.published import describe, published_cases
-from benchmarks.result_files import ResultConsole, write_result
+from benchmarks.result_files import ResultConsole, read_result, write_result
 from benchmarks.runs import RUNS
 
 WIDTH: Final = 180
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, data: Path, cache: Path | None, result: Path | None) -> int:
-    """Score one table, print it and write its result; 1 if no case was scored."""
+    """Score one table, print it and write its result; 1 if no case was scored, or the result is refused."""
     about = RUNS[name]
     console = ResultConsole(width=WIDTH, keeps_measurements=about.copies_allowed)
     scored, unscored = score(READERS[name](data), cache=cache, describe=describe)
@@ -54,9 +54,16 @@ def run(name: str, data: Path, cache: Path | None, result: Path | None) -> int:
             console.print(table)
     for reason, count in Counter(one.reason for one in unscored).most_common():
         console.print(f"not predicted: {count} case(s), {reason}")
-    if result is not None and scored:
-        write_result(console.result(about, published=published_cases(scored, about)), result)
-    return int(not scored)
+    if result is None or not scored:
+        return int(not scored)
+    found = console.result(about, published=published_cases(scored, about))
+    if name == OWN_GPU and (result / f"{name}.json").is_file():
+        refused = why_refused(read_result(name, result), found)
+        if refused is not None:
+            print(f"{name}: not written, {refused}", file=sys.stderr)
+            return 1
+    write_result(found, result)
+    return 0
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from benchmarks.accuracy.case import Case, Step
 from benchmarks.accuracy.score import Scored
 from benchmarks.accuracy.workloads.recorded import tf32
 from benchmarks.accuracy.workloads.vision import import_torchvision
+from benchmarks.result_files import Result
 from benchmarks.training.report import report_table
 
 FOLDER: Final = Path(__file__).parents[2] / "measured" / "H200-SXM-141GB"
@@ -41,6 +42,11 @@ SOURCES: Final[Mapping[tuple[str, str], str]] = {
     ("torchvision vgg16", "bf16-mixed"): "vgg16_64",
 }
 """Recordings of steps that constants were read off, by model and precision."""
+
+ITEMS: Final = "operation by operation"
+NET, EACH = "net error %", "item-by-item error %"
+NOISE: Final = 0.1
+"""Points of an error that count as no change."""
 
 Loss = Callable[[], Tensor]
 
@@ -203,7 +209,7 @@ def forecast_tables(scored: Sequence[Scored]) -> Iterator[Table]:
     items = report_table(
         "own-gpu: GPU time of recordings, operation by operation",
         ("recording", "constants read off"),
-        ("measured ms", "net error %", "item-by-item error %"),
+        ("measured ms", NET, EACH),
     )
     rows = item_rows()
     for name, seconds, net, each in rows:
@@ -216,3 +222,19 @@ def forecast_tables(scored: Sequence[Scored]) -> Iterator[Table]:
     )
     items.add_row("all", "", f"{1e3 * total:.1f}", f"{100 * net:+.1f}", f"{100 * each:.1f}")
     yield items
+
+
+def why_refused(before: Result, after: Result) -> str | None:
+    """Return why a result is refused: the net error of the recordings is smaller, but their items are worse.
+
+    Args:
+        before: The result that is kept.
+        after: The new result.
+    """
+    net, each = (
+        [abs(float(one.figure(f"{ITEMS} / all / {heading}").value)) for one in (before, after)]
+        for heading in (NET, EACH)
+    )
+    if net[1] < net[0] - NOISE and each[1] > each[0] + NOISE:
+        return f"the net error falls from {net[0]} to {net[1]} %, but the items' rises from {each[0]} to {each[1]} %."
+    return None
