@@ -23,9 +23,9 @@ from lightning_predict.assumptions import Assumptions, Skew
 from lightning_predict.base.checked import Checked, read_toml
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.cost.grids import PowerGrid, grid_of
-from lightning_predict.cost.offers import Offer, from_providers, load_offers
+from lightning_predict.cost.offers import Offer, from_providers, load_offers, read_offers
 from lightning_predict.cost.prediction import Charges, UserPrice, offer_for
-from lightning_predict.cost.price_files import outdated, read_offer_file, with_listed, with_spot_prices
+from lightning_predict.cost.price_files import outdated, with_listed, with_spot_prices
 from lightning_predict.cost.priced_gpus import PricedGpus
 from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.hardware.user_gpus import TABLES as GPU_TABLES
@@ -94,7 +94,7 @@ class MachineProfile:
             raise InvalidArgumentError("Give one of usd_per_hour and a price file (prices.file in the profile).")
         offers, notes = load_offers(), tuple[str, ...]()
         if self.price_file is not None:
-            found = read_offer_file(self.price_file, region=self.region)
+            found = read_offers(self.price_file, region=self.region)
             offers, notes = with_listed(found), outdated(found)
         if self.providers:
             offers = from_providers(self.providers, offers)

@@ -19,7 +19,6 @@ from benchmarks.planning.study import read_study
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.cost.current_prices import write_prices
 from lightning_predict.cost.offers import load_offers, read_offers
-from lightning_predict.cost.price_files import read_offer_file
 from lightning_predict.embeddings.step import Assignment, plan_document, read_sharding_plan, sharded_step
 from lightning_predict.embeddings.tables import EmbeddingTable, read_skew
 from lightning_predict.hardware.catalogue import load_catalogue
@@ -257,8 +256,8 @@ READERS = {
     ),
     "profile": Reader("k.json", profile, lambda folder: import_trace(folder / "k.json")),
     "execution trace": Reader("e.json", execution_trace, lambda folder: import_trace(folder / "e.json")),
-    "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offer_file(folder / "p.yaml")),
-    "own prices as CSV": Reader("p.csv", text("p.csv", CSV_OFFERS), lambda folder: read_offer_file(folder / "p.csv")),
+    "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offers(folder / "p.yaml")),
+    "own prices as CSV": Reader("p.csv", text("p.csv", CSV_OFFERS), lambda folder: read_offers(folder / "p.csv")),
     "price lists": Reader("o.toml", text("o.toml", GOOD), lambda folder: read_offers(folder / "o.toml")),
     "fetched prices": Reader(
         "current.json",

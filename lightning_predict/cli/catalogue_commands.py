@@ -90,8 +90,7 @@ def offers(
     """
     from lightning_predict.base.checked import nearest
     from lightning_predict.base.errors import InvalidArgumentError, UnknownOfferError
-    from lightning_predict.cost.offers import load_offers, offers_for
-    from lightning_predict.cost.price_files import read_offer_file
+    from lightning_predict.cost.offers import load_offers, offers_for, read_offers
     from lightning_predict.hardware import gpu_names
     from lightning_predict.hardware.layouts import layout_of
 
@@ -101,7 +100,7 @@ def offers(
         return _refresh()
     if offers is None and region is not None:
         raise InvalidArgumentError("region is for a price file of your own; give it with --offers.")
-    listed = load_offers() if offers is None else read_offer_file(offers, region=region)
+    listed = load_offers() if offers is None else read_offers(offers, region=region)
     machine = None if gpu is None else layout_of(gpu)
     if machine is not None and machine.nodes > 1:
         raise InvalidArgumentError(

@@ -3,8 +3,8 @@
 Numbers can be written as `1e6`, `1,000` or `100k`. Option names can contain underscores. Example::
 
     >>> call = parsed("gpus", ["gpus", "H100", "--min-memory-gib", "80"])
-    >>> call.name, call.arguments["min_memory_gib"], call.as_json
-    ('gpus', 80.0, False)
+    >>> call.arguments["min_memory_gib"], call.as_json
+    (80.0, False)
 """
 
 from __future__ import annotations
@@ -55,82 +55,47 @@ COMMANDS: Final = (
 
 def command_of(name: str) -> Command:
     """Import the function of a command. Each is imported alone, as some need scipy or torch."""
+    command: Command
     match name:
         case "predict":
-            from lightning_predict.cli.prediction_commands import predict
-
-            return predict
+            from lightning_predict.cli.prediction_commands import predict as command
         case "run":
-            from lightning_predict.cli.script_commands import run
-
-            return run
+            from lightning_predict.cli.script_commands import run as command
         case "advise":
-            from lightning_predict.advice.commands import advise
-
-            return advise
+            from lightning_predict.advice.commands import advise as command
         case "trace":
-            from lightning_predict.cli.trace_commands import trace
-
-            return trace
+            from lightning_predict.cli.trace_commands import trace as command
         case "history":
-            from lightning_predict.cli.history_commands import history
-
-            return history
+            from lightning_predict.cli.history_commands import history as command
         case "regress":
-            from lightning_predict.regression.commands import regress
-
-            return regress
+            from lightning_predict.regression.commands import regress as command
         case "shard":
-            from lightning_predict.embeddings.commands import shard
-
-            return shard
+            from lightning_predict.embeddings.commands import shard as command
         case "parallel":
-            from lightning_predict.layout_search.commands import parallel
-
-            return parallel
+            from lightning_predict.layout_search.commands import parallel as command
         case "curve":
-            from lightning_predict.layout_search.commands import curve
-
-            return curve
+            from lightning_predict.layout_search.commands import curve as command
         case "accuracy":
-            from lightning_predict.cli.accuracy_commands import accuracy
-
-            return accuracy
+            from lightning_predict.cli.accuracy_commands import accuracy as command
         case "plan":
-            from lightning_predict.planning.commands import plan
-
-            return plan
+            from lightning_predict.planning.commands import plan as command
         case "simulate":
-            from lightning_predict.planning.commands import simulate
-
-            return simulate
+            from lightning_predict.planning.commands import simulate as command
         case "gpus":
-            from lightning_predict.cli.catalogue_commands import gpus
-
-            return gpus
+            from lightning_predict.cli.catalogue_commands import gpus as command
         case "offers":
-            from lightning_predict.cli.catalogue_commands import offers
-
-            return offers
+            from lightning_predict.cli.catalogue_commands import offers as command
         case "measure":
-            from lightning_predict.own_weights.commands import measure
-
-            return measure
+            from lightning_predict.own_weights.commands import measure as command
         case "first-hour":
-            from lightning_predict.own_weights.commands import first_hour
-
-            return first_hour
+            from lightning_predict.own_weights.commands import first_hour as command
         case "train":
-            from lightning_predict.own_weights.commands import train
-
-            return train
+            from lightning_predict.own_weights.commands import train as command
         case "cache":
-            from lightning_predict.cli.cache_commands import cache
-
-            return cache
-        case "completion":
-            return completion
-    raise KeyError(name)
+            from lightning_predict.cli.cache_commands import cache as command
+        case _:
+            command = completion
+    return command
 
 
 @final
@@ -139,13 +104,11 @@ class ParsedCommand:
     """A parsed command line.
 
     Attributes:
-        name: The command.
         run: Runs the command.
         arguments: Arguments of the command's function, by name, as given.
         as_json: Whether to print JSON.
     """
 
-    name: str
     run: Callable[[], CommandAnswer]
     arguments: Mapping[str, object]
     as_json: bool
@@ -163,7 +126,7 @@ def application(names: Iterable[str]) -> App:
         result_action="return_value",
     )
     for place, name in enumerate(names):
-        app.command(_returning_call(name, command_of(name)), name=name, sort_key=place)
+        app.command(_returning_call(command_of(name)), name=name, sort_key=place)
     return app
 
 
@@ -199,7 +162,7 @@ def parsed(name: str | None, words: Sequence[str]) -> ParsedCommand | None:
     return call
 
 
-def _returning_call(name: str, function: Command) -> Callable[..., ParsedCommand]:
+def _returning_call(function: Command) -> Callable[..., ParsedCommand]:
     """Wrap the function of a command for cyclopts: the same options and `--json`, but parsing runs nothing yet."""
     hints, own = get_type_hints(function), inspect.signature(function)
     parameters = [
@@ -211,7 +174,7 @@ def _returning_call(name: str, function: Command) -> Callable[..., ParsedCommand
     def call(*words: object, json: bool = False, **options: object) -> ParsedCommand:
         arguments = own.bind(*words, **options)
         arguments.apply_defaults()
-        return ParsedCommand(name, lambda: function(*words, **options), arguments.arguments, json)
+        return ParsedCommand(lambda: function(*words, **options), arguments.arguments, json)
 
     call.__doc__ = re.sub(r"(?<=\S)\n +(?! *\w+: )", " ", inspect.getdoc(function) or "")  # one line an argument
     call.__annotations__ = {one.name: one.annotation for one in parameters}

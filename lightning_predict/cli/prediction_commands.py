@@ -10,6 +10,7 @@ Example::
 from __future__ import annotations
 
 import inspect
+import json
 import shlex
 import sys
 import warnings
@@ -297,16 +298,11 @@ class Findings:
             values["energy"] = {one.gpu: one.energy for one in self.predictions.values()}
         return {name: json_value(value) for name, value in values.items()}
 
-    def json_text(self) -> str:
-        """Return all results as JSON text."""
-        import json
-
-        return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
-
     def text(self, form: str) -> str:
         """Return the content of an output file with this suffix."""
-        forms = {".html": self.html, ".json": self.json_text, ".md": self.markdown, ".yaml": self.sky}
-        return forms[form]()
+        if form == ".json":
+            return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
+        return {".html": self.html, ".md": self.markdown, ".yaml": self.sky}[form]()
 
     def html(self) -> str:
         """Return the HTML report."""

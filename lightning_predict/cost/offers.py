@@ -23,7 +23,18 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.base.checked import DAY, MONTH, Checked, File, read_csv, read_json, read_toml, read_yaml, shown
+from lightning_predict.base.checked import (
+    DAY,
+    MONTH,
+    Checked,
+    File,
+    nearest,
+    read_csv,
+    read_json,
+    read_toml,
+    read_yaml,
+    shown,
+)
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.base.files import user_folder
 from lightning_predict.hardware import gpu as find_gpu
@@ -303,7 +314,7 @@ def _fetched_offers(path: Path, _changed: int) -> tuple[Offer, ...]:
     return read_offers(path)
 
 
-def read_offers(path: str | os.PathLike[str]) -> tuple[Offer, ...]:
+def read_offers(path: str | os.PathLike[str], *, region: str | None = None) -> tuple[Offer, ...]:
     """Read the offers of a file, in order.
 
     YAML, TOML and JSON files have a list of offers under `offers`, or several such lists under `price_list`; a YAML
@@ -320,9 +331,11 @@ def read_offers(path: str | os.PathLike[str]) -> tuple[Offer, ...]:
 
     Args:
         path: The file.
+        region: Region whose offers are used, and offers without a region; None for all regions.
 
     Raises:
-        CatalogueError: The file is missing, malformed or invalid. The message names the line, or the offer.
+        CatalogueError: The file is missing, malformed or invalid, or has no offer in the region. The message names the
+            line, or the offer.
         UnknownGpuError: An offer's GPU is not in the catalogue. The message suggests the nearest names.
     """
     file = Path(path).expanduser()
@@ -340,7 +353,11 @@ def read_offers(path: str | os.PathLike[str]) -> tuple[Offer, ...]:
         if key in offers:
             raise row.error("is listed twice for one date; remove one of the two.")
         offers[key] = offer
-    return tuple(offers.values())
+    chosen = tuple(offer for offer in offers.values() if region is None or offer.region in (region, None))
+    if not chosen:
+        regions = [offer.region for offer in offers.values() if offer.region is not None]
+        raise CatalogueError(f"{file.name} has no offer in region {region!r}. {nearest(str(region), regions)}")
+    return chosen
 
 
 def _read_csv_offers(path: Path) -> Checked:

@@ -2,7 +2,7 @@
 
 The user's prices take precedence. GPUs without a user's price keep the prices of the package. Example::
 
-    own = read_offer_file("our-prices.yaml")
+    own = read_offers("our-prices.yaml")
     result = lp.predict(trace, gpus=["T4", "L4"], iterations=1000, offers=with_listed(own))
 
     >>> round(own_machine_offer("RTX-4090", watts=600, usd_per_kwh=0.30).usd_per_hour, 3)  # 0.6 kW x $0.30
@@ -12,41 +12,17 @@ The user's prices take precedence. GPUs without a user's price keep the prices o
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date as calendar_date
-from pathlib import Path
 from typing import Final
 
-from lightning_predict.base.checked import nearest
-from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import watts_to_kilowatts
-from lightning_predict.cost.offers import USER, Offer, cheapest_offer, load_offers, read_offers
+from lightning_predict.cost.offers import USER, Offer, cheapest_offer, load_offers
 from lightning_predict.hardware import gpu as find_gpu
 
 OWN_MACHINE: Final = "own machine"
-
-
-def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None) -> tuple[Offer, ...]:
-    """Read the offers of a price file.
-
-    Args:
-        path: A YAML, TOML, JSON or CSV file of offers; `read_offers` has the keys.
-        region: Region whose offers are used, and offers without a region; None for all regions.
-
-    Raises:
-        CatalogueError: The file is missing, malformed or invalid, or has no offer in the region.
-        UnknownGpuError: An offer's GPU is not in the catalogue. The message suggests the nearest names.
-    """
-    offers = read_offers(path)
-    if region is None:
-        return offers
-    chosen = tuple(offer for offer in offers if offer.region in (region, None))
-    if not chosen:
-        regions = [offer.region for offer in offers if offer.region is not None]
-        raise CatalogueError(f"{Path(path).name} has no offer in region {region!r}. {nearest(region, regions)}")
-    return chosen
 
 
 def with_listed(own: Sequence[Offer]) -> tuple[Offer, ...]:

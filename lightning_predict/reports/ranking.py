@@ -27,7 +27,7 @@ from lightning_predict.base.interval import NORMAL_95, Interval
 from lightning_predict.base.ties import NEGLIGIBLE, TIE, clearly_less, least, ordered
 from lightning_predict.base.units import hours_to_seconds, seconds_to_hours
 from lightning_predict.cost.offers import kind_of_provider
-from lightning_predict.cost.prediction import AbstractPredictions, Prediction
+from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.cost.priced_gpus import GROUPS
 from lightning_predict.reports.format import (
     duration,
@@ -38,7 +38,7 @@ from lightning_predict.reports.format import (
     usd_of_steps,
     usd_per_hour,
 )
-from lightning_predict.reports.table_rows import STEPS_SHOWN, bound_by, name_in_use
+from lightning_predict.reports.table_rows import STEPS_SHOWN, TableLine, bound_by, name_in_use
 
 
 @final
@@ -579,11 +579,15 @@ def remarks(ranking: Ranking) -> Iterable[str]:
 
 
 def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:
-    if not per_iteration and prediction.total is not None:
-        return RankedGpu(prediction=prediction, time=prediction.total, cost_usd=prediction.cost_usd)
-    price = prediction.usd_per_hour
-    cost = None if price is None else seconds_to_hours(prediction.cycle_seconds) * price
-    return RankedGpu(prediction=prediction, time=prediction.cycle, cost_usd=cost)
+    time, cost = _time_and_cost(prediction, per_iteration)
+    return RankedGpu(prediction=prediction, time=time, cost_usd=cost)
+
+
+def _time_and_cost(line: TableLine, per_iteration: bool) -> tuple[Interval[float], float | None]:
+    if not per_iteration and line.total is not None:
+        return line.total, line.cost_usd
+    price = line.usd_per_hour
+    return line.cycle, None if price is None else seconds_to_hours(line.cycle_seconds) * price
 
 
 def _cheapest(candidates: Iterable[RankedGpu]) -> RankedGpu | None:
@@ -635,31 +639,19 @@ def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:
 
 
 def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> MachineTimes | None:
-    own = predictions.get(predictions.used_gpu or "")
-    if own is not None:
-        candidate = _candidate(own, per_iteration)
-        return MachineTimes(
-            name=own.gpu,
-            label=name_in_use(own.gpu, predictions),
-            is_running=predictions.is_running,
-            time=candidate.time,
-            cost_usd=candidate.cost_usd,
-            left=own.total,
-            at_most=own.at_most,
-        )
-    machine = predictions.machine
-    if machine is None or (machine.total is None and not per_iteration):
+    line: TableLine | None = predictions.get(predictions.used_gpu or "") or predictions.machine
+    if line is None or (line.total is None and not per_iteration):
         return None
-    time = machine.cycle if per_iteration or machine.total is None else machine.total
-    price = machine.price.usd_per_hour
+    name = line.name if isinstance(line, MachineInUse) else line.gpu
+    time, cost = _time_and_cost(line, per_iteration)
     return MachineTimes(
-        name=machine.name,
-        label=name_in_use(machine.name, predictions),
+        name=name,
+        label=name_in_use(name, predictions),
         is_running=predictions.is_running,
         time=time,
-        cost_usd=None if price is None else seconds_to_hours(time.middle) * price,
-        left=machine.total,
-        at_most=machine.at_most,
+        cost_usd=cost,
+        left=line.total,
+        at_most=line.at_most,
     )
 
 

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
-from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers
+from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, read_offers
 from lightning_predict.cost.price_files import (
     at_spot_prices,
     outdated,
     own_machine_offer,
-    read_offer_file,
     with_listed,
     with_spot_prices,
 )
@@ -46,7 +45,7 @@ def written(folder: Path, text: str, name: str = "prices.yaml") -> Path:
 
 
 def test_yaml_offers_are_read_with_names_of_any_spelling(tmp_path: Path) -> None:
-    first, second = read_offer_file(written(tmp_path, TWO_OFFERS))
+    first, second = read_offers(written(tmp_path, TWO_OFFERS))
     assert first == Offer(
         provider="Our cluster",
         instance="dgx-2",
@@ -68,16 +67,16 @@ def test_yaml_list_may_use_merged_defaults(tmp_path: Path) -> None:
         "offers:\n  - &mine {provider: Us, instance: a, gpu: T4, usd_per_hour: 1, date: 2026-01-01}\n"
         "  - {<<: *mine, instance: b}\n"
     )
-    assert [offer.instance for offer in read_offer_file(written(tmp_path, text))] == ["a", "b"]
+    assert [offer.instance for offer in read_offers(written(tmp_path, text))] == ["a", "b"]
 
 
 def test_a_region_leaves_offers_of_other_regions_out(tmp_path: Path) -> None:
     path = written(tmp_path, TWO_OFFERS)
-    assert [offer.gpu for offer in read_offer_file(path, region="berlin")] == ["H100-SXM-80GB", "L4"]  # L4: in all
-    assert [offer.gpu for offer in read_offer_file(path, region="paris")] == ["L4"]
+    assert [offer.gpu for offer in read_offers(path, region="berlin")] == ["H100-SXM-80GB", "L4"]  # L4: in all
+    assert [offer.gpu for offer in read_offers(path, region="paris")] == ["L4"]
     only_berlin = written(tmp_path, TWO_OFFERS.split("- {")[0], "one.yaml")
     with pytest.raises(CatalogueError, match=r"one\.yaml has no offer in region 'berlni'\. Did you mean 'berlin'\?"):
-        read_offer_file(only_berlin, region="berlni")
+        read_offers(only_berlin, region="berlni")
 
 
 GOOD = "- provider: P\n  instance: i\n  gpu: T4\n  usd_per_hour: 1.5\n  date: 2026-11-01\n"
@@ -112,7 +111,7 @@ GOOD = "- provider: P\n  instance: i\n  gpu: T4\n  usd_per_hour: 1.5\n  date: 20
 )
 def test_error_names_line_of_yaml(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(CatalogueError) as caught:
-        read_offer_file(written(tmp_path, re.sub(old, lambda _: new, GOOD, count=1)))
+        read_offers(written(tmp_path, re.sub(old, lambda _: new, GOOD, count=1)))
     assert str(caught.value).startswith(f"prices.yaml, {message}")
     assert "\n" not in str(caught.value)
 
@@ -126,7 +125,7 @@ def test_error_names_line_of_yaml(tmp_path: Path, old: str, new: str, message: s
 )
 def test_error_without_line_names_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CatalogueError, match=re.escape(message)):
-        read_offer_file(written(tmp_path, text))
+        read_offers(written(tmp_path, text))
 
 
 def test_yaml_with_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_yaml_with_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:
         UnknownGpuError,
         match=r"prices\.yaml, line 3: offers\['i'\]\.gpu is unknown: 'T44' is not a GPU .* nearest names are T4",
     ):
-        read_offer_file(written(tmp_path, GOOD.replace("T4", "T44")))
+        read_offers(written(tmp_path, GOOD.replace("T4", "T44")))
 
 
 @given(
@@ -156,7 +155,7 @@ def test_yaml_with_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:
 )
 def test_yaml_offers_round_trip(tmp_path_factory: pytest.TempPathFactory, entries: list[dict[str, object]]) -> None:
     path = written(tmp_path_factory.mktemp("yaml"), yaml.safe_dump(entries, allow_unicode=True))
-    for offer, entry in zip(read_offer_file(path), entries, strict=True):
+    for offer, entry in zip(read_offers(path), entries, strict=True):
         assert (offer.gpu, offer.usd_per_hour, offer.date) == (entry["gpu"], entry["usd_per_hour"], str(entry["date"]))
         assert offer.num_gpus == entry.get("num_gpus", 1)
 
@@ -168,7 +167,7 @@ def test_any_text_raises_only_own_errors(tmp_path_factory: pytest.TempPathFactor
         path = folder / name
         path.write_text(text, encoding="utf-8", errors="surrogatepass" if text.isprintable() else "replace")
         with pytest.raises((CatalogueError, UnknownGpuError)):
-            read_offer_file(path)
+            read_offers(path)
 
 
 ROW = {"provider": "P", "instance": "i", "gpu": "T4", "usd_per_hour": 1.5, "date": "2026-11-01", "spot": True}
@@ -185,7 +184,7 @@ ROW = {"provider": "P", "instance": "i", "gpu": "T4", "usd_per_hour": 1.5, "date
     ],
 )
 def test_formats_hold_the_same_offer(name: str, text: str, tmp_path: Path) -> None:
-    (offer,) = read_offer_file(written(tmp_path, text, name))
+    (offer,) = read_offers(written(tmp_path, text, name))
     assert offer == Offer(
         provider="P",
         instance="i",
@@ -216,11 +215,11 @@ CSV_OFFERS = (
 def test_file_without_offers_is_rejected(name: str, text: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / name if text is None else written(tmp_path, text, name)
     with pytest.raises(CatalogueError, match=message):
-        read_offer_file(path)
+        read_offers(path)
 
 
 def test_own_prices_come_first_and_others_keep_the_listed_ones(tmp_path: Path) -> None:
-    own = read_offer_file(written(tmp_path, GOOD.replace("1.5", "99")))  # of a T4, dearer than any listed
+    own = read_offers(written(tmp_path, GOOD.replace("1.5", "99")))  # of a T4, dearer than any listed
     table = with_listed(own)
     assert cheapest_offer("T4", table) == own[0]
     assert cheapest_offer("L4", table) == cheapest_offer("L4")
@@ -228,7 +227,7 @@ def test_own_prices_come_first_and_others_keep_the_listed_ones(tmp_path: Path) -
 
 
 def test_outdated_own_prices_add_a_note(tmp_path: Path) -> None:
-    own = read_offer_file(written(tmp_path, GOOD + GOOD.replace("T4", "L4").replace("2026-11-01", "2021-05-01")))
+    own = read_offers(written(tmp_path, GOOD + GOOD.replace("T4", "L4").replace("2026-11-01", "2021-05-01")))
     assert cheapest_offer("L4", with_listed(own)) is None
     (note,) = outdated(own)
     assert note.startswith("L4: the newest of your prices is of 2021-05-01, too old")
@@ -236,7 +235,7 @@ def test_outdated_own_prices_add_a_note(tmp_path: Path) -> None:
 
 def test_spot_prices(tmp_path: Path) -> None:
     text = GOOD + GOOD.replace("T4", "L4") + "  spot_usd_per_hour: 0.4\n"
-    (spot,) = at_spot_prices(read_offer_file(written(tmp_path, text)))  # only the L4 has one
+    (spot,) = at_spot_prices(read_offers(written(tmp_path, text)))  # only the L4 has one
     assert (spot.gpu, spot.usd_per_hour, spot.spot_usd_per_hour, spot.spot) == ("L4", 0.4, None, True)
     assert " spot (" in spot.label
     assert at_spot_prices([spot]) == (spot,)
@@ -268,7 +267,7 @@ def test_spot_prices_keep_on_demand_machines_that_may_cost_less() -> None:
 
 
 def test_label_states_stock_of_file(tmp_path: Path) -> None:
-    first, second = read_offer_file(written(tmp_path, TWO_OFFERS.replace("  region: berlin", "  in_stock: false")))
+    first, second = read_offers(written(tmp_path, TWO_OFFERS.replace("  region: berlin", "  in_stock: false")))
     assert (first.in_stock, second.in_stock) == (False, None)
     assert first.label == "Our cluster dgx-2 (2026-11-01, sold out)"
     assert replace(first, in_stock=True).label == "Our cluster dgx-2 (2026-11-01, in stock)"
