@@ -8,10 +8,13 @@ throughput of runs that filled their GPU, so these fitted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.accuracy.case import Case, step_of_file
+import lightning_predict as lp
+from benchmarks.accuracy.case import Case, Step, step_of_file
 from benchmarks.accuracy.readers.files import rows
 
 MEBIBYTE: Final = 2**20
@@ -24,7 +27,7 @@ CHOSEN_ON: Final = frozenset("byob coat convnext cspnet gcvit hgnet nasnet regne
 
 
 def timm_memory_cases(data: Path) -> Iterator[Case]:
-    """Read the runs of timm whose step is recorded; recorded steps try cuDNN's algorithms as the runs did."""
+    """Read the runs of timm whose step is recorded."""
     folder = data / "validation"
     for row in rows(folder / "memory_timm.csv.gz"):
         path = folder / "traces_memory" / f"{row['model']}_{row['batch']}.json.gz"
@@ -35,7 +38,7 @@ def timm_memory_cases(data: Path) -> Iterator[Case]:
             "source": row["kind"],
             "model": f"{row['model']}, batch {row['batch']}",
             "gpu": GPU,
-            "step": step_of_file(path),
+            "step": Step(name=f"memory-{path.name.removesuffix('.json.gz')}", record=partial(_trying, path)),
             "chosen_on": row["family"] in CHOSEN_ON,
         }
         # A passing peak, or a figure below the tensors that live at a time, is no figure of the step.
@@ -44,6 +47,12 @@ def timm_memory_cases(data: Path) -> Iterator[Case]:
             yield Case(measured=1, quantity="fits", **known)  # type: ignore[arg-type]
         elif tensors > TOTAL_MEBIBYTES:
             yield Case(measured=0, quantity="fits", **known)  # type: ignore[arg-type]
+
+
+def _trying(path: Path) -> lp.Trace:
+    """Read a recorded step, with `torch.backends.cudnn.benchmark` on, as the runs had it."""
+    trace = lp.Trace.load(str(path))
+    return replace(trace, flags=replace(trace.flags, cudnn_benchmark=True))
 
 
 def milabench_memory_cases(data: Path) -> Iterator[Case]:
