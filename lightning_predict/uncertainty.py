@@ -12,7 +12,7 @@ Seven rules apply in this order:
 3. **The sum of a step's operations.** Half widths of repetitions of a problem add, because the repetitions have the
    same error. Errors of problems and of families have a correlation r: h² = (1 - r) Σ h_i² + r (Σ h_i)².
 4. **The whole step.** A new source has an error that all operations share: clocks, power, libraries, and the spread of
-   14 % between machines of one name. A chip without published steps has another. They add in quadrature.
+   14 % between machines of one name.
 5. **The host.** The interval of the host has factors on the launches and on the Python time between launches, which do
    not depend on the device.
 6. **Host and device.** The step ends when the later of host and device ends. Their errors are independent.
@@ -54,61 +54,24 @@ _IndexArray = npt.NDArray[np.intp]
 
 # --- 1. One operation
 
-MIN_SPREAD: Final = 1.02
-"""Minimum factor between the middle and either end of an interval."""
+# Five classes of spreads, from a repeated measurement to a guess.
 
-POWER_RATE_UNCERTAINTY: Final = 0.5
-"""Maximum half width, in log(rate), of the interval due to power."""
+MEASURED_SPREAD: Final = 1.05
+"""Spread of a time measured on the same GPU, because repeated runs differ; no interval is narrower."""
+SURROGATE_SPREAD: Final = 1.3
+"""Spread of a time derived from a related measurement: another operation or dtype, a latency, a look-up in a cache."""
+FORMULA_SPREAD: Final = 1.5
+"""Spread of a time by a formula or a roofline, or of kernels that a library may not use."""
+ASSUMED_SPREAD: Final = 2.0
+"""Spread of a time that rests on an assumption about hardware or kernels without measurements."""
+UNKNOWN_SPREAD: Final = 10.0
+"""Spread of work of which only the bytes are known."""
+
 UNMEASURED_RATE_UNCERTAINTY: Final = 0.12
 """Half width in log(rate) without a measured rate."""
 
-MISALIGNED_SPREAD: Final = 2.0
-"""Additional upper interval factor of 16-bit matmuls with sizes that are not multiples of 4."""
-NARROW_SPREAD: Final = 1.5
-"""The same for sizes that are multiples of 4, but not of 8."""
-
 CONVOLUTION_SPREAD: Final = (1.45, 2.6)
-"""Lower and upper interval factors that cover most ungrouped convolutions in 16 bits or TF32."""
-GROUPED_SPREAD: Final = (2.0, 2.0)
-"""Minimum lower and upper interval factors of grouped convolutions."""
-FLOAT64_CONVOLUTION_SPREAD: Final = (2.0, 3.5)
-"""Lower and upper interval factors of convolutions in float64."""
-VOLUME_SPREAD: Final = (1.6, 2.2)
-"""Lower and upper interval factors of convolutions of volumes."""
-FLOAT32_ATTENTION_SPREAD: Final = 1.5
-"""Interval factor of fused attention in float32."""
-LATENCY_SPREAD: Final = 1.3
-"""Factor to either end of the interval of a time that one of these limits determines."""
-EMBEDDING_SPREAD: Final = 1.35
-"""Interval factor of look-ups in embedding tables."""
-FOURIER_SPREAD: Final = 2.0
-"""Interval factor of Fourier transforms."""
-SPARSE_SPREAD: Final = 2.5
-"""Interval factor of matmuls with sparse matrices."""
-LINALG_SPREAD: Final = 4.0
-"""Interval factor of factorisations and eigenvalues."""
-ROOFLINE_SPREAD: Final = 1.6
-"""Factor to either end of the interval of a prediction from the roofline alone."""
-
-SURROGATE_SPREAD: Final = 1.3
-"""Factor by which the interval is widened further if a sibling dtype or a surrogate is used."""
-FLOAT32_FALLBACK_SPREAD: Final = 2.0
-"""Factor by which the interval is widened further if float32 replaces a dtype that the GPU computes no faster."""
-UNKNOWN_OPERATION_SPREAD: Final = 10.0
-"""Additional factor to the upper interval end for an operation with only its bytes known."""
-UNTRANSLATED_SPREAD: Final = 100.0
-"""Interval factor of an unknown operation without a known shape."""
-
-
-def rate_half_width(share_of_power: float, *, is_measured: bool) -> float:
-    """Return the half width of a GPU's sustained rate in log(FLOP/s).
-
-    Args:
-        share_of_power: Share of the rate that the power limit allows.
-        is_measured: Whether the rate was measured on this GPU.
-    """
-    by_power = POWER_RATE_UNCERTAINTY * (1 - share_of_power)
-    return by_power if is_measured else math.hypot(by_power, UNMEASURED_RATE_UNCERTAINTY)
+"""Lower and upper interval factors that cover most convolutions by the formula."""
 
 
 def independent(*half_widths: _Array | float) -> _Array:
@@ -119,13 +82,10 @@ def independent(*half_widths: _Array | float) -> _Array:
     return total
 
 
-def convolution_interval(seconds: _Array, groups: _Array, dtype: str, *, is_volume: bool) -> Interval[_Array]:
+def convolution_interval(seconds: _Array, groups: _Array) -> Interval[_Array]:
     """Return times from the convolution formula with their interval, shape (gpus, problems)."""
-    plain = FLOAT64_CONVOLUTION_SPREAD if dtype == "float64" else VOLUME_SPREAD if is_volume else CONVOLUTION_SPREAD
-    down, up = (
-        np.where(groups > 1, max(own, grouped), own) for own, grouped in zip(plain, GROUPED_SPREAD, strict=True)
-    )
-    return Interval(seconds / down, seconds, seconds * up)
+    down, up = CONVOLUTION_SPREAD
+    return Interval(seconds / np.where(groups > 1, ASSUMED_SPREAD, down), seconds, seconds * up)
 
 
 def of_network(seconds: _Array, highest: _Array, half_widths: _Array, odd: _Array, bound: _Array) -> Interval[_Array]:
@@ -151,26 +111,21 @@ def above_minimum_work(times: Interval[_Array], bound: _Array, falls_back: _Bool
         bound: Seconds of the minimum work.
         falls_back: Whether float32 replaces the dtype, shape (problems,). A replacement widens the interval.
     """
-    spread = np.where(falls_back, FLOAT32_FALLBACK_SPREAD, 1.0)
-    seconds = np.maximum(times.middle, MIN_SPREAD * bound)
-    low = np.maximum(np.minimum(times.low / spread, seconds / MIN_SPREAD), bound)
-    high = np.maximum(np.maximum(times.high, seconds) * spread, seconds * MIN_SPREAD)
+    spread = np.where(falls_back, ASSUMED_SPREAD, 1.0)
+    seconds = np.maximum(times.middle, MEASURED_SPREAD * bound)
+    low = np.maximum(np.minimum(times.low / spread, seconds / MEASURED_SPREAD), bound)
+    high = np.maximum(np.maximum(times.high, seconds) * spread, seconds * MEASURED_SPREAD)
     return Interval(low, seconds, high)
 
 
 # --- 2. Measured operations
 
-MEASURED_SPREAD: Final = 1.05
-"""Factor to either end of the interval of a time measured on the same GPU. Repeated runs differ by a few per cent."""
-WAVE_SPREAD: Final = 1.42
-"""Factor to either end of the interval of a wave-scaled time."""
 PAIR_HALF_WIDTHS: Final = (0.065, 0.194, 0.0)
 """Minimum half width of a ratio of two GPUs' times: with the same kernels, with other kernels of the same units, and
 with other units."""
 
-SHARED_SCATTER: Final = 0.3
-OWN_SCATTER: Final = 0.4
-"""Sizes (in log) of the residual of a family and of an operation, at which half of the residual counts."""
+SCATTER: Final = 0.35
+"""Size (in log) of the networks' error on a network's or an operation's times; half of such a residual counts."""
 CARRIED_SCATTER: Final = 0.15
 """A deviation of this size (in log) is transferred by half from one 16-bit dtype of a GPU to the other dtype."""
 
@@ -279,12 +234,6 @@ def summed_by_owner(values: _Array, owners: _IndexArray, count: int) -> _Array:
 
 # --- 4. The whole step
 
-UNMEASURED_GPU_HALF_WIDTH: Final = 0.09
-"""Half width in log(seconds) by which the interval is widened for a chip without published steps, whether or not its
-operations were measured."""
-OTHER_MAKERS_SPREAD: Final = 2.0
-"""Factor to either end of the interval of the device time for vendors other than NVIDIA. This is an assumption."""
-
 SPREAD_FILE: Final = Path(__file__).parent / "weights" / "files" / "whole_steps.json"
 
 
@@ -296,18 +245,10 @@ class StepSpread:
     Attributes:
         operations_factor: Factor on the half width that results from the intervals of the operations.
         new_source: Half width that all operations of a step share, because every user's machine is a new source.
-        new_chip: Additional shared half width for a chip without published steps.
-        known_gpus: GPUs with a chip of which steps are published.
     """
 
     operations_factor: float
     new_source: float
-    new_chip: float = 0.0
-    known_gpus: frozenset[str] = frozenset()
-
-    def of_new_chips(self, gpus: Sequence[str]) -> _Array:
-        """Return the additional half width of each GPU by its name, shape (gpus,); 0 for a known chip."""
-        return np.array([0.0 if name in self.known_gpus else self.new_chip for name in gpus])
 
     @overload
     def widened(self, low: float, high: float, additional_half_width: float = 0.0) -> tuple[float, float]: ...
@@ -320,7 +261,7 @@ class StepSpread:
     ) -> tuple[float | _Array, float | _Array]:
         """Return the ends of a step's interval from the ends of its operations' interval, all relative to the middle.
 
-        The additional half width in log(seconds) is that of a new chip.
+        The additional half width is in log(seconds).
         """
         common = independent(self.new_source, additional_half_width)
         below, above = (independent(self.operations_factor * np.log(end), common) for end in (low, high))
@@ -349,8 +290,6 @@ def read_spread(path: Path) -> StepSpread:
     return StepSpread(
         operations_factor=spread.member("kept").number(),
         new_source=spread.member("new_source").number(),
-        new_chip=UNMEASURED_GPU_HALF_WIDTH,
-        known_gpus=frozenset(spread.member("known_gpus").texts()),
     )
 
 
@@ -360,7 +299,6 @@ def device_ends(
     problems: Sequence[Hashable],
     spread: StepSpread,
     *,
-    new: _Array,
     is_validated: _BoolArray,
     correlation: float | None = None,
 ) -> tuple[_Array, _Array]:
@@ -371,7 +309,6 @@ def device_ends(
         families: Family of each item.
         problems: Problem of each item.
         spread: Errors that all operations share. For ratios of measured kernels, these errors cancel.
-        new: Additional half width of a new chip.
         is_validated: Whether predictions for the GPU's vendor were compared with measurements.
         correlation: Correlation between families; None for `FAMILY_CORRELATION`.
     """
@@ -380,8 +317,8 @@ def device_ends(
     is_known = device > 0
     least = np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD)
     most = np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD)
-    least, most = spread.widened(least, most, new)
-    wider = np.where(is_validated, 1.0, OTHER_MAKERS_SPREAD)
+    least, most = spread.widened(least, most)
+    wider = np.where(is_validated, 1.0, ASSUMED_SPREAD)
     return least / wider, most * wider
 
 
@@ -391,14 +328,8 @@ FASTEST_HOST: Final = 0.5
 """Lower end of the 90 % interval of the time of an unmeasured host, relative to the table of overheads."""
 SLOWEST_HOST: Final = 1.5
 """Upper end of that interval."""
-HOST_CLASS_SPREADS: Final = (1.3, 1.35, 1.5)
-"""Interval factors of the host's time for the classes fast, median and slow."""
-MEASURED_HOST_SPREAD: Final = 1.25
-"""Factor to either end of the interval of a measured host time."""
-PROFILED_SPREAD: Final = 4.0
+PROFILED_SPREAD: Final = 5.0
 """Maximum speedup of the host without the profiler."""
-STACKS_SPREAD: Final = 5.0
-"""Maximum speedup of the host without the profiler, if the profiler recorded Python stacks."""
 
 
 def host_ends(
@@ -412,8 +343,8 @@ def host_ends(
         python: Seconds of Python code between operations.
         has_stacks: Whether the profiler recorded Python stacks.
     """
-    low = factors[0] if has_stacks else max(factors[0], 1 / MEASURED_HOST_SPREAD)
-    high = min(factors[1], MEASURED_HOST_SPREAD)
+    low = factors[0] if has_stacks else max(factors[0], 1 / SURROGATE_SPREAD)
+    high = min(factors[1], SURROGATE_SPREAD)
     return launching * factors[0] + python * low, launching * factors[1] + python * high
 
 
@@ -486,16 +417,6 @@ def _probability_before(part: Interval[_Array], time: _Array) -> _Array:
 
 # --- 7. Many GPUs
 
-UNFITTED_SPREAD: Final = 1.5
-"""Factor by which the interval is widened for collectives on an unmeasured GPU. An assumption."""
-PCIE_SPREADS: Final = (1.35, 1.35, 1.4, 2.0)
-"""Interval factors that cover 90 % of machines of each kind of `PCIE_MACHINES`: switch, root, host, virtual."""
-UNKNOWN_PCIE_SPREAD: Final = 2.0
-"""Factor to either end of the interval if the kind of PCIe machine is unknown."""
-UNMEASURED_LINKS_SPREAD: Final = 2.5
-"""Factor up and down for the interval of a collective's time on machines without measurements."""
-OFFLOAD_SPREAD: Final = 2.0
-"""Factor up and down for the interval, because machines differ in memory channels and CPUs."""
 LAYOUT_WIDTH: Final = 0.7
 """Width of the interval of computing and launches in a step on many GPUs, relative to a single step, on a log scale."""
 

@@ -54,6 +54,7 @@ def constants(module: str) -> set[str]:
         node.target.id
         for node in tree.body
         if isinstance(node, ast.AnnAssign)
+        and node.value is not None
         and isinstance(node.target, ast.Name)
         and not any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in ast.walk(node.value))
         and any(isinstance(part, ast.Constant) for part in ast.walk(node.value))

@@ -16,7 +16,7 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -29,14 +29,13 @@ from benchmarks.accuracy.score import recorded
 from benchmarks.accuracy.tables import READERS
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware import gpu as find_gpu
-from lightning_predict.hardware import gpu_names
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.own_weights.training.tuning import weighted_quantile
 from lightning_predict.record.torch_releases import for_torch_release
 from lightning_predict.timeline.step_prediction import predict_steps
-from lightning_predict.uncertainty import UNCALIBRATED, UNMEASURED_GPU_HALF_WIDTH, StepSpread
+from lightning_predict.uncertainty import UNCALIBRATED, StepSpread
 
 TABLES: Final = ("transformers", "benchmarks", "timm", "torchvision", "milabench", "lin", "kernel-bench")
 MODULES: Final = "kernel-bench"
@@ -212,20 +211,7 @@ def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
     return StepSpread(
         operations_factor=max(together, least),
         new_source=shared,
-        new_chip=UNMEASURED_GPU_HALF_WIDTH,
-        known_gpus=known_boards(case.gpu for case in cases),
     )
-
-
-def known_boards(names: Iterable[str]) -> frozenset[str]:
-    """Return all GPUs of the catalogue with the chip of one of these GPUs."""
-
-    def chip(name: str) -> tuple[object, ...]:
-        own = find_gpu(name)
-        return own.vendor, own.compute_capability, own.streaming_multiprocessors
-
-    chips = {chip(name) for name in names}
-    return frozenset(name for name in gpu_names() if chip(name) in chips)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,7 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "spread": {
             "kept": round(spread.operations_factor, 3),
             "new_source": round(spread.new_source, 3),
-            "known_gpus": sorted(spread.known_gpus),
         },
         "provenance": {
             "cases": dict(Counter(case.table for case in cases)),

@@ -37,7 +37,7 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.families.embedding import unique_rows
 from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes
 from lightning_predict.kernels.timing import KernelModels, predict_operation_times
-from lightning_predict.uncertainty import EMBEDDING_SPREAD
+from lightning_predict.uncertainty import SURROGATE_SPREAD
 
 
 @final
@@ -274,4 +274,4 @@ def _state_seconds(part: TablePart, update: OperationShape, layout: Layout, opti
     """Return the time to read and write the optimizer state of the looked-up rows, as part of the update kernel."""
     rows = float(unique_rows(batch_shapes([update]).columns)[0])
     seconds = optimizer.traffic_bytes(rows, part.dim) / layout.gpu.dram_bytes_per_second
-    return seconds * np.array([1.0, 1.0 / EMBEDDING_SPREAD, EMBEDDING_SPREAD])
+    return seconds * np.array([1.0, 1.0 / SURROGATE_SPREAD, SURROGATE_SPREAD])

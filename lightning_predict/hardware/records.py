@@ -218,13 +218,8 @@ class Generation:
             HBM (public training data).
         streams_norms: Whether layer norm is memory-bound (`kernels/families/norm.py`).
         streams_softmax: Whether softmax is memory-bound.
-        has_asynchronous_copies: Whether asynchronous copies to shared memory bypass the registers.
-        is_geforce_chip: Whether the chips are also sold as GeForce boards, whose lanes share half of their issue slots
-            with integer operations.
         has_warp_group_matmul: Whether warp-group matmul instructions are available, which newer kernels for attention
             and TF32 matmuls use.
-        has_slow_reduced_matmuls: Whether float8 and TF32 matmuls reach a smaller fraction of their peak than bfloat16
-            matmuls.
         has_large_workspaces: Whether cuBLAS allocates larger workspaces.
         has_in_network_reduction: Whether NVSwitch computes reductions, so that collectives use fewer SMs.
         context_mebibytes: Memory of the CUDA context and loaded code, as (low, middle, high).
@@ -238,10 +233,7 @@ class Generation:
     has_fast_stacked_memory: bool = True
     streams_norms: bool = True
     streams_softmax: bool = True
-    has_asynchronous_copies: bool = True
-    is_geforce_chip: bool = False
     has_warp_group_matmul: bool = False
-    has_slow_reduced_matmuls: bool = False
     has_large_workspaces: bool = False
     has_in_network_reduction: bool = False
     context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
@@ -252,26 +244,20 @@ _VOLTA: Final = Generation(
     chip="volta",
     streams_norms=False,
     streams_softmax=False,
-    has_asynchronous_copies=False,
     context_mebibytes=(300, 450, 900),
 )
 _PASCAL: Final = replace(_VOLTA, has_tensor_cores=False, has_fast_stacked_memory=False)
 _AMPERE: Final = Generation(chip="ampere")
-_GEFORCE_AMPERE: Final = replace(
-    _AMPERE, chip="ampere_geforce", is_geforce_chip=True, context_mebibytes=(400, 800, 1000)
-)
+_GEFORCE_AMPERE: Final = replace(_AMPERE, chip="ampere_geforce", context_mebibytes=(400, 800, 1000))
 _HOPPER: Final = replace(
     _AMPERE,
     chip="hopper",
     has_warp_group_matmul=True,
-    has_slow_reduced_matmuls=True,
     has_large_workspaces=True,
     has_in_network_reduction=True,
     context_mebibytes=(500, 1200, 1400),
 )
-_BLACKWELL: Final = replace(
-    _HOPPER, chip="blackwell", has_slow_reduced_matmuls=False, context_mebibytes=(500, 1200, 1600)
-)
+_BLACKWELL: Final = replace(_HOPPER, chip="blackwell", context_mebibytes=(500, 1200, 1600))
 
 _WIDE_CONTEXT: Final = (200, 800, 2000)
 """Range of the context memory for ROCm, which was not measured; covers all CUDA generations."""
@@ -294,7 +280,7 @@ GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
         (9, 0): _HOPPER,
         (10, 0): _BLACKWELL,
         (11, 0): replace(_BLACKWELL, has_warp_group_matmul=False),
-        (12, 0): replace(_BLACKWELL, chip="ada", has_warp_group_matmul=False, is_geforce_chip=True),
+        (12, 0): replace(_BLACKWELL, chip="ada", has_warp_group_matmul=False),
     },
     AMD: {(0, 0): _CDNA, (9, 4): replace(_CDNA, chip="ada", nvidia_equivalent=(9, 0)), (10, 0): _RDNA, (11, 0): _RDNA3},
 }

@@ -1,40 +1,34 @@
-"""Corrections of predicted kernel times for the torch version, the memory layout of operands, and the individual GPU.
+"""Corrections of predicted kernel times for the torch version, the memory layout of operands, and the kind of memory.
 
 These corrections apply to times from any source.
 
 **torch version.** The neural networks were trained on measurements with torch 2.1 to 2.9. Older versions were slower on
 the same GPU, because cuDNN, cuBLAS and norm kernels improve by a few per cent a year. Float32 matmuls without tensor
 cores and memory-bound work did not improve. The tables contain the best attention kernels of each GPU, but torch before
-2.2 uses FlashAttention 1, and torch before 2.11 FlashAttention 2 (pytorch/pytorch 141133 and 138522,
-huggingface/transformers 48163). A step is predicted for the torch version with which it was recorded.
+2.11 uses FlashAttention 2 (pytorch/pytorch 141133 and 138522, huggingface/transformers 48163). A step is predicted for
+the torch version with which it was recorded.
 
 **Memory layout.** Published rates are for matmuls A·B. If the second operand is transposed in memory, A·Bᵀ, a matmul on
 CUDA cores is slower (`roofline.transposed_ratio`). Recorders derive the order of the operand from its strides, and
 store the order as an argument of the matmul. Older traces lack this argument; the views before the matmul then
 determine the order (`aten::t` in a linear layer).
 
-**Individual GPU.** If one source of measurements is slower than predicted on one GPU, the reason may be the host, the
-cooling or the software of that source. If two independent sources have errors of the same sign, the reason is the GPU:
-boards boost above their data sheet, or sustain less. The correction is the mean log error of n sources multiplied by n
-/ (n + 1), which is two thirds of the mean for two sources. A single source gives no correction.
+**Memory.** The networks know Ada only by boards with inline ECC. Steps on a board without it are faster than predicted.
 
-`measured_scaling.predict_work_times` applies all three corrections. Example::
+`measured_scaling.predict_work_times` applies all corrections. Example::
 
     >>> from lightning_predict.hardware import gpu
     >>> round(torch_version_factor({"torch": "1.13.1"}), 2)  # a year before 2.1
     1.05
     >>> torch_version_factor({"torch": "2.4.0"}), torch_version_factor({})
     (1.0, 1.0)
-    >>> flash_generation("2.6", gpu("H100-SXM-80GB")), flash_generation("2.11", gpu("H100-SXM-80GB"))
-    (2, 3)
-    >>> round(gpu_bias_factor("RTX-4090"), 3), gpu_bias_factor("T4")
-    (0.923, 1.0)
+    >>> uses_newest_attention("2.6", gpu("H100-SXM-80GB")), uses_newest_attention("2.11", gpu("H100-SXM-80GB"))
+    (False, True)
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -128,15 +122,8 @@ def torch_version_factor(software: Mapping[str, str]) -> float:
 
 # --- torch version: attention
 
-SECOND_GENERATION: Final = (2, 2)
-"""First torch version with FlashAttention 2."""
-
 CUDNN_BY_DEFAULT: Final = (2, 11)
 """First torch version whose wheels use cuDNN's attention on Hopper and Blackwell by default."""
-
-FIRST_GENERATION_LOSS: Final = 0.9
-FIRST_GENERATION_TOKENS: Final = 6000.0
-"""Parameters of the time of FlashAttention 1 relative to 2, which is 1 + loss · s / (s + tokens) for s keys."""
 
 ON_HOPPER: Final = (1.75, 1.6)
 """Time of FlashAttention 2 relative to 3, forward and backward, not fitted: the middles of 1.5 to 2.0 and 1.5 to 1.75
@@ -150,64 +137,46 @@ NAMED_KERNELS: Final = ("cudnn", "overrideable")
 """Parts of operation names that state which attention kernel runs."""
 
 
-def flash_generation(release: str | None, gpu: Gpu) -> int:
-    """Return the generation of attention kernels: 1, 2, or 3 for the best available kernels.
+def uses_newest_attention(release: str | None, gpu: Gpu) -> bool:
+    """Return whether torch uses the best available attention kernels of a GPU, which the tables contain.
 
     Args:
         release: torch version; None or an unknown version counts as current.
         gpu: GPU that runs the kernels.
     """
     known = release_of({"torch": release or ""})
-    if known is not None and known < SECOND_GENERATION:
-        return 1
-    has_newer = gpu.generation.has_warp_group_matmul
-    return 2 if not has_newer or (known is not None and known < CUDNN_BY_DEFAULT) else 3
+    return gpu.generation.has_warp_group_matmul and (known is None or known >= CUDNN_BY_DEFAULT)
 
 
 def attention_factors(
-    problems: Sequence[OperationShape], names: Sequence[str], gpus: Sequence[Gpu], software: Mapping[str, str]
+    shapes: Sequence[OperationShape], names: Sequence[str], gpus: Sequence[Gpu], software: Mapping[str, str]
 ) -> Array:
-    """Return the attention slowdown of a torch version relative to the tables' kernels, (gpus, problems) or 1 x 1.
+    """Return the attention slowdown of a torch version relative to the tables' kernels, (gpus, shapes) or 1 x 1.
 
     Args:
-        problems: Problems of any operation. The factor is 1 except for attention.
-        names: Names of the operations of these problems in the trace.
-        gpus: GPUs that run the problems.
+        shapes: Shapes of any operation. The factor is 1 except for attention.
+        names: Names of the operations of these shapes in the trace.
+        gpus: GPUs that run the operations.
         software: Versions, as in `Trace.software`.
     """
+    slowdowns = {"hopper": ON_HOPPER, "blackwell": ON_BLACKWELL}
     release = software.get("torch")
-    generations = [flash_generation(release, gpu) for gpu in gpus]
+    by_pass = np.array(
+        [
+            (1.0, 1.0) if uses_newest_attention(release, gpu) else slowdowns.get(gpu.generation.chip, (1.0, 1.0))
+            for gpu in gpus
+        ]
+    )  # (gpus, passes)
     concerned = [
-        problem.operation in FUSED_ATTENTION
-        and problem.dtype in ("float16", "bfloat16")
+        shape.operation in FUSED_ATTENTION
+        and shape.dtype in ("float16", "bfloat16")
         and not any(word in name for word in NAMED_KERNELS)
-        for problem, name in zip(problems, names, strict=True)
+        for shape, name in zip(shapes, names, strict=True)
     ]
-    is_current = all(
-        _factor(gpu, own, backward=False, keys=1.0) == 1 for gpu, own in zip(gpus, generations, strict=True)
-    )
-    if is_current or not any(concerned):
+    if not any(concerned) or (by_pass == 1).all():
         return np.ones((1, 1))
-    found = np.ones((len(gpus), len(problems)))
-    for row, (gpu, generation) in enumerate(zip(gpus, generations, strict=True)):
-        for column, (problem, is_concerned) in enumerate(zip(problems, concerned, strict=True)):
-            if is_concerned:
-                found[row, column] = _factor(
-                    gpu,
-                    generation,
-                    backward=problem.operation.endswith("_backward"),
-                    keys=problem.shape["kv_seq"],
-                )
-    return found
-
-
-def _factor(gpu: Gpu, generation: int, *, backward: bool, keys: float) -> float:
-    """Return the time of the kernels of a FlashAttention generation, relative to the kernels in the tables."""
-    if generation == 3:
-        return 1.0
-    second = {"hopper": ON_HOPPER, "blackwell": ON_BLACKWELL}.get(gpu.generation.chip, (1.0, 1.0))[backward]
-    loss = FIRST_GENERATION_LOSS * keys / (keys + FIRST_GENERATION_TOKENS) if generation == 1 else 0.0
-    return second * (1 + loss)
+    is_backward = np.array([shape.operation.endswith("_backward") for shape in shapes], dtype=np.intp)
+    return np.where(concerned, by_pass[:, is_backward], 1.0)
 
 
 # --- Memory layout of operands
@@ -359,23 +328,10 @@ def _slowdown(gpu: Gpu, dtype: str, models: KernelModels | None) -> tuple[float,
     return float(bursts[0]) / sustained[known], float(bursts[1])
 
 
-# --- Individual GPU
-
-GPU_BIAS: Final[Mapping[str, Mapping[str, float]]] = {
-    "RTX-3090": {"training benchmarks": -0.04, "timm": -0.04},
-    "RTX-4090": {"training benchmarks": -0.12, "timm": -0.12},
-}
-"""Median log(measured / predicted) of device-bound whole steps, by GPU and source.
-
-A GPU is listed if the values of at least two sources have the same sign and exceed 0.03. Of 22 GPUs and six tables,
-only these two GPUs meet the condition. The RTX 3090 has 29 and 98 rows. The RTX 4090 has 66 rows of timm, and
-training benchmarks that were predicted 13 % too slow. The full correction from one source reduces the error of the
-other source to 1 %. For the L40S, four sources give +0.10, +0.05, +0.05 and 0.00."""
+ADA_WITHOUT_ECC_TIME: Final = 0.9
+"""Time of a step on an Ada board without inline ECC, relative to a prediction by networks of boards with it."""
 
 
-def gpu_bias_factor(name: str) -> float:
-    """Return the correction factor of GPU times on a GPU."""
-    said = tuple(GPU_BIAS.get(name, {}).values())
-    if len(said) < 2:
-        return 1.0
-    return math.exp(statistics.fmean(said) * len(said) / (len(said) + 1))
+def memory_factor(gpu: Gpu) -> float:
+    """Return the correction factor of GPU times for the kind of memory."""
+    return ADA_WITHOUT_ECC_TIME if gpu.compute_capability == (8, 9) and not gpu.has_inline_ecc else 1.0

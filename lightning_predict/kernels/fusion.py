@@ -35,6 +35,7 @@ from typing import Final
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
+from lightning_predict.kernels.roofline import TENSOR_ALIGNMENT
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.operand_strides import CHANNELS_LAST, IMAGES_AT
 from lightning_predict.record.signatures import DRAWS_MASKS, FUSED
@@ -168,9 +169,6 @@ _LOSS_GRADIENT: Final = "aten::_log_softmax_backward_data"
 
 _MATMULS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
-PADDED_TO: Final = 8
-"""Multiple to which Inductor pads the sides of 16-bit matmuls."""
-
 
 def _padded(operation: Operation) -> Operation:
     """Pad the odd sides of a 16-bit matmul, which are slow on tensor cores. Adjacent kernels write the padding."""
@@ -181,7 +179,10 @@ def _padded(operation: Operation) -> Operation:
         if tensor.dtype not in ("float16", "bfloat16"):
             return tensor
         *batch, rows, columns = (1, 1, *tensor.shape)
-        sides = (math.ceil(side / PADDED_TO) * PADDED_TO if side % 2 and side > 1 else side for side in (rows, columns))
+        sides = (
+            math.ceil(side / TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT if side % 2 and side > 1 else side
+            for side in (rows, columns)
+        )
         return replace(tensor, shape=(*batch, *sides)[-len(tensor.shape) :])
 
     return replace(operation, inputs=tuple(map(padded, operation.inputs)))
@@ -277,9 +278,6 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
     return tuple(changed)
 
 
-OPERATIONS_PER_CONVOLUTION: Final = 300
-"""Number of operations per convolution above which Inductor does not change the layout of images."""
-
 LAYOUT_SHARES: Final = {"grouped": 1.358, "small": 0.783, "in_out": 0.725, "default": 0.823}
 """Inductor's assumed time of a convolution without gradients in channels-last layout, relative to channels first.
 
@@ -289,7 +287,7 @@ Inductor chooses channels last if this reduces the weighted FLOPs (`GraphLowerin
 def _prefers_channels_last(operations: Sequence[Operation]) -> bool:
     """Return whether Inductor chooses channels-last layout. The rules differ between inference and training."""
     forward = [one for one in operations if one.name == "aten::convolution" and len(one.inputs) > 1 and one.outputs]
-    if not forward or len(operations) >= OPERATIONS_PER_CONVOLUTION * len(forward):
+    if not forward:
         return False
     kinds = [_layout_kind(convolution) for convolution in forward]
     if any(operation.phase == "backward" for operation in operations):
@@ -436,7 +434,7 @@ def _is_worth_fusing(group: Sequence[int], trace: Trace) -> bool:
 
 
 def _is_limited(kind: OperationSpec) -> bool:
-    return kind.latency_bound is not None
+    return kind.latency is not None
 
 
 def _is_pointwise(operation: Operation, trace: Trace) -> bool:

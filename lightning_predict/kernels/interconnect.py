@@ -39,7 +39,7 @@ from lightning_predict.hardware.layouts import MACHINE_GPUS, NVLINK_DOMAINS, Lay
 from lightning_predict.hardware.records import NVIDIA, Gpu
 from lightning_predict.hardware.slices import BETWEEN, is_slice
 from lightning_predict.kernels.operations import COLLECTIVES, Array, shape_batch
-from lightning_predict.uncertainty import PCIE_SPREADS, UNFITTED_SPREAD, UNKNOWN_PCIE_SPREAD
+from lightning_predict.uncertainty import ASSUMED_SPREAD, FORMULA_SPREAD, SURROGATE_SPREAD
 
 if TYPE_CHECKING:
     from lightning_predict.kernels.families.collective import CollectiveCurves
@@ -83,13 +83,13 @@ class PcieMachine:
 
 
 PCIE_MACHINES: Final[Mapping[str, PcieMachine]] = {
-    "switch": PcieMachine("cards that reach each other's memory through PCIe switches", 0.62, PCIE_SPREADS[0]),
-    "root": PcieMachine("cards that reach each other's memory through the processor", 0.68, PCIE_SPREADS[1]),
-    "host": PcieMachine("no access to each other's memory, so that each byte passes the host's", 0.48, PCIE_SPREADS[2]),
+    "switch": PcieMachine("cards that reach each other's memory through PCIe switches", 0.62, SURROGATE_SPREAD),
+    "root": PcieMachine("cards that reach each other's memory through the processor", 0.68, SURROGATE_SPREAD),
+    "host": PcieMachine("no access to each other's memory, so that each byte passes the host's", 0.48, FORMULA_SPREAD),
     "virtual": PcieMachine(
         "no access to each other's memory in a virtual machine or a container, or one link that all share",
         0.1,
-        PCIE_SPREADS[3],
+        ASSUMED_SPREAD,
     ),
 }
 """Kinds of PCIe machines, by the keyword of `Interconnect`.
@@ -118,17 +118,16 @@ def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
     if word is not None:
         return PCIE_MACHINES[word]
     if gpu.has_peer_access:
-        return PcieMachine("cards that reach each other's memory", 0.62, UNKNOWN_PCIE_SPREAD)
+        return PcieMachine("cards that reach each other's memory", 0.62, ASSUMED_SPREAD)
     if gpu.pcie_bytes_per_second < PCIE_4_BYTES_PER_SECOND:  # a PCIe 3 machine, where several cards share a link
         return PCIE_MACHINES["virtual"]
     words = "cards whose bytes pass the host's memory, on a machine of their own"
-    return PcieMachine(words, 0.5, UNKNOWN_PCIE_SPREAD)
+    return PcieMachine(words, 0.5, ASSUMED_SPREAD)
 
 
 RING_HOP_SECONDS: Final = 4e-06
 TREE_HOP_SECONDS: Final = 8.5e-06
-NVLINK_STEP_SECONDS: Final = 1.9e-06
-PCIE_STEP_SECONDS: Final = 2.5e-06
+STEP_SECONDS: Final = 2e-06
 """Latency of a ring or tree step over RDMA, and of a step inside a machine."""
 
 CHUNK_SECONDS: Final = TREE_HOP_SECONDS
@@ -138,9 +137,6 @@ A message passes both links in pipelined chunks. With n chunks, the faster link 
 latencies. At the best n, this sum is 2 sqrt(time x latency). On two published curves of all_reduce over two machines
 (1 MiB to 2 GiB; eight H200 with RoCE, eight A100 of OCI), the median errors are 8 and 11 %. Without this time, they
 are 25 and 14 %, always too fast. The value was not fitted."""
-
-TREE_SHARE: Final = 0.92
-"""Bandwidth of a tree relative to a ring."""
 
 
 @final
@@ -300,7 +296,7 @@ def collective_seconds(
         return inside
     from lightning_predict.kernels.families.collective import bundled_curves
 
-    spread = math.exp(bundled_curves().half_width) * UNFITTED_SPREAD
+    spread = math.exp(bundled_curves().half_width) * FORMULA_SPREAD
     paths = [_path(operation, messages, layout, interconnect, groups_per_node, is_tree=False)]
     if operation == "all_reduce":
         paths.append(_path(operation, messages, layout, interconnect, groups_per_node, is_tree=True))
@@ -358,12 +354,10 @@ def _path(
     if operation == "alltoall":  # each GPU of the machine sends only the data for other machines
         sent, hops = per_node * (nodes - 1) / nodes, RING_HOP_SECONDS * math.log2(nodes)
     elif is_tree:
-        sent, hops = bus_factor(operation, nodes) / TREE_SHARE, TREE_HOP_SECONDS * passes * math.log2(nodes)
+        sent, hops = bus_factor(operation, nodes), TREE_HOP_SECONDS * passes * math.log2(nodes)
     else:
-        has_nvlink = layout.gpu.nvlink_bytes_per_second is not None
-        step = NVLINK_STEP_SECONDS if has_nvlink else PCIE_STEP_SECONDS
         sent = bus_factor(operation, layout.count)
-        hops = passes * (nodes - 1) * (RING_HOP_SECONDS + (per_node - 1) * step)
+        hops = passes * (nodes - 1) * (RING_HOP_SECONDS + (per_node - 1) * STEP_SECONDS)
     return sent * messages * max(groups_per_node, _rail_limit(layout, interconnect)) / network, hops
 
 

@@ -20,8 +20,7 @@ from functools import lru_cache
 from typing import Final
 
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.roofline import sustained_flops
-from lightning_predict.kernels.wave_scaling import START_SECONDS
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, sustained_flops
 from lightning_predict.record.trace import Kernel
 
 _MATRIX: Final = re.compile(
@@ -78,7 +77,7 @@ def scale_by_matmul_throughput(kernel: Kernel, dtype: str, origin: Gpu, destinat
 
     The start time of the kernel stays constant.
     """
-    start = min(kernel.seconds, START_SECONDS)
+    start = min(kernel.seconds, SHORTEST_KERNEL_SECONDS)
     return start + (kernel.seconds - start) * _rate(origin, dtype) / _rate(destination, dtype)
 
 

@@ -34,8 +34,8 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.corrections import (
     attention_factors,
-    gpu_bias_factor,
     layout_factors,
+    memory_factor,
     sustained_factors,
     torch_version_factors,
 )
@@ -51,11 +51,10 @@ from lightning_predict.kernels.timing import KernelModels, TimedBy, predict_oper
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.record.trace import Flags, Kernel, Phase, Trace
 from lightning_predict.uncertainty import (
+    FORMULA_SPREAD,
     MEASURED_SPREAD,
-    OWN_SCATTER,
-    SHARED_SCATTER,
-    UNKNOWN_OPERATION_SPREAD,
-    WAVE_SPREAD,
+    SCATTER,
+    UNKNOWN_SPREAD,
     ratio_interval,
     summed_by_owner,
     transferred_part,
@@ -179,13 +178,13 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         base_share = added(of_release.middle * times.extrapolated_share) / whole
         shares = {method: added(of_release.middle * share) / whole for method, share in times.shares.items()}
     interval = interval.scaled(layout_factors(trace.operations, items, gpus, base_share))
-    interval = interval.scaled(np.array([[gpu_bias_factor(gpu.name)] for gpu in gpus]))
+    interval = interval.scaled(np.array([[memory_factor(gpu)] for gpu in gpus]))
     unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
     return WorkTimes(
         items=items,
         families=tuple(_family(trace, item) for item in items),
         phases=tuple(trace.operations[item.operations[0]].phase for item in items),
-        interval=replace(interval, high=interval.high * np.where(unknown, UNKNOWN_OPERATION_SPREAD, 1.0)),
+        interval=replace(interval, high=interval.high * np.where(unknown, UNKNOWN_SPREAD, 1.0)),
         shares=shares,
         extrapolated_share=base_share,
     )
@@ -225,7 +224,7 @@ def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], ori
         shrunk = transferable_residuals(carried, _groups(direct, by_ratio))
         carried = exponent * np.where(known[:-1] & known[-1], shrunk, carried)
 
-    by_waves = Interval.from_factor(_wave_scaled(direct.items, kernels, gpus, origin, trace, method), WAVE_SPREAD)
+    by_waves = Interval.from_factor(_wave_scaled(direct.items, kernels, gpus, origin, trace, method), FORMULA_SPREAD)
     scaled = alone.seconds * np.exp(carried)
     by_models = ratio_interval(alone.interval, scaled, kinship)
     is_origin = np.array([[target == origin] for target in gpus])
@@ -275,7 +274,7 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
     """Return the part of each residual on the origin that applies to another GPU, if both have trained networks.
 
     A residual has two parts: the median of its family (a software version, a clock) and its own deviation from this
-    median. Each part x is multiplied by x^2 / (x^2 + t^2), with `SHARED_SCATTER` and `OWN_SCATTER` as t, because
+    median. Each part x is multiplied by x^2 / (x^2 + t^2), with `SCATTER` as t, because
     residuals within the errors of the networks do not recur on another GPU.
 
     Args:
@@ -287,7 +286,7 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
         mine = groups == number
         shared = float(np.median(residuals[mine]))
         own = residuals[mine] - shared
-        believed[mine] = transferred_part(shared, SHARED_SCATTER) + transferred_part(own, OWN_SCATTER)
+        believed[mine] = transferred_part(shared, SCATTER) + transferred_part(own, SCATTER)
     return believed
 
 

@@ -27,9 +27,6 @@ MATMULS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")
 BACKWARD_RATIO: Final = 3.0
 """Ratio of the FLOPs of a training step and of its forward pass."""
 
-INDEX_DIMENSIONS: Final = 2
-"""Dimensions of a batch of token sequences."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +82,6 @@ def _tokens(trace: Trace) -> int | None:
         operation.inputs[1].elements
         for operation in trace.operations
         if operation.name in LOOK_UP_CALLS and operation.phase == "forward" and len(operation.inputs) > 1
-        if len(operation.inputs[1].shape) == INDEX_DIMENSIONS and operation.inputs[1].dtype == "int64"
+        if len(operation.inputs[1].shape) == 2 and operation.inputs[1].dtype == "int64"
     ]
     return trace.batches * max(found) if found else None

@@ -11,9 +11,6 @@ weights uses the *base* networks, which only know the GPU's data sheet.
 
 Times from neural networks are clamped to bounds (`NETWORK_BOUNDS`):
 
-* A matmul takes at most 1 / 0.72 of the time of a matmul with one side doubled, and at most 1 / 0.72² after two
-  doublings, because a library could pad the smaller one. For the smallest matmuls, libraries choose slow kernels
-  (bfloat16 on the L40S: 18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m = 8), which networks would generalise.
 * A GPU without measurements is at least as fast as a measured GPU with lower figures (the dominated GPU), at the upper
   end of its 90 % interval, because its card may have been throttled. It is also at least as fast as a weaker version of
   itself (`WEAKER`), within half of the interval, because predictions fluctuate for launch-bound shapes.
@@ -38,11 +35,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product
 from typing import TYPE_CHECKING, Final, Literal, final
 
 import numpy as np
@@ -162,7 +158,7 @@ def _loaded(
 
 # --- From network outputs to seconds
 
-NETWORK_BOUNDS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
+NETWORK_BOUNDS: Final = ("a measured GPU of lesser figures", "the same GPU with weaker figures")
 """Bounds on times from neural networks, in order of application; see the docstring of this module.
 
 `timing.BOUNDS` are further bounds, which apply to every source of times."""
@@ -403,22 +399,16 @@ class UtilisationModels:
                 )
             )
         networks = [self._network(family, gpu, batch) for gpu in gpus]
-
-        def timed(problems: ShapeBatch, wanted: BoolArray) -> Array:
-            return self._wanted_seconds(family, networks, problems, gpus, wanted)[0]
-
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
         flat, half_widths, by_base = self._wanted_seconds(family, networks, batch, gpus, everything)
         predicted = flat.reshape(everything.shape)  # (gpus, problems)
-        larger = clamp_to_larger_shapes(family, batch, gpus, predicted, timed)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
-        bounded = np.minimum(larger, longest)
-        # Rules for slow kernels (`floor`) can make an operation slower than the next larger operation.
+        bounded = np.minimum(predicted, longest)
         floor = np.maximum(family.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
         seconds = np.maximum(self._clamp_to_weaker_gpu(family, batch, gpus, bounded), floor)
-        steps = zip(NETWORK_BOUNDS, (predicted, larger, bounded), (larger, bounded, seconds), strict=True)
+        steps = zip(NETWORK_BOUNDS, (predicted, bounded), (bounded, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
-        said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(larger, seconds))
+        said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(predicted, seconds))
         odd = family.upper_interval_factor(batch)
         interval = of_network(seconds, said, half_widths.reshape(everything.shape), odd, bound)
         held = {name: clearly_less(after, before) for name, before, after in steps}
@@ -486,7 +476,7 @@ class UtilisationModels:
             weaker = [weakened_gpu(gpu, factor) for gpu in gpus]
             # If even the reference time of the weaker GPU is longer, the bound cannot apply: skip it.
             seen = [family.unmeasured(gpu) for gpu in weaker]
-            wanted = served & (slack * reference_seconds(batch, seen) < MAX_UTILISATION * held)
+            wanted = served & (slack * reference_seconds(batch, seen) < held)
             if wanted.any():
                 limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)[0]
                 held[wanted] = np.minimum(held[wanted], limits)
@@ -580,60 +570,6 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
     """
     rows = features.reshape(-1, features.shape[-1])
     return predict_log_utilisations([network], np.zeros(len(rows), dtype=np.intp), rows).reshape(features.shape[:2])
-
-
-# --- Bounds from larger problems
-
-MIN_SHARE: Final = 0.72
-"""Minimum time of a matmul with one side doubled, relative to the time of the matmul itself."""
-
-MAX_UTILISATION: Final = 0.6
-"""Assumed maximum utilisation of larger matmuls."""
-
-MAX_DOUBLINGS: Final = 2
-"""Maximum number of doublings over all sides. A single doubling is not enough: the larger matmul may be too slow,
-too."""
-
-
-def clamp_to_larger_shapes(
-    family: NetworkSpec,
-    batch: ShapeBatch,
-    gpus: Sequence[Gpu],
-    seconds: Array,
-    timed: Callable[[ShapeBatch, BoolArray], Array],
-) -> Array:
-    """Clamp seconds, so that no larger matmul is much faster.
-
-    Args:
-        family: Family of the problems. Without sides that can be padded, the seconds are unchanged.
-        batch: Problems to clamp.
-        gpus: GPUs that run the problems.
-        seconds: Predicted seconds, shape (gpus, problems).
-        timed: Predicts other problems of the same operation, selected by a mask of shape (gpus, problems); returns a
-            flat array.
-
-    Returns:
-        Seconds of shape (gpus, problems), nowhere above `seconds`.
-    """
-    if not family.growing:
-        return seconds
-    held = seconds.copy()
-    doublings = [
-        p for p in product(range(MAX_DOUBLINGS + 1), repeat=len(family.growing)) if 0 < sum(p) <= MAX_DOUBLINGS
-    ]
-    for powers in doublings:
-        grown = _grown(batch, dict(zip(family.growing, powers, strict=True)))
-        share = MIN_SHARE ** sum(powers)
-        # Larger matmuls whose reference time is long cannot lower the bound.
-        wanted = reference_seconds(grown, gpus) < MAX_UTILISATION * share * held  # (gpus, problems)
-        if wanted.any():
-            held[wanted] = np.minimum(held[wanted], timed(grown, wanted) / share)
-    return held
-
-
-def _grown(batch: ShapeBatch, powers: Mapping[str, int]) -> ShapeBatch:
-    columns = {name: values * 2.0 ** powers.get(name, 0) for name, values in batch.columns.items()}
-    return ShapeBatch(batch.operation, batch.dtype, columns)
 
 
 # --- Inference: many small neural networks over many rows, while the training uses the same CPU cores

@@ -84,20 +84,6 @@ class CountedShape:
     problem: OperationShape
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RepeatedReads:
-    """Memory traffic of a kernel that reads its input several times.
-
-    Attributes:
-        transfer: Traffic of the kernel if the repeated reads miss the L2 cache.
-        bytes_per_multiprocessor: Working set of one multiprocessor, in bytes.
-    """
-
-    transfer: OperationShape
-    bytes_per_multiprocessor: float
-
-
 NamedFeatures = Mapping[str, Array]
 """Arrays by feature name, of shape (gpus, problems). An axis without influence has the length 1."""
 
@@ -131,10 +117,7 @@ class NetworkSpec:
         name: Name in weights files.
         dtypes: Supported compute dtypes.
         describe: Computes the features of a batch on GPUs.
-        growing: Shape parameters that can be padded. A problem takes at most slightly longer than the same problem with
-            one of these parameters doubled (`models.clamp_to_larger_shapes`).
         floor: Minimum seconds of problems for which slow kernels are known, shape (gpus, problems); 0 for others.
-            Bounds from larger problems do not apply to problems with slow kernels.
         built_for: Rounds shapes up to the sizes for which kernels are built, if kernels pad other sizes.
         upper_interval_factor: Additional factor to the upper interval end for problems whose library kernels may be
             slow, shape (problems,).
@@ -145,7 +128,6 @@ class NetworkSpec:
     name: str
     dtypes: tuple[str, ...]
     describe: Callable[[ShapeBatch, Sequence[Gpu]], NamedFeatures]
-    growing: tuple[str, ...] = ()
     floor: Callable[[ShapeBatch, Sequence[Gpu]], Array] | None = None
     built_for: Callable[[ShapeBatch], ShapeBatch] = _as_it_is
     upper_interval_factor: Callable[[ShapeBatch], Array] = _no_upper_factor
@@ -227,33 +209,13 @@ class RooflineEfficiency:
     """Efficiency of an operation without a model, relative to its roofline.
 
     Attributes:
-        utilisation: Share of the roofline that the operation's kernels reach; None uses the typical value of its units.
         spread: Factor to either end of the interval; None uses the default.
         sequential_kernels: Number of dependent kernels, each with at least the minimum kernel time; None means one
             kernel.
     """
 
-    utilisation: float | None = None
     spread: float | None = None
     sequential_kernels: Callable[[Columns], Array] | None = None
-
-
-def _reads_once(_problem: OperationShape) -> RepeatedReads | None:
-    return None
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyBound:
-    """Lower bound on an operation's time beyond its minimum traffic and arithmetic.
-
-    Attributes:
-        latency: Seconds on a GPU for instructions and waiting, shape (problems,).
-        repeated_reads: Traffic of a shape whose kernel reads its input repeatedly; None for other shapes.
-    """
-
-    latency: Callable[[ShapeBatch, Gpu], Array]
-    repeated_reads: Callable[[OperationShape], RepeatedReads | None] = _reads_once
 
 
 def _nothing(c: Columns) -> Array:
@@ -286,7 +248,7 @@ class OperationSpec:
         alternative: Another algorithm that libraries always have.
         formula: Predicts the time without a network, before the surrogate.
         roofline_efficiency: Efficiency relative to the roofline; None for the typical efficiency of the units.
-        latency_bound: Lower bound on the time, beyond memory traffic and arithmetic (`roofline.minimum_latencies`).
+        latency: Minimum seconds on a GPU for instructions and waiting, shape (problems,); None without such a limit.
     """
 
     name: str
@@ -307,7 +269,7 @@ class OperationSpec:
     alternative: Alternative | None = None
     formula: Formula | None = None
     roofline_efficiency: RooflineEfficiency | None = None
-    latency_bound: LatencyBound | None = None
+    latency: Callable[[ShapeBatch, Gpu], Array] | None = None
 
 
 @final

@@ -15,9 +15,8 @@ square matmuls (`Gpu.measured_flops_per_second`). Without published measurements
 P is the peak at the highest clock, and s the share of P that tensor cores or CUDA cores reach without a power limit. W
 is the board's power in watts, and e is the number of watts per unit of P below which power becomes the limit.
 
-Three further limits apply (`minimum_latencies`; families of operations define cycles and blocks,
-`operations.LatencyBound`): the issue of instructions, for kernels that load single elements or compute indices; the
-latency of blocks that wait for their loads, for few rows; and L2 misses, for kernels that read rows several times.
+Two further limits apply (`minimum_latencies`, `OperationSpec.latency`): the issue of instructions, for kernels that
+compute indices, and the latency of blocks that wait for their loads, for few rows.
 
 Example::
 
@@ -48,7 +47,6 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
     CountedShape,
-    LatencyBound,
     OperationShape,
     ShapeBatch,
     batch_shapes,
@@ -56,7 +54,7 @@ from lightning_predict.kernels.operations import (
     operation_spec,
     register,
 )
-from lightning_predict.uncertainty import rate_half_width
+from lightning_predict.uncertainty import UNMEASURED_RATE_UNCERTAINTY
 
 # --- Peaks, and the lower bound on a kernel's time
 
@@ -135,22 +133,30 @@ def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequ
     return roofline_seconds(batch, gpus, bandwidth=slower), roofline_seconds(twin, gpus, bandwidth=slower)
 
 
-# --- Rates that large products sustain
+TENSOR_ALIGNMENT: Final = 8
+"""Elements in 16 bits to which tensor cores pad, and to which the widest loads are aligned."""
 
-TENSOR_SHARE: Final = 0.98
-"""Share of the peak that tensor cores reach."""
+SHORTEST_KERNEL_SECONDS: Final = 2e-06
+"""Minimum kernel time, which is the time of a kernel without work on any GPU."""
+
+TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
+"""Share of the roofline that kernels without a model reach.
+
+Large matmuls reach about half of the peak; memory-bound kernels and copies reach about 80 % of the bandwidth."""
+
+# --- Rates that large products sustain
 
 OVERCLOCKED_SHARE: Final = 0.9
 """Sustained clock over highest clock."""
 
-LANES_SHARE: Final = 0.93
+TENSOR_SHARE: Final = 0.98
+"""Share of the peak that tensor cores reach."""
+
+LANES_SHARE: Final = 0.85
 """Share of the float32 peak that CUDA cores reach if there are 64 per multiprocessor, or on chips before Volta."""
 
-WIDE_LANES_SHARE: Final = 0.805
-"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach on Hopper and data-centre Blackwell."""
-
-SHARED_LANES_SHARE: Final = 0.77
-"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach on GeForce chips since Ampere."""
+WIDE_LANES_SHARE: Final = 0.79
+"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach since Ampere."""
 
 TENSOR_WATTS: Final[Mapping[str, float]] = {
     "volta": 1.7,
@@ -171,17 +177,8 @@ RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
 HEADROOM: Final = 1.25
 """Maximum rate of a matmul relative to the sustained rate, which is exceeded in bursts and at the best shapes."""
 
-HOPPER_FLOAT8: Final = 1.05
-"""Time of a float8 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks."""
-
-
-HOPPER_TF32: Final = 1.08
-"""Time of a TF32 matmul on Hopper, relative to the bfloat16 time scaled by the ratio of the peaks."""
-
-
-TRANSPOSED_WATTS: Final = 1.6
-TRANSPOSED_WATTS_ON_TURING: Final = 1.3
-"""Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B. The second constant is for Volta and Turing."""
+TRANSPOSED_WATTS: Final = 1.5
+"""Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B."""
 
 REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
 """Dtypes whose sustained rates are modelled."""
@@ -197,7 +194,9 @@ def sustained_flops(gpu: Gpu, dtype: str) -> float:
     measured = _measured_flops(gpu, dtype)
     if measured is not None:
         return measured
-    share = _lanes_share(gpu) if dtype == "float32" else TENSOR_SHARE
+    is_wide = gpu.cores_per_multiprocessor >= 128 and gpu.generation.has_tensor_cores
+    lanes_share = WIDE_LANES_SHARE if is_wide else LANES_SHARE
+    share = lanes_share if dtype == "float32" else TENSOR_SHARE
     if gpu.overclock > 1:
         share *= OVERCLOCKED_SHARE
     return gpu.peak_flops_per_second[dtype] * gpu.overclock * share * _share_of_power(gpu, dtype)
@@ -207,7 +206,7 @@ def sustained_rate_uncertainty(gpu: Gpu, dtype: str) -> float:
     """Return the half width of a sustained rate's interval in log(FLOP/s)."""
     if dtype not in REDUCED or not has_units(gpu, dtype) or dtype not in gpu.peak_flops_per_second:
         return 0.0
-    return rate_half_width(_share_of_power(gpu, dtype), is_measured=_measured_flops(gpu, dtype) is not None)
+    return UNMEASURED_RATE_UNCERTAINTY if _measured_flops(gpu, dtype) is None else 0.0
 
 
 def _measured_flops(gpu: Gpu, dtype: str) -> float | None:
@@ -222,20 +221,8 @@ def transposed_ratio(gpu: Gpu, dtype: str) -> float:
     """Estimate the time of a large matmul A·Bᵀ relative to A·B; 1 on tensor cores, which support both layouts."""
     if dtype != "float32" and (dtype != "tf32" or dtype in gpu.peak_flops_per_second):
         return 1.0
-    is_turing = gpu.generation.chip == "volta" and gpu.generation.has_tensor_cores
-    watts = TRANSPOSED_WATTS_ON_TURING if is_turing else TRANSPOSED_WATTS
     drawn = _drawn_power(gpu, "float32")
-    return math.hypot(1.0, watts * drawn) / math.hypot(1.0, drawn)
-
-
-def float8_ratio(gpu: Gpu) -> float:
-    """Estimate the time of a float8 matmul, relative to the bfloat16 time scaled by the ratio of the peaks."""
-    return HOPPER_FLOAT8 if gpu.generation.has_slow_reduced_matmuls else 1.0
-
-
-def tf32_ratio(gpu: Gpu) -> float:
-    """Estimate the time of a TF32 matmul, relative to the bfloat16 time scaled by the ratio of the peaks."""
-    return HOPPER_TF32 if gpu.generation.has_slow_reduced_matmuls else 1.0
+    return math.hypot(1.0, TRANSPOSED_WATTS * drawn) / math.hypot(1.0, drawn)
 
 
 @lru_cache(maxsize=4096)  # called again by every family
@@ -268,12 +255,6 @@ def has_units(gpu: Gpu, dtype: str) -> bool:
     return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.generation.has_tensor_cores)
 
 
-def _lanes_share(gpu: Gpu) -> float:
-    if gpu.cores_per_multiprocessor < 128 or not gpu.generation.has_tensor_cores:
-        return LANES_SHARE
-    return SHARED_LANES_SHARE if gpu.generation.is_geforce_chip else WIDE_LANES_SHARE
-
-
 # --- Instruction issue, latency, and rows that do not fit in the L2
 
 LIMITED: Final = "limited_transfer"
@@ -282,36 +263,16 @@ LIMITED: Final = "limited_transfer"
 The shape parameters are those of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and
 the cycles of a block."""
 
-SINGLE_LOAD_CYCLES: Final = 0.769230769231
-"""Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands."""
-
-JOINED_LOAD_CYCLES: Final = 1.25
-"""The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element."""
-
 SECTOR_BYTES: Final = 32
 """Minimum bytes of a memory access, if each access is for one element (a transposing copy)."""
-SECTOR_CYCLES: Final = 2.1
-"""Cycles of a multiprocessor to load `SECTOR_BYTES` from the L2 cache, if each access is for one element (a transposing
-copy)."""
-
-CACHED_SHARE: Final = 0.35
-"""Share of the L2 cache that can hold rows until they are read again."""
-
-FOUND_COST: Final = 0.56
-"""Time of a softmax whose rows hit the L2 cache, relative to one whose rows miss."""
-
-
-HOST_COPY_BYTES_PER_SECOND: Final = 11_000_000_000.0
-"""Maximum bytes per second of a copy between host and GPU, even over a faster link: the host's memory is read first,
-and links are shared."""
 
 LINK_SHARE: Final = 0.8
-"""Share of a link's bandwidth that a copy reaches if the host is not the limit."""
+"""Share of a link's bandwidth that a copy between host and GPU reaches."""
 
 
 def host_copy_rate(gpu: Gpu) -> float:
     """Return the bytes per second of a copy between host and GPU."""
-    return min(LINK_SHARE * gpu.pcie_bytes_per_second, HOST_COPY_BYTES_PER_SECOND)
+    return LINK_SHARE * gpu.pcie_bytes_per_second
 
 
 def issue_rate(gpu: Gpu) -> float:
@@ -342,7 +303,7 @@ register(
         shape=("read_bytes", "write_bytes", "flops", "cycles", "blocks", "block_cycles"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0, "cycles": 0, "blocks": 1, "block_cycles": 0},
         surrogate=_as_transfer,
-        latency_bound=LatencyBound(latency=_latency),
+        latency=_latency,
     )
 )
 
@@ -374,17 +335,10 @@ def minimum_latencies(problems: Sequence[OperationShape], gpus: Sequence[Gpu]) -
     seconds = np.zeros((len(gpus), len(problems)))
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(problems):
-        if operation_spec(item.operation).latency_bound is not None:
+        if operation_spec(item.operation).latency is not None:
             groups.setdefault((item.operation, item.dtype), []).append(index)
     for (operation, _), indices in groups.items():
-        floor, batch = operation_spec(operation).latency_bound, batch_shapes([problems[index] for index in indices])
-        assert floor is not None  # by the loop above
-        seconds[:, indices] = [floor.latency(batch, gpu) for gpu in gpus]
+        latency, batch = operation_spec(operation).latency, batch_shapes([problems[index] for index in indices])
+        assert latency is not None  # by the loop above
+        seconds[:, indices] = [latency(batch, gpu) for gpu in gpus]
     return seconds
-
-
-def l2_miss_time_share(bytes_per_multiprocessor: float, gpu: Gpu) -> float:
-    """Return the time of a kernel, relative to its time without L2 hits, from `FOUND_COST` to 1."""
-    at_once = bytes_per_multiprocessor * gpu.streaming_multiprocessors
-    missed = min(max(at_once / (CACHED_SHARE * gpu.l2_bytes) - 1, 0.0), 1.0)
-    return FOUND_COST + (1 - FOUND_COST) * missed

@@ -46,7 +46,6 @@ from lightning_predict.kernels.operations import (
     CountedShape,
     IndexArray,
     OperationShape,
-    RepeatedReads,
     RooflineEfficiency,
     ShapeBatch,
     batch_shapes,
@@ -54,17 +53,16 @@ from lightning_predict.kernels.operations import (
     surrogates_of,
 )
 from lightning_predict.kernels.roofline import (
-    float8_ratio,
-    l2_miss_time_share,
+    SHORTEST_KERNEL_SECONDS,
+    TENSOR_ALIGNMENT,
+    TYPICAL_UTILISATION,
     minimum_latencies,
     roofline_seconds,
     rooflines_at_equal_bandwidth,
     sustained_flops,
-    tf32_ratio,
 )
 from lightning_predict.uncertainty import (
-    LATENCY_SPREAD,
-    ROOFLINE_SPREAD,
+    FORMULA_SPREAD,
     SURROGATE_SPREAD,
     above_minimum_work,
     summed_by_owner,
@@ -185,15 +183,6 @@ def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
 
 
 # --- Times of all problems
-
-TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
-"""Share of the roofline that kernels without a model reach.
-
-Large matmuls reach about half of the peak; memory-bound kernels and copies reach about 80 % of the bandwidth."""
-
-SHORTEST_KERNEL_SECONDS: Final = 2e-06
-"""Minimum kernel time, which is the time of a kernel without work."""
-
 
 SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensor": {
@@ -374,8 +363,6 @@ def _by_sibling(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | N
     # The minimum kernel time is the same for both dtypes.
     own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
     ratio = (SHORTEST_KERNEL_SECONDS + own) / (SHORTEST_KERNEL_SECONDS + other)  # (gpus, problems)
-    if batch.dtype == "float8" and batch.spec.units == "tensor":
-        ratio = ratio * np.array([[float8_ratio(gpu)] for gpu in gpus])
     return Estimate(found.interval.scaled(ratio), found.is_extrapolated)
 
 
@@ -386,7 +373,7 @@ def _as_tf32(of_twin: Interval[Array], batch: ShapeBatch, twin: ShapeBatch, gpus
     the roofline. XLA's matmuls that take 4 to 12 µs in bfloat16 take 2 to 9 µs more in TF32, on the B200 and the H100.
     """
     own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
-    slower = np.array([[tf32_ratio(gpu)] for gpu in gpus]) * own / other  # (gpus, problems)
+    slower = own / other  # (gpus, problems)
 
     def longer(seconds: Array) -> Array:
         started = np.minimum(seconds, SHORTEST_KERNEL_SECONDS)
@@ -422,10 +409,11 @@ def _has_surrogate(problem: OperationShape, models: KernelModels | None) -> bool
 def _by_roofline(batch: ShapeBatch, gpus: Sequence[Gpu], _models: KernelModels | None) -> Estimate:
     kind = batch.spec
     untrained = kind.roofline_efficiency or RooflineEfficiency()
-    utilisation = untrained.utilisation or TYPICAL_UTILISATION[kind.units]
     kernels = 1 if untrained.sequential_kernels is None else untrained.sequential_kernels(batch.columns)
-    seconds = roofline_seconds(batch, gpus) / utilisation + SHORTEST_KERNEL_SECONDS * kernels  # (gpus, problems)
-    return Estimate(Interval.from_factor(seconds, untrained.spread or ROOFLINE_SPREAD))
+    seconds = (
+        roofline_seconds(batch, gpus) / TYPICAL_UTILISATION[kind.units] + SHORTEST_KERNEL_SECONDS * kernels
+    )  # (gpus, problems)
+    return Estimate(Interval.from_factor(seconds, untrained.spread or FORMULA_SPREAD))
 
 
 SURROGATE: Final = TimeSource(
@@ -609,34 +597,15 @@ def _clamp_to_alternative(times: OperationTimes, question: TimingRequest) -> Ope
 
 
 def _has_floor(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    return operation_spec(computed.operation).latency_bound is not None
+    return operation_spec(computed.operation).latency is not None
 
 
 def _clamp_to_latency(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     return _raised(times, minimum_latencies(question.computed, question.gpus), question)
 
 
-def _rereads(problem: OperationShape) -> RepeatedReads | None:
-    floor = operation_spec(problem.operation).latency_bound
-    return None if floor is None else floor.repeated_reads(problem)
-
-
-def _reads_again(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    return _rereads(computed) is not None
-
-
-def _clamp_to_repeated_reads(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    """Raise times of kernels that read their input repeatedly, because of L2 cache misses."""
-    found = [rereads for item in question.computed if (rereads := _rereads(item)) is not None]
-    share = np.array(
-        [[l2_miss_time_share(each.bytes_per_multiprocessor, gpu) for each in found] for gpu in question.gpus]
-    )
-    whole = _unclamped_times(question.for_shapes([each.transfer for each in found]))
-    return _raised(times, share * whole.seconds, question)
-
-
 def _raised(times: OperationTimes, floor: Array, question: TimingRequest) -> OperationTimes:
-    """Raise times to a lower bound from instructions, latency or L2 misses (`roofline.minimum_latencies`)."""
+    """Raise times to a lower bound from instructions or latency (`roofline.minimum_latencies`)."""
     binds = clearly_less(times.seconds, floor)  # (gpus, problems)
     served: TimedBy = "roofline" if question.models is None else "proxy"
     shares: dict[TimedBy, Array] = {
@@ -644,7 +613,7 @@ def _raised(times: OperationTimes, floor: Array, question: TimingRequest) -> Ope
     }
     interval = times.interval.map(
         lambda seconds, least: np.where(binds, np.maximum(seconds, least), seconds),
-        Interval.from_factor(floor, LATENCY_SPREAD),
+        Interval.from_factor(floor, SURROGATE_SPREAD),
     )
     return OperationTimes(interval, shares, np.where(binds, 0.0, times.extrapolated_share))
 
@@ -666,15 +635,11 @@ def _clamp_to_matmuls_without_winograd(times: OperationTimes, question: TimingRe
     return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
 
 
-FEW_CHANNELS: Final = 8
-"""Number of channels to which tensor cores pad if there are fewer."""
-
-
 def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
     if computed.operation != "conv2d" or computed.dtype != "float32":
         return False
     shape = computed.shape
-    return shape["groups"] == 1 and shape["in_channels"] < FEW_CHANNELS
+    return shape["groups"] == 1 and shape["in_channels"] < TENSOR_ALIGNMENT
 
 
 def _clamp_to_tf32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
@@ -810,7 +775,6 @@ def _clamp_to_float32(times: OperationTimes, question: TimingRequest) -> Operati
 BOUNDS: Final = (
     TimeBound(name="another algorithm", applies_to=_has_alternative, clamp=_clamp_to_alternative),
     TimeBound(name="instructions and waiting", applies_to=_has_floor, clamp=_clamp_to_latency),
-    TimeBound(name="rows read again", applies_to=_reads_again, clamp=_clamp_to_repeated_reads),
     TimeBound(name="all products", applies_to=_convolves, clamp=_clamp_to_matmuls_without_winograd),
     TimeBound(name="TF32's kernels", applies_to=_convolves_few_channels, clamp=_clamp_to_tf32),
     TimeBound(name="emulation", applies_to=_is_emulated, clamp=_clamp_to_emulated_rate),

@@ -30,21 +30,16 @@ from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.roofline import host_copy_rate
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, host_copy_rate
 from lightning_predict.record.trace import Kernel
 
 WARP_THREADS: Final = 32
 """Threads of a warp."""
-REGISTER_UNIT_PER_WARP: Final = 256
-"""Unit in which registers are allocated to warps."""
-SHARED_MEMORY_UNIT_BYTES: Final = 256
-"""Unit in which shared memory is allocated to blocks."""
+ALLOCATION_UNIT: Final = 256
+"""Unit in which registers are allocated to warps, and bytes of shared memory to blocks."""
 
 FULL_TRAFFIC_SHARE: Final = 0.25
 """Share of the blocks of a full wave that saturates the bandwidth."""
-
-START_SECONDS: Final = 2e-06
-"""Part of the time of a kernel or copy that is the same on every GPU."""
 
 HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
 """Prefixes of the CUDA driver's names of copies over the host link."""
@@ -60,10 +55,10 @@ def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:
     warps = math.ceil(threads / WARP_THREADS)
     limits = [gpu.max_blocks_per_multiprocessor, gpu.max_threads_per_multiprocessor // (warps * WARP_THREADS)]
     if kernel.registers_per_thread > 0:
-        per_warp = _round_up(kernel.registers_per_thread * WARP_THREADS, REGISTER_UNIT_PER_WARP)
+        per_warp = _round_up(kernel.registers_per_thread * WARP_THREADS, ALLOCATION_UNIT)
         limits.append(gpu.registers_per_multiprocessor // (per_warp * warps))
     if kernel.shared_memory_bytes > 0:
-        per_block = _round_up(kernel.shared_memory_bytes, SHARED_MEMORY_UNIT_BYTES)
+        per_block = _round_up(kernel.shared_memory_bytes, ALLOCATION_UNIT)
         limits.append(gpu.shared_memory_bytes_per_multiprocessor // per_block)
     return max(min(limits), 1)
 
@@ -104,7 +99,7 @@ def scaled_seconds(kernel: Kernel, *, origin: Gpu, destination: Gpu, gamma: floa
         factor = origin.dram_bytes_per_second / destination.dram_bytes_per_second
     else:
         factor = _block_factor(kernel, origin, destination, gamma)
-    start = min(kernel.seconds, START_SECONDS)
+    start = min(kernel.seconds, SHORTEST_KERNEL_SECONDS)
     return start + (kernel.seconds - start) * factor
 
 

@@ -42,7 +42,7 @@ from lightning_predict.layouts.overlap import (
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.record.trace import Parameter, Trace
 from lightning_predict.timeline.simulation import HostOperation
-from lightning_predict.uncertainty import OFFLOAD_SPREAD
+from lightning_predict.uncertainty import ASSUMED_SPREAD
 
 # --- Optimizer state in host memory (ZeRO-Offload)
 
@@ -69,7 +69,7 @@ def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_p
     copying = trained_bytes / (LINK_SHARE * gpu.pcie_bytes_per_second)
     traffic = 2 * state_bytes + trained_bytes  # state is read and written, gradients are read
     computing = traffic * gpus_per_node / HOST_BYTES_PER_SECOND
-    return (copying + computing) * np.array([1 / OFFLOAD_SPREAD, 1.0, OFFLOAD_SPREAD])
+    return (copying + computing) * np.array([1 / ASSUMED_SPREAD, 1.0, ASSUMED_SPREAD])
 
 
 # --- Communication between replicas

@@ -30,7 +30,7 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, collective_seconds
 from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, SimulatedTimeline
-from lightning_predict.uncertainty import UNMEASURED_LINKS_SPREAD
+from lightning_predict.uncertainty import ASSUMED_SPREAD
 
 
 @final
@@ -359,6 +359,6 @@ class Links:
             groups_per_node=self.groups_per_node,
         )
         has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else by machine type
-        spread = UNMEASURED_LINKS_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0
+        spread = ASSUMED_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0
         found = found.widened(spread).scaled(self.slowdown)
         return list(np.stack([found.low, found.middle, found.high], axis=1))  # (3,) for each message

@@ -40,7 +40,6 @@ from lightning_predict.record.calls import arguments_of, outputs_of, tensors_of
 from lightning_predict.record.collectives import left_out_collectives
 from lightning_predict.record.events import Call, DeviceWork, Profile, read_profile
 from lightning_predict.record.older_releases import with_current_names
-from lightning_predict.record.operand_strides import READ_IN_PASSES
 from lightning_predict.record.phases import PhaseRules
 from lightning_predict.record.recorded_on import unknown_gpu_note, with_named_gpu
 from lightning_predict.record.signatures import backward_inputs
@@ -299,8 +298,6 @@ def _operation(item: FoundOperation, phase: Phase, profile: Profile) -> Operatio
     elif not outputs:
         inputs, outputs = _copied(item, inputs)
     arguments = {} if item.call is None else arguments_of(item.call)
-    if any("cunn_SoftMaxForward<" in work.name for work, _ in item.work):
-        arguments[READ_IN_PASSES] = True
     return Operation(
         name=item.name,
         phase=phase,

@@ -32,9 +32,6 @@ from typing import Any, Final
 CHANNELS_LAST: Final = "channels_last"
 """Argument of a convolution or batch norm with channels-last images; absent for channels first."""
 
-READ_IN_PASSES: Final = "read_in_passes"
-"""Argument of a softmax that ran as the kernel of older releases, which reads each row three times."""
-
 IMAGES_AT: Final[Mapping[str, int]] = {
     "aten::convolution": 0,
     "aten::_convolution": 0,

@@ -43,7 +43,7 @@ from lightning_predict.timeline.simulation import (
     queue_of,
     simulate_timeline,
 )
-from lightning_predict.uncertainty import MEASURED_HOST_SPREAD, PROFILED_SPREAD, STACKS_SPREAD
+from lightning_predict.uncertainty import PROFILED_SPREAD, SURROGATE_SPREAD
 
 GAP_SECONDS: Final = 1e-06
 """Default gap between two kernels that are queued in the same stream, for traces that do not show it."""
@@ -92,7 +92,7 @@ class StepCalibration:
 
 def measured_host(host: HostModel | None = None, *, slower: float = 1.0) -> HostModel:
     """Return a host with the interval of a measured one, which the profiler may have slowed by a factor."""
-    low, high = 1 / slower / MEASURED_HOST_SPREAD, MEASURED_HOST_SPREAD
+    low, high = 1 / slower / SURROGATE_SPREAD, SURROGATE_SPREAD
     return replace(host or HostModel(), low_factor=low, high_factor=high)
 
 
@@ -108,7 +108,7 @@ def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: H
     if not trace.has_measured_kernels:
         return _calibrate_without_kernels(trace, timed, origin, target)
     is_recorded = has_recorded_launches(trace)
-    slower = STACKS_SPREAD if trace.has_python_stacks else PROFILED_SPREAD
+    slower = PROFILED_SPREAD
     host = measured_host(slower=slower) if is_recorded else HostModel()
     gap = recorded_gap(trace)
     if origin is None or not trace.measured_steps:

@@ -42,7 +42,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import microseconds_to_seconds
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.record.trace import Kernel, Operation, Phase, Trace
-from lightning_predict.uncertainty import FASTEST_HOST, HOST_CLASS_SPREADS, SLOWEST_HOST
+from lightning_predict.uncertainty import FASTEST_HOST, FORMULA_SPREAD, SLOWEST_HOST, SURROGATE_SPREAD
 
 # --- Host models and the table
 
@@ -196,9 +196,9 @@ class Host:
 UNKNOWN_HOST: Final = Host()
 
 HOSTS: Final[Mapping[str, Host]] = {
-    "fast": Host(0.55, HOST_CLASS_SPREADS[0], "fast"),
-    "median": Host(1.1, HOST_CLASS_SPREADS[1], "median"),
-    "slow": Host(1.8, HOST_CLASS_SPREADS[2], "slow"),
+    "fast": Host(0.55, SURROGATE_SPREAD, "fast"),
+    "median": Host(1.1, SURROGATE_SPREAD, "median"),
+    "slow": Host(1.8, FORMULA_SPREAD, "slow"),
 }
 """Host classes by launch speed.
 

@@ -37,7 +37,6 @@ from lightning_predict.timeline.simulation import SimulatedTimeline, host_operat
 from lightning_predict.timeline.verdict import COMPARED_SPEED, Verdict, verdicts
 from lightning_predict.uncertainty import (
     PROFILED_SPREAD,
-    STACKS_SPREAD,
     UNCALIBRATED,
     StepSpread,
     bundled_spread,
@@ -251,7 +250,6 @@ def _ends(
         timed.families,
         [item.problems for item in timed.items],
         shared,
-        new=shared.of_new_chips([gpu.name for gpu in gpus]),
         is_validated=np.array([gpu.vendor == NVIDIA for gpu in gpus], dtype=np.bool_),
         correlation=correlation,
     )
@@ -386,15 +384,9 @@ def _profiled(trace: Trace, own: StepCalibration, *, is_bound: bool) -> Iterator
     """Note by how much the profiler may have slowed the host, if the host is the bottleneck."""
     if not is_bound or own.is_host_assumed or own.host.low_factor >= 1 / PROFILED_SPREAD:
         return
-    if trace.has_python_stacks:
-        yield Note(
-            "The host was timed under a profiler with Python stacks, which slow it several times. A host-bound step "
-            f"may be up to {STACKS_SPREAD:.0f} times as fast without them.",
-            is_decisive=True,
-        )
-    else:
-        yield Note(
-            "The host was timed under a profiler, which slows it. A host-bound step may be up to "
-            f"{PROFILED_SPREAD:.0f} times as fast without one.",
-            is_decisive=True,
-        )
+    stacks = " with Python stacks" if trace.has_python_stacks else ""
+    yield Note(
+        f"The host was timed under a profiler{stacks}, which slows it. A host-bound step may be up to "
+        f"{PROFILED_SPREAD:.0f} times as fast without one.",
+        is_decisive=True,
+    )

@@ -57,19 +57,16 @@ def test_every_empirical_constant_of_the_kernels_is_a_row() -> None:
 
 
 def test_a_neutral_constant_changes_predictions_and_comes_back() -> None:
-    """BACKWARD_RATIO is 3 and its neutral value, the ratio of FLOPs, 2.5: a backward pass takes 2.5/3 of the time."""
-    (ratio,) = (one for one in read_constants() if one.name == "BACKWARD_RATIO")
+    """SINGLE_RATE is the share of TF32 at which fused attention in float32 runs; its neutral value is a third."""
+    (rate,) = (one for one in read_constants() if one.name == "SINGLE_RATE")
 
     def seconds() -> float:
-        return float(
-            lp.operator_seconds(
-                "attention_backward", "H100-SXM-80GB", dtype="bfloat16", batch=8, heads=16, seq=2048, head_dim=64
-            )
-        )
+        words = {"batch": 64, "heads": 16, "seq": 2048, "head_dim": 64}
+        return float(lp.operator_seconds("attention", "A100-SXM-80GB", dtype="float32", **words))
 
     before = seconds()
-    with neutral([ratio]):
-        assert seconds() == pytest.approx(before * 2.5 / 3, rel=1e-3)
+    with neutral([rate]):
+        assert seconds() < before
     assert seconds() == before
 
 

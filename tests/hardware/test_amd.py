@@ -21,7 +21,7 @@ from lightning_predict.record.trace import Trace
 from lightning_predict.testing import example_offer, example_trace
 from lightning_predict.timeline.host import host_of
 from lightning_predict.timeline.step_prediction import predict_steps
-from lightning_predict.uncertainty import OTHER_MAKERS_SPREAD
+from lightning_predict.uncertainty import ASSUMED_SPREAD
 
 GPT2 = Path(__file__).parents[2] / "examples" / "gpt2.json.gz"
 ROWS = [one for one in map(gpu, gpu_names()) if one.vendor == AMD]
@@ -132,8 +132,8 @@ def test_intervals_are_twice_as_wide_each_way() -> None:
     timed = predict_work_times(trace, gpus, origin=None, models=kernel_models(()))
     found, twin = predict_steps(trace, timed, gpus, host=host_of(0.01))  # bound by the device, at its low end, too
     assert found.seconds == pytest.approx(twin.seconds)
-    assert found.low_seconds == pytest.approx(twin.low_seconds / OTHER_MAKERS_SPREAD)
-    assert found.high_seconds == pytest.approx(twin.high_seconds * OTHER_MAKERS_SPREAD)
+    assert found.low_seconds == pytest.approx(twin.low_seconds / ASSUMED_SPREAD)
+    assert found.high_seconds == pytest.approx(twin.high_seconds * ASSUMED_SPREAD)
 
 
 def test_what_is_nearly_one_is_told_the_nearest() -> None:

@@ -8,11 +8,9 @@ import pytest
 
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.corrections import (
-    FIRST_GENERATION_LOSS,
-    FIRST_GENERATION_TOKENS,
     ON_HOPPER,
     attention_factors,
-    flash_generation,
+    uses_newest_attention,
 )
 from lightning_predict.kernels.operations import OperationShape
 
@@ -24,36 +22,26 @@ WHOLE = "aten::scaled_dot_product_attention"
 
 
 @pytest.mark.parametrize(
-    ("release", "name", "generation"),
+    ("release", "name", "is_newest"),
     [
-        ("2.1.2", "H100-SXM-80GB", 1),
-        ("2.2.0", "H100-SXM-80GB", 2),
-        ("2.10.0", "B200-SXM-180GB", 2),
-        ("2.11.0", "B200-SXM-180GB", 3),
-        (None, "H200", 3),
-        ("2.13.0", "A100-SXM-80GB", 2),
-        ("2.0.1", "L4", 1),
+        ("2.2.0", "H100-SXM-80GB", False),
+        ("2.10.0", "B200-SXM-180GB", False),
+        ("2.11.0", "B200-SXM-180GB", True),
+        (None, "H200", True),
+        ("2.13.0", "A100-SXM-80GB", False),
     ],
 )
-def test_the_generation_follows_from_the_release_and_the_gpu(release: str | None, name: str, generation: int) -> None:
-    assert flash_generation(release, gpu(name)) == generation
+def test_attention_kernels_follow_from_release_and_gpu(release: str | None, name: str, is_newest: bool) -> None:
+    assert uses_newest_attention(release, gpu(name)) == is_newest
 
 
-def test_older_attention_takes_longer_and_nothing_else_does() -> None:
+def test_older_attention_takes_longer() -> None:
     names = [WHOLE] * 3
     found = attention_factors([FORWARD, BACKWARD, PRODUCT], names, [A100, H100], {"torch": "2.6.0"})
     assert found.tolist() == [[1.0, 1.0, 1.0], [*ON_HOPPER, 1.0]]
-    # Half of the loss where there are as many keys as its constant says.
-    first = attention_factors(
-        [replace(FORWARD, dims=(1.0, 32.0, 32.0, FIRST_GENERATION_TOKENS, FIRST_GENERATION_TOKENS, 128.0))],
-        [WHOLE],
-        [A100],
-        {"torch": "2.1"},
-    )
-    assert first[0, 0] == pytest.approx(1 + FIRST_GENERATION_LOSS / 2)
 
 
-def test_what_asks_for_cudnn_gets_it_under_any_release() -> None:
+def test_named_cudnn_attention_runs_under_any_release() -> None:
     name = "aten::_scaled_dot_product_cudnn_attention"
     assert (attention_factors([FORWARD], [name], [H100], {"torch": "2.6.0"}) == 1).all()
     assert (attention_factors([FORWARD], [WHOLE], [H100], {}) == 1).all()

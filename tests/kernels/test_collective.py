@@ -16,7 +16,7 @@ from lightning_predict.kernels.families.collective import bundled_curves
 from lightning_predict.kernels.interconnect import bus_factor
 from lightning_predict.kernels.operations import COLLECTIVES, shape_batch
 from lightning_predict.kernels.roofline import link_bandwidth
-from lightning_predict.uncertainty import UNFITTED_SPREAD
+from lightning_predict.uncertainty import FORMULA_SPREAD
 
 GPUS = ["H100-SXM-80GB", "L40S", "V100-SXM2-16GB", "T4"]
 
@@ -86,7 +86,7 @@ def test_a_collective_that_was_not_measured_follows_from_all_reduce_with_a_wider
     batch = shape_batch("all_gather", "bfloat16", num_gpus=8, message_bytes=2**28)
     found = curves.estimate(batch, [gpu("V100-SXM2-16GB"), gpu("A100-SXM-80GB")])
     spread = (found.interval.high / found.seconds)[:, 0]
-    assert spread[0] == pytest.approx(spread[1] * UNFITTED_SPREAD)
+    assert spread[0] == pytest.approx(spread[1] * FORMULA_SPREAD)
 
 
 def test_an_unmeasured_gpu_has_a_wider_interval() -> None:
@@ -94,7 +94,7 @@ def test_an_unmeasured_gpu_has_a_wider_interval() -> None:
     estimate = bundled_curves().estimate(batch, [gpu("H100-SXM-80GB"), gpu("T4")])
     spread = (estimate.interval.high / estimate.seconds)[:, 0]
     assert spread[0] == pytest.approx(math.exp(bundled_curves().half_width))
-    assert spread[1] == pytest.approx(spread[0] * UNFITTED_SPREAD)
+    assert spread[1] == pytest.approx(spread[0] * FORMULA_SPREAD)
     assert np.all(estimate.interval.low <= estimate.seconds)
 
 

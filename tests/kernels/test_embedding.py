@@ -86,9 +86,9 @@ def bags(rate_of: bool, **words: float) -> float:
 
 
 def test_a_bag_is_updated_from_l2_where_all_of_its_rows_are_there() -> None:
-    # 20,000 rows of 256 bytes, 0.9 MB hold X = 3,515.6; 4,096 bags of 3. C(X, 3) / C(E, 3) of the bags are all
+    # 20,000 rows of 256 bytes, 1 MB holds X = 3,906.25; 4,096 bags of 3. C(X, 3) / C(E, 3) of the bags are all
     # there, and X of the 12,288 look-ups fill the cache first.
-    held, rows, asked = 0.9 * 1e6 / 256, 20_000, 4096 * 3
+    held, rows, asked = 1e6 / 256, 20_000, 4096 * 3
     product = held / rows * (held - 1) / (rows - 1) * (held - 2) / (rows - 2)
     expected = 1 - (held + (asked - held) * (1 - product)) / asked
     assert bags(True, bags=4096, lookups=3, rows=rows, dim=64) == pytest.approx(expected, rel=1e-6)

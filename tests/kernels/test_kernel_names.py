@@ -13,9 +13,8 @@ from lightning_predict.hardware import gpu
 from lightning_predict.kernels.kernel_names import matrix_dtype, scale_by_matmul_throughput
 from lightning_predict.kernels.measured_scaling import Method, predict_work_times
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.roofline import sustained_flops
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, sustained_flops
 from lightning_predict.kernels.translation import work_items
-from lightning_predict.kernels.wave_scaling import START_SECONDS
 from lightning_predict.record.kineto import trace_of_kineto
 from lightning_predict.record.trace import Trace
 from tests.record.test_events import event
@@ -125,9 +124,9 @@ def test_transformer_engine_scales_as_the_same_product_through_aten() -> None:
 
 def test_a_float8_product_of_transformer_engine_takes_the_rates_of_16_bits_elsewhere() -> None:
     trace = called("_Linear", 255, SHAPES, "nvjet_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT")
-    expected = START_SECONDS + (255e-6 - START_SECONDS) * sustained_flops(H100, "float8") / sustained_flops(
-        A100, "bfloat16"
-    )
+    expected = SHORTEST_KERNEL_SECONDS + (255e-6 - SHORTEST_KERNEL_SECONDS) * sustained_flops(
+        H100, "float8"
+    ) / sustained_flops(A100, "bfloat16")
     assert on_a100(trace) == pytest.approx(expected)
     in_16_bits = float(lp.operator_seconds("linear", "A100-SXM-80GB", dtype="bfloat16", m=8192, n=4096, k=4096))
     assert on_a100(trace) == pytest.approx(in_16_bits, rel=0.15)

@@ -103,10 +103,7 @@ def test_columns_wait_for_each_other() -> None:
     # So little work that only the wait is left: 512 kernels for 64, of 2 µs.
     assert small == pytest.approx(64 * 2e-6, rel=0.1)
     assert large == pytest.approx(512 * 2e-6, rel=0.1)
-    # A thousand small matrices at once, but large ones one after the other.
     assert lp.operator_seconds("cholesky", H100, n=64, batch=100) < 2 * small
-    one, many = (lp.operator_seconds("cholesky", H100, n=1024, batch=batch) for batch in (1, 100))
-    assert many > 50 * one
 
 
 @pytest.mark.parametrize(

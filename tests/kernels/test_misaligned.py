@@ -11,7 +11,7 @@ from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import Array, ShapeBatch, batch_shapes, network_spec, shape_batch
 from lightning_predict.kernels.roofline import with_sustained_peaks
 from lightning_predict.kernels.translation import work_items
-from lightning_predict.uncertainty import MISALIGNED_SPREAD, NARROW_SPREAD
+from lightning_predict.uncertainty import FORMULA_SPREAD
 from tests.kernels.example_networks import constant_weights
 
 A100 = gpu("A100-SXM-40GB")
@@ -57,7 +57,7 @@ def test_an_estimate_is_slower_and_less_sure_at_odd_sizes() -> None:
     assert 300e12 < sustained < 312e12
     assert odd / even == pytest.approx(0.8 * sustained / 68.5e12, rel=0.01)
     # The doubt about what power leaves widens both by less than a hundredth.
-    assert estimate.interval.high[0] / estimate.seconds[0] == pytest.approx([1.5 * MISALIGNED_SPREAD, 1.5], rel=0.01)
+    assert estimate.interval.high[0] / estimate.seconds[0] == pytest.approx([1.5 * FORMULA_SPREAD, 1.5], rel=0.01)
     assert estimate.interval.low[0] / estimate.seconds[0] == pytest.approx([1 / 1.5, 1 / 1.5], rel=0.2)
 
 
@@ -134,7 +134,7 @@ def test_the_interval_of_sizes_that_are_no_multiple_of_eight_admits_poorer_kerne
     batch = shape_batch("linear", "bfloat16", m=8190, n=[30528, 30524, 30522, 30521], k=768)
     estimate = models.estimate(batch, [A100])
     above = estimate.interval.high[0] / estimate.seconds[0]
-    assert above / above[0] == pytest.approx([1, NARROW_SPREAD, MISALIGNED_SPREAD, MISALIGNED_SPREAD])
+    assert above / above[0] == pytest.approx([1, FORMULA_SPREAD, FORMULA_SPREAD, FORMULA_SPREAD])
     # Four bytes an element: multiples of 4 start at 16 bytes as multiples of 8 do in 16 bits.
     by_four, by_eight = (
         lp.operator_seconds("linear", "H100-SXM-80GB", dtype="tf32", m=8192, n=columns, k=768)

@@ -64,15 +64,15 @@ def test_layers_of_one_direction_run_as_a_wave() -> None:
     # Three layers at a time, each a step behind the one below it.
     assert (state.times, state.problem) == (7, problem("bmm", "float16", b=3, m=4, n=192, k=64))
     assert (gates.times, gates.problem.dims) == (7, (3 * 4 * 2 * 448, 3 * 4 * 2 * 320, 0))
-    # Two steps more until the last layer has begun; two kernels more for each of two neighbours.
-    assert waiting.times == (7 + 2) * (5 + 2 * 2)
+    # Two steps more until the last layer has begun.
+    assert waiting.times == (7 + 2) * 5
 
 
 def test_directions_run_beside_each_other_and_layers_one_after_the_other() -> None:
     item = problem("lstm", "float16", batch=4, steps=7, input_size=32, hidden=64, layers=3, directions=2)
     state, _, waiting = surrogates_of(item)[-3:]
     assert (state.times, state.problem) == (3 * 7, problem("bmm", "float16", b=2, m=4, n=256, k=64))
-    assert waiting.times == 3 * 7 * (5 + 2)
+    assert waiting.times == 3 * 7 * 5
 
 
 def test_the_weights_of_a_recurrent_layer_get_their_gradient_in_one_product() -> None:
@@ -91,12 +91,11 @@ def test_attention_without_a_fused_model_is_two_products() -> None:
 
 @pytest.mark.parametrize(
     ("seq", "share"),
-    # 1025 / 2048 of the scores of 1,024 tokens are seen, and 300 keys a row are beyond; of 256 tokens none is skipped.
-    [(1024, 0.50049 + 300 / 1024), (32768, 0.50002 + 300 / 32768), (256, 1.0)],
+    [(1024, 1025 / 2048), (32768, 32769 / 65536)],
 )
 def test_causal_attention_is_what_blocks_cannot_skip_of_the_unmasked(seq: int, share: float) -> None:
     words = {"batch": 2, "heads": 4, "seq": seq, "head_dim": 64}
-    for suffix, times in (("", 1), ("_backward", 3)):
+    for suffix, times in (("", 1), ("_backward", 2.5)):
         (part,) = surrogates_of(problem(f"causal_attention{suffix}", "bfloat16", **words))
         assert part.problem == problem("attention", "bfloat16", **words)
         assert part.times == pytest.approx(times * share, rel=1e-4)
@@ -149,14 +148,14 @@ def test_norms_have_no_network_for_what_was_measured_as_a_ratio() -> None:
         assert surrogates_of(problem(name, "bfloat16", rows=64, cols=100))
 
 
-def test_rms_norm_takes_a_tenth_longer_than_its_bytes_and_its_backward_pass_three_times_that() -> None:
+def test_rms_norm_takes_a_tenth_longer_than_its_bytes() -> None:
     item = problem("rms_norm", "bfloat16", rows=64, cols=100)
     (part,) = surrogates_of(item)
     assert part.times == 1.1
     assert part.problem.operation == "transfer"
     assert part.problem.dims[:2] == (64 * 100 * 2, 64 * 100 * 2)  # read once, written once
     (backward,) = surrogates_of(OperationShape("rms_norm_backward", item.dtype, item.dims))
-    assert (backward.times, backward.problem) == (3.1, item)
+    assert (backward.times, backward.problem) == (2.2, item)
 
 
 def test_a_normalisation_is_reduced_to_the_bytes_it_moves() -> None:

@@ -17,11 +17,7 @@ from lightning_predict.kernels.models import OTHER_16_BIT, kernel_models
 from lightning_predict.kernels.operations import problem, shape_batch
 from lightning_predict.kernels.roofline import (
     HEADROOM,
-    LANES_SHARE,
     REDUCED,
-    SHARED_LANES_SHARE,
-    WIDE_LANES_SHARE,
-    _lanes_share,
     roofline_seconds,
     sustained_flops,
     sustained_rate_uncertainty,
@@ -104,7 +100,7 @@ def test_a_rate_measured_in_one_16_bit_dtype_stands_for_the_other() -> None:
 
 def test_power_to_spare_leaves_the_share_of_the_units() -> None:
     strong = replace(SMALL, power_watts=1e6)  # 50 lanes a multiprocessor, compute capability 8.0
-    assert sustained_flops(strong, "float32") == pytest.approx(0.93e12)
+    assert sustained_flops(strong, "float32") == pytest.approx(0.85e12)
     assert sustained_flops(strong, "float16") == pytest.approx(0.98 * 8e12)
 
 
@@ -114,18 +110,6 @@ def test_power_limits_what_it_cannot_feed() -> None:
     assert sustained_flops(weak, "float16") == pytest.approx(0.98 * 8e12 / math.sqrt(2))
     weaker = replace(weak, power_watts=weak.power_watts / 2)
     assert sustained_flops(weaker, "float16") < sustained_flops(weak, "float16")
-
-
-def test_a_rate_that_power_limits_is_doubted() -> None:
-    assert (
-        sustained_rate_uncertainty(gpu("L4"), "float16")
-        > 2 * sustained_rate_uncertainty(gpu("RTX-3090"), "float16")
-        > 0
-    )
-    # The same card without anybody's measurement.
-    unmeasured = replace(gpu("L4"), measured_flops_per_second={})
-    assert sustained_rate_uncertainty(unmeasured, "float16") > sustained_rate_uncertainty(gpu("L4"), "float16")
-    assert sustained_rate_uncertainty(gpu("P100-PCIe-16GB"), "float16") == 0  # float32 stands in for it
 
 
 def test_a_clock_above_the_boost_clock_counts_but_for_a_tenth() -> None:
@@ -193,11 +177,3 @@ def test_twice_the_batch_never_takes_less() -> None:
         seconds = models.estimate(shape_batch("linear", dtype, m=rows, n=4096, k=1024), GPUS[-40:]).seconds
         assert (seconds[:, 1:] >= 0.72 * seconds[:, :-1]).all()  # as `growth.py` has it: other kernels may be better
         assert (seconds[:, -1] > 2 * seconds[:, 0]).all()
-
-
-@pytest.mark.parametrize(("name", "share"), [("V100-SXM2-32GB", LANES_SHARE), ("P40", LANES_SHARE)])
-def test_cards_of_64_lanes_and_those_before_volta_reach_the_same_share(name: str, share: float) -> None:
-    # The V100 has 64 lanes in a multiprocessor; the P40 has 128, whose two kinds of work do not share them.
-    assert _lanes_share(gpu(name)) == share
-    assert _lanes_share(gpu("H100-SXM-80GB")) == WIDE_LANES_SHARE
-    assert _lanes_share(gpu("L4")) == SHARED_LANES_SHARE

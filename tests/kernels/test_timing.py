@@ -45,13 +45,13 @@ def test_the_last_source_knows_every_problem() -> None:
 
 def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None:
     models = kernel_models(("H200-SXM-141GB",))
-    # Rows of 49,160 numbers do not stay in shared memory: they are read again, from memory where they left the L2.
+    # Rows of 49,160 numbers do not stay in shared memory: they are read again from memory.
     item = problem("softmax", "float32", rows=8192, cols=12290 * 4)
     found = explain(item, gpu("H200-SXM-141GB"), models)
     times = predict_operation_times([item], [gpu("H200-SXM-141GB")], models)
     assert found.interval.middle == times.seconds[0, 0]
     names = [name for name, _ in found.limits]
-    assert names[-1] == "rows read again"
+    assert names[-1] == "instructions and waiting"
     assert names == [limit.name for limit in BOUNDS if limit.name in names]
     assert found.limits[-1][1] == found.interval.middle
 

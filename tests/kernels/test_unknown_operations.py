@@ -12,7 +12,7 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import unknown_operation_notes, work_items
 from lightning_predict.record.operand_strides import POINTWISE
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
-from lightning_predict.uncertainty import UNKNOWN_OPERATION_SPREAD
+from lightning_predict.uncertainty import UNKNOWN_SPREAD
 
 MATRIX = TensorInfo((4096, 4096), "float32")
 
@@ -55,7 +55,7 @@ def test_an_unknown_operation_may_take_far_longer_than_its_bytes() -> None:
     timed = predict_work_times(trace, [gpu("T4"), gpu("L4")], origin=None, models=kernel_models(("T4", "L4")))
     np.testing.assert_allclose(timed.seconds[:, 1], timed.seconds[:, 0])
     np.testing.assert_allclose(timed.interval.low[:, 1], timed.interval.low[:, 0])
-    np.testing.assert_allclose(timed.interval.high[:, 1], UNKNOWN_OPERATION_SPREAD * timed.interval.high[:, 0])
+    np.testing.assert_allclose(timed.interval.high[:, 1], UNKNOWN_SPREAD * timed.interval.high[:, 0])
     assert [item.unknown for item in work_items(trace)] == [(), ("mine::scan",)]
 
 

@@ -21,7 +21,7 @@ from lightning_predict.layouts.overlap import (
 )
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.simulation import HostOperation, launch_schedule, simulate_timeline
-from lightning_predict.uncertainty import UNMEASURED_LINKS_SPREAD
+from lightning_predict.uncertainty import ASSUMED_SPREAD
 
 H100 = gpu("H100-SXM-80GB")
 SECONDS = (1.0, 2.0, 3.0, 4.0)
@@ -56,7 +56,7 @@ def test_interval_of_a_collective() -> None:
     (found,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
     assert found[1] == 2 * alone.middle[0]
     # The machine of the catalogue was not measured; a user's bandwidth is taken as given.
-    assert found[2] == pytest.approx(2 * alone.high[0] * UNMEASURED_LINKS_SPREAD)
+    assert found[2] == pytest.approx(2 * alone.high[0] * ASSUMED_SPREAD)
     said = Interconnect(intra_node_bytes_per_second=1e9)
     (exact,) = Links(layout, said, slowdown=1.0).collective("all_reduce", [1e8])
     assert exact[2] == collective_seconds("all_reduce", [1e8], layout, interconnect=said).high[0]

@@ -14,7 +14,7 @@ from lightning_predict.timeline.same_gpu_check import (
     corrected_iterations,
     same_gpu_check,
 )
-from lightning_predict.uncertainty import MEASURED_HOST_SPREAD
+from lightning_predict.uncertainty import SURROGATE_SPREAD
 from tests.example_gpu import BIG, SMALL
 from tests.timeline.test_step_prediction import LARGE, MODELS, TINY, measured_trace, product
 
@@ -78,7 +78,7 @@ def test_the_host_is_the_same_on_other_gpus_so_its_time_is_corrected_in_full() -
     work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(3 * expected)
-    assert other.high_seconds == pytest.approx(MEASURED_HOST_SPREAD * 3 * expected)
+    assert other.high_seconds == pytest.approx(SURROGATE_SPREAD * 3 * expected)
     assert other.notes[0].startswith("Other GPUs: the host's time is corrected by a factor of 3.00, as the step takes")
 
 

@@ -20,7 +20,6 @@ from lightning_predict.testing import example_trace
 from lightning_predict.timeline.step_prediction import predict_steps
 from lightning_predict.uncertainty import (
     UNCALIBRATED,
-    UNMEASURED_GPU_HALF_WIDTH,
     StepSpread,
     bundled_spread,
     device_ends,
@@ -50,21 +49,10 @@ def test_the_bundled_spread_has_both_parts() -> None:
     assert 0.02 <= spread.new_source < 0.5
 
 
-def test_what_nobody_knows_of_a_gpu_adds_as_a_square() -> None:
+def test_additional_half_width_adds_as_a_square() -> None:
     # sqrt(0.3² + 0.4²) = 0.5, and the operations' own ends are not kept.
     low, high = StepSpread(operations_factor=0.0, new_source=0.3).widened(0.8, 2.0, 0.4)
     assert (low, high) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
-
-
-def test_only_a_chip_without_published_steps_is_new() -> None:
-    """Measured operations do not help: with them, steps on chips that were left out deviate by as much."""
-    spread = bundled_spread()
-    names = ("T4", "RTX-3090", "A100-SXM-80GB", "B200-SXM-180GB", "RTX-4080", "MI300X")
-    found = spread.of_new_chips(
-        names
-    )  # steps, steps, another board's steps, measured operations only, neither, neither
-    assert found.tolist() == [0.0, 0.0, 0.0, *3 * [UNMEASURED_GPU_HALF_WIDTH]]
-    assert UNCALIBRATED.of_new_chips(["RTX-4080"]).tolist() == [0.0]
 
 
 def end_above(own: Gpu) -> float:
@@ -97,7 +85,6 @@ def test_no_step_is_more_certain_than_the_spread_of_machines_of_one_name() -> No
         ["linear"] * 3,
         [1, 2, 3],
         bundled_spread(),
-        new=np.zeros(1),
         is_validated=np.ones(1, dtype=np.bool_),
     )
     assert 1.14 < float(high[0] / low[0]) < 1.2

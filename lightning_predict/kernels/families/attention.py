@@ -43,11 +43,11 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import per_gpu, roofline_seconds
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, TYPICAL_UTILISATION, per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.record.signatures import has_wider_mask
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
-from lightning_predict.uncertainty import FLOAT32_ATTENTION_SPREAD
+from lightning_predict.uncertainty import FORMULA_SPREAD
 
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS_WITHOUT_MASK: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq"}
@@ -66,10 +66,6 @@ def _visible_share(c: Columns) -> Array:
     # Row i attends to min(i + 1, kv_seq) keys; the sum over rows is a triangle and, below it, full rows.
     visible = shorter * (shorter + 1) / 2 + np.maximum(seq - kv_seq, 0) * kv_seq
     return np.where(c["causal"] > 0, visible / (seq * kv_seq), 1.0)
-
-
-DIAGONAL_KEYS: Final = 300.0
-"""Additional keys per row that causal attention costs beyond the visible ones."""
 
 
 def _under_a_mask(c: Columns) -> Columns:
@@ -170,31 +166,21 @@ ATTENTION: Final = NetworkSpec(
 WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
 """TF32 FLOPs per clock and multiprocessor with the instructions of Ampere."""
 
-SHORTEST_SINGLE_SECONDS: Final = 5e-06
-"""Minimum seconds of one such kernel."""
-
-BACKWARD_RATIO: Final = 3.0
-"""Backward over forward time of fused attention."""
-
-
 SINGLE_RATE: Final = 0.1
 """Share of the TF32 rate that PyTorch's memory-efficient attention reaches in float32."""
-
-SINGLE_RATE_ON_LANES: Final = 0.4
-"""Share of the float32 peak on GPUs before TF32."""
 
 
 def _single_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     """Predict fused attention in float32 by its FLOPs, because the scores are never in memory; (gpus, problems)."""
     rates = per_gpu(gpus, _single_rate)
-    seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_SINGLE_SECONDS
-    return Interval.from_factor(seconds, FLOAT32_ATTENTION_SPREAD)
+    seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_KERNEL_SECONDS
+    return Interval.from_factor(seconds, FORMULA_SPREAD)
 
 
 def _single_rate(gpu: Gpu) -> float:
     tf32 = gpu.peak("tf32")
     if tf32 is None:
-        return SINGLE_RATE_ON_LANES * gpu.peak_flops_per_second["float32"]
+        return TYPICAL_UTILISATION["tensor"] * gpu.peak_flops_per_second["float32"]
     widest = WIDEST_FLOPS_PER_CLOCK * gpu.streaming_multiprocessors * gpu.boost_clock_hz
     return SINGLE_RATE * min(tf32, widest)
 
@@ -217,15 +203,15 @@ def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
 
 
 def _as_forward_pass(problem: OperationShape) -> tuple[CountedShape, ...]:
-    return (CountedShape(BACKWARD_RATIO, OperationShape("attention", problem.dtype, problem.dims)),)
+    return (CountedShape(BACKWARD_MATMULS, OperationShape("attention", problem.dtype, problem.dims)),)
 
 
 def _without_a_mask(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Return the share of unmasked attention that blocks cannot skip."""
     columns = {word: np.array([value]) for word, value in problem.shape.items()}
-    share = float(_visible_share(_under_a_mask(columns))[0]) + DIAGONAL_KEYS / problem.shape["kv_seq"]
-    times = BACKWARD_RATIO if problem.operation.endswith("_backward") else 1.0
-    return (CountedShape(times * min(share, 1.0), OperationShape("attention", problem.dtype, (*problem.dims, 0.0))),)
+    share = float(_visible_share(_under_a_mask(columns))[0])
+    times = BACKWARD_MATMULS if problem.operation.endswith("_backward") else 1.0
+    return (CountedShape(times * share, OperationShape("attention", problem.dtype, (*problem.dims, 0.0))),)
 
 
 def _as_a_server(problem: OperationShape) -> OperationShape:

@@ -36,7 +36,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import COLLECTIVES, Array, Columns, OperationSpec, ShapeBatch, register
 from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
 from lightning_predict.kernels.timing import Estimate, TimedBy
-from lightning_predict.uncertainty import UNFITTED_SPREAD
+from lightning_predict.uncertainty import FORMULA_SPREAD
 
 MEASURED_SUBSTITUTE: Final = {"broadcast": "all_gather"}
 """Maps each unmeasured collective to a measured collective with the same time per byte sent over a link.
@@ -110,7 +110,7 @@ class CollectiveCurves:
         """
         seconds = np.stack([self._seconds(batch, target) for target in gpus])  # (gpus, problems)
         fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]  # (gpus, 1)
-        spread = np.exp(self.half_width) * np.where(fitted, 1.0, UNFITTED_SPREAD)
+        spread = np.exp(self.half_width) * np.where(fitted, 1.0, FORMULA_SPREAD)
         bound = roofline_seconds(batch, gpus, least=True)
         seconds = np.maximum(seconds, bound)
         return Estimate(Interval.from_factor(seconds, spread).clamp_min(bound))

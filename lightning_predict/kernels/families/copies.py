@@ -16,7 +16,6 @@ from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, 
 from lightning_predict.kernels.memory_bound import UNTRANSLATED
 from lightning_predict.kernels.operations import (
     Array,
-    LatencyBound,
     OperationSpec,
     RooflineEfficiency,
     ShapeBatch,
@@ -24,7 +23,7 @@ from lightning_predict.kernels.operations import (
     register,
 )
 from lightning_predict.kernels.roofline import host_copy_rate
-from lightning_predict.uncertainty import UNTRANSLATED_SPREAD
+from lightning_predict.uncertainty import UNKNOWN_SPREAD
 
 
 def _host_copy_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -36,7 +35,7 @@ register(
     replace(by_bytes("transfer"), network_specs=(VECTOR,)),
     # Bytes of a call whose translator failed. The spread is wide, because the work is unknown: an addmm timed by its
     # bytes was 42 times faster than a matmul of equal size.
-    replace(by_bytes(UNTRANSLATED), roofline_efficiency=RooflineEfficiency(spread=UNTRANSLATED_SPREAD)),
+    replace(by_bytes(UNTRANSLATED), roofline_efficiency=RooflineEfficiency(spread=UNKNOWN_SPREAD**2)),
     OperationSpec(
         name="host_copy",
         shape=("size_bytes",),
@@ -44,7 +43,7 @@ register(
         flops=lambda c: 0 * c["size_bytes"],
         reads=lambda c: c["size_bytes"],  # once over the link
         element_bytes=1,
-        latency_bound=LatencyBound(latency=_host_copy_latency),
+        latency=_host_copy_latency,
     ),
     by_element("concat", 1, 1),
     by_element("copy", 1, 1),

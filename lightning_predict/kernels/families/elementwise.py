@@ -42,7 +42,7 @@ from lightning_predict.kernels.operations import (
     batch_shapes,
     register,
 )
-from lightning_predict.kernels.roofline import issue_rate, per_gpu
+from lightning_predict.kernels.roofline import per_gpu
 from lightning_predict.kernels.translation import compute_dtype, rows_and_columns
 from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
@@ -105,24 +105,10 @@ def without_inline_ecc(gpu: Gpu) -> Gpu:
     return replace(gpu, dram_bytes_per_second=WITHOUT_CODES * gpu.dram_bytes_per_second)
 
 
-VECTOR_FLOPS_PER_CLOCK: Final = 80.0
-"""FLOPs, as counted in this registry, that a multiprocessor issues per clock."""
-
-
-def issued_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the minimum seconds to issue the operations of each problem, shape (gpus, problems).
-
-    The networks were trained on GPUs of at most 13 bytes per clock and multiprocessor, where only bandwidth matters.
-    """
-    seconds: Array = batch.flops[None, :] / (VECTOR_FLOPS_PER_CLOCK * per_gpu(gpus, issue_rate))
-    return seconds
-
-
 VECTOR: Final = NetworkSpec(
     name="vector",
     dtypes=("float32", "float16", "bfloat16"),
     describe=vector_features,
-    floor=issued_seconds,
     unmeasured=without_inline_ecc,
 )
 

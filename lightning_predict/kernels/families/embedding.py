@@ -43,29 +43,25 @@ from lightning_predict.kernels.operations import (
     Array,
     Columns,
     Formula,
-    LatencyBound,
     OperationShape,
     OperationSpec,
     ShapeBatch,
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import SECTOR_BYTES, issue_rate, per_gpu, roofline_seconds
+from lightning_predict.kernels.roofline import (
+    SECTOR_BYTES,
+    SHORTEST_KERNEL_SECONDS,
+    per_gpu,
+    roofline_seconds,
+)
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.record.trace import Flags, Operation
-from lightning_predict.uncertainty import EMBEDDING_SPREAD
+from lightning_predict.uncertainty import SURROGATE_SPREAD
 
-INDEX_BYTES: Final = 4
-"""Bytes of an index, as in Lin et al."""
-USABLE_L2: Final = 0.9
-"""Share of the L2 cache that holds rows of the tables."""
 WARPS_PER_MULTIPROCESSOR: Final = 45
 """Resident warps of the look-up kernel per SM."""
 SHORT_ROW_FACTORS: Final = ((32, 1.55), (64, 1.1))
-BACKWARD_ROW_TRAFFIC: Final = 2.0
-"""Accesses per row in a stochastic-gradient update, which reads and writes each row."""
-LAUNCH_SECONDS: Final = 2e-06
-"""Minimum time of a look-up kernel."""
 
 ZIPF: Final = "zipf_alpha"
 """Argument of a look-up and its backward pass with the exponent of Zipf's law for row frequencies.
@@ -89,40 +85,15 @@ def _bags_once(c: Columns) -> Array:
     return c["bags"] * c["dim"]
 
 
-GATHER_CYCLES: Final = 2.0
-"""Multiprocessor cycles per element of look-ups by index, which need integer divisions."""
-
-
-MAX_ROWS_IN_TURN: Final = 3072
-TURN_CYCLES: Final = 65.0
-SORT_SECONDS: Final = 0.0001
-SCATTER_CYCLES: Final = 2.85
-"""Backward pass of an embedding."""
-
-
-def _scattered(batch: ShapeBatch, gpu: Gpu) -> Array:
-    rows, elements = batch.columns["rows"], batch.columns["rows"] * batch.columns["cols"]
-    in_turn = TURN_CYCLES * rows / gpu.boost_clock_hz
-    return np.where(rows <= MAX_ROWS_IN_TURN, in_turn, SORT_SECONDS + SCATTER_CYCLES * elements / issue_rate(gpu))
-
-
-def _gathered(batch: ShapeBatch, gpu: Gpu) -> Array:
-    c = batch.columns
-    return GATHER_CYCLES * c["rows"] * c["cols"] / issue_rate(gpu)
-
-
 register(
     replace(
         by_element("embedding", 1, 1, 0),
         aten=("aten::embedding",),
         translator=_look_up,
         network_specs=(VECTOR,),
-        latency_bound=LatencyBound(latency=_gathered),
     ),
     # Scatter-add of gradient rows into a zeroed table: gradient rows are read, table rows are read and written.
-    replace(
-        by_element("embedding_backward", 2, 1), network_specs=(VECTOR,), latency_bound=LatencyBound(latency=_scattered)
-    ),
+    replace(by_element("embedding_backward", 2, 1), network_specs=(VECTOR,)),
 )
 
 
@@ -190,7 +161,7 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
     l2 = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
     warps = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * WARPS_PER_MULTIPROCESSOR)
     tables = np.ceil(warps / c["bags"])
-    held = np.minimum(np.minimum(USABLE_L2 * l2 / tables / (value_bytes * c["dim"]), c["rows"]), asked)
+    held = np.minimum(np.minimum(l2 / tables / (value_bytes * c["dim"]), c["rows"]), asked)
     unique = unique_rows(c)
     found = _set_products(held, c["rows"], c["lookups"]) if whole_bags else held / c["rows"]  # (gpus, problems)
     filled = held.copy()
@@ -234,16 +205,16 @@ def bag_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     rows = c["bags"] * c["lookups"] * row_bytes
     is_backward = batch.operation.endswith("_backward")
     if is_backward:
-        rows = BACKWARD_ROW_TRAFFIC * rows
-    around = c["bags"] * (3 * SECTOR_BYTES + _sectors(INDEX_BYTES * c["lookups"]) + row_bytes)
+        rows = 2 * rows  # an update reads and writes each row
+    around = c["bags"] * (3 * SECTOR_BYTES + _sectors(COMPUTE_BYTES["int32"] * c["lookups"]) + row_bytes)
     dram = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
     cache = per_gpu(gpus, lambda gpu: gpu.l2_bytes_per_second)
     found = hit_rate(c, gpus, value_bytes=value_bytes, whole_bags=is_backward)
     from_dram = (around + (1 - found) * rows) / dram
     through_l2 = (around + rows) / cache
-    seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
+    seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + SHORTEST_KERNEL_SECONDS
     bound = roofline_seconds(batch, gpus, least=True)
-    return Interval.from_factor(np.maximum(seconds, bound), EMBEDDING_SPREAD).clamp_min(bound)
+    return Interval.from_factor(np.maximum(seconds, bound), SURROGATE_SPREAD).clamp_min(bound)
 
 
 def _sectors(size_bytes: Array) -> Array:

@@ -23,7 +23,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.record.trace import Flags, Operation
-from lightning_predict.uncertainty import FOURIER_SPREAD
+from lightning_predict.uncertainty import ASSUMED_SPREAD
 
 
 def _share(c: Columns) -> Array:
@@ -47,7 +47,7 @@ register(
         reads=_numbers,
         writes=_numbers,
         # Long transforms pass through memory two or more times. Both values are assumed, without measurements.
-        roofline_efficiency=RooflineEfficiency(utilisation=0.5, spread=FOURIER_SPREAD),
+        roofline_efficiency=RooflineEfficiency(spread=ASSUMED_SPREAD),
     )
 )
 

@@ -11,7 +11,7 @@ FLOPs are from the textbook (Golub and Van Loan, Matrix Computations, 4th editio
     singular values (8.6, Golub-Reinsch) 4 n² (m - n / 3); 14 m n² + 8 n³ with thin vectors
 
 These algorithms are sequential: each column depends on the previous column. Each operation therefore has a number of
-dependent kernels. Other work counts at a low utilisation, with a wide interval, because no measurements were available.
+dependent kernels. Their interval is wide, because no measurements were available.
 These algorithms never use TF32. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
@@ -39,34 +39,16 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype, is_complex
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
-from lightning_predict.uncertainty import LINALG_SPREAD
-
-DIRECT_UTILISATION: Final = 0.4
-"""Share of the peak that the matmuls of Cholesky, LU, QR and triangular solves reach, apart from the waits."""
-
-ITERATIVE_UTILISATION: Final = 0.05
-"""The same for eigenvalues and singular values."""
-
-MAX_OF_A_BATCH: Final = 512
-"""Maximum rows for batched LU and QR, with about one block per matrix; larger ones run one after the other."""
-
-MAX_OF_AN_ITERATIVE_BATCH: Final = 32
-"""The same for eigenvalues and singular values."""
+from lightning_predict.uncertainty import UNKNOWN_SPREAD
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waits:
-    """Number of dependent kernels per column. Matrices above a size are also processed one after another."""
+def _kernels(a_column: float) -> Callable[[Columns], Array]:
+    """Make the function that counts dependent kernels, from their number per column."""
 
-    a_column: float
-    most_at_once: float = math.inf
+    def count(c: Columns) -> Array:
+        return np.maximum(a_column * np.minimum(c.get("m", c["n"]), c["n"]), 1.0)
 
-    def __call__(self, c: Columns) -> Array:
-        rows = c["m"] if "m" in c else c["n"]
-        times = np.where(rows > self.most_at_once, c["batch"], 1.0)
-        waits: Array = np.maximum(self.a_column * np.minimum(rows, c["n"]) * times, 1.0)
-        return waits
+    return count
 
 
 def _tall(c: Columns) -> tuple[Array, Array]:
@@ -102,9 +84,7 @@ def _factorisation(
     flops: Callable[[Columns], Array],
     reads: Callable[[Columns], Array],
     writes: Callable[[Columns], Array],
-    waits: _Waits,
-    *,
-    utilisation: float = DIRECT_UTILISATION,
+    kernels: Callable[[Columns], Array],
 ) -> OperationSpec:
     defaults: dict[str, float | str] = {"batch": 1, "values_only": 0, "m": "n", "columns": 1}
     return OperationSpec(
@@ -115,21 +95,18 @@ def _factorisation(
         flops=flops,
         reads=reads,
         writes=writes,
-        roofline_efficiency=RooflineEfficiency(utilisation=utilisation, spread=LINALG_SPREAD, sequential_kernels=waits),
+        roofline_efficiency=RooflineEfficiency(spread=UNKNOWN_SPREAD, sequential_kernels=kernels),
     )
 
-
-_EXPONENTIAL_MATMULS: Final = 8
-"""Products of a matrix exponential."""
 
 register(
     _factorisation(
         "matrix_exponential",
         ("batch", "n"),
-        lambda c: 2 * _EXPONENTIAL_MATMULS * c["batch"] * c["n"] ** 3,
+        lambda c: 2 * 8 * c["batch"] * c["n"] ** 3,  # eight products
         _square,
         _square,
-        _Waits(a_column=0),
+        _kernels(0),
     ),
     _factorisation(
         "cholesky",
@@ -137,7 +114,7 @@ register(
         lambda c: c["batch"] * c["n"] ** 3 / 3,
         _square,
         _square,
-        _Waits(a_column=1, most_at_once=MAX_OF_A_BATCH),
+        _kernels(1),
     ),
     _factorisation(
         "lu",
@@ -145,7 +122,7 @@ register(
         lambda c: _householder(c) / 2,
         _sides,
         _sides,
-        _Waits(a_column=2, most_at_once=MAX_OF_A_BATCH),  # the pivot search is a separate kernel
+        _kernels(2),  # the pivot search is a separate kernel
     ),
     _factorisation(
         "triangular_solve",
@@ -153,7 +130,7 @@ register(
         lambda c: c["batch"] * c["n"] ** 2 * c["columns"],
         lambda c: c["batch"] * (c["n"] ** 2 / 2 + c["n"] * c["columns"]),
         lambda c: c["batch"] * c["n"] * c["columns"],
-        _Waits(a_column=1 / 32),  # blocks of 32 columns
+        _kernels(1 / 32),  # blocks of 32 columns
     ),
     _factorisation(
         "qr",
@@ -161,7 +138,7 @@ register(
         lambda c: _householder(c) * (1 + _vectors(c)),
         _sides,
         lambda c: _sides(c) * (1 + _vectors(c)),
-        _Waits(a_column=2, most_at_once=MAX_OF_A_BATCH),
+        _kernels(2),
     ),
     _factorisation(
         "eigh",
@@ -169,8 +146,7 @@ register(
         lambda c: c["batch"] * c["n"] ** 3 * np.where(c["values_only"] > 0, 4 / 3, 9.0),
         _square,
         lambda c: _square(c) * _vectors(c),
-        _Waits(a_column=16, most_at_once=MAX_OF_AN_ITERATIVE_BATCH),
-        utilisation=ITERATIVE_UTILISATION,
+        _kernels(16),
     ),
     _factorisation(
         "eig",
@@ -178,8 +154,7 @@ register(
         lambda c: c["batch"] * c["n"] ** 3 * np.where(c["values_only"] > 0, 10.0, 25.0),
         _square,
         lambda c: 2 * _square(c) * _vectors(c),
-        _Waits(a_column=64, most_at_once=1),  # largely on the host
-        utilisation=ITERATIVE_UTILISATION,
+        _kernels(64),  # largely on the host
     ),
     _factorisation(
         "svd",
@@ -187,8 +162,7 @@ register(
         _singular,
         _sides,
         lambda c: 2 * _sides(c) * _vectors(c),
-        _Waits(a_column=64, most_at_once=MAX_OF_AN_ITERATIVE_BATCH),
-        utilisation=ITERATIVE_UTILISATION,
+        _kernels(64),
     ),
 )
 

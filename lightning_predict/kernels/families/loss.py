@@ -33,9 +33,6 @@ LOOK_UP_CYCLES: Final = {"forward": 1500.0, "backward": 600.0}
 memory. The constant part of cross entropies in Liger (A100) and KernelBench (T4, H100-PCIe, L40S) is 1,450 to 1,800
 cycles. The backward pass does not wait for loads and takes about 600 cycles (training data)."""
 
-NOT_REDUCED: Final = 0
-"""Value of the losses' argument `reduction` for no reduction; 1 is the mean, 2 the sum."""
-
 
 def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[OperationShape, ...]:
     """Count reading the targets and one value per target. `nll_loss2d` has many blocks."""
@@ -71,6 +68,6 @@ def _loss(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | N
     if not count:
         return ()
     each = OperationShape("transfer", "float32", (read, size, count))
-    if operation.arguments.get("reduction", 1) == NOT_REDUCED:
+    if operation.arguments.get("reduction", 1) == 0:  # no reduction; 1 is the mean, 2 the sum
         return (each,)
     return each, OperationShape("transfer", "float32", (size, size / count, count))

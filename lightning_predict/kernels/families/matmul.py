@@ -31,7 +31,6 @@ from lightning_predict.kernels.operations import (
     BoolArray,
     Columns,
     CountedShape,
-    LatencyBound,
     NamedFeatures,
     NetworkSpec,
     OperationShape,
@@ -40,11 +39,17 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import issue_rate, per_gpu, sustained_rate_uncertainty, with_sustained_peaks
+from lightning_predict.kernels.roofline import (
+    TENSOR_ALIGNMENT,
+    issue_rate,
+    per_gpu,
+    sustained_rate_uncertainty,
+    with_sustained_peaks,
+)
 from lightning_predict.kernels.translation import COMPLEX_MATMULS, compute_dtype, is_complex
 from lightning_predict.record.operand_strides import FIRST_TRANSPOSED, SECOND_TRANSPOSED
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
-from lightning_predict.uncertainty import MISALIGNED_SPREAD, NARROW_SPREAD
+from lightning_predict.uncertainty import FORMULA_SPREAD
 
 
 def _flops(c: Columns) -> Array:
@@ -87,21 +92,14 @@ def matmul_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 
 
 MISALIGNED_FLOPS_PER_CLOCK: Final = 450.0
-"""FLOPs per clock and multiprocessor at odd sizes: less than half of Volta's tensor cores."""
-
-PAIRED_FLOPS_PER_CLOCK: Final = 800.0
-"""The same at even sizes that are not multiples of 4, whose rows start at pairs of elements."""
-
-SINGLE_FLOPS_PER_CLOCK: Final = 450.0
+"""FLOPs per clock and multiprocessor at odd sizes: less than half of Volta's tensor cores; also in TF32 at sizes that
+are not multiples of 4, whose rows are not aligned to the 16 bytes of a wide load."""
 SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = 325.0
-"""The same in TF32 at sizes that are not multiples of 4, whose rows are not aligned to the 16 bytes of a wide load."""
+"""The same in TF32 since Hopper."""
+PAIRED_FLOPS_PER_CLOCK: Final = 800.0
+"""The same in 16 bits at even sizes that are not multiples of 4, whose rows start at pairs of elements."""
 ODD_ELEMENTS_PER_CLOCK: Final = 2.0
-"""Elements of operands and result per clock and multiprocessor at odd sizes in 16 bits, since Hopper. They move one by
-one."""
-
-WIDE_LOAD: Final = 4
-WIDEST_LOAD: Final = 8
-"""Alignment of sizes, in 16-bit elements."""
+"""Elements of operands and result per clock and multiprocessor at odd sizes in 16 bits, since Hopper, one by one."""
 
 
 def _is_no_multiple(batch: ShapeBatch, unit: int) -> BoolArray:
@@ -112,8 +110,7 @@ def _is_no_multiple(batch: ShapeBatch, unit: int) -> BoolArray:
 
 
 def _alignment_uncertainty(batch: ShapeBatch) -> Array:
-    narrow = np.where(_is_no_multiple(batch, WIDEST_LOAD), NARROW_SPREAD, 1.0)
-    return np.where(_is_no_multiple(batch, WIDE_LOAD), MISALIGNED_SPREAD, narrow)
+    return np.where(_is_no_multiple(batch, TENSOR_ALIGNMENT), FORMULA_SPREAD, 1.0)
 
 
 def unaligned_matmul_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
@@ -123,12 +120,12 @@ def unaligned_matmul_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
     at a time, at a rate that does not increase with newer tensor cores. Before cuBLAS 11, no tensor cores were used.
     Since Hopper, the elements of odd sizes, few of which are used often in attention, limit the time, too.
     """
-    is_odd, is_uneven = _is_no_multiple(batch, 2), _is_no_multiple(batch, WIDE_LOAD)
+    is_odd, is_uneven = _is_no_multiple(batch, 2), _is_no_multiple(batch, TENSOR_ALIGNMENT // 2)
     uneven = np.where(is_uneven, batch.flops, 0.0)  # (problems,)
     clocks = per_gpu(gpus, issue_rate)
     if batch.dtype == "tf32":
         rates = [
-            SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER if gpu.generation.has_warp_group_matmul else SINGLE_FLOPS_PER_CLOCK
+            SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER if gpu.generation.has_warp_group_matmul else MISALIGNED_FLOPS_PER_CLOCK
             for gpu in gpus
         ]
         of_single: Array = uneven / (clocks * np.array(rates)[:, None])
@@ -151,7 +148,6 @@ SINGLE_PRECISION: Final = NetworkSpec(
     name="matmul_single",
     dtypes=("float32",),
     describe=matmul_features,
-    growing=("m", "n", "k"),
     unmeasured=with_sustained_peaks,
     log_uncertainty=sustained_rate_uncertainty,
 )
@@ -159,7 +155,6 @@ HALF_PRECISION: Final = NetworkSpec(
     name="matmul_half",
     dtypes=("float16", "bfloat16"),
     describe=matmul_features,
-    growing=("m", "n", "k"),
     floor=unaligned_matmul_seconds,
     upper_interval_factor=_alignment_uncertainty,
     unmeasured=with_sustained_peaks,
@@ -173,9 +168,9 @@ def _of_columns(b: float, m: float, n: float, k: float) -> tuple[float, float, f
     The rows in memory have m and n elements, so an odd depth (tokens, for the gradient of a weight) is harmless. On the
     H200, 1,457 tokens of 1,024 to 4,096 features take 41 us forward and backward; as an odd depth, they took 124.
     """
-    if k >= WIDEST_LOAD**2:  # a shorter depth would grow too much, and takes little time
-        k = math.ceil(k / WIDEST_LOAD) * WIDEST_LOAD
-    return (b, n, m, k) if m % WIDEST_LOAD > 0 == n % WIDEST_LOAD else (b, m, n, k)
+    if k >= TENSOR_ALIGNMENT**2:  # a shorter depth would grow too much, and takes little time
+        k = math.ceil(k / TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+    return (b, n, m, k) if m % TENSOR_ALIGNMENT > 0 == n % TENSOR_ALIGNMENT else (b, m, n, k)
 
 
 def _matmul_backward(problem: OperationShape) -> tuple[CountedShape, ...]:
@@ -199,7 +194,7 @@ register(
         reads=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],  # the weight is shared by all b
         writes=_outputs,
         network_specs=(SINGLE_PRECISION, HALF_PRECISION),
-        latency_bound=LatencyBound(latency=_single_latency),
+        latency=_single_latency,
     ),
     OperationSpec(
         name="bmm",
@@ -210,7 +205,7 @@ register(
         reads=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
         writes=_outputs,
         network_specs=(SINGLE_PRECISION, HALF_PRECISION),
-        latency_bound=LatencyBound(latency=_single_latency),
+        latency=_single_latency,
     ),
     # The gradient and both operands are read; the gradients of both operands are written.
     OperationSpec(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -27,49 +26,32 @@ from lightning_predict.kernels.operations import (
     Alternative,
     Array,
     CountedShape,
-    LatencyBound,
     OperationShape,
-    RepeatedReads,
     ShapeBatch,
     batch_shapes,
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import issue_rate, memory_bandwidth, rounds
-from lightning_predict.record.operand_strides import CHANNELS_LAST, READ_IN_PASSES
+from lightning_predict.kernels.roofline import TYPICAL_UTILISATION, issue_rate, memory_bandwidth, rounds
+from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
-LAYER_NORM_BACKWARD_RATIO: Final = 2.2
-"""Time of the backward pass over the forward pass of PyTorch's layer norm kernels."""
+BACKWARD_RATIO: Final = 2.2
+"""Time of the backward pass over the forward pass of PyTorch's norm kernels."""
 
-RMS_NORM_BACKWARD_RATIO: Final = 3.1
-"""The same for RMS norm."""
-
-RMS_NORM_TRANSFER_RATIO: Final = 1.1
-"""Time of PyTorch's fused rms_norm over a transfer of the same bytes."""
-
-
-DISPATCH_CYCLES: Final = 2.5
-"""Cycles for a GPU to start one more block; layer and RMS norm have one block per row, even for short rows."""
-
-NORM_STEP_CYCLES: Final = 1900.0
-NORM_STEP_ELEMENTS: Final = 512.0
+NORM_WAIT_CYCLES: Final = 3.7
 NORM_THREADS: Final = 128
-"""Cycles for a block of layer norm to pass twice over 512 elements, and its number of threads."""
+"""Cycles for an element of a row that a block of layer norm passes twice, and its number of threads."""
 
-SOFTMAX_STEP_CYCLES: Final = 800.0
-SOFTMAX_STEP_ELEMENTS: Final = 4096.0
 SOFTMAX_BLOCKS: Final = 2
-"""The same for one pass of softmax, and the number of blocks of 1,024 threads per multiprocessor."""
+"""Blocks of softmax, of 1,024 threads, that a multiprocessor holds."""
 
 STREAMED_COLUMNS: Final = 1024
 STREAMED_RATIO: Final = 1.1
-"""Longest row for which layer norm takes as long as a transfer of its bytes, times the ratio."""
+"""Longest row for which layer norm takes as long as a transfer of its bytes, times the ratio, as rms_norm does."""
 
-WIDE_LOAD_BYTES: Final = 16
-ROW_THREADS: Final = 1024
 LONGEST_ROW_IN_A_WARP: Final = 1024
-"""Bytes that a thread loads at once, threads of a block of softmax, and the longest row in one warp, in elements."""
+"""Longest row of softmax in one warp, in elements."""
 LONGEST_ROW_IN_REGISTERS: Final = 9216
 """Longest row of softmax that 1,024 threads keep in at most nine registers each, whatever its alignment."""
 
@@ -141,12 +123,9 @@ def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxy
     return latency
 
 
-SHORT_ROW: Final = 608.0
-"""Multiprocessor cycles of layer norm for an element, and for the statistics of a row: in 16 bits and in float32."""
 LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.67, 430.0)}
 """SM cycles of layer norm per element, and for the statistics of a row, in 16 bits (False) and in float32 (True).
 
-A row of fewer than `SHORT_ROW` elements counts as a fraction of such a row, because a block then takes several rows.
 On the H200 with torch 2.11 (own measurements, 2026-11-27), large problems with rows of 608 and 4,120 elements take
 0.84 and
 0.40 cycles per element in 16 bits, and 1.12 and 0.78 in float32. Older torch takes 0.64 to 0.74 in cudnn-frontend's
@@ -159,16 +138,12 @@ NORM_BACKWARD_CYCLES: Final = {False: (0.58, 1030.0), True: (0.65, 1000.0)}
 On the H200 (own measurements), rows of 608 and 4,120 elements take 2.27 and 0.83 cycles per element in 16 bits. In
 float32, rows of 608 elements take 2.33."""
 
-NORM_BACKWARD_STREAM_CYCLES: Final = 1.8
-"""Cycles per element of the backward pass in float32, where that is more."""
-
 
 def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-    """Return the time of one block per row. Block starts limit many short rows; few long rows leave SMs idle."""
+    """Return the time of one block per row: few long rows leave SMs idle."""
     c = batch.columns
     resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
-    steps = rounds(c["rows"], gpu, resident=resident) * c["cols"] / NORM_STEP_ELEMENTS
-    return np.maximum(c["rows"] * DISPATCH_CYCLES, steps * NORM_STEP_CYCLES) / gpu.boost_clock_hz
+    return rounds(c["rows"], gpu, resident=resident) * c["cols"] * NORM_WAIT_CYCLES / gpu.boost_clock_hz
 
 
 def _layer_norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -178,10 +153,7 @@ def _layer_norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 
 def _norm_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-    cycles = _row_cycles(batch, NORM_BACKWARD_CYCLES)
-    if batch.dtype == "float32":
-        cycles = np.maximum(cycles, NORM_BACKWARD_STREAM_CYCLES * batch.columns["rows"] * batch.columns["cols"])
-    seconds: Array = cycles / issue_rate(gpu)
+    seconds: Array = _row_cycles(batch, NORM_BACKWARD_CYCLES) / issue_rate(gpu)
     return seconds
 
 
@@ -189,33 +161,29 @@ def _row_cycles(batch: ShapeBatch, cycles: Mapping[bool, tuple[float, float]]) -
     """Return SM cycles of all rows, from the cycles of an element and of a row, by `is float32`."""
     rows, columns = batch.columns["rows"], batch.columns["cols"]
     by_element, by_row = cycles[batch.dtype == "float32"]
-    total: Array = rows * (by_element * columns + by_row * np.minimum(columns / SHORT_ROW, 1.0))
+    total: Array = rows * (by_element * columns + by_row)
     return total
 
 
-def _softmax_latency(batch: ShapeBatch, gpu: Gpu, longest: int = LONGEST_ROW_IN_REGISTERS) -> Array:
-    """Return the minimum time of softmax, whose blocks wait for each load of a row and spend cycles on each element.
-
-    Longer uneven rows than `longest` are read in three passes.
-    """
-    rows, columns = batch.columns["rows"], batch.columns["cols"]
-    uneven = (columns > longest) & (np.rint(columns) * batch.element_bytes % WIDE_LOAD_BYTES > 0)
-    loads = np.where(uneven, _uneven_loads(columns, batch.element_bytes), columns / SOFTMAX_STEP_ELEMENTS)
-    waiting = _waiting(rows, loads, gpu)
+def _softmax_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
+    """Return the minimum time of softmax, which spends cycles on each element and reads long rows several times."""
+    reading = _passes(batch, gpu, passes=4)
     if not gpu.generation.has_warp_group_matmul:
-        return waiting
-    issued = np.where(uneven, 0.0, _softmax_cycles(batch) * rows * columns) / issue_rate(gpu)
-    return np.maximum(waiting, issued)
+        return reading
+    issued = _softmax_cycles(batch) * batch.columns["rows"] * batch.columns["cols"] / issue_rate(gpu)
+    return np.maximum(reading, issued)
 
 
 def _softmax_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-    return _waiting(batch.columns["rows"], batch.columns["cols"] / SOFTMAX_STEP_ELEMENTS, gpu)
+    return _passes(batch, gpu, passes=5)
 
 
-def _waiting(rows: Array, loads: Array, gpu: Gpu) -> Array:
-    """Return the time of one block per row that waits for memory `loads` times."""
-    seconds: Array = rounds(rows, gpu, resident=SOFTMAX_BLOCKS) * loads * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
-    return seconds
+def _passes(batch: ShapeBatch, gpu: Gpu, *, passes: int) -> Array:
+    """Return the time of several passes over rows that fit neither in shared memory nor in the L2; 0 for other rows."""
+    row_bytes = batch.columns["cols"] * batch.element_bytes
+    again = passes * batch.columns["rows"] * row_bytes / (TYPICAL_UTILISATION["vector"] * gpu.dram_bytes_per_second)
+    is_found = gpu.streaming_multiprocessors * SOFTMAX_BLOCKS * row_bytes <= gpu.l2_bytes
+    return np.where((row_bytes > SHARED_ROW_BYTES) & ~is_found, again, 0.0)
 
 
 def _softmax_cycles(batch: ShapeBatch) -> Array:
@@ -225,13 +193,6 @@ def _softmax_cycles(batch: ShapeBatch) -> Array:
     by_block = np.where(is_kept, SOFTMAX_CYCLES["warp"], SOFTMAX_CYCLES["again"])
     by_block = np.where(columns <= LONGEST_ROW_IN_REGISTERS, SOFTMAX_CYCLES["block"], by_block)
     return np.where(columns <= LONGEST_ROW_IN_A_WARP, SOFTMAX_CYCLES["warp"], by_block)
-
-
-def _uneven_loads(columns: Array, element_bytes: float) -> Array:
-    """Return a thread's dependent loads in three passes: wide loads, then single loads for the remainder."""
-    wide = ROW_THREADS * WIDE_LOAD_BYTES / element_bytes
-    loads: Array = 3 * (columns // wide + np.ceil(columns % wide / ROW_THREADS))
-    return loads
 
 
 def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ShapeBatch, Gpu], Array]:
@@ -246,25 +207,6 @@ def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ShapeBat
         return seconds
 
     return latency
-
-
-def _rereads(reads: float, tensors: float) -> Callable[[OperationShape], RepeatedReads | None]:
-    """Make the function of a softmax that reads its input `reads` times, from `tensors` tensors."""
-
-    def rereads(problem: OperationShape) -> RepeatedReads | None:
-        rows, columns = problem.dims
-        row_bytes = columns * COMPUTE_BYTES[problem.dtype]
-        if row_bytes <= SHARED_ROW_BYTES:
-            return None
-        size = rows * row_bytes
-        transfer = OperationShape("transfer", "float32", (reads * size, size, 0.0))
-        return RepeatedReads(transfer, SOFTMAX_BLOCKS * tensors * row_bytes)
-
-    return rereads
-
-
-SOFTMAX_FLOOR: Final = LatencyBound(latency=_softmax_latency, repeated_reads=_rereads(3, 1))
-SOFTMAX_BACKWARD_FLOOR: Final = LatencyBound(latency=_softmax_backward_latency, repeated_reads=_rereads(4, 2))
 
 
 def _streamed(longest: float) -> Callable[[OperationShape], OperationShape | None]:
@@ -288,8 +230,6 @@ def along(data: TensorInfo, operation: Operation, default: int = -1) -> tuple[in
 
 
 def _along_dimension(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    if operation.arguments.get(READ_IN_PASSES):
-        name = "softmax_in_passes"
     return of_matrix(name, operation.inputs[0], *along(operation.inputs[0], operation))
 
 
@@ -349,7 +289,7 @@ register(
         network_specs=(VECTOR,),
         reduces_rows=True,
         surrogate=None,
-        latency_bound=SOFTMAX_FLOOR,
+        latency=_softmax_latency,
     ),
     replace(
         by_element("softmax_backward", 2, 1, 4),
@@ -358,20 +298,14 @@ register(
         network_specs=(VECTOR,),
         reduces_rows=True,
         surrogate=None,
-        latency_bound=SOFTMAX_BACKWARD_FLOOR,
-    ),
-    # Before PyTorch kept rows in registers, and for longer rows.
-    replace(
-        by_element("softmax_in_passes", 1, 1, 5),
-        surrogate=_times(1.0, "softmax"),
-        latency_bound=LatencyBound(latency=partial(_softmax_latency, longest=LONGEST_ROW_IN_A_WARP)),
+        latency=_softmax_backward_latency,
     ),
     # log_softmax takes as long as softmax, with the same traffic.
-    replace(by_element("log_softmax", 1, 1), surrogate=_times(1.0, "softmax"), latency_bound=SOFTMAX_FLOOR),
+    replace(by_element("log_softmax", 1, 1), surrogate=_times(1.0, "softmax"), latency=_softmax_latency),
     replace(
         by_element("log_softmax_backward", 2, 1),
         surrogate=_times(1.0, "softmax_backward"),
-        latency_bound=SOFTMAX_BACKWARD_FLOOR,
+        latency=_softmax_backward_latency,
     ),
     replace(
         by_element("layer_norm", 1, 1, 8),
@@ -381,35 +315,35 @@ register(
         network_specs=(VECTOR,),
         reduces_rows=True,
         surrogate=None,
-        latency_bound=LatencyBound(latency=_layer_norm_latency),
+        latency=_layer_norm_latency,
     ),
     replace(
         by_element("layer_norm_backward", 2, 1, 14),
         aten=("aten::native_layer_norm_backward",),
         translator=_normalised,
-        surrogate=_times(LAYER_NORM_BACKWARD_RATIO, "layer_norm"),
-        latency_bound=LatencyBound(latency=_norm_backward_latency),
+        surrogate=_times(BACKWARD_RATIO, "layer_norm"),
+        latency=_norm_backward_latency,
     ),
     replace(
         by_element("rms_norm", 1, 1, 5),
         aten=("aten::_fused_rms_norm",),
         translator=_normalised,
-        surrogate=as_transfer(RMS_NORM_TRANSFER_RATIO),
-        latency_bound=LatencyBound(latency=_norm_latency),
+        surrogate=as_transfer(STREAMED_RATIO),
+        latency=_norm_latency,
     ),
     replace(
         by_element("rms_norm_backward", 2, 1, 10),
         aten=("aten::_fused_rms_norm_backward",),
         translator=_normalised,
-        surrogate=_times(RMS_NORM_BACKWARD_RATIO, "rms_norm"),
-        latency_bound=LatencyBound(latency=_norm_backward_latency),
+        surrogate=_times(BACKWARD_RATIO, "rms_norm"),
+        latency=_norm_backward_latency,
     ),
     # In training, batch and group norm read their input twice: once for the statistics, once to normalise.
     replace(
         by_element("batch_norm", 2, 1, 8),
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
-        latency_bound=LatencyBound(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND)),
+        latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND),
         aten=(
             "aten::native_batch_norm",
             "aten::cudnn_batch_norm",
@@ -423,7 +357,7 @@ register(
         by_element("batch_norm_backward", 4, 1, 14),
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
-        latency_bound=LatencyBound(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD)),
+        latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD),
         aten=("aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward", "aten::batch_norm_backward"),
         translator=_by_channel,
         network_specs=(VECTOR,),
@@ -432,24 +366,22 @@ register(
     # or instructions determine the time.
     replace(
         by_element("batch_norm_last", 2, 1, 8),
-        latency_bound=LatencyBound(latency=_element_latency(BATCH_NORM_LAST_CYCLES[""], other=UNMEASURED_IN_CUDNN)),
+        latency=_element_latency(BATCH_NORM_LAST_CYCLES[""], other=UNMEASURED_IN_CUDNN),
     ),
     replace(
         by_element("batch_norm_last_backward", 4, 1, 14),
-        latency_bound=LatencyBound(
-            latency=_element_latency(BATCH_NORM_LAST_CYCLES["_backward"], other=UNMEASURED_IN_CUDNN)
-        ),
+        latency=_element_latency(BATCH_NORM_LAST_CYCLES["_backward"], other=UNMEASURED_IN_CUDNN),
     ),
     replace(
         by_element("group_norm", 2, 1, 8),
-        latency_bound=LatencyBound(latency=_element_latency(GROUP_NORM_CYCLES[""])),
+        latency=_element_latency(GROUP_NORM_CYCLES[""]),
         aten=("aten::native_group_norm",),
         translator=_by_channel,
         network_specs=(VECTOR,),
     ),
     replace(
         by_element("group_norm_backward", 4, 1, 14),
-        latency_bound=LatencyBound(latency=_element_latency(GROUP_NORM_CYCLES["_backward"])),
+        latency=_element_latency(GROUP_NORM_CYCLES["_backward"]),
         aten=("aten::native_group_norm_backward",),
         translator=_by_channel,
         network_specs=(VECTOR,),

@@ -9,30 +9,16 @@ Example::
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
-from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
-from lightning_predict.kernels.operations import Array, Columns, LatencyBound, OperationSpec, ShapeBatch, register
-from lightning_predict.kernels.roofline import issue_rate
+from lightning_predict.kernels.operations import Array, Columns, OperationSpec, register
 
 Moved = tuple[int, int]
 """Elements read and written for each parameter."""
 
 
-FUSED_ADAM_CYCLES: Final = 2.3
-"""Multiprocessor cycles per parameter of fused Adam and AdamW, in any dtype."""
-
-
-def _computed(batch: ShapeBatch, gpu: Gpu) -> Array:
-    c = batch.columns
-    seconds: Array = np.where(c["fused"] > 0, FUSED_ADAM_CYCLES, 0.0) * c["parameters"] / issue_rate(gpu)
-    return seconds
-
-
-def _update(name: str, *, fused: Moved, multi_tensor: Moved, floor: LatencyBound | None = None) -> OperationSpec:
+def _update(name: str, *, fused: Moved, multi_tensor: Moved) -> OperationSpec:
     """Return an optimizer defined by the elements that it reads and writes per parameter."""
 
     def moved(c: Columns, place: int) -> Array:
@@ -48,7 +34,6 @@ def _update(name: str, *, fused: Moved, multi_tensor: Moved, floor: LatencyBound
         reads=lambda c: moved(c, 0),
         writes=lambda c: moved(c, 1),
         surrogate=as_transfer(),
-        latency_bound=floor,
     )
 
 
@@ -58,8 +43,8 @@ def _update(name: str, *, fused: Moved, multi_tensor: Moved, floor: LatencyBound
 # SGD with momentum: mul (1, 1), add (2, 1), add (2, 1).
 # Adagrad: addcmul (2, 1: the gradient counts once; for Adam, twice), sqrt, add and mul (1, 1), addcdiv (3, 1).
 register(
-    _update("adam", fused=(4, 3), multi_tensor=(12, 7), floor=LatencyBound(latency=_computed)),
-    _update("adamw", fused=(4, 3), multi_tensor=(13, 8), floor=LatencyBound(latency=_computed)),
+    _update("adam", fused=(4, 3), multi_tensor=(12, 7)),
+    _update("adamw", fused=(4, 3), multi_tensor=(13, 8)),
     _update("sgd", fused=(3, 2), multi_tensor=(5, 3)),
     _update("adagrad", fused=(3, 2), multi_tensor=(8, 5)),
 )

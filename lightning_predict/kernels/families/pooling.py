@@ -19,9 +19,9 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
 from lightning_predict.kernels.operations import (
+    COMPUTE_BYTES,
     Array,
     Columns,
-    LatencyBound,
     OperationShape,
     OperationSpec,
     ShapeBatch,
@@ -29,7 +29,6 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import issue_rate, limited_transfer
-from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 
@@ -48,9 +47,6 @@ WINDOW_CYCLES: Final = 1.5
 WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
 """SM cycles for index computation: a constant per window, and a constant per element of the window."""
 
-
-COMPARED_CYCLES: Final = 1.26
-"""SM cycles per pair of position and containing window in the channels-last max pooling backward pass."""
 
 MAX_BACKWARD_CYCLES: Final = (2.3, 0.23)
 AVG_BACKWARD_CYCLES: Final = (3.9, 0.75)
@@ -117,7 +113,7 @@ def _kind(
         reads=reads,
         writes=writes,
         surrogate=as_transfer(),
-        latency_bound=LatencyBound(latency=latency),
+        latency=latency,
     )
 
 
@@ -171,16 +167,10 @@ def _max_backward(operation: Operation, taps: int) -> tuple[OperationShape, ...]
     gradient, image = operation.inputs[:2]
     if not gradient.elements or not image.elements:
         return ()
-    size, places = float(image.size_bytes), float(gradient.size_bytes + PLACE_BYTES * gradient.elements)
-    is_last = operation.arguments.get(CHANNELS_LAST)
-    by_layout = (0.0, COMPARED_CYCLES) if is_last else MAX_BACKWARD_CYCLES
-    cycles = _backward_cycles(by_layout, float(image.elements), float(gradient.elements * taps))
+    size, places = float(image.size_bytes), float(gradient.size_bytes + COMPUTE_BYTES["int64"] * gradient.elements)
+    cycles = _backward_cycles(MAX_BACKWARD_CYCLES, float(image.elements), float(gradient.elements * taps))
     moved = OperationShape("transfer", "float32", (places, 2 * size, float(image.elements)))
     return (moved, limited_transfer(0, 0, 0, cycles=cycles))
-
-
-PLACE_BYTES: Final = 8
-"""Bytes of the index of a window's maximum."""
 
 
 @translates("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d")

@@ -50,9 +50,6 @@ def _outputs(c: Columns) -> Array:
 KERNELS_BETWEEN_STEPS: Final = 5
 """Minimum kernel times per step of a recurrent layer: its matmul and its gates."""
 
-KERNELS_OF_A_NEIGHBOUR: Final = 2
-"""Additional minimum kernel times per layer or direction beyond the first, whose matmul and gates are launched, too."""
-
 
 def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Split into one input matmul per layer, for all steps, and dependent steps.
@@ -82,17 +79,16 @@ def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
     parts.append(CountedShape(chain, OperationShape(name, dtype, (together, *step))))
     # A wavefront takes an additional step per layer except the last.
     waits = chain + (w["layers"] - 1 if w["directions"] == 1 else 0)
-    return (*parts, *_steps(w["batch"] * together, w["hidden"], gates, dtype, chain, waits, together))
+    return (*parts, *_steps(w["batch"] * together, w["hidden"], gates, dtype, chain, waits))
 
 
 def _steps(
-    rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
+    rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float
 ) -> tuple[CountedShape, ...]:
     """Count steps without their matmuls: gates (twice) and the cell are read; gates, cell and state are written."""
     size = rows * COMPUTE_BYTES[dtype]
     dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
-    kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
-    waiting = CountedShape(waits * kernels, OperationShape("transfer", "float32", (4.0, 4.0, 0.0)))
+    waiting = CountedShape(waits * KERNELS_BETWEEN_STEPS, OperationShape("transfer", "float32", (4.0, 4.0, 0.0)))
     return CountedShape(chain, OperationShape("transfer", "float32", dims)), waiting
 
 

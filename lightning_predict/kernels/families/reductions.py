@@ -13,27 +13,12 @@ import math
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
-from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
-from lightning_predict.kernels.operations import Array, LatencyBound, OperationShape, ShapeBatch, register, translates
-from lightning_predict.kernels.roofline import SINGLE_LOAD_CYCLES, limited_transfer
+from lightning_predict.kernels.operations import COMPUTE_BYTES, OperationShape, register, translates
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
-
-SELECT_CYCLES_A_BYTE: Final = 7000.0
-"""Cycles of a block to find the largest elements of a row, per byte of the key, two bits at a time."""
-SORT_SELECTED_CYCLES: Final = 14000.0
-"""Cycles of a block to sort the largest elements of a row, independent of the row length."""
-
-
-def _select_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-    cycles = SELECT_CYCLES_A_BYTE * batch.element_bytes + SORT_SELECTED_CYCLES
-    seconds: Array = np.full(len(batch), cycles / gpu.boost_clock_hz)
-    return seconds
 
 
 def _select(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
@@ -51,18 +36,10 @@ register(
         by_element("topk", 5, 0),
         aten=("aten::topk", "aten::kthvalue", "aten::median", "aten::nanmedian"),
         translator=_select,
-        latency_bound=LatencyBound(latency=_select_latency),
     ),
     # Radix sort of 4-byte keys with 8-byte indices: four passes, which each read and write three times the key size.
     by_element("sort", 12, 12),
 )
-
-
-COLUMN_SUM_CYCLES: Final = 297.0
-MIN_SERIAL_ROWS: Final = 1024
-MAX_SERIAL_ROWS: Final = 200_000
-"""Clock cycles that a sum over the leading dimension waits, times the root of its rows, between these numbers of
-rows."""
 
 
 @translates("aten::sum")
@@ -71,34 +48,14 @@ def _sum(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | No
     if not data.elements:
         return ()
     written = float(bytes_written(operation))
-    moved = OperationShape("transfer", "float32", (float(bytes_read(operation)), written, float(data.elements)))
-    rows = _rows_of_columns(operation, data)
-    if rows is None or rows < MIN_SERIAL_ROWS:
-        return (moved,)
-    waiting = COLUMN_SUM_CYCLES * math.sqrt(min(rows, MAX_SERIAL_ROWS))
-    return (moved, limited_transfer(0, 0, 0, blocks=1, block_cycles=waiting))
-
-
-def _rows_of_columns(operation: Operation, data: TensorInfo) -> int | None:
-    """Return the number of rows summed into a row of columns; None unless only leading dimensions are summed."""
-    asked = operation.arguments.get("dim")
-    if not isinstance(asked, list | tuple) or not asked or len(data.shape) < 2:
-        return None
-    summed = {int(one) % len(data.shape) for one in asked}
-    if summed != set(range(len(summed))) or len(summed) == len(data.shape):
-        return None
-    return math.prod(data.shape[: len(summed)])
-
-
-SCAN_PASSES: Final = 3
-"""Memory passes of a cumulative sum or product, whose minimum is one read and one write."""
+    return (OperationShape("transfer", "float32", (float(bytes_read(operation)), written, float(data.elements))),)
 
 
 @translates("aten::cumsum", "aten::cumprod", "aten::cumsum_", "aten::cumprod_", "aten::logcumsumexp")
 def _scan(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     read, written = float(bytes_read(operation)), float(bytes_written(operation))
     count = float(operation.inputs[0].elements)
-    return (OperationShape("transfer", "float32", ((SCAN_PASSES - 1) * read, written, count)),) if count else ()
+    return (OperationShape("transfer", "float32", (2 * read, written, count)),) if count else ()
 
 
 @translates("aten::logsumexp")
@@ -110,12 +67,11 @@ def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[OperationShape, .
         return ()
     count = float(data.elements)
     reduced = OperationShape("transfer", "float32", (size, kept, count))
-    subtracted = limited_transfer(size + kept, size, count, cycles=count * SINGLE_LOAD_CYCLES)  # broadcast over rows
+    subtracted = OperationShape("transfer", "float32", (size + kept, size, count))  # broadcast over rows
     return (reduced, subtracted, OperationShape("transfer", "float32", (size, size, count)), reduced)
 
 
-INDEX_BYTES: Final = 8
-"""Bytes of each index that sorting and selecting write."""
+INDEX_BYTES: Final = COMPUTE_BYTES["int64"]
 
 LONGEST_ROW_IN_A_BLOCK: Final = 4096
 """Maximum row length that one block sorts by itself; longer rows use a radix sort in memory."""

@@ -27,13 +27,13 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
-from lightning_predict.uncertainty import SPARSE_SPREAD
+from lightning_predict.uncertainty import ASSUMED_SPREAD
 
 register(
     replace(
         by_bytes("sparse_product"),
         # Rows are gathered, often repeatedly. Both values are assumptions: no measurements were available.
-        roofline_efficiency=RooflineEfficiency(utilisation=0.3, spread=SPARSE_SPREAD),
+        roofline_efficiency=RooflineEfficiency(spread=ASSUMED_SPREAD),
     )
 )
 

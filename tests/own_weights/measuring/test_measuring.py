@@ -116,7 +116,6 @@ def test_every_operation_has_a_benchmark_except_a_known_list() -> None:
         "transfer",
         "untranslated",
         "sparse_product",
-        "softmax_in_passes",  # an older release's kernel
         "embedding_bag_backward",
         "causal_attention",  # timed as attention with a mask
         "causal_attention_backward",
