@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.record.named_models.configurations import shipped, shipped_models
-from lightning_predict.record.named_models.names import parse_model_name
+from lightning_predict.record.named_models.names import parse_model_name, shipped, shipped_models
 from lightning_predict.record.named_models.options import StepOptions
 
 

@@ -195,7 +195,7 @@ def test_unknown_architecture_is_rejected(tmp_path: Path) -> None:
 )
 def test_shipped_models_have_the_published_number_of_parameters(name: str, billions: float, source: str) -> None:
     transformers = pytest.importorskip("transformers")
-    from lightning_predict.record.named_models.configurations import shipped
+    from lightning_predict.record.named_models.names import shipped
 
     config = dict(shipped("hf", name).config)
     architecture = getattr(transformers, config["architectures"][0])

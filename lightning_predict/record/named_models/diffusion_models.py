@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.record.named_models.configurations import shipped
-from lightning_predict.record.named_models.names import ModelName
+from lightning_predict.record.named_models.names import ModelName, shipped
 from lightning_predict.record.named_models.options import NamedStep, StepOptions, counted, library, on_meta
 
 CLASSES: Final = ("UNet2DConditionModel", "UNet2DModel", "DiTTransformer2DModel")

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.record.named_models.configurations import shipped
-from lightning_predict.record.named_models.names import ModelName
+from lightning_predict.record.named_models.names import ModelName, shipped
 from lightning_predict.record.named_models.options import NamedStep, StepOptions, counted, library, on_meta
 from lightning_predict.record.quantization import as_4bit, others_in_float32
 
