@@ -19,103 +19,58 @@ _SIZES = "upper bounds"
 _NUMBERS = "numbers read from them are 1"
 
 
-def _selected(device: str) -> Callable[[], object]:
-    data, mask = _data(device), torch.ones(6, dtype=torch.bool, device=device)
-    return lambda: data[mask].sum().backward()
+Step = Callable[[], object]
 
 
-def _masked_select(device: str) -> Callable[[], object]:
-    data, mask = _data(device), torch.ones(6, 1, dtype=torch.bool, device=device)
-    return lambda: data.masked_select(mask).sum().backward()
+def _guarded(check: Callable[[Tensor], bool]) -> Callable[[Tensor, Tensor], Step]:
+    """Make a step that rejects unusual values of its data, as detectors and loops do."""
+
+    def make(data: Tensor, _mask: Tensor) -> Step:
+        def step() -> None:
+            if check(data):
+                raise ValueError("unusual values")
+            data.exp().sum().backward()
+
+        return step
+
+    return make
 
 
-def _where(device: str) -> Callable[[], object]:
-    data, mask = _data(device), torch.ones(6, dtype=torch.bool, device=device)
-    return lambda: data[torch.where(mask)[0]].sum().backward()
-
-
-def _unique(device: str) -> Callable[[], object]:
-    data, index = _data(device), torch.arange(6, device=device)
-    return lambda: data[torch.unique(index)].sum().backward()
-
-
-def _unpadded(device: str) -> Callable[[], object]:
+def _unpadded(data: Tensor, mask: Tensor) -> Step:
     """Select the tokens of a padded batch, with the lengths that the mask gives."""
-    data, mask = (
-        torch.ones(2, 3, 4, device=device, requires_grad=True),
-        torch.ones(2, 3, dtype=torch.long, device=device),
-    )
+    batch, lengths = data.detach().view(2, 3, 4).requires_grad_(), mask.long().view(2, 3)
 
     def step() -> None:
-        longest = int(mask.sum(-1).max().item())
-        tokens = data.flatten(0, 1)[mask.flatten().nonzero().flatten()]
+        longest = int(lengths.sum(-1).max().item())
+        tokens = batch.flatten(0, 1)[lengths.flatten().nonzero().flatten()]
         tokens.view(2, longest, 4).sum().backward()
 
     return step
 
 
-def _mask_skipped(device: str) -> Callable[[], object]:
+def _mask_skipped(data: Tensor, mask: Tensor) -> Step:
     """Skip a padding mask of ones, as transformers does before attention."""
-    data, mask = _data(device), torch.ones(6, dtype=torch.long, device=device)
+    padding = mask.long()
 
     def step() -> None:
         result = data.exp()
-        if not mask.to(torch.bool).all():
-            result = result * mask[:, None]
+        if not padding.to(torch.bool).all():
+            result = result * padding[:, None]
         result.sum().backward()
 
     return step
 
 
-def _nan_guard(device: str) -> Callable[[], object]:
-    data = _data(device)
+def _logged(read: Callable[[Tensor], object]) -> Callable[[Tensor, Tensor], Step]:
+    def make(data: Tensor, _mask: Tensor) -> Step:
+        def step() -> None:
+            loss = data.exp().sum()
+            loss.backward()
+            assert read(loss.detach()) is not None
 
-    def step() -> None:
-        loss = data.exp().sum()
-        if torch.isnan(loss) or not torch.isfinite(loss):
-            raise ValueError("not a number")
-        loss.backward()
+        return step
 
-    return step
-
-
-def _degenerate(device: str) -> Callable[[], object]:
-    """Refuse boxes without an area, as torchvision's detectors do."""
-    boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0]] * 6, device=device).requires_grad_()
-
-    def step() -> None:
-        if (boxes[:, 2:] <= boxes[:, :2]).any():
-            raise ValueError("a box without area")
-        boxes.exp().sum().backward()
-
-    return step
-
-
-def _logged(device: str) -> Callable[[], object]:
-    data = _data(device)
-    total = [0.0]
-
-    def step() -> None:
-        loss = data.exp().sum()
-        loss.backward()
-        total[0] += loss.item()
-
-    return step
-
-
-def _copied_to_cpu(device: str) -> Callable[[], object]:
-    data = _data(device)
-
-    def step() -> None:
-        loss = data.exp().sum()
-        loss.backward()
-        assert loss.detach().cpu().numpy().shape == ()
-
-    return step
-
-
-def _data(device: str) -> Tensor:
-    return torch.ones(6, 4, device=device, requires_grad=True)
+    return make
 
 
 def _lines(trace: Trace) -> list[object]:
@@ -130,29 +85,32 @@ def _lines(trace: Trace) -> list[object]:
 @pytest.mark.parametrize(
     ("make", "assumed"),
     [
-        (_selected, _SIZES),
-        (_masked_select, _SIZES),
-        (_where, _SIZES),
-        (_unique, _SIZES),
+        (lambda data, mask: lambda: data[mask].sum().backward(), _SIZES),
+        (lambda data, mask: lambda: data.masked_select(mask[:, None]).sum().backward(), _SIZES),
+        (lambda data, mask: lambda: data[torch.where(mask)[0]].sum().backward(), _SIZES),
+        (lambda data, mask: lambda: data[torch.unique(mask.long())].sum().backward(), _SIZES),
         (_unpadded, _SIZES),
         (_mask_skipped, _MASKS),
-        (_nan_guard, _CHECKS),
-        (_degenerate, _CHECKS),
-        (_logged, _NUMBERS),
-        (_copied_to_cpu, _NUMBERS),
+        (_guarded(lambda data: bool(torch.isnan(data.sum()) or not torch.isfinite(data.sum()))), _CHECKS),
+        (_guarded(lambda data: bool((data[:, 2:] <= data[:, :2] - 1).any())), _CHECKS),  # a box without an area
+        (_logged(lambda loss: loss.item()), _NUMBERS),
+        (_logged(lambda loss: loss.cpu().numpy().shape), _NUMBERS),
     ],
+    ids=["index", "masked_select", "where", "unique", "unpad", "skip", "nan", "boxes", "item", "numpy"],
 )
 @pytest.mark.parametrize("warmup_steps", [0, 1])
 def test_meta_step_that_reads_values_equals_the_cpu_step(
-    make: Callable[[str], Callable[[], object]], assumed: str, warmup_steps: int
+    make: Callable[[Tensor, Tensor], Step], assumed: str, warmup_steps: int
 ) -> None:
-    on_meta = lp.capture(make("meta"), warmup_steps=warmup_steps)
-    on_cpu = lp.capture(make("cpu"), warmup_steps=warmup_steps)
+    traces = []
+    for device in ("meta", "cpu"):
+        data, mask = torch.ones(6, 4, device=device, requires_grad=True), torch.ones(6, dtype=torch.bool, device=device)
+        traces.append(lp.capture(make(data, mask), warmup_steps=warmup_steps))
+    on_meta, on_cpu = traces
     assert on_meta.device == "meta"
     assert _lines(on_meta) == _lines(on_cpu)
-    notes = [note for note in on_meta.notes if assumed in note]
-    assert len(notes) == 1
-    assert "test_assumed_values.py:" in notes[0]
+    (note,) = (note for note in on_meta.notes if assumed in note)
+    assert "test_assumed_values.py:" in note
     assert not on_cpu.notes
 
 
