@@ -21,8 +21,7 @@ from __future__ import annotations
 import inspect
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -320,25 +319,19 @@ def _in_dtype(dtype: str, side: _RunnableStep) -> Callable[[], object]:
 
 
 def _tf32(side: _RunnableStep) -> Callable[[], object]:
+    import torch
+
     step = side.step
 
     def run() -> object:
-        with _matmul_precision("high"):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
             return step()
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     return run
-
-
-@contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _channels_last(side: _RunnableStep) -> Callable[[], object]:
@@ -368,10 +361,6 @@ def _fused(side: _RunnableStep) -> Callable[[], object]:
     return side.step
 
 
-def _as_it_is(side: _RunnableStep) -> Callable[[], object]:
-    return side.step
-
-
 def _forget_state(side: _RunnableStep) -> None:
     for optimizer in side.optimizers:
         optimizer.state.clear()
@@ -387,6 +376,6 @@ _APPLIERS: Final[Mapping[str, Callable[[_RunnableStep], Callable[[], object]]]] 
     "compile": partial(_compiled, None),
     "cuda_graphs": partial(_compiled, "reduce-overhead"),
     "fused_optimizer": _fused,
-    "batch_size": _as_it_is,
+    "batch_size": lambda side: side.step,
 }
 """Functions that apply a change to a step from outside, by change name."""

@@ -12,7 +12,6 @@ Example::
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -27,42 +26,9 @@ from torch.utils import checkpoint
 
 from lightning_predict.base.units import bytes_to_gibibytes
 from lightning_predict.record.meta_device import autocast_dtype
+from lightning_predict.record.patches import Patch, patched_attribute
 from lightning_predict.record.tensors import tensors_in
 from lightning_predict.record.trace import Trace
-
-_REPLACING: Final = threading.Lock()
-_REPLACED: Final[dict[tuple[int, str], tuple[Any, int]]] = {}
-"""Original attributes and the number of users of each replacement, by place."""
-
-
-Patch = tuple[Any, str, Callable[[Any], Any]]
-"""Owner and name of an attribute to replace, and the function that returns the replacement of its value."""
-
-
-@contextmanager
-def patched_attribute(owner: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace an attribute of torch while any thread needs it; the last thread restores the original.
-
-    Args:
-        owner: A module or a class.
-        name: Name of the attribute.
-        replacement_of: Returns the replacement of the original value, which all threads use.
-    """
-    place = id(owner), name
-    with _REPLACING:
-        plain, needed = _REPLACED.get(place, (getattr(owner, name), 0))
-        if not needed:
-            setattr(owner, name, replacement_of(plain))
-        _REPLACED[place] = plain, needed + 1
-    try:
-        yield
-    finally:
-        with _REPLACING:
-            plain, needed = _REPLACED.pop(place)
-            if needed > 1:
-                _REPLACED[place] = plain, needed - 1
-            else:
-                setattr(owner, name, plain)
 
 
 @dataclass

@@ -35,7 +35,6 @@ from lightning_predict.record.modes import (
     OperationMode,
     Schema,
     WholeCallMode,
-    close_constructors,
     leave_modes,
     open_constructors,
     schema_of,
@@ -196,6 +195,7 @@ class DispatchRecorder:
         self.pauses = PauseTimer(self._is_in_torch)
         self._casts = AutocastOnMeta(self._report_copy, self._numbers.number)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
+        self._constructors = ExitStack()
         self._parts: _Parts | None = None
         self._regions: list[_Region] = []
         self._burst: _Region | None = None
@@ -228,7 +228,7 @@ class DispatchRecorder:
             self._guarded(self._note_freed, sweep=True)
         self.optimizers.open()
         self.modules.open()
-        open_constructors(self)
+        self._constructors = open_constructors()
         self._modes = (OperationMode(self), WholeCallMode(self))
         self._modes[0].__enter__()  # type: ignore[no-untyped-call]
         self._modes[1].__enter__()  # type: ignore[no-untyped-call]
@@ -242,7 +242,7 @@ class DispatchRecorder:
             parts.callback(self._guarded, self._note_alive)
             parts.callback(self.modules.close)
             parts.callback(self.optimizers.close)
-            parts.callback(close_constructors, self)
+            parts.callback(self._constructors.close)
             if self._modes is not None:
                 parts.callback(leave_modes, *self._modes)
         self._modes = None

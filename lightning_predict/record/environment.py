@@ -9,6 +9,7 @@ Example::
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import platform
 import sys
@@ -404,7 +405,7 @@ _OTHER_CONSTRUCTORS: Final = frozenset({"as_subclass", "_make_subclass", "_make_
 
 
 def _is_made_by_torch(kind: type) -> bool:
-    constructor: object = kind.__new__
+    constructor: object = inspect.unwrap(kind.__new__)  # another recording may have replaced it
     if constructor is torch.Tensor.__new__:
         return True
     code = getattr(constructor, "__code__", None)

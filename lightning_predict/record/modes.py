@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import wraps
 from typing import Any, Final, Protocol, final
 
 import torch
@@ -28,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_predict.base.guard import CAUGHT, own_error
 from lightning_predict.record.environment import own_tensor_kinds
 from lightning_predict.record.meta_device import CONVOLUTIONS, with_cuda_strides
+from lightning_predict.record.patches import patched_attribute
 from lightning_predict.record.pauses import PauseTimer
 from lightning_predict.record.signatures import ATTENTION, RECURRENT, RMS_NORM
 from lightning_predict.record.tensors import (
@@ -385,73 +387,37 @@ class _Dispatcher:
             return own.output if own.has_run else self.original(*args, **kwargs)
 
 
-_DISPATCHERS: Final[dict[tuple[Any, str], _Dispatcher]] = {}
-_DISPATCHERS_LOCK: Final = threading.Lock()
-
-
 @contextmanager
 def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -> Iterator[None]:
-    """Call `instead(original, ...)` instead of a torch function on this thread; the last to leave restores it."""
+    """Call `instead(original, ...)` instead of a torch function on this thread."""
     if getattr(holder, name, None) is None:  # this torch release does not have it
         yield
         return
-    thread, key = threading.get_ident(), (holder, name)
-    with _DISPATCHERS_LOCK:
-        dispatcher = _DISPATCHERS.get(key)
-        if dispatcher is None:
-            dispatcher = _DISPATCHERS[key] = _Dispatcher(getattr(holder, name))
-            setattr(holder, name, dispatcher)
-        dispatcher.by_thread.setdefault(thread, []).append((instead, recorder))
-    try:
-        yield
-    finally:
-        with _DISPATCHERS_LOCK:
-            stack = dispatcher.by_thread[thread]
+    with patched_attribute(holder, name, _Dispatcher) as dispatcher:
+        stack = dispatcher.by_thread.setdefault(threading.get_ident(), [])
+        stack.append((instead, recorder))
+        try:
+            yield
+        finally:
             stack.pop()
-            if not stack:
-                del dispatcher.by_thread[thread]
-            if not dispatcher.by_thread:
-                del _DISPATCHERS[key]
-                if getattr(holder, name) is dispatcher:
-                    setattr(holder, name, dispatcher.original)
 
 
-_CONSTRUCTORS: Final[dict[type, Any]] = {}
-"""Tensor subclasses with a replaced constructor, and their own one; None if they inherit it."""
-_CONSTRUCTORS_USED: Final[list[object]] = []
-"""Recorders that are open, in any thread; the first replaces the constructors and the last restores them."""
+def open_constructors() -> ExitStack:
+    """Let torch's constructor create tensor subclasses while a dispatch mode is active, until the result is closed."""
+    constructors = ExitStack()
+    for kind in own_tensor_kinds():
+        with suppress(TypeError, AttributeError):
+            constructors.enter_context(patched_attribute(kind, "__new__", _outside_modes))
+    return constructors
 
 
-def open_constructors(user: object) -> None:
-    """Let torch's constructor create tensor subclasses while a dispatch mode is active."""
-    with _DISPATCHERS_LOCK:
-        _CONSTRUCTORS_USED.append(user)
-        for kind in own_tensor_kinds() if len(_CONSTRUCTORS_USED) == 1 else ():
-            own = kind.__dict__.get("__new__")
-            with suppress(TypeError, AttributeError):
-                kind.__new__ = staticmethod(_outside_modes(kind.__new__))  # type: ignore[method-assign]
-                _CONSTRUCTORS[kind] = own
-
-
-def close_constructors(user: object) -> None:
-    """Restore the constructors when no recorder needs them; calling it again has no effect."""
-    with _DISPATCHERS_LOCK:
-        if user in _CONSTRUCTORS_USED:
-            _CONSTRUCTORS_USED.remove(user)
-        while _CONSTRUCTORS and not _CONSTRUCTORS_USED:
-            kind, own = _CONSTRUCTORS.popitem()
-            if own is None:
-                del kind.__new__
-            else:
-                kind.__new__ = own  # type: ignore[method-assign]
-
-
-def _outside_modes(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _outside_modes(plain: Callable[..., Any]) -> staticmethod[..., Any]:
+    @wraps(plain)
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         with _python_dispatch._disable_current_modes():
             return plain(cls, *args, **kwargs)
 
-    return new
+    return staticmethod(new)
 
 
 def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.record.absent_cuda import Patch, note_paged_states
+from lightning_predict.record.absent_cuda import note_paged_states
+from lightning_predict.record.patches import Patch
 
 LIBRARY: Final = torch.library.Library("lightning_predict", "DEF")
 """Operators that exist only for the meta device."""

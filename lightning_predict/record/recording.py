@@ -25,10 +25,11 @@ from typing import Any, Final
 import torch
 
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, LightningPredictError
-from lightning_predict.record.absent_cuda import Patch, StepSettings, as_on_absent_cuda, forget_step, patched_attribute
+from lightning_predict.record.absent_cuda import StepSettings, as_on_absent_cuda, forget_step
 from lightning_predict.record.data_flow import with_data_flow
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.environment import compilations
+from lightning_predict.record.patches import Patch, patched_attribute
 from lightning_predict.record.precision import Precision, precision_of
 from lightning_predict.record.running_loop import MIN_BATCHES, StepBlock, with_running_loop
 from lightning_predict.record.session import CaptureSession
