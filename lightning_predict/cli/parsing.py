@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal, final, get_type_hints
 
@@ -46,11 +46,28 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> CommandAnswer:
 Command = Callable[..., CommandAnswer]
 """Function of a command. Its type hints and docstring make its options."""
 
-COMMANDS: Final = (
-    "predict run advise trace history regress shard parallel curve accuracy plan simulate gpus offers measure "
-    "first-hour train cache completion"
-).split()
-"""Commands in the order of the help."""
+COMMANDS: Final[Mapping[str, str]] = {
+    "predict": "Predict time, cost and memory of a training step on GPUs, and which GPU to rent.",
+    "run": "Run an unmodified training script with predictions.",
+    "advise": "Recommend changes of a recorded step, with their gains.",
+    "trace": "Check, anonymise, import or inspect a recorded step.",
+    "history": "Compare predicted and actual times of earlier runs.",
+    "regress": "Predict runs from the times of your own past runs.",
+    "shard": "Find the fastest sharding of embedding tables over GPUs.",
+    "parallel": "Find the fastest parallel strategies for many GPUs.",
+    "curve": "Show time, cost and efficiency over the number of GPUs.",
+    "accuracy": "Show published steps like yours, with the errors of their predictions.",
+    "plan": "Plan the jobs of a team on machines to rent.",
+    "simulate": "Simulate a plan with other times than predicted.",
+    "gpus": "List GPUs, or show all data of one.",
+    "offers": "List or refresh rental prices.",
+    "measure": "Measure operations on this machine's GPU.",
+    "first-hour": "Test recording and measure this machine's GPU, into one file for a report.",
+    "train": "Tune the weights to your own GPU.",
+    "cache": "Show or delete downloaded weights.",
+    "completion": "Print shell completion.",
+}
+"""Commands in the order of the help, with a summary, so that the help imports none of them."""
 
 
 def command_of(name: str) -> Command:
@@ -114,8 +131,11 @@ class ParsedCommand:
     as_json: bool
 
 
-def application(names: Iterable[str]) -> App:
-    """Return the parser of some commands. It prints the requested help, or returns a `ParsedCommand`."""
+def application(names: Collection[str]) -> App:
+    """Return the parser of some commands; of the others, it knows only the names.
+
+    It prints the requested help, or returns a `ParsedCommand`.
+    """
     app = App(
         name=PROGRAM,
         help=_DESCRIPTION,
@@ -125,8 +145,11 @@ def application(names: Iterable[str]) -> App:
         default_parameter=Parameter(negative=()),
         result_action="return_value",
     )
-    for place, name in enumerate(names):
-        app.command(_returning_call(command_of(name)), name=name, sort_key=place)
+    for place, (name, summary) in enumerate(COMMANDS.items()):
+        if name in names:
+            app.command(_returning_call(command_of(name)), name=name, sort_key=place)
+        else:
+            app.command(App(name=name, help=summary, sort_key=place))
     return app
 
 
@@ -155,7 +178,7 @@ def parsed(name: str | None, words: Sequence[str]) -> ParsedCommand | None:
     Raises:
         CycloptsError: An argument is invalid, or there is no such command.
     """
-    parser = application(COMMANDS if name is None else [name])
+    parser = application([] if name is None else [name])
     call: ParsedCommand | None = parser(
         _separated(words) if name == "run" else words, exit_on_error=False, print_error=False
     )

@@ -26,7 +26,7 @@ from tests.processes import ROOT
 def test_help_of_program_lists_all_commands(run: Run) -> None:
     ran = run("--help")
     assert (ran.code, run().out) == (0, ran.out)
-    assert re.findall(r"(?m)^  ([a-z-]+) ", ran.out)[: len(COMMANDS)] == COMMANDS
+    assert re.findall(r"(?m)^  ([a-z-]+) ", ran.out)[: len(COMMANDS)] == [*COMMANDS]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -152,7 +152,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
     assert loaded.split() == []
 
 
-@pytest.mark.parametrize("words", [["--help"], ["gpus"], ["gpus", "T4"], ["predict", "--help"], ["completion", "bash"]])
+@pytest.mark.parametrize("words", [["--help"], ["gpus"], ["gpus", "T4"], ["predict", "--help"]])
 def test_simple_commands_load_no_prediction_code(words: list[str]) -> None:
     heavy = ("torch", "numpy", "lightning", "yaml", "matplotlib", "requests", "safetensors")
     ours = ("kernels", "timeline", "record", "layouts", "reports", "prediction", "weights")
