@@ -25,9 +25,9 @@ from lightning_predict.advice.checkpointing import checkpointed, kept, list_memb
 from lightning_predict.advice.embedding import BAG, with_fused_tables
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.fusion.kernels import fused
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.memory_bound import FUSED_OPTIMIZERS
 from lightning_predict.layouts.strategy import DataStrategy, Strategy
 from lightning_predict.record.data_flow import NO_DATA_FLOW, has_data_flow

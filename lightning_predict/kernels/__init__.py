@@ -4,7 +4,6 @@
   (`families/`).
 * `translation.py`: translates a recorded call into operations with shapes. `memory_bound.py`: counts the bytes of all
   other calls.
-* `fusion.py`: rewrites a step as a compiler would run it.
 * `timing.py`: predicts times by the best available source, then clamps them to bounds.
 * `models.py`: inference of the trained neural networks. `features.py`: their input features. `roofline.py`: peak rates
   and bandwidths of a GPU.

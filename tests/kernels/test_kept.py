@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 import pytest
 
+from lightning_predict.fusion.kernels import fused
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import layout_of
 from lightning_predict.kernels import operations
-from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, collective_seconds
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models

@@ -26,13 +26,14 @@ Example::
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import count, pairwise
+from functools import partial
+from itertools import pairwise
 from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.fusion.joint_graph import COMPARISON, RUN_AGAIN, rematerialised, unused_ids
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
 from lightning_predict.kernels.roofline import TENSOR_ALIGNMENT
@@ -44,8 +45,17 @@ from lightning_predict.record.trace import Operation, TensorInfo, Trace
 STATISTICS: Final = "triton::statistics"
 """Name of the reduction part of a norm, whose results are known only at its end."""
 
+ROW_STATISTICS: Final = "triton::row_statistics"
+"""Name of the reduction part of a softmax or norm over short rows, which the same kernel goes on to normalise."""
+
 NORMALISATION: Final = "triton::normalisation"
 """Name of the normalisation part of a norm."""
+
+_OWN: Final = frozenset({STATISTICS, ROW_STATISTICS, NORMALISATION, COMPARISON})
+"""Parts of operations, which only fused kernels run."""
+
+_COMPARED: Final = frozenset({"aten::threshold_backward", "aten::leaky_relu_backward", "aten::hardtanh_backward"})
+"""Backward passes that read their second input only to compare it with a number."""
 
 _NORMS: Final = {
     "aten::native_batch_norm": 1,
@@ -90,79 +100,85 @@ def fused(trace: Trace, *, compiles_loss: bool = True) -> Trace:
             "or on the meta device."
         )
     operations = tuple(map(_padded, trace.operations))
-    operations = tuple(_with_fused_losses(operations)) if compiles_loss else operations
     is_last = _prefers_channels_last(operations)
-    operations = _without_biases(tuple(_split_norms(_strided_rows(operations) if is_last else operations)), trace)
+    operations = tuple(_strided_rows(operations)) if is_last else operations
+    operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations, compiles_loss=compiles_loss))))
+    operations = rematerialised(
+        operations,
+        is_fusible=partial(_is_pointwise, trace=trace),
+        is_free=_is_left_out,
+        ends_kernel=_ends_kernel,
+    )
+    operations = _without_biases(operations, trace)
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
-    last_read = {tensor.id: index for index, operation in enumerate(trace.operations) for tensor in operation.inputs}
+    last_read = {
+        tensor.id: index
+        for index, operation in enumerate(trace.operations)
+        if not _is_left_out(operation)
+        for tensor in operation.inputs
+    }
+    made = {tensor.id: tensor for one in trace.operations if not _is_left_out(one) for tensor in one.outputs}
     replaced: dict[int, Operation | None] = {}
     inside: set[int | None] = set()
     masks: set[int | None] = set()
     for group in _groups(trace):
         members = [trace.operations[index] for index in group]
-        kernel = _kernel(members, last=group[-1], last_read=last_read)
+        kernel = _kernel(members, last=group[-1], last_read=last_read, made=made)
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
         inside |= {tensor.id for one in members for tensor in one.outputs} - {tensor.id for tensor in kernel.outputs}
         masks |= {tensor.id for one in members if one.name == DRAWS_MASKS for tensor in one.outputs}
     kept = (
-        replaced[index] if index in replaced else _around_kernels(operation, inside, masks)
+        replaced[index] if index in replaced else _around_kernels(operation, inside)
         for index, operation in enumerate(trace.operations)
     )
-    operations = tuple(
-        _with_compiled_calls(_split_concatenations(operation for operation in kept if operation is not None))
-    )
+    run = _with_masks_of_bytes((operation for operation in kept if operation is not None), masks - {None})
+    operations = tuple(_with_compiled_calls(_split_concatenations(run)))
     kernels = sum(operation.name == FUSED for operation in operations)
     note = f"As torch.compile would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))
 
 
-def _around_kernels(operation: Operation, inside: Set[int | None], masks: Set[int | None]) -> Operation:
-    """Adjust an unfused operation: views of tensors inside a kernel need no memory, and masks are stored as bytes."""
+def _around_kernels(operation: Operation, inside: Set[int | None]) -> Operation:
+    """Adjust an operation that runs no kernel: views of tensors inside a kernel need no memory."""
     if not _is_left_out(operation):
         return operation
 
     def seen(tensor: TensorInfo) -> TensorInfo:
-        if tensor.id in inside:
-            return replace(tensor, id=None)
-        return replace(tensor, dtype="uint8") if tensor.id in masks else tensor
+        return replace(tensor, id=None) if tensor.id in inside else tensor
 
     return replace(operation, inputs=tuple(map(seen, operation.inputs)), outputs=tuple(map(seen, operation.outputs)))
 
 
-def _with_fused_losses(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Compute long rows of log-softmax again in the backward pass, from the logits and a sum for each row.
+def _with_masks_of_bytes(operations: Iterable[Operation], masks: Set[int | None]) -> Iterator[Operation]:
+    """Store the masks of dropout as bytes."""
 
-    Inductor keeps neither the logarithms, nor a float32 copy of the logits.
-    """
-    makers = {tensor.id: one for one in operations for tensor in one.outputs}
-    reads = Counter(tensor.id for one in operations for tensor in one.inputs)
-    again = {tensor.id for one in operations if one.name == _LOSS_GRADIENT for tensor in one.inputs}
-    unused = count(max((number for number in {*makers, *reads} if number is not None), default=0) + 1)
-    logits_of: dict[int | None, tuple[TensorInfo, TensorInfo]] = {}
-    dropped: set[int | None] = set()
+    def stored(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+        return tuple(replace(tensor, dtype="uint8") if tensor.id in masks else tensor for tensor in tensors)
+
+    for operation in operations:
+        if any(tensor.id in masks for tensor in (*operation.inputs, *operation.outputs)):
+            operation = replace(operation, inputs=stored(operation.inputs), outputs=stored(operation.outputs))
+        yield operation
+
+
+def _split_softmaxes(operations: Iterable[Operation], *, compiles_loss: bool) -> Iterator[Operation]:
+    """Split each softmax into the sums of its rows and a normalisation, which the backward pass may run again."""
+    operations = tuple(operations)
+    unused = unused_ids(operations)
     for one in operations:
-        if (
-            one.name == "aten::_log_softmax"
-            and one.outputs[0].id in again
-            and _row_length(one) > LONGEST_ROW_IN_A_KERNEL
-        ):
-            logits, copy = one.inputs[0], makers.get(one.inputs[0].id)
-            if copy is not None and copy.name == "aten::_to_copy":
-                logits = copy.inputs[0]
-                dropped |= {tensor.id for tensor in copy.outputs if reads[tensor.id] == 1}
-            sums = TensorInfo((one.inputs[0].elements // _row_length(one),), "float32", id=next(unused))
-            logits_of[one.outputs[0].id] = logits, sums
-    for one in operations:
-        inputs = tuple(logits_of[tensor.id][0] if tensor.id in logits_of else tensor for tensor in one.inputs)
-        if one.outputs and one.outputs[0].id in logits_of and one.name == "aten::_log_softmax":
-            logits, sums = logits_of[one.outputs[0].id]
-            yield replace(one, name=STATISTICS, inputs=(logits,), outputs=(sums,))
-            yield replace(one, name=NORMALISATION, inputs=(logits, sums))
-        elif one.name == _LOSS_GRADIENT and inputs != one.inputs:
-            (sums,) = {logits_of[tensor.id][1] for tensor in one.inputs if tensor.id in logits_of}
-            yield replace(one, name=NORMALISATION, inputs=(*inputs, sums))
-        elif not (one.name == "aten::_to_copy" and one.outputs[0].id in dropped):
-            yield one if one.phase == "forward" else replace(one, inputs=inputs)
+        is_softmax = one.phase != "optimizer" and one.name in (*_SOFTMAXES, _LOSS_GRADIENT)
+        is_long = is_softmax and _row_length(one) > LONGEST_ROW_IN_A_KERNEL
+        if not is_softmax or (is_long and not compiles_loss):
+            yield one
+        elif one.name in _SOFTMAXES and one.outputs and one.outputs[0].id is not None:
+            data, *_ = one.inputs
+            sums = TensorInfo((data.elements // max(_row_length(one), 1),), "float32", id=next(unused))
+            yield replace(one, name=STATISTICS if is_long else ROW_STATISTICS, inputs=(data,), outputs=(sums,))
+            yield replace(one, name=NORMALISATION, inputs=(data, sums))
+        elif one.name == _LOSS_GRADIENT and is_long:
+            yield replace(one, name=NORMALISATION)
+        else:
+            yield one
 
 
 _LOSS_GRADIENT: Final = "aten::_log_softmax_backward_data"
@@ -232,6 +248,27 @@ def _split_norms(operations: Iterable[Operation]) -> Iterator[Operation]:
             inputs=(*data, *operation.inputs[large:], *statistics),
             outputs=operation.outputs[:1],
         )
+
+
+def _with_comparisons(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Insert the comparison that some backward passes need instead of a value, such as where ReLU's result is zero."""
+    operations = tuple(operations)
+    unused = unused_ids(operations)
+    compared: dict[int | None, TensorInfo] = {
+        one.inputs[1].id: replace(one.inputs[1], dtype="bool", id=next(unused))
+        for one in operations
+        if one.name in _COMPARED and len(one.inputs) > 1 and one.inputs[1].id is not None
+    }
+    for one in operations:
+        if one.name in _COMPARED and len(one.inputs) > 1 and one.inputs[1].id in compared:
+            gradient, value, *rest = one.inputs
+            yield replace(one, inputs=(gradient, compared[value.id], *rest))
+            continue
+        yield one
+        if one.phase == "forward" and not is_free(one):
+            for tensor in one.outputs:
+                if tensor.id in compared:
+                    yield replace(one, name=COMPARISON, inputs=(tensor,), outputs=(compared[tensor.id],), arguments={})
 
 
 def _reduces_long_rows(operation: Operation) -> bool:
@@ -320,8 +357,7 @@ def _convolution_flops(convolution: Operation) -> float:
 def _strided_rows(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Split each softmax along a spatial dimension of channels-last images into three passes: maximum, sum, result."""
     laid: set[int | None] = set()
-    numbers = (tensor.id for one in operations for tensor in (*one.inputs, *one.outputs) if tensor.id is not None)
-    unused = count(max(numbers, default=0) + 1)
+    unused = unused_ids(operations)
     for operation in operations:
         follows = not is_free(operation) and any(tensor.id in laid for tensor in operation.inputs)
         if follows or _convolves_images(operation):
@@ -396,22 +432,33 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
     group: list[int] = []
     read: dict[int | None, int] = {}  # tensor id -> number of elements
     written: set[int | None] = set()
-    for index, operation in enumerate(trace.operations):
-        if _is_left_out(operation):
-            continue
-        joins = _is_pointwise(operation, trace)
-        last = trace.operations[group[-1]] if group else operation
-        follows = last.phase == operation.phase and not _ends_kernel(last) and "pool" not in operation.name
-        if group and not (joins and follows and _reads_from_group(operation, read, written)):
+    for unit in _units(trace.operations):
+        operations = [trace.operations[index] for index in unit]
+        joins = all(_is_pointwise(operation, trace) for operation in operations)
+        last = trace.operations[group[-1]] if group else operations[0]
+        follows = last.phase == operations[0].phase and not _ends_kernel(last) and "pool" not in operations[0].name
+        if group and not (joins and follows and any(_reads_from_group(one, read, written) for one in operations)):
             if _is_worth_fusing(group, trace):
                 yield group
             group, read, written = [], {}, set()
         if joins:
-            group.append(index)
-            read |= {tensor.id: tensor.elements for tensor in operation.inputs if tensor.id not in written}
-            written |= {tensor.id for tensor in operation.outputs}
+            group += unit
+            for operation in operations:
+                read |= {tensor.id: tensor.elements for tensor in operation.inputs if tensor.id not in written}
+                written |= {tensor.id for tensor in operation.outputs}
     if _is_worth_fusing(group, trace):
         yield group
+
+
+def _units(operations: Sequence[Operation]) -> Iterator[list[int]]:
+    """Yield the operations that run kernels; those that one of them runs again belong to it."""
+    unit: list[int] = []
+    for index, operation in enumerate(operations):
+        if not _is_left_out(operation):
+            unit.append(index)
+            if not operation.arguments.get(RUN_AGAIN):
+                yield unit
+                unit = []
 
 
 def _reads_from_group(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
@@ -429,7 +476,7 @@ def _is_worth_fusing(group: Sequence[int], trace: Trace) -> bool:
     operation = trace.operations[group[0]]
     problems = translate(operation, trace.flags)
     kinds = [operation_spec(problem.operation) for problem in problems]
-    is_own = operation.name in (STATISTICS, NORMALISATION) or operation.name in _SCANS
+    is_own = operation.name in _OWN or operation.name in _SCANS
     return is_own or len(problems) > 1 or any(map(_is_limited, kinds))
 
 
@@ -442,7 +489,7 @@ def _is_pointwise(operation: Operation, trace: Trace) -> bool:
         return False
     if any(tensor.id is None for tensor in (*operation.inputs, *operation.outputs)):
         return False
-    if operation.name in (STATISTICS, NORMALISATION):
+    if operation.name in _OWN:
         return True
     if operation.name in LOOK_UPS or any(word in operation.name for word in _GATHERS):
         return False
@@ -473,12 +520,24 @@ def _is_small_window(operation: Operation) -> bool:
     return whole and math.prod(kernel) <= LARGEST_WINDOW
 
 
-def _kernel(operations: Sequence[Operation], *, last: int, last_read: dict[int | None, int]) -> Operation:
+def _kernel(
+    operations: Sequence[Operation],
+    *,
+    last: int,
+    last_read: Mapping[int | None, int],
+    made: Mapping[int | None, TensorInfo],
+) -> Operation:
     """Merge operations into one fused kernel; `last` is the last operation's index in the trace."""
+
+    def whole(tensor: TensorInfo) -> TensorInfo:
+        """Return the tensor that an expanded view shows."""
+        base = made.get(tensor.id, tensor)
+        return base if base.elements < tensor.elements else tensor
+
     read: dict[int | None, TensorInfo] = {}
     written: dict[int | None, TensorInfo] = {}
     for operation in operations:
-        read |= {tensor.id: tensor for tensor in operation.inputs if tensor.id not in written | read}
+        read |= {tensor.id: whole(tensor) for tensor in operation.inputs if tensor.id not in written | read}
         written |= {tensor.id: tensor for tensor in operation.outputs}
     # A tensor that no later operation of this step reads may still be a result, or be kept for the next step.
     used = tuple(tensor for number, tensor in written.items() if last_read.get(number, last + 1) > last)

@@ -8,7 +8,7 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.kernels.fusion import fused
+from lightning_predict.fusion.kernels import fused
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, is_free
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.operand_strides import CHANNELS_LAST
@@ -58,10 +58,12 @@ def test_a_chain_is_one_kernel_that_touches_what_is_outside() -> None:
     assert problem.dims[:2] == (2 * 4 * SIZE, 4 * SIZE)
 
 
-def test_what_a_later_operation_reads_is_written() -> None:
+def test_backward_pass_runs_a_cheap_operation_again_instead_of_reading_its_result() -> None:
     backward = operation("tanh_backward", (9, 3), 10, "backward")
-    kernel, _ = compiled(trace(*CHAIN, operation("mm", (8, 7), 9), backward))[:2]
-    assert numbers(kernel.outputs) == [3, 4]  # 3 is saved for the backward pass
+    kernel, _, *rest = compiled(trace(*CHAIN, matrix("mm", (8, 7), 9), backward))
+    assert numbers(kernel.outputs) == [4]
+    (again,) = [one for one in rest if one.phase == "backward" and one.name == FUSED]
+    assert again.arguments == {"operations": ["aten::mul", "aten::tanh", "aten::tanh_backward"]}
 
 
 def test_a_product_stands_alone_and_ends_a_kernel() -> None:
@@ -133,10 +135,10 @@ def test_a_perceptron_keeps_its_products_and_loses_traffic() -> None:
             one for one in eager.operations if one.name == name
         ]
     # Forward: sigmoid, mul and add read 1 + 2 + 1 and write 3 tensors of 8192 x 4096 x 4 bytes = 134 MB; fused, 1 is
-    # read and 2 are written (the sigmoid is saved for the backward pass). 4 x 134 MB take 0.27 ms at 2 TB/s.
+    # read and 1 is written (the backward pass computes the sigmoid again). 4 x 134 MB take 0.27 ms at 2 TB/s.
     first = next(one for one in whole.operations if one.name == FUSED)
     assert first.arguments["operations"] == ["aten::sigmoid", "aten::mul", "aten::add"]
-    assert (len(first.inputs), len(first.outputs)) == (1, 2)
+    assert (len(first.inputs), len(first.outputs)) == (1, 1)
     gpu = "A100-SXM-80GB"
     saved = lp.predict(eager, [gpu])[gpu].device_seconds - lp.predict(whole, [gpu])[gpu].device_seconds
     assert saved > 4 * 8192 * 4096 * 4 / 2.04e12
@@ -160,12 +162,12 @@ def test_a_norm_in_training_is_two_kernels_which_its_neighbours_join() -> None:
     )
     assert statistics.arguments["operations"] == ["aten::silu", "triton::statistics"]
     assert sum(tensor.elements for tensor in total.inputs) == 2 * 8  # what blocks added up
-    assert normalisation.arguments["operations"] == ["triton::normalisation", "aten::relu"]
+    assert normalisation.arguments["operations"] == ["aten::silu", "triton::normalisation", "aten::relu"]
     assert len(convolution.inputs) == 2  # the kernel that follows adds the bias
     size = 4 * 4 * 8 * 32 * 32
     (first,), (second,) = translate(statistics, Flags()), translate(normalisation, Flags())
-    # Read, activated and written; read again, normalised and written: eager mode reads five times and writes four.
-    assert first.dims[:2] == pytest.approx((size, size), rel=0.01)
+    # Read; read again, activated, normalised and written: eager mode reads five times and writes four.
+    assert first.dims[:2] == pytest.approx((size, 0), rel=0.01, abs=1000)
     assert second.dims[:2] == pytest.approx((size, size), rel=0.01)
 
 
@@ -371,4 +373,4 @@ def test_a_loss_outside_the_compiled_model_is_left_alone() -> None:
     with torch.device("meta"):
         rows = torch.empty(TOKENS, CLASSES)
     alone = lp.capture(lambda: torch.log_softmax(rows * 2, -1), warmup_steps=0)
-    assert "aten::_log_softmax" in [one.name for one in compiled(alone)]
+    assert [one.name for one in compiled(alone)] == [FUSED, FUSED]  # the sums of the rows, the logarithms
