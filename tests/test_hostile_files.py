@@ -37,8 +37,6 @@ from lightning_predict.record.trace import (
     Parameter,
     TensorInfo,
     Trace,
-    load_trace,
-    save_trace,
 )
 from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import read_history
@@ -250,9 +248,9 @@ SCRIPT = "TP=2\nargs=(--tensor-model-parallel-size $TP --micro-batch-size 1 --gl
 STATE = {"global_step": 10, "train_batch_size": 4, "log_history": [{"train_runtime": 5.5}]}
 
 READERS = {
-    "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),
+    "trace": Reader("t.json", lambda folder: TRACE.save(folder / "t.json"), lambda f: Trace.load(f / "t.json")),
     "packed trace": Reader(
-        "t.json.gz", lambda folder: save_trace(TRACE, folder / "t.json.gz"), lambda f: load_trace(f / "t.json.gz")
+        "t.json.gz", lambda folder: TRACE.save(folder / "t.json.gz"), lambda f: Trace.load(f / "t.json.gz")
     ),
     "profile": Reader("k.json", profile, lambda folder: import_trace(folder / "k.json")),
     "execution trace": Reader("e.json", execution_trace, lambda folder: import_trace(folder / "e.json")),

@@ -61,26 +61,26 @@ def trace(
         weights: With view, explain and layers: weights of the models: a folder, a file or an address (default: the
             cache, then the weights that ship).
     """
-    from lightning_predict.record.trace import anonymised, load_trace, save_trace
+    from lightning_predict.record.trace import Trace, anonymised
 
     _check_options(
         action, {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}
     )
     if action == "view":
-        return _view(load_trace(file), output or _beside(file, "timeline.json"), gpu, weights)
+        return _view(Trace.load(file), output or _beside(file, "timeline.json"), gpu, weights)
     if action == "explain":
-        return _explain(load_trace(file), gpu, weights)
+        return _explain(Trace.load(file), gpu, weights)
     if action == "layers":
-        return _layers(load_trace(file), gpu, weights)
+        return _layers(Trace.load(file), gpu, weights)
     if action == "memory":
-        return _memory(load_trace(file), gpu)
-    read = _imported(file, step, gpu) if action == "import" else load_trace(file)
+        return _memory(Trace.load(file), gpu)
+    read = _imported(file, step, gpu) if action == "import" else Trace.load(file)
     if action == "check":
         return CommandAnswer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
     if action == "anonymise":
         read = anonymised(read, keep_modules=keep_modules)
     written = output or _beside(file, "anonymous.json.gz" if action == "anonymise" else "imported.json.gz")
-    save_trace(read, written)
+    read.save(written)
     return CommandAnswer(
         data=lambda: {"written": str(written), **_summary(read)},
         show=lambda: print("\n".join([*_lines(read), f"Written: {written}"])),

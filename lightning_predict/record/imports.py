@@ -20,7 +20,7 @@ from lightning_predict.record.events import is_label, is_shape, read_profile
 from lightning_predict.record.kineto import step_notes, trace_of_kineto, trace_of_profile
 from lightning_predict.record.recorded_on import with_named_gpu
 from lightning_predict.record.signatures import RECORDED_TENSORS
-from lightning_predict.record.trace import FORMAT, Trace, is_profile, load_trace, read_trace_json
+from lightning_predict.record.trace import FORMAT, Trace, is_profile, read_trace_json
 
 _SCHEMA: Final = "1.1."
 """Prefix of `schema` in supported files, which torch 2.4 and later write."""
@@ -173,7 +173,7 @@ def load_step(path: str | os.PathLike[str]) -> Trace:
         OSError: The file cannot be read.
     """
     try:
-        return load_trace(path)
+        return Trace.load(path)
     except TraceFormatError:
         source = os.fspath(path)
         try:

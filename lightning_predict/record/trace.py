@@ -250,6 +250,12 @@ def _elements(parameter: Parameter) -> int:
     return math.prod(parameter.shape)
 
 
+_RECORD_ONE: Final = (
+    "Record a trace by `lightning_predict.capture(step).save(...)`, or convert a profile of torch.profiler by "
+    "`lightning-predict trace import`."
+)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
@@ -384,25 +390,65 @@ class Trace:
                 return True
         return False
 
-    def save(self, path: str) -> None:
-        """Write the Trace as JSON (with gzip if the name ends in `.gz`).
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the Trace as JSON, atomically (with gzip if the name ends in `.gz`).
 
         Raises:
             TraceFormatError: A value is not a JSON value.
             OSError: The file cannot be written.
         """
-        save_trace(self, path)
+        target = os.fspath(path)
+        try:
+            text = json.dumps(_trace_to_json(self), allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise TraceFormatError(
+                f"The trace cannot be written to {target!r}: {error}. Arguments of operations must be JSON values: "
+                "text, finite numbers, booleans, None, lists and mappings of them."
+            ) from error
+        content = text.encode()
+        if target.endswith(".gz"):
+            content = gzip.compress(content, mtime=0)
+        if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device cannot be replaced
+            with open(target, "wb") as stream:
+                stream.write(content)
+            return
+        write_atomically(target, content)
 
     @staticmethod
-    def load(path: str) -> Trace:
+    def load(path: str | os.PathLike[str]) -> Trace:
         """Read a Trace written by `save`.
+
+        Args:
+            path: A JSON file, gzip or plain (detected by its first bytes).
 
         Raises:
             TraceVersionError: The file has a version that this release cannot read.
             TraceFormatError: The file is not a valid trace. The message names the field.
             OSError: The file cannot be read.
         """
-        return load_trace(path)
+        source = os.fspath(path)
+        try:
+            document = checked.read_json(source, TraceFormatError)
+        except TraceFormatError as error:
+            raise TraceFormatError(f"{error} {_RECORD_ONE}") from error
+        top = document.mapping()
+        if is_profile(top):
+            raise TraceFormatError(
+                f"{source} is a profile of torch.profiler or an execution trace. Convert it with `lightning-predict "
+                f"trace import {source}`, or in Python with import_trace({source!r})."
+            )
+        if top.get("format") != FORMAT:
+            raise TraceFormatError(
+                f"{source} is not a trace of lightning-predict: its field 'format' is {top.get('format')!r}, expected "
+                f"{FORMAT!r}. {_RECORD_ONE}"
+            )
+        version = document.member("version").integer(minimum=1)
+        if version != VERSION:
+            raise TraceVersionError(
+                f"{source} is a trace of version {version}; this release reads version {VERSION}. Record it again, or "
+                "use the release that wrote it."
+            )
+        return _trace_from_json(document)
 
 
 @final
@@ -442,73 +488,6 @@ def measured_seconds(trace: Trace) -> float | None:
     if not all(kind.measured_steps for kind in kinds):
         return None
     return sum(weight * statistics.median(kind.measured_steps) for kind, weight in zip(kinds, weights, strict=True))
-
-
-def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Write a Trace atomically.
-
-    Raises:
-        TraceFormatError: A value is not a JSON value.
-        OSError: The file cannot be written.
-    """
-    target = os.fspath(path)
-    try:
-        text = json.dumps(_trace_to_json(trace), allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise TraceFormatError(
-            f"The trace cannot be written to {target!r}: {error}. Arguments of operations must be JSON values: text, "
-            "finite numbers, booleans, None, lists and mappings of them."
-        ) from error
-    content = text.encode()
-    if target.endswith(".gz"):
-        content = gzip.compress(content, mtime=0)
-    if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device cannot be replaced
-        with open(target, "wb") as stream:
-            stream.write(content)
-        return
-    write_atomically(target, content)
-
-
-_RECORD_ONE: Final = (
-    "Record a trace by `lightning_predict.capture(step).save(...)`, or convert a profile of torch.profiler by "
-    "`lightning-predict trace import`."
-)
-
-
-def load_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a Trace written by `save_trace`.
-
-    Args:
-        path: A JSON file, gzip or plain (detected by its first bytes).
-
-    Raises:
-        TraceVersionError: The file has a version that this release cannot read.
-        TraceFormatError: The file is not a valid trace. The message names the field.
-        OSError: The file cannot be read.
-    """
-    source = os.fspath(path)
-    try:
-        document = checked.read_json(source, TraceFormatError)
-    except TraceFormatError as error:
-        raise TraceFormatError(f"{error} {_RECORD_ONE}") from error
-    top = document.mapping()
-    if is_profile(top):
-        raise TraceFormatError(
-            f"{source} is a profile of torch.profiler or an execution trace. Convert it with `lightning-predict trace "
-            f"import {source}`, or in Python with import_trace({source!r})."
-        )
-    if top.get("format") != FORMAT:
-        raise TraceFormatError(
-            f"{source} is not a trace of lightning-predict: its field 'format' is {top.get('format')!r}, expected "
-            f"{FORMAT!r}. {_RECORD_ONE}"
-        )
-    version = document.member("version").integer(minimum=1)
-    if version != VERSION:
-        raise TraceVersionError(
-            f"{source} is a trace of version {version}; this release reads version {VERSION}. Record it again, or use "
-            "the release that wrote it."
-        )
-    return _trace_from_json(document)
 
 
 def is_profile(document: object) -> bool:

@@ -95,7 +95,7 @@ def test_prices_by_name_equal_those_in_python(trace: Path, run: Run) -> None:
 def test_missing_output_folder_is_an_error_before_the_work(
     trace: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("lightning_predict.record.trace.load_trace", lambda path: pytest.fail("it has begun"))
+    monkeypatch.setattr("lightning_predict.record.trace.Trace.load", lambda path: pytest.fail("it has begun"))
     ran = run("predict", trace, "--output", tmp_path / "none" / "page.html")
     assert ran.code == 2
     assert "is not a folder; create it first" in ran.err

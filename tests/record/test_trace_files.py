@@ -29,8 +29,6 @@ from lightning_predict.record.trace import (
     TensorInfo,
     Trace,
     anonymised,
-    load_trace,
-    save_trace,
 )
 
 counts = st.integers(0, 2**40)
@@ -94,8 +92,8 @@ mixed_traces = st.builds(
 @given(trace=mixed_traces, ending=st.sampled_from([".json", ".json.gz"]))
 def test_loaded_trace_equals_saved_trace(trace: Trace, ending: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("trace") / f"run{ending}"
-    save_trace(trace, path)
-    assert load_trace(path) == trace
+    trace.save(path)
+    assert Trace.load(path) == trace
 
 
 WEIGHT = TensorInfo(shape=(4, 8), dtype="float32", id=1, device="cpu")
@@ -122,8 +120,8 @@ SMALL = Trace(
 
 def document_of(trace: Trace, folder: Path) -> dict[str, Any]:
     path = folder / "trace.json"
-    trace.save(str(path))
-    assert Trace.load(str(path)) == trace
+    trace.save(path)
+    assert Trace.load(path) == trace
     document: dict[str, Any] = json.loads(path.read_text())
     return document
 
@@ -137,10 +135,10 @@ def test_file_lists_each_tensor_once_and_omits_defaults(tmp_path: Path) -> None:
 
 
 def test_gzip_is_detected_by_content(tmp_path: Path) -> None:
-    save_trace(SMALL, tmp_path / "a.json.gz")
+    SMALL.save(tmp_path / "a.json.gz")
     assert (tmp_path / "a.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     os.rename(tmp_path / "a.json.gz", tmp_path / "b.json")
-    assert load_trace(tmp_path / "b.json") == SMALL
+    assert Trace.load(tmp_path / "b.json") == SMALL
 
 
 MISSING = object()
@@ -182,14 +180,14 @@ def test_invalid_field_is_named(place: tuple[str | int, ...], value: object, mes
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps(document))
     with pytest.raises(TraceFormatError, match=f"wrong.json: {message}"):
-        load_trace(path)
+        Trace.load(path)
 
 
 def test_newer_version_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "new.json"
     path.write_text(json.dumps({**document_of(SMALL, tmp_path), "version": VERSION + 1, "new_field": 1}))
     with pytest.raises(TraceVersionError, match=r"version 2; this release reads version 1\. Record it again"):
-        load_trace(path)
+        Trace.load(path)
 
 
 @pytest.mark.parametrize(
@@ -203,19 +201,19 @@ def test_other_json_file_is_rejected(document: dict[str, Any], message: str, tmp
     path = tmp_path / "kineto.json"
     path.write_text(json.dumps(document))
     with pytest.raises(TraceFormatError, match=message):
-        load_trace(path)
+        Trace.load(path)
 
 
 @pytest.mark.parametrize("ending", [".json", ".json.gz"])
 def test_truncated_file_is_rejected_at_every_length(ending: str, tmp_path: Path) -> None:
     whole = tmp_path / f"whole{ending}"
-    save_trace(SMALL, whole)
+    SMALL.save(whole)
     content = whole.read_bytes()
     for length in range(0, len(content), 7):
         path = tmp_path / f"part{ending}"
         path.write_bytes(content[:length])
         with pytest.raises(TraceFormatError, match=r"is not valid JSON|is damaged gzip"):
-            load_trace(path)
+            Trace.load(path)
 
 
 @pytest.mark.parametrize(
@@ -227,34 +225,34 @@ def test_invalid_json_is_rejected(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     message = r"x\.json is (not valid JSON .* it may be truncated|not JSON: it begins|nested 100,000 levels deep)"
     with pytest.raises(TraceFormatError, match=message):
-        load_trace(path)
+        Trace.load(path)
 
 
 def test_missing_file_raises_the_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        load_trace(tmp_path / "absent.json")
+        Trace.load(tmp_path / "absent.json")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
 def test_argument_without_json_form_is_rejected_and_writes_no_file(value: object, tmp_path: Path) -> None:
     trace = replace(SMALL, operations=(Operation(name="op", phase="other", arguments={"x": value}),))
     with pytest.raises(TraceFormatError, match="must be JSON values"):
-        save_trace(trace, tmp_path / "x.json")
+        trace.save(tmp_path / "x.json")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
-    save_trace(SMALL, path)
+    SMALL.save(path)
 
     def full(source: str, target: str) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        save_trace(replace(SMALL, samples=5), path)
+        replace(SMALL, samples=5).save(path)
     monkeypatch.undo()
-    assert load_trace(path) == SMALL
+    assert Trace.load(path) == SMALL
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -262,12 +260,12 @@ def test_links_and_pipes_are_written_through(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     link, pipe = tmp_path / "link.json", tmp_path / "pipe"
     link.symlink_to(tmp_path / "folder" / "run.json")
-    save_trace(SMALL, link)
+    SMALL.save(link)
     assert link.is_symlink()
-    assert load_trace(tmp_path / "folder" / "run.json") == SMALL
+    assert Trace.load(tmp_path / "folder" / "run.json") == SMALL
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    save_trace(SMALL, pipe)
+    SMALL.save(pipe)
     assert os.read(reader, 10) == b'{"format":'
     os.close(reader)
     assert pipe.is_fifo()
@@ -276,9 +274,9 @@ def test_links_and_pipes_are_written_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shares", [(0.0,), (0.6, 0.4), (1.0,)])
 def test_shares_of_other_steps_must_leave_a_rest(shares: tuple[float, ...], tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    save_trace(replace(SMALL, other_steps=tuple(OtherStep(share=share, trace=SMALL) for share in shares)), path)
+    replace(SMALL, other_steps=tuple(OtherStep(share=share, trace=SMALL) for share in shares)).save(path)
     with pytest.raises(TraceFormatError, match=r"other_steps.*shares above 0 that leave a part of 1"):
-        load_trace(path)
+        Trace.load(path)
 
 
 def test_anonymised_file_has_no_names_but_the_same_shapes(tmp_path: Path) -> None:
@@ -290,7 +288,7 @@ def test_anonymised_file_has_no_names_but_the_same_shapes(tmp_path: Path) -> Non
         notes=("recorded by /home/secret/train.py",),
     )
     hidden, with_modules = anonymised(trace), anonymised(trace, keep_modules=True)
-    hidden.save(str(tmp_path / "trace.json"))
+    hidden.save(tmp_path / "trace.json")
     assert "secret" not in (tmp_path / "trace.json").read_text()
     assert [one.module for one in hidden.operations] == ["module_0", "module_1", "module_0", None]
     assert [one.inputs for one in hidden.operations] == [one.inputs for one in trace.operations]
