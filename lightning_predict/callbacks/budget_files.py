@@ -31,6 +31,7 @@ from lightning_predict.observe.ledger_file import (
     LedgerPlace,
     SavedLedger,
     find_ledger,
+    is_run_name,
     save_ledger,
 )
 from lightning_predict.observe.meters import Ledger, RentedMachine, Use
@@ -77,9 +78,11 @@ class Account:
         use, run = Use.parse(state), state.get("run")  # early versions stored no name and no machine
         if counts_earlier:
             self.ledger.resume(use)
-        has_machine = {"device", "world_size"} <= state.keys()
-        self.machine = RentedMachine(state["device"], state["world_size"]) if has_machine else None
-        self.run = run if isinstance(run, str) and run else self.run
+        device, processes = state.get("device"), state.get("world_size")
+        self.machine = None
+        if isinstance(device, str) and device.isprintable() and isinstance(processes, int):
+            self.machine = RentedMachine(device, processes)
+        self.run = run if is_run_name(run) else self.run
 
 
 @final

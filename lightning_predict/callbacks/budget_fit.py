@@ -297,9 +297,8 @@ class BudgetFit(FitPart):
                     trainer, f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
                 )
         verdict = watch.check(
-            due,
             rest,
-            without_stalls=lambda: self._forecast(observer.without_stalls()),
+            at_best=lambda: self._forecast(observer.at_best()),
             may_end_earlier=bool(trainer.early_stopping_callbacks),
         )
         if rest is not None or verdict.action == "stop":

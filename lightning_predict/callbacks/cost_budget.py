@@ -1,8 +1,8 @@
 """`CostBudget`: callback that stops a run that will exceed its budget, before it has cost much.
 
-The first steps are timed. If the forecast from these steps exceeds the budget, the run stops with a checkpoint. Later,
-the dollars, hours and CO2 that the run has used are compared with the budget; a resumed run continues the earlier
-totals. The final checkpoint stores the used amounts and the reason for the stop. Example::
+The first steps are timed, and the rest is forecast. If even the best pace so far would exceed the budget, the run
+stops with a checkpoint. The dollars, hours and CO2 that the run has used are compared with the budget; a resumed run
+continues the earlier totals. The final checkpoint stores the used amounts and the reason for the stop. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import CostBudget
@@ -62,10 +62,10 @@ class CostBudget(FitCallback):
     or torchrun restarts its job, the amounts used before still count.
 
     The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. The forecast is
-    repeated each time the number of steps has doubled. If even the low end of the forecast exceeds the budget, also
-    without the longest stalls, the run stops before the next batch. If only the middle of the forecast exceeds the
-    budget, a warning appears once. A forecast every minute may also warn. All ranks decide together, at agreed batches,
-    at most half a minute apart. Rank zero makes the decision. An error on any rank turns the budget off on all ranks.
+    repeated each time the number of steps has doubled, and each minute. If a forecast exceeds the budget, a warning
+    appears once. Once 60 % of the budget is used, the run stops before the next batch if even its best pace so far,
+    held to the end, would exceed the budget. All ranks decide together, at agreed batches, at most half a minute apart.
+    Rank zero makes the decision. An error on any rank turns the budget off on all ranks.
 
     If a run is stopped between two optimizer updates (gradient accumulation), the gradients since the last update are
     lost, because no checkpoint contains them.

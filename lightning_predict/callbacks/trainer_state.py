@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_predict.callbacks.lightning_packages import lightning_classes
 from lightning_predict.observe.forecast import ForecastInputs
+from lightning_predict.observe.memory_risks import leaves_of
 from lightning_predict.observe.optimizer_steps import StepCounter, WindowSize
 from lightning_predict.observe.remaining import CheckpointSchedule, HookMoment, Position, Validation
 
@@ -28,6 +28,8 @@ def forecast_inputs(
 ) -> ForecastInputs:
     """Read the inputs of a forecast from a Trainer. `position_of` describes the arguments."""
     validation = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
+    loaders, has_workers = leaves_of(trainer.train_dataloader), _have_workers(trainer.train_dataloader)
+    is_known = bool(loaders) and all(hasattr(loader, "num_workers") for loader in loaders)
     return ForecastInputs(
         position=position_of(
             trainer,
@@ -37,10 +39,10 @@ def forecast_inputs(
             batches_per_epoch=batches_per_epoch,
         ),
         checkpoint_schedules=checkpoint_schedules(trainer),
-        workers=workers_of(trainer),
-        has_workers=has_workers(trainer),
+        workers=sum(int(each.num_workers) for each in loaders) if is_known else None,
+        has_workers=has_workers,
         validation_has_workers=bool(validation) and _have_workers(trainer.val_dataloaders),
-        starts_workers=starts_workers(trainer),
+        starts_workers=has_workers and not all(getattr(each, "persistent_workers", False) for each in loaders),
         validation_batches=_finite(validation) or 0,
         time_limit_seconds=seconds_left(trainer),
     )
@@ -133,17 +135,12 @@ def checkpoint_schedules(trainer: Any) -> list[CheckpointSchedule]:
     return [_saving(trainer, callback) for callback in trainer.checkpoint_callbacks if isinstance(callback, kinds)]
 
 
-def workers_of(trainer: Any) -> int | None:
-    """Return the number of workers of the training loaders; None if unknown."""
-    loaders = _loaders(trainer)
-    if not loaders or not all(hasattr(loader, "num_workers") for loader in loaders):
-        return None
-    return sum(int(loader.num_workers) for loader in loaders)
-
-
 def resumes_data(trainer: Any) -> bool:
     """Return whether every loader can resume within an epoch, with `state_dict` and `load_state_dict`."""
-    return all(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in _loaders(trainer))
+    return all(
+        hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        for loader in leaves_of(trainer.train_dataloader)
+    )
 
 
 def seconds_left(trainer: Trainer) -> float | None:
@@ -173,39 +170,20 @@ def _saving(trainer: Any, callback: Any) -> CheckpointSchedule:
     )
 
 
-def _loaders(trainer: Any) -> list[Any]:
-    """Return the training loaders as a flat list, also if the user combined several."""
-    return _single(trainer.train_dataloader)
-
-
-def _single(loaders: Any) -> list[Any]:
-    return [loader for loader in torch.utils._pytree.tree_leaves(loaders) if loader is not None]
-
-
-def has_workers(trainer: Any) -> bool:
-    """Return whether worker processes load the training batches."""
-    return _have_workers(trainer.train_dataloader)
-
-
 def _have_workers(loaders: Any) -> bool:
-    each = _single(loaders)
+    each = leaves_of(loaders)
     return bool(each) and all(getattr(loader, "num_workers", 0) > 0 for loader in each)
-
-
-def starts_workers(trainer: Any) -> bool:
-    """Return whether each epoch restarts the worker processes."""
-    return has_workers(trainer) and not all(getattr(one, "persistent_workers", False) for one in _loaders(trainer))
 
 
 def prefetched_batches(trainer: Any) -> int:
     """Return the number of batches that the workers prefetch. After a pause, these batches need no wait."""
-    loaders = _loaders(trainer) if has_workers(trainer) else []
-    return max((one.num_workers * (getattr(one, "prefetch_factor", None) or 1) for one in loaders), default=0)
+    loaders = leaves_of(trainer.train_dataloader) if _have_workers(trainer.train_dataloader) else []
+    return max((each.num_workers * (getattr(each, "prefetch_factor", None) or 1) for each in loaders), default=0)
 
 
 def _last_batch_share(trainer: Any) -> float:
     """Return the size of an epoch's last batch relative to the other batches; 1 unless it is known to be smaller."""
-    loaders = _loaders(trainer)
+    loaders = leaves_of(trainer.train_dataloader)
     if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
         return 1.0
     (loader,) = loaders

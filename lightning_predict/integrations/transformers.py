@@ -209,6 +209,7 @@ class TransformersLoop(WatchedLoop):
     """
 
     name = "RuntimePredictor"
+    decides_alone = False
 
     def __init__(self, args: TrainingArguments, state: TrainerState, *, verbose: bool, shows: bool) -> None:
         super().__init__(

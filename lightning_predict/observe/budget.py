@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, final
 from lightning_predict.base.interval import Interval
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
 from lightning_predict.observe.meters import Ledger, Meter
+from lightning_predict.observe.steady_state import BEST_VALUES
 from lightning_predict.reports.format import duration
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ def batches_between_checks(observer: RunObserver) -> int:
     return max(1, min(batches, math.ceil(CHECK_SECONDS * batches / max(observer.training_seconds, 1e-9))))
 
 
-CLEAR_EXCESS: Final = 2.0
-"""Factor by which the low end of a single forecast must exceed a limit to stop the run."""
+STOP_SHARE: Final = 0.6
+"""Used share of a limit from which a forecast may stop the run. Until then, it may only have been slow to start."""
 
+STOP_STEP: Final = 0.05
+"""Used share of a limit between two forecasts that may stop the run."""
 
 BudgetAction = Literal["go on", "warn", "stop"]
 
@@ -111,8 +114,8 @@ def check_use(meters: Sequence[Meter], elapsed_seconds: float, end_seconds: floa
 VALIDATION_OVERRUN_SHARE: Final = 0.05
 """Share of a limit by which a running validation may exceed the limit, so that its metrics cover all batches."""
 
-DueCheck = Literal["forecast", "outlook", "use"]
-"""What to check: a forecast that may stop the run, a forecast that may only warn, or only the used amounts."""
+DueCheck = Literal["forecast", "use"]
+"""What to check: the forecast and the used amounts, or only the used amounts."""
 
 
 @final
@@ -140,7 +143,7 @@ class BudgetWatch:
         self._schedule = schedule
         self._warmup_steps = warmup_steps
         self._warned: set[str] = set()
-        self._is_broken = False
+        self._stop_share = STOP_SHARE
         self._refreshed_seconds = 0.0
         self._narrow_seconds = 0.0
         self._update_next_check()
@@ -148,10 +151,11 @@ class BudgetWatch:
     def due_check(self, batches: int, seconds: float, *, elapsed: float) -> DueCheck | None:
         """Return what to check after this many batches and seconds of training, and `elapsed` seconds of the fit."""
         moments = self._schedule
-        if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_started:
-            return "forecast"
-        if self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS:
-            return "outlook"
+        if batches >= self._warmup_steps:
+            is_old = self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS
+            is_late = any(meter.used(elapsed) >= self._stop_share * meter.limit for meter in self.meters)
+            if (moments.is_due(batches, seconds) and moments.has_started) or is_old or is_late:
+                return "forecast"
         return "use" if elapsed >= self._narrow_seconds else None
 
     def nothing_until(self, batches: int) -> tuple[float, float]:
@@ -196,55 +200,46 @@ class BudgetWatch:
         return BudgetVerdict("warn" if is_small else "stop", use.reason)
 
     def check(
-        self,
-        due: DueCheck,
-        rest: RestOfRun | None,
-        *,
-        without_stalls: Callable[[], RestOfRun],
-        may_end_earlier: bool = False,
+        self, rest: RestOfRun | None, *, at_best: Callable[[], RestOfRun], may_end_earlier: bool = False
     ) -> BudgetVerdict:
         """Check the used amounts and, if `rest` is given, the forecast of the run.
 
+        A forecast stops the run only if even the best pace so far, held to the end, would exceed a limit: a compiler, a
+        page cache or a neighbour on the machine only make a slow start faster. Before that, a forecast warns once.
+
         Args:
-            due: What to check.
             rest: Rest of the run; None checks only the used amounts.
-            without_stalls: Returns a second forecast without the longest times. Stopping requires that this forecast
-                exceeds the limit, too.
+            at_best: Returns a second forecast, in which everything takes as long as at its best so far.
             may_end_earlier: Whether early stopping may end the run. If so, a forecast alone never stops the run.
         """
+        elapsed = self._ledger.elapsed_seconds
         if rest is not None:
-            self._refreshed_seconds = self._ledger.elapsed_seconds
+            self._refreshed_seconds = elapsed
+            shares = [meter.used(elapsed) / meter.limit for meter in self.meters]
+            while self._stop_share <= max(shares, default=0.0):
+                self._stop_share += STOP_STEP
             self.set_end_seconds(rest.end_seconds)
         use = self._check_use()
         if use.action == "stop" or rest is None or rest.forecast is None or rest.batch_times is None:
             return use
         self.forecast = rest.forecast
-        outlook = check_forecast(self.meters, self._ledger.elapsed_seconds, rest.forecast, steps=rest.steps)
-        if due == "forecast" and outlook.action != "stop":
-            self._is_broken = False
+        outlook = check_forecast(self.meters, elapsed, rest.forecast, steps=rest.steps)
         if outlook.action == "go on":
             return use
-        if may_end_earlier:
-            outlook = BudgetVerdict("warn", f"{outlook.reason}. Early stopping may end the run sooner")
-        elif due == "outlook":
-            outlook = BudgetVerdict("warn", f"{outlook.reason}. The run continues until more steps confirm this")
-        elif outlook.action == "stop" and not self._confirms_stop(without_stalls()):
-            outlook = BudgetVerdict("warn", f"{outlook.reason}. The run ends if twice as many steps confirm this")
-        return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
+        has_pace = rest.steps >= BEST_VALUES and not may_end_earlier
+        if outlook.action == "stop" and has_pace and self._is_exceeded(at_best()):
+            return outlook
+        why = "Early stopping may end the run sooner" if may_end_earlier else "The run goes on while it may get faster"
+        is_new = use.action == "go on" and self._is_new("forecast")
+        return BudgetVerdict("warn", f"{outlook.reason}. {why}") if is_new else use
 
-    def _confirms_stop(self, calm: RestOfRun) -> bool:
-        """Return whether to stop the run because of a forecast that exceeds a limit.
-
-        The forecast without stalls must exceed the limit, too. It must also be the second such forecast in a row, or
-        exceed the limit by the factor `CLEAR_EXCESS`.
-        """
+    def _is_exceeded(self, best: RestOfRun) -> bool:
+        """Return whether much of a limit is used, and the low end of the best forecast exceeds the limit."""
         elapsed = self._ledger.elapsed_seconds
-        is_broken = calm.forecast is not None and check_forecast(self.meters, elapsed, calm.forecast).action == "stop"
-        was_broken, self._is_broken = self._is_broken, is_broken
-        if not is_broken or calm.forecast is None or calm.batch_times is None or not calm.batch_times.is_settled:
-            return False
-        low = elapsed + calm.forecast.low
-        return was_broken or any(meter.used(low) > CLEAR_EXCESS * meter.limit for meter in self.meters)
+        return best.forecast is not None and any(
+            meter.used(elapsed) >= STOP_SHARE * meter.limit and meter.used(elapsed + best.forecast.low) > meter.limit
+            for meter in self.meters
+        )
 
     def set_end_seconds(self, seconds: float) -> None:
         """Set the duration of the final validation, which runs after a stop."""
@@ -267,6 +262,7 @@ class BudgetWatch:
     def _update_next_check(self) -> None:
         """Compute the earliest time at which a limit can be reached. Before, the used amounts need no check."""
         ends = [meter.reached_seconds(1.0) - self.end_seconds for meter in self.meters]
+        ends += [meter.reached_seconds(self._stop_share) for meter in self.meters]
         if "use" not in self._warned:
             ends += [meter.reached_seconds(WARNING_SHARE) for meter in self.meters]
         self._narrow_seconds = min(ends, default=math.inf)

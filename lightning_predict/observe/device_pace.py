@@ -118,15 +118,12 @@ class DevicePace:
             found = estimate_mean([self.seconds] * self._batches, remaining=remaining)
         return found
 
-    def without_stalls(self) -> DevicePace:
-        """Return a copy without the longest cycles.
-
-        A measured time without later cycles may contain a stall, so the copy ignores it.
-        """
-        calm = copy(self)
-        calm._cycles = self._cycles.without_stalls()
-        calm.seconds = self.seconds if self._cycles.count else None
-        return calm
+    def at_best(self) -> DevicePace:
+        """Return a copy in which every cycle is the best so far. A measured time without cycles may hold a stall."""
+        best = copy(self)
+        best._cycles = self._cycles.at_best()
+        best.seconds = self.seconds if self._cycles.count else None
+        return best
 
     def _count(self, cycles: list[float]) -> None:
         for cycle in cycles:

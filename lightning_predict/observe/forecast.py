@@ -96,7 +96,6 @@ class BatchTimes:
         later_wait: Seconds from the end of a batch to the start of the next, in epochs that have not begun.
         values: Number of measured batches on which `step` is based.
         waits: Number of measured waits on which `wait` is based.
-        is_settled: Whether steps no longer get faster, so that the warm-up is over.
     """
 
     step: Interval[float]
@@ -104,7 +103,6 @@ class BatchTimes:
     later_wait: Interval[float]
     values: int
     waits: int
-    is_settled: bool
 
     @property
     def step_seconds(self) -> float:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeGuard, final
 
 from lightning_predict.base.checked import Checked, File, parse_json, read_json
 from lightning_predict.base.errors import InvalidArgumentError
@@ -33,6 +34,9 @@ LEDGER_STEM: Final = "lightning_predict_budget"
 LEDGER_NAME: Final = f"{LEDGER_STEM}.json"
 """File name of the first run in a folder."""
 
+_RUN: Final = re.compile(r"\w[\w-]{0,63}")
+"""Pattern of the name of a run, which is a part of file names."""
+
 LEDGER_SECONDS: Final = 60.0
 """Seconds between two saves, which is also the maximum loss."""
 
@@ -41,6 +45,11 @@ _RESTARTS: Final = {"SLURM_JOB_ID": "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 
 An equal ID does not prove that two runs are the same: a job may run a whole sweep, and some launchers give unrelated
 runs the same ID."""
+
+
+def is_run_name(value: object) -> TypeGuard[str]:
+    """Return whether a value from a checkpoint is the name of a run, and can be a part of a file name."""
+    return isinstance(value, str) and _RUN.fullmatch(value) is not None
 
 
 def jobs_in_use() -> dict[str, int]:
@@ -202,7 +211,7 @@ def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
     )
     names = [name for name in ("seconds", *Use.names()) if record.has(name)]
     return SavedLedger(
-        run=record.member("run").text(),
+        run=record.member("run").matching("the name of a run, of letters, digits and hyphens", _RUN),
         use=Use.parse({name: record.member(name).number() for name in names}),
         date=record.member("date").text(),
         jobs=record.optional(

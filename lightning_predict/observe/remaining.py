@@ -371,7 +371,7 @@ class CheckpointTimer:
         """Mean seconds per checkpoint file; None before a file was timed."""
         return self._seconds / self._files_timed if self._files_timed else None
 
-    def without_stalls(self) -> CheckpointTimer:
+    def at_best(self) -> CheckpointTimer:
         """Return a copy without the slowest file."""
         calm = copy(self)
         seconds, files = self._slowest

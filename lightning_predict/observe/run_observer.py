@@ -283,14 +283,14 @@ class RunObserver:
         left = None if self.latest is None else self.latest.left(self._clock())
         return None if left is None else left.clamp_min(0.0)
 
-    def without_stalls(self) -> RunObserver:
-        """Return a copy in which typical times replace the longest times of each kind, for a second forecast."""
-        calm = copy(self)
-        calm._steps, calm._waits = self._steps.without_stalls(), self._waits.without_stalls()
-        calm._pauses, calm._closings = self._pauses.without_stalls(), self._closings.without_stalls()
-        calm.device, calm.validation = self.device.without_stalls(), self.validation.without_stalls()
-        calm.checkpoints = self.checkpoints.without_stalls()
-        return calm
+    def at_best(self) -> RunObserver:
+        """Return a copy in which everything takes as long as at its best so far, for a second forecast."""
+        best = copy(self)
+        best._steps, best._waits = self._steps.at_best(), self._waits.at_best()
+        best._pauses, best._closings = self._pauses.at_best(), self._closings.at_best()
+        best.device, best.validation = self.device.at_best(), self.validation.at_best()
+        best.checkpoints = self.checkpoints.at_best()
+        return best
 
     def batch_times(
         self, *, batches_per_window: int, workers: int = 0, remaining: float = math.inf
@@ -331,7 +331,6 @@ class RunObserver:
             later_wait=later,
             values=(self.device if self._is_asynchronous else self._steps).count,
             waits=self._waits.count,
-            is_settled=found.is_settled,
         )
 
     def _warm(self, wait: Interval[float]) -> Interval[float]:

@@ -26,7 +26,7 @@ import statistics
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Final, final
 
 from lightning_predict.base.interval import Interval
@@ -98,17 +98,8 @@ CHUNKS: Final = 8
 """Number of chunks of values whose means show the variation over longer times."""
 
 
-STALLS: Final = 3
-"""Number of stalls (a suspended process, a hanging drive) that must not end a run."""
-
-STALL_RATIO: Final = 3.0
-"""Minimum length of a stall, relative to the fast values."""
-
-STALL_VALUES: Final = 8
-"""Maximum number of consecutive slow values in a stall, unless `STALL_SHARE` allows more."""
-
-STALL_SHARE: Final = 0.6
-"""Share of all values that may also be a stall, if this is more than `STALL_VALUES` values."""
+BEST_VALUES: Final = 8
+"""Number of consecutive values whose mean counts as a pace that a run can hold."""
 
 
 NOTHING: Final = Interval(0.0, 0.0, 0.0)
@@ -159,24 +150,19 @@ class TimingSamples:
                 self._means = [(one + other) / 2 for one, other in pairs]
                 self._size *= 2
 
-    def without_stalls(self) -> TimingSamples:
-        """Return a copy in which the `STALLS` largest stalls are replaced by typical values.
+    def at_best(self) -> TimingSamples:
+        """Return a copy of values that are all the best so far: the least mean of `BEST_VALUES` consecutive values.
 
-        A stall is one slow value or several consecutive slow values. The last values may belong to a stall that is not
-        over.
+        Of fewer values, the least counts; a single value may be all stall, so 0 takes its place.
         """
-        calm, values = copy(self), self._means
-        later = values[1:] if len(values) > 2 else [min(values)] if len(values) == 2 else [0.0]
-        limit = STALL_RATIO * sorted(later)[len(later) // CHUNKS]
-        slow_or_not = [
-            (slow, list(places)) for slow, places in groupby(range(len(later)), lambda at: later[at] > limit)
-        ]
-        stalls = [at for slow, at in slow_or_not if slow and len(at) <= max(STALL_VALUES, STALL_SHARE * len(later))]
-        typical = statistics.median(value for value in later if value <= limit)
-        for places in sorted(stalls, key=lambda at: sum(later[place] - typical for place in at))[-STALLS:]:
-            later[places[0] : places[-1] + 1] = [typical] * len(places)
-        calm._means = [*values[: len(values) - len(later)], *later]
-        return calm
+        best, values = copy(self), self._means
+        if len(values) < BEST_VALUES:
+            least = min(values) if len(values) > 1 else 0.0
+        else:
+            starts = range(len(values) - BEST_VALUES + 1)
+            least = min(statistics.fmean(values[start : start + BEST_VALUES]) for start in starts)
+        best._means = [least] * len(values)
+        return best
 
     def estimate(
         self, *, group_size: int = 1, min_groups: int = 4, measurements_per_value: int = 1, remaining: float = math.inf

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from lightning_predict.base.interval import Interval
-from lightning_predict.observe.steady_state import NOTHING, STALLS, TimingSamples
+from lightning_predict.observe.steady_state import NOTHING, TimingSamples
 
 FIRST_EPOCH_COLD: Final = 3.0
 """Maximum factor by which the loader is faster from the second epoch on, after the first epoch has filled its
@@ -76,7 +76,7 @@ class ValidationTimer:
         self._run: _ValidationRun | None = None
         self._check: _ValidationRun | None = None
         self._batches, self._waits, self._around = TimingSamples(), TimingSamples(), TimingSamples()
-        self._calm_batches = TimingSamples()
+        self._least_batches = TimingSamples()
         self._batches_per_run = 1
 
     @property
@@ -128,18 +128,18 @@ class ValidationTimer:
             # Use the mean over the run: in every run, the first batches are slow (cold) and the last batch is
             # small.
             self._batches.add(statistics.fmean(plain))
-            self._calm_batches.add(statistics.fmean(sorted(plain)[:-STALLS] or [min(plain)]))
+            self._least_batches.add(statistics.median_low(plain))
             self._batches_per_run = len(plain)
             if len(every) > 1:
                 self._waits.add(run.waited / len(every))
         return now
 
-    def without_stalls(self) -> ValidationTimer:
-        """Return a copy without the longest waits and batches, in each run and of all runs."""
-        calm = copy(self)
-        calm._batches = self._calm_batches.without_stalls() if self._batches.count > 1 else self._calm_batches
-        calm._waits, calm._around = self._waits.without_stalls(), self._around.without_stalls()
-        return calm
+    def at_best(self) -> ValidationTimer:
+        """Return a copy in which every run takes as long as at its best, batch by batch and as a whole."""
+        best = copy(self)
+        best._batches = self._least_batches.at_best() if self._batches.count > 1 else self._least_batches
+        best._waits, best._around = self._waits.at_best(), self._around.at_best()
+        return best
 
     def times(
         self,

@@ -135,12 +135,14 @@ class WatchedLoop(Loop):
         verbose: Whether to show methods, sources of prices and every note, too.
 
     Attributes:
+        decides_alone: Whether a rank decides about the budget alone if the others do not watch their loop.
         steps: Number of finished steps.
         optimizers: Optimizers, for their memory.
         loader: Loader of the training batches; None if unknown.
     """
 
     name = "watch"
+    decides_alone = True
 
     def __init__(self, total_steps: int | None, *, show: Callable[[str], None] | None, verbose: bool = False) -> None:
         self.total_steps, self.print, self.verbose = total_steps, show, verbose
@@ -219,7 +221,7 @@ class WatchedRun(Predicts):
         warmup_steps: Number of steps to time before a step is recorded.
         samples: Number of samples per step; None if unknown.
         records: Whether this process records a step and predicts.
-        wait_seconds: Maximum seconds to wait for the other ranks.
+        wait_seconds: Maximum seconds to wait for the other ranks; None for `WAIT_SECONDS`.
 
     Attributes:
         observer: Times of the loop so far. Report validation and checkpoints to the observer.
@@ -239,11 +241,12 @@ class WatchedRun(Predicts):
         warmup_steps: int,
         samples: int | None = None,
         records: bool = True,
-        wait_seconds: float = WAIT_SECONDS,
+        wait_seconds: float | None = None,
     ) -> None:
         self._results = RunResults()
         self._loop, self._terms, self._device, self._model = loop, terms, device, model
-        self._raises, self._samples, self._wait_seconds = raises, samples, wait_seconds
+        self._raises, self._samples = raises, samples
+        self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
         self.observer = RunObserver(host_clock(), is_asynchronous=device.type != "cpu")
         self.session = RunSession(loop, request, self.observer, self._results)
         self.should_stop = False
@@ -446,7 +449,7 @@ class WatchedRun(Predicts):
                 lambda: {"reason": self._reason, "batches": batches_between_checks(self.observer)}, self._failure
             )
         except MissingRankError as error:
-            if self._has_met:
+            if self._has_met or not self._loop.decides_alone:
                 raise
             self._rank = 0
             log_warning(f"{self._loop.name}: {error}, so this process decides alone. Watch the loop on every rank.")
@@ -464,11 +467,8 @@ class WatchedRun(Predicts):
         due = watch.due_check(self.observer.batches, self.observer.training_seconds, elapsed=elapsed)
         if due is None:
             return
-        verdict = watch.check(
-            due,
-            None if due == "use" else self._rest(self.observer),
-            without_stalls=lambda: self._rest(self.observer.without_stalls()),
-        )
+        rest = None if due == "use" else self._rest(self.observer)
+        verdict = watch.check(rest, at_best=lambda: self._rest(self.observer.at_best()))
         if verdict.action == "warn":
             log_warning(f"{self._loop.name}: {verdict.reason}.")
         self._reason = verdict.reason if verdict.action == "stop" else None

@@ -31,30 +31,23 @@ class Run:
         self.batches += 1
         return self.watch.due_check(self.batches, self.seconds, elapsed=self.seconds)
 
-    def check(
-        self,
-        question: DueCheck,
-        rest: RestOfRun | None,
-        calm: RestOfRun | None = None,
-        *,
-        may_end_earlier: bool = False,
-    ) -> BudgetVerdict:
-        """Judge, with a second forecast of a run without stalls, which is the same one if none is given."""
+    def check(self, rest: RestOfRun | None, best: RestOfRun | None = None, **options: bool) -> BudgetVerdict:
+        """Judge, with a second forecast at the best pace, which is the same one if none is given."""
 
-        def without_stalls() -> RestOfRun:
-            found = calm or rest
-            assert found is not None
-            return found
+        def at_best() -> RestOfRun:
+            forecast = best or rest
+            assert forecast is not None
+            return forecast
 
-        return self.watch.check(question, rest, without_stalls=without_stalls, may_end_earlier=may_end_earlier)
+        return self.watch.check(rest, at_best=at_best, **options)
 
 
-def rest(low: float, middle: float, *, is_settled: bool = True, end_seconds: float = 0.0) -> RestOfRun:
+def rest(low: float, middle: float, *, end_seconds: float = 0.0) -> RestOfRun:
     """A rest of the given number of seconds."""
     counts = RemainingCounts(
         batches=9, windows=9, full_windows=9, windows_per_epoch=None, validation_batches=0, at_most=False
     )
-    batch_times = BatchTimes(step=NOTHING, wait=NOTHING, later_wait=NOTHING, values=16, waits=0, is_settled=is_settled)
+    batch_times = BatchTimes(step=NOTHING, wait=NOTHING, later_wait=NOTHING, values=16, waits=0)
     forecast = Interval(low, middle, 2 * middle)
     return RestOfRun(
         counts=counts,
@@ -88,85 +81,72 @@ def test_long_steps_are_asked_for_after_half_a_minute_and_those_of_a_short_run_a
 
 def test_the_use_is_judged_from_the_first_batch_on() -> None:
     run = Run(seconds=0.5)
-    assert run.batch() == "use"
-    assert run.check("use", None).reason == "1.00 s of 500 ms (hours) are used"
+    assert run.batch() is not None
+    assert run.check(None).reason == "1.00 s of 500 ms (hours) are used"
 
 
 def test_eighty_percent_are_said_once_and_then_only_the_end_is_waited_for() -> None:
     run = Run(seconds=10.0)
-    asked = [(number, run.check("use", None).action) for number in range(1, 12) if run.batch() == "use"]
-    assert asked == [(8, "warn"), (10, "stop"), (11, "stop")]
+    asked = [(number, run.check(None).action) for number in range(1, 12) if run.batch() is not None]
+    assert [answer for answer in asked if answer[1] != "go on"] == [(8, "warn"), (10, "stop"), (11, "stop")]
 
 
 def test_what_it_takes_to_end_is_kept_back() -> None:
     run = Run(seconds=10.0)
     run.watch.set_end_seconds(4.0)
-    assert [run.batch() for _ in range(6)][-1] == "use"
-    verdict = run.check("use", None)
+    assert [run.batch() for _ in range(6)][-1] is not None
+    verdict = run.check(None)
     assert verdict.action == "stop"
     assert "the final validation takes 4.00 s" in verdict.reason
 
 
-def test_a_minute_after_a_forecast_the_outlook_is_asked_for() -> None:
-    run = Run()
-    asked = {}
+def test_forecast_is_due_each_minute_after_the_first() -> None:
+    run, due = Run(), []
     for number in range(1, 130):
-        question = run.batch()
-        if question in ("forecast", "outlook"):
-            asked[number] = question
-            run.check(question, rest(1.0, 1.0))
-    assert asked == {16: "forecast", 32: "forecast", 64: "forecast", 124: "outlook", 128: "forecast"}
+        if run.batch() == "forecast":
+            due.append(number)
+            run.check(rest(1.0, 1.0))
+    assert due == [16, 32, 64, 124, 128]
 
 
-def test_only_a_settled_forecast_whose_low_end_breaks_the_budget_stops() -> None:
-    def judged(
-        low: float, question: DueCheck = "forecast", *, settled: bool = True, may_end_earlier: bool = False
-    ) -> list[str]:
-        run = Run(seconds=100.0)
-        for _ in range(16):
-            run.batch()
-        found = rest(low, low + 5.0, is_settled=settled)
-        return [run.check(question, found, may_end_earlier=may_end_earlier).action for _ in range(2)]
-
-    assert judged(79.0) == ["go on", "go on"]  # 16 + 84 = 100
-    assert judged(80.0) == ["warn", "go on"]
-    assert judged(85.0) == ["warn", "stop"]  # the second that says so
-    assert judged(200.0) == ["stop", "stop"]  # by far
-    assert judged(85.0, settled=False) == judged(85.0, "outlook") == judged(85.0, may_end_earlier=True)
-    assert judged(85.0, settled=False) == ["warn", "go on"]
-
-
-def test_a_forecast_that_exceeds_only_because_of_its_longest_times_never_stops() -> None:
+@pytest.mark.parametrize(
+    ("used", "low", "best", "options", "actions"),
+    [
+        (61, 34.0, 34.0, {}, ["go on", "go on"]),  # 61 + 34 + 5 = 100
+        (61, 35.0, 35.0, {}, ["warn", "go on"]),  # the middle exceeds the budget
+        (61, 40.0, 40.0, {}, ["stop", "stop"]),
+        (61, 40.0, 38.0, {}, ["warn", "go on"]),  # at its best pace, the rest fits
+        (61, 900.0, 38.0, {}, ["warn", "go on"]),
+        (61, 40.0, 40.0, {"may_end_earlier": True}, ["warn", "go on"]),
+        (59, 200.0, 200.0, {}, ["warn", "go on"]),  # 60 % must be used
+        (61, 200.0, 200.0, {}, ["stop", "stop"]),
+    ],
+)
+def test_forecast_stops_a_late_run_that_exceeds_its_budget_even_at_its_best_pace(
+    used: int, low: float, best: float, options: dict[str, bool], actions: list[str]
+) -> None:
     run = Run(seconds=100.0)
-    for _ in range(16):
+    for _ in range(used):
         run.batch()
-    assert [run.check("forecast", rest(900.0, 900.0), rest(50.0, 60.0)).action for _ in range(4)] == [
-        "warn",
-        "go on",
-        "go on",
-        "go on",
-    ]
+    verdicts = [run.check(rest(low, low + 5.0), rest(best, best), **options) for _ in range(2)]
+    assert [verdict.action for verdict in verdicts] == actions
+    assert not options or "Early stopping may end the run sooner" in verdicts[0].reason
 
 
-def test_it_says_from_how_many_steps_and_what_may_end_it_before() -> None:
-    run = Run(seconds=100.0)
-    run.batch()
-    verdict = run.check("forecast", rest(100.0, 120.0), may_end_earlier=True)
-    assert "Early stopping may end the run sooner" in verdict.reason
-
-
-def test_a_forecast_is_warned_about_once() -> None:
-    run = Run(seconds=100.0)
-    run.batch()
-    assert [run.check("outlook", rest(85.0, 100.0)).action for _ in range(2)] == ["warn", "go on"]
-    assert run.check("forecast", rest(250.0, 250.0)).action == "stop"
+def test_forecast_is_due_at_each_twentieth_of_a_limit_from_60_percent_on() -> None:
+    run, due = Run(seconds=99.9), []
+    for number in range(1, 72):
+        if run.batch() == "forecast":
+            due.append(number)
+            run.check(rest(1.0, 1.0))
+    assert due == [16, 32, 60, 64, 65, 70]
 
 
 def test_without_a_forecast_there_is_nothing_to_judge_but_the_use() -> None:
     run = Run(seconds=2.0)
     run.batch(1.0)
     unknown = RestOfRun(counts=rest(1, 1).counts, workload=Workload(), batch_times=None, run=None, forecast=None)
-    assert run.check("forecast", unknown).action == "go on"
+    assert run.check(unknown).action == "go on"
     assert run.watch.forecast is None
 
 
@@ -177,14 +157,9 @@ def test_no_run_within_its_budget_is_stopped(name: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_an_overrun_is_stopped_before_it_costs_much(name: str) -> None:
+def test_overrun_is_stopped_before_the_budget_is_exceeded_by_much(name: str) -> None:
     used, _ = stopped(SCENARIOS[name], 1 / 1.3)
     assert used <= 1.05 + max(SCENARIOS[name].step(batch) for batch in range(200)) / 200
-
-
-@pytest.mark.parametrize("name", ["constant", "3x, 2x, 2x", "noise of 10 %", "one epoch", "two kinds in turn"])
-def test_where_steps_settle_early_an_overrun_is_seen_within_32_of_them(name: str) -> None:
-    assert stopped(SCENARIOS[name], 1 / 1.3)[1] <= 32
 
 
 # Falls to between a third and two thirds within some 60 steps, beneath noise: they were stopped after 18 to 32.
