@@ -10,12 +10,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
-
-if TYPE_CHECKING:
-    from lightning_predict.reports.published_cases import PublishedCase, StepDescription
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.record.trace import Trace
+from lightning_predict.reports.published_cases import (
+    SPLITS,
+    PublishedCase,
+    StepDescription,
+    describe,
+    nearest_cases,
+    read_published_cases,
+)
 
 HEADERS = ("model", "GPU", "precision", "steps", "measured", "predicted", "error", "in 90 %", "source")
 
@@ -30,11 +37,6 @@ def accuracy(*, like: Path | None = None, gpu: str | None = None, cases: int = 8
         gpu: GPU to show published steps for (default: any GPU).
         cases: Number of published models to show.
     """
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.hardware import gpu as find_gpu
-    from lightning_predict.record.trace import Trace
-    from lightning_predict.reports.published_cases import describe, nearest_cases, read_published_cases
-
     if like is None or gpu is None:
         raise InvalidArgumentError("Give a recorded step and a GPU: accuracy --like step.json.gz --gpu L40S.")
     if cases < 1:
@@ -78,8 +80,6 @@ def _duration(milliseconds: float | None) -> str:
 
 
 def _notes(step: StepDescription, gpu: str, cases: Sequence[PublishedCase]) -> list[str]:
-    from lightning_predict.reports.published_cases import SPLITS
-
     notes = []
     if all(case.kind != step.kind for case in cases):
         notes.append("No published step is of this kind of model: these are of other kinds.")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value
+from lightning_predict.base.checked import nearest
+from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.base.units import (
     bytes_to_gibibytes,
     bytes_to_gigabytes,
@@ -22,10 +23,12 @@ from lightning_predict.base.units import (
     gibibytes_to_bytes,
     hertz_to_megahertz,
 )
-
-if TYPE_CHECKING:
-    from lightning_predict.cost.offers import Offer
-    from lightning_predict.hardware.records import Gpu, Source
+from lightning_predict.cost.offers import Offer, load_offers, offers_for, read_offers
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware import gpu_names
+from lightning_predict.hardware.layouts import layout_of
+from lightning_predict.hardware.lookup import normalise
+from lightning_predict.hardware.records import Gpu, Source
 
 
 def gpus(
@@ -41,10 +44,6 @@ def gpus(
         architecture: List only GPUs of this architecture, for example hopper.
         min_memory_gib: List only GPUs with at least this much memory.
     """
-    from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
-    from lightning_predict.hardware import gpu as find_gpu
-    from lightning_predict.hardware import gpu_names
-
     everything = [find_gpu(name) for name in gpu_names()]
     architectures = tuple(dict.fromkeys(row.architecture for row in everything))
     if search in architectures:
@@ -88,12 +87,6 @@ def offers(
         region: With a price file: use the prices of this region.
         refresh: Fetch the current prices of all providers, and use them in later predictions, which stay offline.
     """
-    from lightning_predict.base.checked import nearest
-    from lightning_predict.base.errors import InvalidArgumentError, UnknownOfferError
-    from lightning_predict.cost.offers import load_offers, offers_for, read_offers
-    from lightning_predict.hardware import gpu_names
-    from lightning_predict.hardware.layouts import layout_of
-
     if refresh:
         if (gpu, provider, offers, region) != (None,) * 4:
             raise InvalidArgumentError("--refresh takes no other option; list the prices afterwards without it.")
@@ -172,8 +165,6 @@ def _teraflops(row: Gpu, dtype: str) -> str:
 
 
 def _has_word(row: Gpu, search: str) -> bool:
-    from lightning_predict.hardware.lookup import normalise
-
     return any(normalise(search) in normalise(word) for word in (row.name, *row.aliases, *row.reported_names))
 
 

@@ -14,12 +14,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned
-
-if TYPE_CHECKING:
-    from lightning_predict.run.history import HistoryRecord
+from lightning_predict.base.files import history_path, write_atomically
+from lightning_predict.reports.format import duration
+from lightning_predict.run.history import HistoryRecord, history_files, read_history
 
 MODEL_DIGITS: Final = 8
 """Number of shown digits of a model's fingerprint; enough to distinguish the models of a team."""
@@ -47,8 +47,6 @@ def history(
         model: Only runs of this model, by the digits shown in the table.
         count: Number of latest runs to print; JSON has all.
     """
-    from lightning_predict.base.files import history_path
-    from lightning_predict.run.history import history_files, read_history
 
     def is_meant(record: HistoryRecord) -> bool:
         return gpu in (None, record.layout) and (model is None or (record.model or "").startswith(model))
@@ -73,8 +71,6 @@ def history(
 
 
 def _rewrite(path: Path, records: Sequence[HistoryRecord]) -> None:
-    from lightning_predict.base.files import write_atomically
-
     write_atomically(path, "".join(json.dumps(asdict(record)) + "\n" for record in records).encode())
 
 
@@ -95,8 +91,6 @@ def _learnt(records: Sequence[HistoryRecord]) -> list[dict[str, object]]:
 
 
 def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str]:
-    from lightning_predict.reports.format import duration
-
     if not records:
         return [
             f"No runs in {path}: RuntimePredictor stores a run there when it ends, if it ran on a GPU of the catalogue."

@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from lightning_predict.base.answers import CommandAnswer
+from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.files import PREDICTED_VARIABLE, STOPPED_VARIABLE
+from lightning_predict.registration import GPUS_VARIABLE, PRICE_VARIABLE, SEEN_VARIABLE, SWITCH_VARIABLE, USD_VARIABLE
 
 HIGHEST_EXIT_CODE: Final = 255
 
@@ -50,10 +53,6 @@ def run(
         usd_per_hour: With --usd, your price of the machine in use (default: the listed price of its GPU).
         exit_code: Exit code if a budget ended a fit and the script itself exits with 0, for example 75.
     """
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.base.files import PREDICTED_VARIABLE, STOPPED_VARIABLE
-    from lightning_predict.registration import SEEN_VARIABLE
-
     if not 0 <= exit_code <= HIGHEST_EXIT_CODE:
         raise InvalidArgumentError(f"--exit-code {exit_code} is not an exit code; expected 0 to {HIGHEST_EXIT_CODE}.")
 
@@ -80,8 +79,6 @@ def run(
 
 def _program(script: str) -> list[str]:
     """Return the start of the command: Python and the script, or the path of an installed program."""
-    from lightning_predict.base.errors import InvalidArgumentError
-
     if script.endswith(".py"):
         if not Path(script).is_file():
             raise InvalidArgumentError(f"{script} is not a file; expected a Python script, seen from {Path.cwd()}.")
@@ -96,10 +93,8 @@ def _program(script: str) -> list[str]:
 
 def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) -> dict[str, str]:
     """Validate the options and convert them to environment variables."""
-    from lightning_predict.base.errors import InvalidArgumentError
     from lightning_predict.cost.prediction import check_price
     from lightning_predict.cost.priced_gpus import layouts_to_predict
-    from lightning_predict.registration import GPUS_VARIABLE, PRICE_VARIABLE, SWITCH_VARIABLE, USD_VARIABLE
 
     if usd is not None and not usd > 0:
         raise InvalidArgumentError(f"usd={usd:g} is no budget; expected US dollars above 0.")

@@ -14,17 +14,22 @@ Example::
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned
-
-if TYPE_CHECKING:
-    from lightning_predict.hardware.records import Gpu
-    from lightning_predict.kernels.timing import Explanation
-    from lightning_predict.record.trace import Trace
+from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.timing import Explanation, explain
+from lightning_predict.kernels.translation import work_items
+from lightning_predict.record.imports import import_trace
+from lightning_predict.record.recorded_on import check_predictable, gpu_in_use, unknown_gpu_note
+from lightning_predict.record.trace import Trace, anonymised
 
 _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
@@ -61,8 +66,6 @@ def trace(
         weights: With view, explain and layers: weights of the models: a folder, a file or an address (default: the
             cache, then the weights that ship).
     """
-    from lightning_predict.record.trace import Trace, anonymised
-
     _check_options(
         action, {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}
     )
@@ -100,8 +103,6 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def _check_options(action: str, options: Mapping[str, object]) -> None:
-    from lightning_predict.base.errors import InvalidArgumentError
-
     for name, value in options.items():
         if value not in (None, False) and name not in _OPTIONS[action]:
             of = ", ".join(other for other, names in _OPTIONS.items() if name in names)
@@ -110,10 +111,6 @@ def _check_options(action: str, options: Mapping[str, object]) -> None:
 
 def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
     """Import a file of another tool, without Python warnings; the trace's notes contain the same information."""
-    import warnings
-
-    from lightning_predict.record.imports import import_trace
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_trace(file, step=step, gpu=gpu)
@@ -121,8 +118,6 @@ def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
 
 def _notes(recorded: Trace) -> list[str]:
     """Return the trace's notes, preceded by a note if the catalogue lacks the trace's GPU."""
-    from lightning_predict.record.recorded_on import unknown_gpu_note
-
     unknown = unknown_gpu_note(recorded)
     return [*([] if unknown is None else [unknown]), *recorded.notes]
 
@@ -137,10 +132,6 @@ def _beside(file: Path, ending: str) -> Path:
 
 def _gpus_of(recorded: Trace, name: str | None) -> tuple[Gpu, Gpu | None]:
     """Return the GPU to predict for and the GPU that the trace was recorded on."""
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.hardware import gpu as find_gpu
-    from lightning_predict.record.recorded_on import gpu_in_use
-
     origin = gpu_in_use(recorded)
     gpu = origin if name is None else find_gpu(name)
     if gpu is None:
@@ -153,10 +144,6 @@ EXPLAINED: Final = 30
 
 
 def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandAnswer:
-    from lightning_predict.kernels.models import kernel_models
-    from lightning_predict.kernels.timing import explain
-    from lightning_predict.kernels.translation import work_items
-
     gpu, _ = _gpus_of(recorded, name)
     models = kernel_models((gpu.name,), weights)
     counts = Counter(problem for item in work_items(recorded) for problem in item.problems)
@@ -208,9 +195,6 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
 
 def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandAnswer:
     from lightning_predict.advice.layers import layer_table
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.hardware import gpu as find_gpu
-    from lightning_predict.record.recorded_on import check_predictable, gpu_in_use
 
     check_predictable(recorded)
     origin = gpu_in_use(recorded)
@@ -225,7 +209,6 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandA
 
 def _memory(recorded: Trace, name: str | None) -> CommandAnswer:
     from lightning_predict.advice.memory_savings import memory_report
-    from lightning_predict.base.errors import InvalidArgumentError
 
     gpu, origin = _gpus_of(recorded, name)
     reported = recorded.gpu_memory_bytes if gpu == origin else None
@@ -241,7 +224,6 @@ def _memory(recorded: Trace, name: str | None) -> CommandAnswer:
 def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> CommandAnswer:
     import json
 
-    from lightning_predict.kernels.models import kernel_models
     from lightning_predict.timeline.viewer import chrome_trace
 
     gpu, origin = _gpus_of(recorded, name)
@@ -281,9 +263,6 @@ def _summary(recorded: Trace) -> dict[str, Any]:
 
 def _why_not_predictable(recorded: Trace) -> str | None:
     """Return why a trace cannot be predicted; None if it can."""
-    from lightning_predict.base.errors import LightningPredictError
-    from lightning_predict.record.recorded_on import check_predictable
-
     try:
         check_predictable(recorded)
     except LightningPredictError as error:

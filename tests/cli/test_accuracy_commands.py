@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.reports import published_cases
+from lightning_predict.cli import accuracy_commands
 from lightning_predict.reports.published_cases import PublishedCase
 from tests.cli.conftest import Run
 
@@ -42,7 +42,7 @@ def cases(monkeypatch: pytest.MonkeyPatch) -> tuple[PublishedCase, ...]:
         absolute_error=0.12,
         inside=4,
     )
-    monkeypatch.setattr(published_cases, "read_published_cases", lambda: (shown, hidden))
+    monkeypatch.setattr(accuracy_commands, "read_published_cases", lambda: (shown, hidden))
     return shown, hidden
 
 
