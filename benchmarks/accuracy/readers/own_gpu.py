@@ -151,10 +151,11 @@ def item_errors(trace: lp.Trace) -> tuple[float, float, float]:
     Args:
         trace: A recording of this GPU, with kernels.
     """
+    untimed = trace.untimed()
     bare = replace(
-        trace,
+        untimed,
         operations=tuple(
-            replace(one, kernels=(), host_seconds=None, host_start_seconds=None) for one in trace.operations
+            replace(one, kernels=(), host_seconds=None, host_start_seconds=None) for one in untimed.operations
         ),
         step_seconds=(),
         profiled_seconds=None,
