@@ -55,6 +55,8 @@ class Assumptions:
         release: PyTorch version of the predicted run, such as `1.13` or `2.6.0`. Kernels, the optimizer's launches and
             the clearing of gradients depend on the version. None uses the trace's version. The version has no effect on
             a step with measured kernels.
+        kernels: Kernels that the job runs instead of PyTorch's eager ones: some of `compile`, `transformer_engine`,
+            `channels_last`, `sdpa` (see `fusion/options.py`). Steps with measured kernels have their own.
         host: CPU class of the predicted machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the step's
             CPU time was not measured. Or a factor on the measured CPU time, below 1 for a faster CPU. None assumes no
             class.
@@ -82,6 +84,7 @@ class Assumptions:
     history: Sequence[HistoryRecord] = ()
     interconnect: Interconnect | None = None
     release: str | None = None
+    kernels: Sequence[str] = ()
     host: str | float | Host | None = None
     zipf_alpha: Skew | None = None
     cores_per_node: int | None = None

@@ -106,12 +106,14 @@ class MachineProfile:
         prices: Prices,
         *,
         strategy: Strategy,
+        kernels: Sequence[str] = (),
         history: Sequence[HistoryRecord] = (),
         zipf_alpha: Skew | None = None,
     ) -> Assumptions:
-        """Return the assumptions of a prediction, with these prices, this strategy, and what earlier runs took."""
+        """Return the assumptions of a prediction, with these prices, strategy and kernels, and earlier runs."""
         return Assumptions(
             strategy=strategy,
+            kernels=kernels,
             method=self.method,
             weights=self.weights,
             offers=prices.offers,

@@ -65,6 +65,7 @@ def predict(
     history: bool = True,
     interconnect: Interconnect | None = None,
     release: str | None = None,
+    kernels: str | Sequence[str] = (),
     host: str | float | None = None,
     zipf_alpha: Skew | None = None,
     gpus_file: str | PathLike[str] | None = None,
@@ -95,6 +96,7 @@ def predict(
         history: Whether to correct predictions with earlier runs of the same step (see `run/history.py`).
         interconnect: See `Assumptions`.
         release: See `Assumptions`.
+        kernels: See `Assumptions`.
         host: See `Assumptions`.
         zipf_alpha: See `Assumptions`.
         gpus_file: TOML file that adds your own GPUs to the catalogue of this process (see `gpus/user_gpus.py`).
@@ -131,12 +133,22 @@ def predict(
         history=_earlier_runs() if history else (),
         interconnect=interconnect,
         release=release,
+        kernels=_kernels(kernels),
         host=host,
         zipf_alpha=zipf_alpha,
         charges=charges,
         measured=measured,
     )
     return predict_workload(trace, layouts, workload, assumptions)
+
+
+def _kernels(kernels: str | Sequence[str]) -> tuple[str, ...]:
+    """Check the names of kernels."""
+    if not kernels:
+        return ()
+    from lightning_predict.fusion.options import check_kernels
+
+    return check_kernels(kernels)
 
 
 def _earlier_runs() -> tuple[HistoryRecord, ...]:
@@ -335,6 +347,8 @@ def _heading(
     parts.append(f"recorded on {'the meta device' if trace.device == 'meta' else place}")
     if assumptions.release is not None and not trace.has_measured_kernels:
         parts.append(f"under torch {assumptions.release}")
+    if assumptions.kernels:
+        parts.append(f"with kernels of {' and '.join(assumptions.kernels)}")
     if assumptions.host_assumed.words is not None:
         parts.append(f"with {assumptions.host_assumed.words}")
     if any(layout.count > 1 for layout in layouts):

@@ -97,6 +97,10 @@ class StepPredictor:
 
             skewed = partial(with_skew, skew=assumptions.zipf_alpha)
             trace = trace.changed(skewed)
+        if assumptions.kernels:
+            from lightning_predict.fusion.options import with_kernels
+
+            trace = trace.changed(partial(with_kernels, kernels=assumptions.kernels))
         self.trace = trace
         self._assumptions = assumptions
         self._workload = workload or Workload(training_iterations=None)

@@ -18,14 +18,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, final
 
-from lightning_predict.advice.attention import has_unfused_attention, with_fused_attention
 from lightning_predict.advice.batch_size import why_no_other_batch, with_batch
-from lightning_predict.advice.channels_last import image_layouts, in_channels_last
 from lightning_predict.advice.checkpointing import checkpointed, kept, list_member_of, recomputed
 from lightning_predict.advice.embedding import BAG, with_fused_tables
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.fusion.attention import with_fused_attention
+from lightning_predict.fusion.channels_last import in_channels_last
 from lightning_predict.fusion.kernels import fused
+from lightning_predict.fusion.options import why_not_channels_last, why_not_fused, why_not_sdpa
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.memory_bound import FUSED_OPTIMIZERS
@@ -202,22 +203,10 @@ def _why_no_tf32(trace: Trace, gpu: Gpu | None) -> str | None:
 # --- Kernels: channels last, torch.compile, fused optimizer, attention and tables, padding
 
 
-def _why_no_channels_last(trace: Trace, _gpu: Gpu | None) -> str | None:
-    layouts = image_layouts(trace)
-    if not layouts:
-        shapes = any(operation.inputs for operation in trace.operations)
-        return "the step convolves no images" if shapes else "the recording holds no shapes"
-    return "images lie channels last already" if all(layouts) else None
-
-
 def _why_no_compile(trace: Trace, gpu: Gpu | None) -> str | None:
-    if trace.compiled:
-        return "the step runs compiled already"
-    if not has_data_flow(trace):
-        return NO_DATA_FLOW
     if gpu is not None and not gpu.generation.has_tensor_cores:
         return f"{gpu.name} is too old for Triton, which torch.compile writes its kernels in"
-    return None
+    return why_not_fused(trace)
 
 
 def _with_fused_optimizer(trace: Trace) -> Trace:
@@ -261,16 +250,6 @@ def _why_no_fused_optimizer(trace: Trace, _gpu: Gpu | None) -> str | None:
     if not any(tensor.id is not None for operation in updates for tensor in operation.inputs):
         return "the recording does not hold which tensors the optimizer updates; capture the step on the meta device"
     return None
-
-
-def _why_no_fused_attention(trace: Trace, _gpu: Gpu | None) -> str | None:
-    if any("scaled_dot_product" in operation.name or "flash" in operation.name for operation in trace.operations):
-        return "attention is one call already"
-    has_softmax = any(operation.name == "aten::_softmax" for operation in trace.operations)
-    if has_softmax and not has_data_flow(trace):
-        return NO_DATA_FLOW
-    has_attention = has_softmax and has_unfused_attention(trace)
-    return None if has_attention else "the step holds no attention that is written out"
 
 
 def _why_no_fused_tables(trace: Trace, _gpu: Gpu | None) -> str | None:
@@ -479,7 +458,7 @@ _ALL: Final = (
         words="model.to(memory_format=torch.channels_last), and the images",
         note="none",
         apply=of_steps(in_channels_last),
-        why_not=_why_no_channels_last,
+        why_not=lambda trace, _gpu: why_not_channels_last(trace),
         kind="channels_last",
         useless_after=frozenset({"compile"}),
     ),
@@ -541,7 +520,7 @@ _ALL: Final = (
         words='F.scaled_dot_product_attention (attn_implementation="sdpa")',
         note="none; attention weights cannot be returned",
         apply=of_steps(with_fused_attention),
-        why_not=_why_no_fused_attention,
+        why_not=lambda trace, _gpu: why_not_sdpa(trace),
         kind="attention",
     ),
     Change(

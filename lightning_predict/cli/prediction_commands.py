@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -45,6 +46,7 @@ def predict(
     iterations: int | None = None,
     profile: Path | None = None,
     strategy: str = "ddp",
+    kernels: str | None = None,
     deadline_hours: float | None = None,
     max_usd: float | None = None,
     usd_per_hour: str | None = None,
@@ -74,6 +76,8 @@ def predict(
         profile: TOML file with the machines, links, prices and other assumptions.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
             sharded embedding tables (embedding=auto, embedding=plan.json).
+        kernels: What the job runs instead of PyTorch's eager kernels, separated by commas: compile,
+            transformer_engine, channels_last, sdpa.
         deadline_hours: Also recommend the cheapest GPU that finishes within this many hours.
         max_usd: Exit with 1 if the run costs more than this on the cheapest GPU, or its cost is unknown; for CI.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
@@ -91,6 +95,7 @@ def predict(
             or .yaml, a SkyPilot task that rents the recommended GPU.
     """
     given = dict(locals())
+    from lightning_predict.fusion.options import check_kernels
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.reports.table_columns import column_names
 
@@ -103,6 +108,7 @@ def predict(
         gpus=_words(gpus),
         iterations=iterations,
         strategy=strategy,
+        kernels=check_kernels(kernels or ()),
         deadline_hours=deadline_hours,
         prices=told.prices(parse_prices(usd_per_hour), spot=spot),
     )
@@ -143,11 +149,13 @@ def _findings(
     gpus: Sequence[str],
     iterations: int | None,
     strategy: str,
+    kernels: tuple[str, ...],
     deadline_hours: float | None,
     prices: Prices,
 ) -> tuple[Trace, Findings]:
-    """Predict the step of a source, and return it with the predictions."""
+    """Predict the step of a source, and return it, as it runs with the kernels, with the predictions."""
     from lightning_predict.cost.priced_gpus import layouts_to_predict
+    from lightning_predict.fusion.options import with_kernels
     from lightning_predict.layouts.strategy import parse_strategy
     from lightning_predict.prediction import predict_workload, remaining_steps
     from lightning_predict.reports.predictions import Predictions
@@ -168,6 +176,7 @@ def _findings(
         strategy=parsed_strategy,
         history=read_history(),
         zipf_alpha=zipf_alpha,
+        kernels=kernels,
     )
     workload = remaining_steps(
         step,
@@ -182,7 +191,7 @@ def _findings(
     findings = Findings(found, ranking, prices.offers, assumptions=assumptions, iterations=iterations)
     if heading is not None:
         findings = replace(findings, heading=f"{heading} {_published_error(step, findings)}")
-    return step, findings
+    return step.changed(partial(with_kernels, kernels=kernels)), findings
 
 
 def _with_files(findings: Findings, step: Trace, outputs: Sequence[Path]) -> Findings:

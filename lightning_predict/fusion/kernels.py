@@ -84,12 +84,13 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "u
 """Parts of the names of operations that read or write by position, or read their input more than once."""
 
 
-def fused(trace: Trace, *, compiles_loss: bool = True) -> Trace:
+def fused(trace: Trace, *, compiles_loss: bool = True, is_called: bool = True) -> Trace:
     """Fuse the point-wise operations of a step. The optimizer is unchanged, because it is not compiled.
 
     Args:
         trace: Eager step with tensor ids, recorded on the CPU or the meta device.
         compiles_loss: Whether a loss over many classes is compiled, too.
+        is_called: Whether the host calls compiled code, which takes time; a library's fused kernels need no such call.
 
     Raises:
         InvalidArgumentError: The step is already compiled, or has no tensor ids.
@@ -132,7 +133,8 @@ def fused(trace: Trace, *, compiles_loss: bool = True) -> Trace:
         for index, operation in enumerate(trace.operations)
     )
     run = _with_masks_of_bytes((operation for operation in kept if operation is not None), masks - {None})
-    operations = tuple(_with_compiled_calls(_split_concatenations(run)))
+    run = _split_concatenations(run)
+    operations = tuple(_with_compiled_calls(run) if is_called else run)
     kernels = sum(operation.name == FUSED for operation in operations)
     note = f"As torch.compile would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))

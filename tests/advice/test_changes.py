@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 import lightning_predict as lp
 from lightning_predict.advice.batch_size import with_batch
 from lightning_predict.advice.changes import CHANGES, change_named
-from lightning_predict.advice.channels_last import in_channels_last
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.fusion.channels_last import in_channels_last
 from lightning_predict.hardware import gpu
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Trace
