@@ -11,7 +11,7 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.advice.what_if import what_if
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.fusion.options import KERNELS, check_kernels
+from lightning_predict.fusion.options import check_kernels
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # the fixture
 
