@@ -23,3 +23,7 @@ Terms in these files:
 * Training data: published results from which a constant was derived. Such results cannot test the constant.
 * Device-bound: a step whose time is limited by the GPU, not by the CPU.
 """
+
+from lightning_predict.kernels import families
+
+__all__ = ["families"]

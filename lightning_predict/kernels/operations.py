@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
-from importlib import import_module
+from functools import cached_property, partial
 from typing import Any, Final, Literal, final
 
 import numpy as np
@@ -141,7 +140,6 @@ class NetworkSpec:
     @property
     def operations(self) -> tuple[str, ...]:
         """Names of the operations, in order of registration."""
-        register_families()
         return tuple(kind.name for kind in _KINDS.values() if self in kind.network_specs)
 
     def described(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
@@ -326,18 +324,6 @@ _KINDS: Final[dict[str, OperationSpec]] = {}
 _TRANSLATORS: Final[dict[str, Translator]] = {}
 
 
-@cache
-def _register_families_of(name: str) -> None:
-    """Import the families that may define an operation or a call, once."""
-    import_module("lightning_predict.kernels.families").import_for(name)
-
-
-@cache
-def register_families() -> None:
-    """Register the operations of all families."""
-    import_module("lightning_predict.kernels.families").import_all()
-
-
 def register(*kinds: OperationSpec) -> None:
     """Add operations to the registry, with the translators of their calls.
 
@@ -367,7 +353,6 @@ def register(*kinds: OperationSpec) -> None:
 @contextmanager
 def registrations() -> Iterator[None]:
     """Context manager that removes all operations registered inside it, so that tests do not affect each other."""
-    register_families()
     tables: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         (_KINDS, dict(_KINDS)),
         (_TRANSLATORS, dict(_TRANSLATORS)),
@@ -417,20 +402,17 @@ def translates(*calls: str) -> Callable[[Translator], Translator]:
 
 def translator_of(call: str) -> Translator | None:
     """Return the translator of a dispatcher call; None if only the bytes of the call are known."""
-    _register_families_of(call)
     return _TRANSLATORS.get(call)
 
 
 def network_specs() -> Mapping[str, NetworkSpec]:
     """Return all families that have neural networks by name, sorted."""
-    register_families()
     found = {family.name: family for kind in _KINDS.values() for family in kind.network_specs}
     return dict(sorted(found.items()))
 
 
 def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
     """Return the family whose neural network supports an operation in a dtype; None without such a family."""
-    _register_families_of(operation)
     kind = _KINDS.get(operation)
     for family in () if kind is None else kind.network_specs:
         if dtype in family.dtypes:
@@ -446,7 +428,6 @@ def surrogates_of(problem: OperationShape) -> tuple[CountedShape, ...]:
 
 def operation_names() -> tuple[str, ...]:
     """Return the names of all operations, sorted."""
-    register_families()
     return tuple(sorted(_KINDS))
 
 
@@ -456,7 +437,6 @@ def operation_spec(name: str) -> OperationSpec:
     Raises:
         UnknownOperationError: The operation is unknown; the message lists the known operations.
     """
-    _register_families_of(name)
     kind = _KINDS.get(name)
     if kind is None:
         raise UnknownOperationError(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -141,29 +139,3 @@ def test_every_operation_has_positive_work_that_grows_with_its_shape() -> None:
         assert np.all(large.bytes_moved > small.bytes_moved), name
         assert np.all(large.flops >= small.flops), name
         assert np.all(small.minimum_flops <= small.flops), name
-
-
-NOT_MATCHED = """
-from importlib import import_module
-from lightning_predict.kernels import families, operations
-for family, pattern in families.ON_DEMAND.items():
-    before = {*operations._KINDS, *operations._TRANSLATORS}
-    import_module(f"lightning_predict.kernels.families.{family}")
-    names = {*operations._KINDS, *operations._TRANSLATORS} - before
-    assert names, f"{family} was imported already"
-    print(*(f"{family}: {name}" for name in names if not families.re.search(pattern, name)), sep="", end="")
-"""
-
-
-def test_the_patterns_of_families_on_demand_match_all_that_they_define() -> None:
-    """If this fails, widen the pattern of the family in `families.ON_DEMAND`."""
-    ran = subprocess.run([sys.executable, "-c", NOT_MATCHED], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert ran.stdout == ""
-
-
-def test_a_step_without_convolutions_imports_none() -> None:
-    code = "import sys; from lightning_predict.kernels.operations import operation_spec; operation_spec({!r})"
-    look_up = code + "; print('lightning_predict.kernels.families.convolution' in sys.modules)"
-    for name, is_imported in (("linear", "False"), ("conv2d", "True")):
-        ran = subprocess.run([sys.executable, "-c", look_up.format(name)], capture_output=True, text=True, cwd=ROOT)
-        assert ran.stdout.strip() == is_imported
