@@ -110,7 +110,7 @@ def _kernels() -> Parts:
     for problem in problems[::7]:
         for own in GPUS[::2]:
             found = explain(problem, own, models)
-            yield f"{problem} explained on {own.name}", numbers((found.source.name, found.network_limits, found.limits))
+            yield f"{problem} explained on {own.name}", numbers((found.source, found.network_limits, found.limits))
 
 
 NAMES: Final = ("T4", "L4", "A100-SXM-80GB", "RTX 4090", "H100-SXM-80GB", "H200", "V100-SXM2-16GB")

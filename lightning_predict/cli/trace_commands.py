@@ -158,7 +158,7 @@ def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandA
             "seconds": one.interval.middle,
             "seconds_low": one.interval.low,
             "seconds_high": one.interval.high,
-            "source": one.source.name,
+            "source": one.source,
             "source_seconds": one.sourced_seconds,
             "parts": [{"times": part.times, "operation": part.problem.operation} for part in one.parts],
             "network_held_to": list(one.network_limits),
@@ -181,7 +181,7 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
         held = [f"{limit} ({1e6 * seconds:.1f})" for limit, seconds in one.limits]
         cells = f"{times}", f"{one.problem.operation} {one.computed.dtype}", f"{1e6 * one.interval.middle:.1f}"
         share = f"{100 * times * one.interval.middle / total:.1f}"
-        named = f"{one.source.name}: {source}" if source else one.source.name
+        named = f"{one.source}: {source}" if source else one.source
         limits = ", ".join([*one.network_limits, *held])
         rows.append([*cells, share, named, f"{1e6 * one.sourced_seconds:.1f}", limits, shape])
     headers = ["times", "operation", "µs", "% of all", "source", "its µs", "then held to (µs)", "shape"]

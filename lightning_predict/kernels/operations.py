@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +140,7 @@ class NetworkSpec:
     @property
     def operations(self) -> tuple[str, ...]:
         """Names of the operations, in order of registration."""
-        return tuple(kind.name for kind in _KINDS.values() if self in kind.network_specs)
+        return tuple(kind.name for kind in _KINDS.values() if self in kind.estimators)
 
     def described(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Return the feature names, and their float32 values in the same order, shape (gpus, problems, features)."""
@@ -176,10 +176,6 @@ class Alternative:
     bounds_networks: bool = False
 
 
-def _no_problem(_problem: OperationShape) -> bool:
-    return False
-
-
 def _every_problem(_problem: OperationShape) -> bool:
     return True
 
@@ -191,14 +187,19 @@ class Formula:
 
     Attributes:
         seconds: Seconds and their interval, shape (gpus, problems).
-        takes_precedence: Whether the formula replaces neural networks of the operation that were not trained on such a
-            shape.
         supports: Whether the formula supports a shape.
     """
 
     seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]
-    takes_precedence: Callable[[OperationShape], bool] = _no_problem
     supports: Callable[[OperationShape], bool] = _every_problem
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """Predicts an operation's time as the sum of the times of other operations, which `parts` returns."""
+
+    parts: Callable[[OperationShape], tuple[CountedShape, ...]]
 
 
 @final
@@ -214,6 +215,10 @@ class RooflineEfficiency:
 
     spread: float | None = None
     sequential_kernels: Callable[[Columns], Array] | None = None
+
+
+Estimator = NetworkSpec | Formula | Surrogate | Alternative | RooflineEfficiency
+_Kind = TypeVar("_Kind", bound=Estimator)
 
 
 def _nothing(c: Columns) -> Array:
@@ -240,12 +245,10 @@ class OperationSpec:
         aten: Dispatcher calls that compute exactly this operation.
         translator: Returns the operations with shapes, from the name of this operation, a call in `aten`, and the flags
             of the trace. Calls that compute several operations are registered with `translates` instead.
-        network_specs: Neural networks of the operation, each for its own dtypes.
         reduces_rows: Whether the kernels keep a whole row of (rows, cols) together.
-        surrogate: Returns operations whose times are added up, if no network supports this operation.
-        alternative: Another algorithm that libraries always have.
-        formula: Predicts the time without a network, before the surrogate.
-        roofline_efficiency: Efficiency relative to the roofline; None for the typical efficiency of the units.
+        estimators: Ways to predict the time, in order: the first that supports a shape does. Before a surrogate, a
+            network of a sibling dtype is tried. An `Alternative` is an upper bound on what precedes it. The roofline
+            comes last, at its typical efficiency if there is no `RooflineEfficiency`.
         latency: Minimum seconds on a GPU for instructions and waiting, shape (problems,); None without such a limit.
     """
 
@@ -261,13 +264,13 @@ class OperationSpec:
     element_bytes: float | None = None
     aten: tuple[str, ...] = ()
     translator: Callable[[str, Operation, Flags], tuple[OperationShape, ...] | None] | None = None
-    network_specs: tuple[NetworkSpec, ...] = ()
     reduces_rows: bool = False
-    surrogate: Callable[[OperationShape], tuple[CountedShape, ...]] | None = None
-    alternative: Alternative | None = None
-    formula: Formula | None = None
-    roofline_efficiency: RooflineEfficiency | None = None
+    estimators: tuple[Estimator, ...] = ()
     latency: Callable[[ShapeBatch, Gpu], Array] | None = None
+
+    def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        """Return the estimators of a kind, in order."""
+        return tuple(estimator for estimator in self.estimators if isinstance(estimator, kind))
 
 
 @final
@@ -407,14 +410,14 @@ def translator_of(call: str) -> Translator | None:
 
 def network_specs() -> Mapping[str, NetworkSpec]:
     """Return all families that have neural networks by name, sorted."""
-    found = {family.name: family for kind in _KINDS.values() for family in kind.network_specs}
+    found = {family.name: family for kind in _KINDS.values() for family in kind.of(NetworkSpec)}
     return dict(sorted(found.items()))
 
 
 def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
     """Return the family whose neural network supports an operation in a dtype; None without such a family."""
     kind = _KINDS.get(operation)
-    for family in () if kind is None else kind.network_specs:
+    for family in () if kind is None else kind.of(NetworkSpec):
         if dtype in family.dtypes:
             return family
     return None
@@ -422,8 +425,7 @@ def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
 
 def surrogates_of(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Return the surrogates of an operation, whose times add up to the operation's time; empty without a surrogate."""
-    proxy = operation_spec(problem.operation).surrogate
-    return () if proxy is None else proxy(problem)
+    return next((surrogate.parts(problem) for surrogate in operation_spec(problem.operation).of(Surrogate)), ())
 
 
 def operation_names() -> tuple[str, ...]:

@@ -49,6 +49,7 @@ from lightning_predict.kernels.operations import (
     CountedShape,
     OperationShape,
     ShapeBatch,
+    Surrogate,
     batch_shapes,
     by_bytes,
     operation_spec,
@@ -302,7 +303,7 @@ register(
         by_bytes(LIMITED),
         shape=("read_bytes", "write_bytes", "flops", "cycles", "blocks", "block_cycles"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0, "cycles": 0, "blocks": 1, "block_cycles": 0},
-        surrogate=_as_transfer,
+        estimators=(Surrogate(_as_transfer),),
         latency=_latency,
     )
 )

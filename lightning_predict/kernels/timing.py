@@ -1,6 +1,6 @@
 """Predicts kernel times of operations on GPUs: chooses the source of each time, then clamps it to bounds.
 
-The first entry of `SOURCES` that supports a problem predicts its time. Some sources use trained models
+The first estimator of an operation that supports a shape predicts its time (`source_of`). Some use trained models
 (`KernelModels`). Each applicable entry of `BOUNDS` then clamps the time, in order. For example, the backward pass of a
 layer norm in float16, on a GPU without measurements, takes
 
@@ -18,7 +18,7 @@ float32, sources use float32 instead (`TimingRequest.computed`). Example::
     >>> times = predict_operation_times([add], [gpu("T4")], models=None)
     >>> times.seconds.shape, float(times.shares["roofline"][0, 0])
     ((1, 1), 1.0)
-    >>> explain(add, gpu("T4"), None).source.name
+    >>> explain(add, gpu("T4"), None).source
     'roofline'
     >>> compute_dtype_on("tf32", gpu("T4")), uses_float32_fallback("bfloat16", gpu("T4"))
     ('float32', True)
@@ -44,10 +44,13 @@ from lightning_predict.kernels.operations import (
     BoolArray,
     Columns,
     CountedShape,
+    Formula,
     IndexArray,
+    NetworkSpec,
     OperationShape,
     RooflineEfficiency,
     ShapeBatch,
+    Surrogate,
     batch_shapes,
     operation_spec,
     surrogates_of,
@@ -293,69 +296,54 @@ class TimingRequest:
 
 # --- Sources of times
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSource:
-    """Method of predicting the time of a problem.
-
-    Attributes:
-        name: One or two words.
-        supports: Returns whether the source supports a problem, which is given in the dtype of its computation.
-        estimate: Predicts the times of a batch of one operation and dtype; None for proxies, whose parts have their own
-            sources.
-        timed_by: Returns the prediction method of a supported problem.
-    """
-
-    name: str
-    supports: Callable[[OperationShape, KernelModels | None], bool]
-    estimate: Callable[[ShapeBatch, Sequence[Gpu], KernelModels | None], Estimate] | None
-    timed_by: Callable[[OperationShape, KernelModels | None], TimedBy]
+Source = Literal["network", "formula", "sibling dtype", "proxy", "roofline"]
+"""How a time is predicted: by the neural network of the operation and dtype; by a formula; by the network of a sibling
+dtype, times the ratio of the rooflines; as the sum of surrogates; by the roofline, which supports every shape.
+(Measured kernels of the trace precede all of these, in `measured_scaling.py`.)"""
 
 
-def _has_network(problem: OperationShape, models: KernelModels | None) -> bool:
-    if models is None or not models.supports(problem.operation, problem.dtype):
-        return False
-    formula = operation_spec(problem.operation).formula
-    return formula is None or not formula.takes_precedence(problem)
+def source_of(shape: OperationShape, models: KernelModels | None) -> Source:
+    """Return the first source that supports a shape, in the order of its operation's estimators."""
+    if models is None:
+        return "roofline"
+    spec, has_network = operation_spec(shape.operation), models.supports(shape.operation, shape.dtype)
+    if has_network and not spec.of(NetworkSpec):  # collectives, which measured curves time
+        return "network"
+    for estimator in spec.estimators:
+        if isinstance(estimator, NetworkSpec) and has_network:
+            return "network"
+        if isinstance(estimator, Formula) and estimator.supports(shape):
+            return "formula"
+        if isinstance(estimator, Surrogate) and not has_network:
+            return "proxy" if _sibling(shape.operation, shape.dtype, models) is None else "sibling dtype"
+    return "roofline" if _sibling(shape.operation, shape.dtype, models) is None else "sibling dtype"
 
 
-def _by_network(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
-    assert models is not None  # by `_has_network`
-    return models.estimate(batch, gpus)
+def _estimate(source: Source, batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
+    """Predict the times of a batch by a source other than `proxy`, whose parts have their own sources."""
+    if source == "formula":
+        return Estimate(batch.spec.of(Formula)[0].seconds(batch, gpus))
+    if source == "roofline" or models is None:
+        return _by_roofline(batch, gpus)
+    return models.estimate(batch, gpus) if source == "network" else _by_sibling(batch, gpus, models)
 
 
-def _as_network_knows(problem: OperationShape, models: KernelModels | None) -> TimedBy:
-    assert models is not None  # by `_has_network`
-    return models.timed_by(problem.operation, problem.dtype)
+def _timed_by(source: Source, shape: OperationShape, models: KernelModels | None) -> TimedBy:
+    """Return the prediction method of a source."""
+    if source == "network" and models is not None:
+        return models.timed_by(shape.operation, shape.dtype)
+    return "formula" if source == "formula" else "roofline" if source == "roofline" else "proxy"
 
 
-def _has_formula(problem: OperationShape, models: KernelModels | None) -> bool:
-    formula = operation_spec(problem.operation).formula
-    return models is not None and formula is not None and formula.supports(problem)
-
-
-def _by_formula(batch: ShapeBatch, gpus: Sequence[Gpu], _models: KernelModels | None) -> Estimate:
-    formula = batch.spec.formula
-    assert formula is not None  # by `_has_formula`
-    return Estimate(formula.seconds(batch, gpus))
-
-
-def _sibling(operation: str, dtype: str, models: KernelModels | None) -> str | None:
+def _sibling(operation: str, dtype: str, models: KernelModels) -> str | None:
     """Return the sibling dtype whose neural network replaces a missing network of the problem's dtype, or None."""
     siblings = SIBLING_DTYPES[operation_spec(operation).units].get(dtype, ())
-    known = (one for one in siblings if models is not None and models.supports(operation, one))
-    return next(known, None)
+    return next((sibling for sibling in siblings if models.supports(operation, sibling)), None)
 
 
-def _has_sibling(problem: OperationShape, models: KernelModels | None) -> bool:
-    return _sibling(problem.operation, problem.dtype, models) is not None
-
-
-def _by_sibling(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
+def _by_sibling(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels) -> Estimate:
     sibling = _sibling(batch.operation, batch.dtype, models)
-    assert models is not None  # by `_has_sibling`, like the next one
-    assert sibling is not None
+    assert sibling is not None  # by `source_of`
     twin = ShapeBatch(batch.operation, sibling, _columns_of_twin(batch, sibling))
     found = models.estimate(twin, gpus)
     if batch.dtype == "tf32" and batch.spec.units == "tensor":
@@ -402,56 +390,13 @@ def _twice_as_even(size: Array) -> Array:
     return even
 
 
-def _has_surrogate(problem: OperationShape, models: KernelModels | None) -> bool:
-    return models is not None and bool(surrogates_of(problem))
-
-
-def _by_roofline(batch: ShapeBatch, gpus: Sequence[Gpu], _models: KernelModels | None) -> Estimate:
-    kind = batch.spec
-    untrained = kind.roofline_efficiency or RooflineEfficiency()
+def _by_roofline(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
+    (untrained, *_) = (*batch.spec.of(RooflineEfficiency), RooflineEfficiency())
     kernels = 1 if untrained.sequential_kernels is None else untrained.sequential_kernels(batch.columns)
     seconds = (
-        roofline_seconds(batch, gpus) / TYPICAL_UTILISATION[kind.units] + SHORTEST_KERNEL_SECONDS * kernels
+        roofline_seconds(batch, gpus) / TYPICAL_UTILISATION[batch.spec.units] + SHORTEST_KERNEL_SECONDS * kernels
     )  # (gpus, problems)
     return Estimate(Interval.from_factor(seconds, untrained.spread or FORMULA_SPREAD))
-
-
-SURROGATE: Final = TimeSource(
-    name="proxy", supports=_has_surrogate, estimate=None, timed_by=lambda _problem, _models: "proxy"
-)
-
-# Stronger evidence comes first. A neural network of the operation was trained on the same kernel. A formula of its
-# family models the kernel if there were too few measurements for training. A sibling dtype has the same kernel with
-# other units, and a proxy is another kernel. The roofline is last because it supports every problem. (Measured
-# kernels of the trace precede all sources, in `measured_scaling.py`.)
-SOURCES: Final = (
-    TimeSource(name="network", supports=_has_network, estimate=_by_network, timed_by=_as_network_knows),
-    TimeSource(
-        name="formula", supports=_has_formula, estimate=_by_formula, timed_by=lambda _problem, _models: "formula"
-    ),
-    TimeSource(
-        name="sibling dtype", supports=_has_sibling, estimate=_by_sibling, timed_by=lambda _problem, _models: "proxy"
-    ),
-    SURROGATE,
-    TimeSource(
-        name="roofline",
-        supports=lambda _problem, _models: True,
-        estimate=_by_roofline,
-        timed_by=lambda _problem, _models: "roofline",
-    ),
-)
-"""Sources of a time, the best source first.
-
-* A neural network of the operation and dtype.
-* A formula of the family, for shapes outside the training data of the siblings' networks.
-* The network of a sibling dtype; its time is multiplied by the ratio of the rooflines.
-* Surrogates, whose times add up to the time of the problem.
-* The roofline, which supports every problem."""
-
-
-def source_of(problem: OperationShape, models: KernelModels | None) -> TimeSource:
-    """Return the first source that supports a problem."""
-    return next(source for source in SOURCES if source.supports(problem, models))
 
 
 @final
@@ -460,7 +405,7 @@ class _Leaf:
     """A problem whose time a source predicts directly."""
 
     problem: OperationShape
-    source: TimeSource
+    source: Source
     timed_by: TimedBy
 
 
@@ -485,8 +430,8 @@ class _Expansion:
 
 def _expand(problem: OperationShape, models: KernelModels | None) -> _Expansion:
     source = source_of(problem, models)
-    if source is not SURROGATE:
-        leaf = _Leaf(problem, source, source.timed_by(problem, models))
+    if source != "proxy":
+        leaf = _Leaf(problem, source, _timed_by(source, problem, models))
         return _Expansion(((leaf, 1.0),), SURROGATE_SPREAD if leaf.timed_by == "proxy" else 1.0)
     expanded = [(_expand(part.problem, models), part.times) for part in surrogates_of(problem)]
     leaves = tuple((leaf, count * times) for inner, times in expanded for leaf, count in inner.parts)
@@ -525,13 +470,12 @@ def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Inter
     shape = (len(question.gpus), len(leaves))
     low, middle, high = (np.empty(shape) for _ in range(3))
     by_base = np.zeros(shape, dtype=np.bool_)
-    groups: dict[tuple[str, str, str], list[int]] = {}
+    groups: dict[tuple[str, str, Source], list[int]] = {}
     for index, leaf in enumerate(leaves):
-        groups.setdefault((leaf.problem.operation, leaf.problem.dtype, leaf.source.name), []).append(index)
-    for indices in groups.values():
-        estimate = leaves[indices[0]].source.estimate
-        assert estimate is not None  # a leaf's source is never the proxy
-        found = estimate(batch_shapes([leaves[index].problem for index in indices]), question.gpus, question.models)
+        groups.setdefault((leaf.problem.operation, leaf.problem.dtype, leaf.source), []).append(index)
+    for (_, _, source), indices in groups.items():
+        batch = batch_shapes([leaves[index].problem for index in indices])
+        found = _estimate(source, batch, question.gpus, question.models)
         low[:, indices], middle[:, indices], high[:, indices] = (
             found.interval.low,
             found.interval.middle,
@@ -562,9 +506,10 @@ class TimeBound:
 
 
 def _alternative(problem: OperationShape) -> tuple[Alternative, OperationShape] | None:
-    alternative = operation_spec(problem.operation).alternative
-    other = None if alternative is None else alternative.problem(problem)
-    return None if alternative is None or other is None else (alternative, other)
+    for alternative in operation_spec(problem.operation).of(Alternative):
+        other = alternative.problem(problem)
+        return None if other is None else (alternative, other)
+    return None
 
 
 def _has_alternative(_asked: OperationShape, computed: OperationShape, models: KernelModels | None) -> bool:
@@ -831,7 +776,7 @@ class Explanation:
 
     problem: OperationShape
     computed: OperationShape
-    source: TimeSource
+    source: Source
     parts: tuple[CountedShape, ...]
     sourced_seconds: float
     network_limits: tuple[str, ...]
@@ -855,12 +800,12 @@ def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> E
     seconds = [interval.middle for _, interval in stages]
     (computed,) = question.computed
     source = source_of(computed, models)
-    held = {} if source.estimate is None else source.estimate(batch_shapes([computed]), [gpu], models).held
+    held = {} if source == "proxy" else _estimate(source, batch_shapes([computed]), [gpu], models).held
     return Explanation(
         problem=problem,
         computed=computed,
         source=source,
-        parts=surrogates_of(computed) if source is SURROGATE else (),
+        parts=surrogates_of(computed) if source == "proxy" else (),
         sourced_seconds=seconds[0],
         network_limits=tuple(name for name, where in held.items() if where[0, 0]),
         limits=tuple(

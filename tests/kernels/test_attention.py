@@ -34,7 +34,7 @@ def test_float32_attention_is_timed_by_its_products_alone() -> None:
     card = gpu("A100-SXM-40GB")
     models = kernel_models((card.name,))
     item = problem("attention", "float32", **SHAPE)
-    assert explain(item, card, models).source.name == "formula"
+    assert explain(item, card, models).source == "formula"
     seconds = predict_operation_times([item], [card], models).seconds[0, 0]
     # 4 x 16 x 12 x 512^2 x 64 FLOPs at a tenth of 156 TFLOP/s, and 5 µs.
     assert seconds == pytest.approx(4 * 16 * 12 * 512**2 * 64 / 15.6e12 + 5e-6, rel=1e-2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.models import BundledModels, kernel_models
-from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_spec, problem
+from lightning_predict.kernels.operations import Array, Formula, OperationShape, batch_shapes, operation_spec, problem
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
@@ -29,8 +29,7 @@ def models() -> BundledModels:
 
 def by_formula(*problems: OperationShape) -> Array:
     """Seconds of problems of one operation and dtype, shape (gpus, problems)."""
-    formula = operation_spec(problems[0].operation).formula
-    assert formula is not None
+    formula, *_ = operation_spec(problems[0].operation).of(Formula)
     return formula.seconds(batch_shapes(problems), GPUS).middle
 
 

@@ -4,7 +4,14 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import operation_names, operation_spec, problem, shape_batch
+from lightning_predict.kernels.operations import (
+    NetworkSpec,
+    Surrogate,
+    operation_names,
+    operation_spec,
+    problem,
+    shape_batch,
+)
 from lightning_predict.kernels.roofline import LIMITED
 from lightning_predict.kernels.timing import predict_operation_times
 
@@ -13,8 +20,8 @@ MEMORY_BOUND = [
     name
     for name in operation_names()
     if operation_spec(name).units == "vector"
-    and operation_spec(name).surrogate
-    and not operation_spec(name).network_specs
+    and operation_spec(name).of(Surrogate)
+    and not operation_spec(name).of(NetworkSpec)
     if name != LIMITED
 ]
 

@@ -15,7 +15,7 @@ import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.catalogue import CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
 from lightning_predict.kernels import operations
-from lightning_predict.kernels.operations import CountedShape, OperationShape, OperationSpec, register
+from lightning_predict.kernels.operations import CountedShape, OperationShape, OperationSpec, Surrogate, register
 from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 from lightning_predict.testing import registrations
 
@@ -42,7 +42,7 @@ def toy() -> Iterator[str]:
                 writes=lambda c: c["length"],
                 aten=("mine::toy",),
                 translator=_of_toy,
-                surrogate=_as_transfer,
+                estimators=(Surrogate(_as_transfer),),
             )
         )
         yield "toy"

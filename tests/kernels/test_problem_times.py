@@ -13,9 +13,8 @@ from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.families.convolution import as_matmul
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem
-from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, roofline_seconds
 from lightning_predict.kernels.timing import (
-    SHORTEST_KERNEL_SECONDS,
     compute_dtype_on,
     predict_operation_times,
     uses_float32_fallback,

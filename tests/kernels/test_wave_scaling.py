@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS
 from lightning_predict.kernels.wave_scaling import (
     FULL_TRAFFIC_SHARE,
-    SHORTEST_KERNEL_SECONDS,
     blocks_per_multiprocessor,
     memory_boundedness,
     ridge_of,

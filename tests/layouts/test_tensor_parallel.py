@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_names, operation_spec, problem
+from lightning_predict.kernels.operations import (
+    NetworkSpec,
+    OperationShape,
+    batch_shapes,
+    operation_names,
+    operation_spec,
+    problem,
+)
 from lightning_predict.kernels.roofline import limited_transfer
 from lightning_predict.kernels.translation import translate
 from lightning_predict.layouts.strategy import Float8
@@ -181,7 +188,8 @@ def test_work_of_each_operation_follows_its_share(name: str) -> None:
     # 4,096 rows, samples or bytes; settings as they are where nothing is said, other sizes 64.
     large = {*COUNTED, *MEASURED, "batch"}
     dims = tuple(4096.0 if word in large else _setting(spec.defaults.get(word, 64)) for word in spec.shape)
-    whole = OperationShape(name, spec.network_specs[0].dtypes[0] if spec.network_specs else "float32", dims)
+    dtype = next((network.dtypes[0] for network in spec.of(NetworkSpec)), "float32")
+    whole = OperationShape(name, dtype, dims)
     operation = Operation(name="aten::any", phase="forward", inputs=(matrix(4, 64),), outputs=(matrix(4, 64),))
     quarter = part_of(whole, operation, split_model(TRACE, needs_blocks=False), None, ShardSpec(micro_batches=4))
 

@@ -40,6 +40,7 @@ from lightning_predict.kernels.operations import (
     OperationShape,
     OperationSpec,
     ShapeBatch,
+    Surrogate,
     register,
     translates,
 )
@@ -253,9 +254,7 @@ register(
         flops=_flops,
         reads=_read_forward,
         writes=_queries,
-        network_specs=(ATTENTION,),
-        formula=SINGLE_ATTENTION,
-        surrogate=_as_matmuls,
+        estimators=(ATTENTION, SINGLE_ATTENTION, Surrogate(_as_matmuls)),
     ),
     OperationSpec(
         name="attention_backward",
@@ -265,8 +264,7 @@ register(
         flops=lambda c: BACKWARD_MATMULS * _flops(c),
         reads=_read_backward,
         writes=_gradients,
-        formula=SINGLE_ATTENTION,
-        surrogate=_as_forward_pass,
+        estimators=(SINGLE_ATTENTION, Surrogate(_as_forward_pass)),
     ),
     OperationSpec(
         name="causal_attention",
@@ -276,8 +274,7 @@ register(
         flops=lambda c: _flops(_under_a_mask(c)),
         reads=_read_forward,
         writes=_queries,
-        surrogate=_without_a_mask,
-        alternative=Alternative(problem=_as_a_server, bounds_networks=True),
+        estimators=(Surrogate(_without_a_mask), Alternative(problem=_as_a_server, bounds_networks=True)),
     ),
     OperationSpec(
         name="causal_attention_backward",
@@ -287,8 +284,7 @@ register(
         flops=lambda c: BACKWARD_MATMULS * _flops(_under_a_mask(c)),
         reads=_read_backward,
         writes=_gradients,
-        surrogate=_without_a_mask,
-        alternative=Alternative(problem=_as_a_server, bounds_networks=True),
+        estimators=(Surrogate(_without_a_mask), Alternative(problem=_as_a_server, bounds_networks=True)),
     ),
     # Eager: all scores are computed and written to memory, masked or not, and kept for the backward pass.
     OperationSpec(
@@ -299,7 +295,7 @@ register(
         flops=_all_flops,
         reads=_read_forward,
         writes=lambda c: _queries(c) + _scores(c),
-        surrogate=_eager_attention,
+        estimators=(Surrogate(_eager_attention),),
     ),
     OperationSpec(
         name="eager_attention_backward",
@@ -309,7 +305,7 @@ register(
         flops=lambda c: 2 * _all_flops(c),
         reads=lambda c: _read_backward(c) + _scores(c),
         writes=_gradients,
-        surrogate=_eager_attention,
+        estimators=(Surrogate(_eager_attention),),
     ),
 )
 

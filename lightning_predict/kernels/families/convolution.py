@@ -48,12 +48,14 @@ from lightning_predict.kernels.operations import (
     BoolArray,
     Columns,
     CountedShape,
+    Estimator,
     Formula,
     NamedFeatures,
     NetworkSpec,
     OperationShape,
     OperationSpec,
     ShapeBatch,
+    Surrogate,
     batch_shapes,
     register,
     translates,
@@ -669,11 +671,13 @@ def _kind(variant: _Variant, suffix: str) -> OperationSpec:
         seconds = convolution_seconds(work, gpus)
         return convolution_interval(seconds, work.groups)
 
-    is_plane = variant.name == "conv2d"
-    has_formula = is_plane or "depth" in variant.sides
-    formula = (
-        Formula(seconds=by_formula, takes_precedence=_is_beyond_networks) if is_plane else Formula(seconds=by_formula)
-    )
+    formula = Formula(seconds=by_formula)
+    estimators: tuple[Estimator, ...] = (Surrogate(as_plane),)
+    if "depth" in variant.sides:
+        estimators = (formula,)
+    if variant.name == "conv2d":
+        beyond = replace(formula, supports=_is_beyond_networks)
+        estimators = (beyond, CONVOLUTION, TENSOR_CONVOLUTION, formula, Alternative(problem=as_matmul))
     return OperationSpec(
         name=variant.name + suffix,
         shape=shape,
@@ -684,10 +688,7 @@ def _kind(variant: _Variant, suffix: str) -> OperationSpec:
         minimum_flops=lambda c: _least_flops(variant.as_plane(c)),
         reads=lambda c: added(c, read=True),
         writes=lambda c: added(c, read=False),
-        network_specs=(CONVOLUTION, TENSOR_CONVOLUTION) if is_plane else (),
-        surrogate=None if has_formula else as_plane,
-        formula=formula if has_formula else None,
-        alternative=Alternative(problem=as_matmul) if is_plane else None,
+        estimators=estimators,
     )
 
 

@@ -32,10 +32,10 @@ def _host_copy_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 
 register(
-    replace(by_bytes("transfer"), network_specs=(VECTOR,)),
+    replace(by_bytes("transfer"), estimators=(VECTOR,)),
     # Bytes of a call whose translator failed. The spread is wide, because the work is unknown: an addmm timed by its
     # bytes was 42 times faster than a matmul of equal size.
-    replace(by_bytes(UNTRANSLATED), roofline_efficiency=RooflineEfficiency(spread=UNKNOWN_SPREAD**2)),
+    replace(by_bytes(UNTRANSLATED), estimators=(RooflineEfficiency(spread=UNKNOWN_SPREAD**2),)),
     OperationSpec(
         name="host_copy",
         shape=("size_bytes",),
@@ -58,6 +58,6 @@ register(
         reads=lambda c: c["rows"] * c["cols"] * c["source_bytes"],
         writes=lambda c: c["rows"] * c["cols"] * c["target_bytes"],
         element_bytes=1,
-        surrogate=as_transfer(),
+        estimators=(as_transfer(),),
     ),
 )

@@ -16,7 +16,7 @@ time (`copies.py`). Example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -39,6 +39,7 @@ from lightning_predict.kernels.operations import (
     OperationShape,
     OperationSpec,
     ShapeBatch,
+    Surrogate,
     batch_shapes,
     register,
 )
@@ -113,19 +114,19 @@ VECTOR: Final = NetworkSpec(
 )
 
 
-def as_transfer(times: float = 1.0) -> Callable[[OperationShape], tuple[CountedShape, ...]]:
+def as_transfer(times: float = 1.0) -> Surrogate:
     """Make a surrogate from bytes alone: half of the traffic counts as read, half as written.
 
     Args:
         times: Measured time relative to such a transfer.
     """
 
-    def proxy(problem: OperationShape) -> tuple[CountedShape, ...]:
+    def parts(problem: OperationShape) -> tuple[CountedShape, ...]:
         batch = batch_shapes([problem])
         half = float(batch.bytes_moved[0]) / 2
         return (CountedShape(times, OperationShape("transfer", "float32", (half, half, float(batch.flops[0])))),)
 
-    return proxy
+    return Surrogate(parts)
 
 
 def by_element(name: str, reads: float, writes: float, flops: float = 1) -> OperationSpec:
@@ -137,7 +138,7 @@ def by_element(name: str, reads: float, writes: float, flops: float = 1) -> Oper
         flops=lambda c: flops * (c["rows"] * c["cols"]),
         reads=lambda c: reads * (c["rows"] * c["cols"]),
         writes=lambda c: writes * (c["rows"] * c["cols"]),
-        surrogate=as_transfer(),
+        estimators=(as_transfer(),),
     )
 
 
@@ -183,27 +184,19 @@ def _calls(*names: str) -> tuple[str, ...]:
 # FLOPs of transcendental functions follow Lin et al.'s measured equivalents for gelu and tanh. powf takes a logarithm
 # and an exponential in extended precision: twice a tanh.
 register(
-    replace(
-        by_element("add", 2, 1), aten=_calls("add", "sub"), translator=_binary, network_specs=(VECTOR,), surrogate=None
-    ),
-    replace(by_element("add_scalar", 1, 1), network_specs=(VECTOR,), surrogate=None),
-    replace(by_element("mul", 2, 1), aten=_calls("mul"), translator=_binary, network_specs=(VECTOR,), surrogate=None),
-    replace(by_element("mul_scalar", 1, 1), network_specs=(VECTOR,), surrogate=None),
-    replace(by_element("div", 2, 1), aten=_calls("div"), translator=_binary, network_specs=(VECTOR,), surrogate=None),
-    replace(by_element("div_scalar", 1, 1), network_specs=(VECTOR,), surrogate=None),
-    replace(
-        by_element("pow", 2, 1, 40), aten=_calls("pow"), translator=_binary, network_specs=(VECTOR,), surrogate=None
-    ),
-    replace(by_element("pow_scalar", 1, 1, 40), network_specs=(VECTOR,), surrogate=None),
-    replace(by_element("relu", 1, 1), aten=_calls("relu"), translator=_unary, network_specs=(VECTOR,), surrogate=None),
-    replace(
-        by_element("gelu", 1, 1, 20), aten=_calls("gelu"), translator=_unary, network_specs=(VECTOR,), surrogate=None
-    ),
-    replace(
-        by_element("tanh", 1, 1, 20), aten=_calls("tanh"), translator=_unary, network_specs=(VECTOR,), surrogate=None
-    ),
+    replace(by_element("add", 2, 1), aten=_calls("add", "sub"), translator=_binary, estimators=(VECTOR,)),
+    replace(by_element("add_scalar", 1, 1), estimators=(VECTOR,)),
+    replace(by_element("mul", 2, 1), aten=_calls("mul"), translator=_binary, estimators=(VECTOR,)),
+    replace(by_element("mul_scalar", 1, 1), estimators=(VECTOR,)),
+    replace(by_element("div", 2, 1), aten=_calls("div"), translator=_binary, estimators=(VECTOR,)),
+    replace(by_element("div_scalar", 1, 1), estimators=(VECTOR,)),
+    replace(by_element("pow", 2, 1, 40), aten=_calls("pow"), translator=_binary, estimators=(VECTOR,)),
+    replace(by_element("pow_scalar", 1, 1, 40), estimators=(VECTOR,)),
+    replace(by_element("relu", 1, 1), aten=_calls("relu"), translator=_unary, estimators=(VECTOR,)),
+    replace(by_element("gelu", 1, 1, 20), aten=_calls("gelu"), translator=_unary, estimators=(VECTOR,)),
+    replace(by_element("tanh", 1, 1, 20), aten=_calls("tanh"), translator=_unary, estimators=(VECTOR,)),
     # The mask has one byte per element; `translation.work_items` finds the calls that draw, scale and apply it.
-    replace(by_element("dropout", 1, 1.25, 2), network_specs=(VECTOR,)),
+    replace(by_element("dropout", 1, 1.25, 2), estimators=(VECTOR, as_transfer())),
     by_element("dropout_backward", 1.25, 1),
     *(by_element(name, 1, 1) for name in ("neg", "exp", "log", "sqrt", "sigmoid", "silu", "leaky_relu")),
     by_element("sub", 2, 1),

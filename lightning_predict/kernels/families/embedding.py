@@ -37,7 +37,7 @@ import numpy as np
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
+from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
@@ -90,10 +90,10 @@ register(
         by_element("embedding", 1, 1, 0),
         aten=("aten::embedding",),
         translator=_look_up,
-        network_specs=(VECTOR,),
+        estimators=(VECTOR, as_transfer()),
     ),
     # Scatter-add of gradient rows into a zeroed table: gradient rows are read, table rows are read and written.
-    replace(by_element("embedding_backward", 2, 1), network_specs=(VECTOR,)),
+    replace(by_element("embedding_backward", 2, 1), estimators=(VECTOR, as_transfer())),
 )
 
 
@@ -389,7 +389,7 @@ register(
             flops=lambda c: c["bags"] * c["lookups"] * c["dim"],
             reads=reads,
             writes=writes,
-            formula=Formula(seconds=bag_seconds),
+            estimators=(Formula(seconds=bag_seconds),),
         )
         for name, reads, writes in (
             ("embedding_bag", _rows_once, _bags_once),

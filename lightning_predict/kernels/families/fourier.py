@@ -47,7 +47,7 @@ register(
         reads=_numbers,
         writes=_numbers,
         # Long transforms pass through memory two or more times. Both values are assumed, without measurements.
-        roofline_efficiency=RooflineEfficiency(spread=ASSUMED_SPREAD),
+        estimators=(RooflineEfficiency(spread=ASSUMED_SPREAD),),
     )
 )
 

@@ -95,7 +95,7 @@ def _factorisation(
         flops=flops,
         reads=reads,
         writes=writes,
-        roofline_efficiency=RooflineEfficiency(spread=UNKNOWN_SPREAD, sequential_kernels=kernels),
+        estimators=(RooflineEfficiency(spread=UNKNOWN_SPREAD, sequential_kernels=kernels),),
     )
 
 

@@ -13,15 +13,15 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.kernels.families.elementwise import VECTOR, by_element
+from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
 from lightning_predict.kernels.memory_bound import bytes_read
 from lightning_predict.kernels.operations import OperationShape, register, translates
 from lightning_predict.kernels.roofline import limited_transfer
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 register(
-    replace(by_element("cross_entropy", 1, 1, 5), network_specs=(VECTOR,), reduces_rows=True),
-    replace(by_element("cross_entropy_backward", 1, 1, 4), network_specs=(VECTOR,), reduces_rows=True),
+    replace(by_element("cross_entropy", 1, 1, 5), estimators=(VECTOR, as_transfer()), reduces_rows=True),
+    replace(by_element("cross_entropy_backward", 1, 1, 4), estimators=(VECTOR, as_transfer()), reduces_rows=True),
 )
 
 

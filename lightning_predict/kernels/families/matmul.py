@@ -36,6 +36,7 @@ from lightning_predict.kernels.operations import (
     OperationShape,
     OperationSpec,
     ShapeBatch,
+    Surrogate,
     register,
     translates,
 )
@@ -193,7 +194,7 @@ register(
         flops=_flops,
         reads=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],  # the weight is shared by all b
         writes=_outputs,
-        network_specs=(SINGLE_PRECISION, HALF_PRECISION),
+        estimators=(SINGLE_PRECISION, HALF_PRECISION),
         latency=_single_latency,
     ),
     OperationSpec(
@@ -204,7 +205,7 @@ register(
         flops=_flops,
         reads=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
         writes=_outputs,
-        network_specs=(SINGLE_PRECISION, HALF_PRECISION),
+        estimators=(SINGLE_PRECISION, HALF_PRECISION),
         latency=_single_latency,
     ),
     # The gradient and both operands are read; the gradients of both operands are written.
@@ -216,7 +217,7 @@ register(
         flops=lambda c: 2 * _flops(c),
         reads=lambda c: _outputs(c) + c["b"] * c["m"] * c["k"] + c["k"] * c["n"],
         writes=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],
-        surrogate=_matmul_backward,
+        estimators=(Surrogate(_matmul_backward),),
     ),
     OperationSpec(
         name="bmm_backward",
@@ -226,7 +227,7 @@ register(
         flops=lambda c: 2 * _flops(c),
         reads=lambda c: _outputs(c) + c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
         writes=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
-        surrogate=_matmul_backward,
+        estimators=(Surrogate(_matmul_backward),),
     ),
 )
 

@@ -28,6 +28,7 @@ from lightning_predict.kernels.operations import (
     CountedShape,
     OperationShape,
     ShapeBatch,
+    Surrogate,
     batch_shapes,
     register,
     translates,
@@ -274,68 +275,63 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Operati
     return tuple(replace(one, dims=(*one.dims, channels)) for one in problems)
 
 
-def _times(ratio: float, name: str) -> Callable[[OperationShape], tuple[CountedShape, ...]]:
+def _times(ratio: float, name: str) -> Surrogate:
     """Make a surrogate: another operation of the same shape, multiplied by a factor."""
-    return lambda problem: (CountedShape(ratio, OperationShape(name, problem.dtype, problem.dims)),)
+    return Surrogate(lambda problem: (CountedShape(ratio, OperationShape(name, problem.dtype, problem.dims)),))
 
 
 register(
     # FLOPs of transcendental functions follow Lin et al.'s measured equivalents.
     replace(
         by_element("softmax", 1, 1, 5),
-        alternative=Alternative(problem=_streamed(math.inf), is_on=lambda generation: generation.streams_softmax),
         aten=("aten::_softmax", "aten::_log_softmax"),
         translator=_along_dimension,
-        network_specs=(VECTOR,),
+        estimators=(VECTOR, Alternative(problem=_streamed(math.inf), is_on=lambda chip: chip.streams_softmax)),
         reduces_rows=True,
-        surrogate=None,
         latency=_softmax_latency,
     ),
     replace(
         by_element("softmax_backward", 2, 1, 4),
         aten=("aten::_log_softmax_backward_data",),
         translator=_along_dimension,
-        network_specs=(VECTOR,),
+        estimators=(VECTOR,),
         reduces_rows=True,
-        surrogate=None,
         latency=_softmax_backward_latency,
     ),
     # log_softmax takes as long as softmax, with the same traffic.
-    replace(by_element("log_softmax", 1, 1), surrogate=_times(1.0, "softmax"), latency=_softmax_latency),
+    replace(by_element("log_softmax", 1, 1), estimators=(_times(1.0, "softmax"),), latency=_softmax_latency),
     replace(
         by_element("log_softmax_backward", 2, 1),
-        surrogate=_times(1.0, "softmax_backward"),
+        estimators=(_times(1.0, "softmax_backward"),),
         latency=_softmax_backward_latency,
     ),
     replace(
         by_element("layer_norm", 1, 1, 8),
-        alternative=Alternative(problem=_streamed(STREAMED_COLUMNS), is_on=lambda generation: generation.streams_norms),
         aten=("aten::native_layer_norm",),
         translator=_normalised,
-        network_specs=(VECTOR,),
+        estimators=(VECTOR, Alternative(problem=_streamed(STREAMED_COLUMNS), is_on=lambda chip: chip.streams_norms)),
         reduces_rows=True,
-        surrogate=None,
         latency=_layer_norm_latency,
     ),
     replace(
         by_element("layer_norm_backward", 2, 1, 14),
         aten=("aten::native_layer_norm_backward",),
         translator=_normalised,
-        surrogate=_times(BACKWARD_RATIO, "layer_norm"),
+        estimators=(_times(BACKWARD_RATIO, "layer_norm"),),
         latency=_norm_backward_latency,
     ),
     replace(
         by_element("rms_norm", 1, 1, 5),
         aten=("aten::_fused_rms_norm",),
         translator=_normalised,
-        surrogate=as_transfer(STREAMED_RATIO),
+        estimators=(as_transfer(STREAMED_RATIO),),
         latency=_norm_latency,
     ),
     replace(
         by_element("rms_norm_backward", 2, 1, 10),
         aten=("aten::_fused_rms_norm_backward",),
         translator=_normalised,
-        surrogate=_times(BACKWARD_RATIO, "rms_norm"),
+        estimators=(_times(BACKWARD_RATIO, "rms_norm"),),
         latency=_norm_backward_latency,
     ),
     # In training, batch and group norm read their input twice: once for the statistics, once to normalise.
@@ -351,7 +347,7 @@ register(
             "aten::_batch_norm_with_update",
         ),
         translator=_by_channel,
-        network_specs=(VECTOR,),
+        estimators=(VECTOR, as_transfer()),
     ),
     replace(
         by_element("batch_norm_backward", 4, 1, 14),
@@ -360,7 +356,7 @@ register(
         latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD),
         aten=("aten::native_batch_norm_backward", "aten::cudnn_batch_norm_backward", "aten::batch_norm_backward"),
         translator=_by_channel,
-        network_specs=(VECTOR,),
+        estimators=(VECTOR, as_transfer()),
     ),
     # With channels last, neighbouring elements belong to different channels, so there is no block per channel: bytes
     # or instructions determine the time.
@@ -377,13 +373,13 @@ register(
         latency=_element_latency(GROUP_NORM_CYCLES[""]),
         aten=("aten::native_group_norm",),
         translator=_by_channel,
-        network_specs=(VECTOR,),
+        estimators=(VECTOR, as_transfer()),
     ),
     replace(
         by_element("group_norm_backward", 4, 1, 14),
         latency=_element_latency(GROUP_NORM_CYCLES["_backward"]),
         aten=("aten::native_group_norm_backward",),
         translator=_by_channel,
-        network_specs=(VECTOR,),
+        estimators=(VECTOR, as_transfer()),
     ),
 )

@@ -33,7 +33,7 @@ def _update(name: str, *, fused: Moved, multi_tensor: Moved) -> OperationSpec:
         flops=lambda c: 10 * c["parameters"],
         reads=lambda c: moved(c, 0),
         writes=lambda c: moved(c, 1),
-        surrogate=as_transfer(),
+        estimators=(as_transfer(),),
     )
 
 

@@ -112,7 +112,7 @@ def _kind(
         flops=lambda c: _pooled(c) * c["kernel_size"] ** 2,
         reads=reads,
         writes=writes,
-        surrogate=as_transfer(),
+        estimators=(as_transfer(),),
         latency=latency,
     )
 

@@ -22,6 +22,7 @@ from lightning_predict.kernels.operations import (
     CountedShape,
     OperationShape,
     OperationSpec,
+    Surrogate,
     register,
     translates,
 )
@@ -107,7 +108,7 @@ def _kind(name: str, gates: int, *, backward: bool) -> OperationSpec:
         reads=reads,
         # The backward pass writes a gradient for each tensor that it reads.
         writes=reads if backward else _outputs,
-        surrogate=_as_matmuls,
+        estimators=(Surrogate(_as_matmuls),),
     )
 
 

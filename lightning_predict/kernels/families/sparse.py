@@ -33,7 +33,7 @@ register(
     replace(
         by_bytes("sparse_product"),
         # Rows are gathered, often repeatedly. Both values are assumptions: no measurements were available.
-        roofline_efficiency=RooflineEfficiency(spread=ASSUMED_SPREAD),
+        estimators=(RooflineEfficiency(spread=ASSUMED_SPREAD),),
     )
 )
 
