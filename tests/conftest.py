@@ -23,6 +23,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from lightning_predict.testing import Clock
     from tests.kept import Kept
 
 # One thread for tiny tensors, in every process that tests start, too: more of them wait for each other, and for the
@@ -185,3 +186,14 @@ def kept(request: pytest.FixtureRequest, overwrites: bool) -> Kept:
 
     path = request.path.parent / "golden" / "kept.json"
     return kept_at(path, overwrites=overwrites)
+
+
+@pytest.fixture
+def time() -> Iterator[Clock]:
+    """Return the clock that all callbacks and loops of a test see."""
+    from lightning_predict.observe.clock import clock_of_fits
+    from lightning_predict.testing import Clock
+
+    shown = Clock()
+    with clock_of_fits(shown):
+        yield shown

@@ -89,7 +89,6 @@ class CostBudget(FitCallback):
 
     Attributes:
         terms: The limits and prices as given.
-        stopping_reason: Reason why the run was stopped; None if it was not stopped.
 
     Raises:
         InvalidArgumentError: There is no limit, a limit is not positive or has passed, or a choice is unknown.

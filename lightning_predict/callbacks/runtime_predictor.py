@@ -90,11 +90,6 @@ class RuntimePredictor(Predicts, FitCallback):
         progress_file: File for the progress and speed of the run (`.json`), updated every minute, which
             `lightning-predict plan --state` reads. Set it before the fit. If None, the environment variable
             `LIGHTNING_PREDICT_PROGRESS` names the file, which the scripts of an exported plan set.
-        advice: Advice for the recorded step, as from `lp.advise`; None before the capture, or if not requested.
-        predictions: Predictions; None before the capture.
-        trace: Recorded step, with other kinds of steps in `other_steps`; None before the capture.
-        batch_sizes: Largest batch size on each GPU; empty before the capture, and without `meta_step`.
-        outcome: Comparison of predicted and actual time; None before the end of training.
 
     Raises:
         UnknownGpuError: The catalogue does not contain one of the names.

@@ -92,16 +92,7 @@ class PredictionRequest:
 
 @dataclass(slots=True)
 class RunResults:
-    """Results of a session, which are kept after the run; None or empty before.
-
-    Attributes:
-        trace: Recorded step, with other kinds of steps in `other_steps`.
-        predictions: Predictions for the GPUs.
-        outcome: Comparison of predicted and actual time.
-        memory_risks: Later parts of the run that may not fit in the memory of the GPU in use.
-        batch_sizes: Largest batch size on each GPU.
-        advice: Advice for the recorded step.
-    """
+    """Results of a session, which are kept after the run; None or empty before. See `Predicts`."""
 
     trace: Trace | None = None
     predictions: Predictions | None = None
@@ -112,14 +103,7 @@ class RunResults:
 
 
 class Predicts:
-    """Base of the objects that show a user the results of a session.
-
-    Attributes:
-        trace: Recorded step, with other kinds of steps in `other_steps`; None before a step is recorded.
-        predictions: Predictions; None before the first prediction.
-        outcome: Comparison of predicted and actual time; None before the end of training.
-        memory_risks: Later parts of the run that may not fit in the memory of the GPU in use. Each is also logged.
-    """
+    """Base of the objects that show a user the results of a session."""
 
     _results: RunResults
 

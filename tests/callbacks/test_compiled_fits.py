@@ -51,7 +51,9 @@ def fit(small: Small, folder: Path, model: Any) -> RuntimePredictor:
 
 
 @pytest.mark.usefixtures("_something_was_compiled")
-def test_what_was_compiled_before_a_fit_says_nothing_of_it(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+def test_code_compiled_before_a_fit_does_not_mark_it_as_compiled(
+    small: Small, tmp_path: Path, calls: list[Call]
+) -> None:
     predictor = fit(small, tmp_path, small.model())
     (call,) = calls
     assert (call.trace.compiled, call.trace.compile_seconds, call.trace.recorder) == (False, None, "dispatch")
@@ -134,7 +136,7 @@ def test_a_second_fit_of_a_compiled_model_compiles_nothing_and_is_one(
 
 
 @pytest.mark.parametrize("accumulates", [1, 4, 32])
-def test_a_long_window_of_compiled_code_is_what_it_says(
+def test_long_window_of_compiled_code_is_recorded_as_compiled(
     lightning: Small, tmp_path: Path, calls: list[Call], accumulates: int
 ) -> None:
     model = lightning.model()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import logging
 import re
@@ -23,19 +22,10 @@ from lightning_predict.base.errors import BudgetExceededError, InvalidArgumentEr
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_fit
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.observe.clock import clock_of_fits
-from lightning_predict.observe.ledger_file import LEDGER_NAME, LEDGER_SECONDS, read_ledger
+from lightning_predict.observe.ledger_file import LEDGER_NAME
 from lightning_predict.observe.meters import Ledger
 from lightning_predict.testing import Clock
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
-
-
-@pytest.fixture
-def time() -> Iterator[Clock]:
-    """The time that budgets see."""
-    shown = Clock()
-    with clock_of_fits(shown):
-        yield shown
 
 
 def timed_model(small: Small, time: Clock, seconds: list[float] | float = 1.0, **options: Any) -> Any:
@@ -78,7 +68,7 @@ def test_run_whose_forecast_exceeds_the_budget_ends_at_60_percent_of_it(
     assert checkpoint["callbacks"]["lightning_predict.CostBudget"]["usd"] == float(batches)
 
 
-def test_what_is_used_up_ends_the_run_after_the_batch_that_used_it_up(small: Small, tmp_path: Path) -> None:
+def test_used_up_budget_ends_the_run_after_that_batch(small: Small, tmp_path: Path) -> None:
     assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1)).batches_trained == 1
     assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1), model=small.gan()).batches_trained == 1
 
@@ -98,7 +88,7 @@ def test_a_limit_in_co2_is_used_up_by_the_power_of_the_machines(
         assert fit(lightning, tmp_path, CostBudget(kg_co2=1e-9, grid="Paris")).batches_trained == 10
 
 
-def test_what_went_beside_training_counts_as_used(lightning: Small, tmp_path: Path, time: Clock) -> None:
+def test_setup_and_storage_costs_count_as_used(lightning: Small, tmp_path: Path, time: Clock) -> None:
     # $1 a second: of $100, $60 went for the minute before training and $35 for storage, so that $5 are left.
     budget = CostBudget(usd=100, usd_per_hour=3600, setup_minutes=1, storage_usd=35, warmup_steps=100)
     with warnings.catch_warnings():
@@ -106,7 +96,7 @@ def test_what_went_beside_training_counts_as_used(lightning: Small, tmp_path: Pa
         assert fit(lightning, tmp_path, budget, model=timed_model(lightning, time)).batches_trained == 5
 
 
-def test_a_run_that_ends_within_a_window_says_what_it_loses(
+def test_stop_within_a_window_names_the_lost_gradients(
     small: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Batches of a second, an update after each third, and a budget of the given number of seconds.
@@ -190,7 +180,7 @@ def test_it_can_warn_once_and_train_on(small: Small, tmp_path: Path) -> None:
     assert not (tmp_path / CHECKPOINT_NAME).exists()
 
 
-def test_it_logs_what_is_used_allowed_and_forecast(small: Small, tmp_path: Path, time: Clock) -> None:
+def test_used_allowed_and_forecast_amounts_are_logged(small: Small, tmp_path: Path, time: Clock) -> None:
     logger = small.lightning.loggers.CSVLogger(tmp_path)
     budget = CostBudget(usd=100, hours=1, usd_per_hour=3600)  # a dollar a second
     fit(small, tmp_path, budget, model=timed_model(small, time), logger=logger)
@@ -257,7 +247,7 @@ def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, ti
         ({"max_time": timedelta(hours=1)}, "stop", None),
     ],
 )
-def test_an_end_that_nobody_knows_is_said_as_what_then_comes(
+def test_unknown_length_is_reported_with_the_action_at_the_limit(
     lightning: Small,
     tmp_path: Path,
     time: Clock,
@@ -364,7 +354,7 @@ def _quiet_resume() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_quiet_resume")
-def test_what_was_used_counts_after_a_resume(small: Small, tmp_path: Path, time: Clock) -> None:
+def test_earlier_use_counts_after_a_resume(small: Small, tmp_path: Path, time: Clock) -> None:
     fit(small, tmp_path, hours_of(2.9), model=timed_model(small, time))
     checkpoint = str(tmp_path / CHECKPOINT_NAME)
 
@@ -571,19 +561,6 @@ def test_a_validation_that_would_exceed_the_budget_by_far_ends_the_run(
     assert state["seconds"] == 670.0
 
 
-def test_a_validation_that_exceeds_the_budget_by_little_ends_and_with_it_the_run(
-    small: Small, tmp_path: Path, time: Clock
-) -> None:
-    # 10 s of training and 20 batches of 60 s are 1,210 s: 1.7 % more than 1,190 s, 19 batches leave nothing of it.
-    model, budget = slow_validation(small, time, 60.0), hours_of(1190.0)
-    trainer = validated_fit(small, tmp_path, budget, model, max_epochs=3)
-    assert (model.batches_trained, model.validated) == (10, 20)
-    assert trainer.should_stop
-    assert budget.stopping_reason == "20 min 10 s of 19 min 50 s (hours) are used"
-    assert torch.load(tmp_path / CHECKPOINT_NAME, weights_only=False)["callbacks"][budget.state_key]["seconds"] == 1210
-    assert trainer.callback_metrics["val_loss"] > 0
-
-
 def test_a_known_rest_that_exceeds_the_budget_by_far_is_not_begun(
     lightning: Small, tmp_path: Path, time: Clock
 ) -> None:
@@ -598,61 +575,6 @@ def test_a_known_rest_that_exceeds_the_budget_by_far_is_not_begun(
     trainer.fit(model, lightning.loader(10), lightning.loader(20))
     assert 20 < model.validated < 40
     assert budget._account.ledger.use.seconds == 75.0
-
-
-def losing(model: Any, losses: dict[int, float]) -> None:
-    """Let validation log these values by the number of the batch that it validates, and others otherwise."""
-    plain = model.validation_step
-
-    def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
-        plain(batch, batch_idx)
-        model.log("monitored", losses.get(model.validated, 1.0))
-
-    model.validation_step = validation_step
-
-
-@pytest.mark.parametrize("on_exceed", ["stop", "raise"])
-def test_the_best_checkpoint_and_the_metrics_survive_a_validation_that_ends_the_run(
-    small: Small, tmp_path: Path, time: Clock, on_exceed: Any
-) -> None:
-    # Two validations of 20 batches whose mean is 1; of the second the first batch is much better than all others.
-    model = slow_validation(small, time, 60.0)
-    losing(model, {21: -100.0, 22: 100.0, 23: 3.0})
-    budget = CostBudget(hours=1300.0 / 3600, on_exceed=on_exceed)
-    callbacks = small.lightning.callbacks
-    best = callbacks.ModelCheckpoint(tmp_path / "best", monitor="monitored", save_top_k=1, filename="{monitored:.2f}")
-    stopping = callbacks.EarlyStopping("monitored", patience=10**6)
-    logger = small.lightning.loggers.CSVLogger(tmp_path)
-    trainer = small.trainer(
-        tmp_path,
-        callbacks=[budget, best, stopping],
-        num_sanity_val_steps=0,
-        max_epochs=3,
-        logger=logger,
-        enable_checkpointing=True,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that most of the budget is used
-        expected = pytest.raises(BudgetExceededError, match=r"of 20 batches \(the rest")
-        with expected if on_exceed == "raise" else contextlib.nullcontext():
-            trainer.fit(model, small.loader(10), small.loader(20))
-    assert model.validated > 20
-    (path,) = (tmp_path / "best").iterdir()
-    assert path.name == "monitored=1.00.ckpt"
-    assert best.best_model_path == str(path)
-    assert [float(best.best_model_score), float(stopping.best_score)] == [1.0, 1.0]
-    assert float(trainer.callback_metrics["monitored"]) == float(trainer.logged_metrics["monitored"]) == 1.0
-    logged = [row["monitored"] for row in logger.experiment.metrics if "monitored" in row]
-    assert logged in ([], [1.0])  # the file has the state that memory lost
-    # A resume from the budget's own checkpoint trains the remainder, and validates completely.
-    resumed = slow_validation(small, time, 60.0)
-    losing(resumed, {})
-    later = small.trainer(tmp_path, callbacks=hours_of(1e6), num_sanity_val_steps=0, max_epochs=3)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`|You're resuming from a checkpoint that")
-        later.fit(resumed, small.loader(10), small.loader(20), ckpt_path=tmp_path / CHECKPOINT_NAME, weights_only=False)
-    assert model.batches_trained + resumed.batches_trained == 30
-    assert float(later.callback_metrics["monitored"]) == 1.0
 
 
 @pytest.mark.parametrize("options", [{"min_epochs": 2}, {}])
@@ -822,42 +744,6 @@ def test_what_can_be_put_right_is_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=words):
         CostBudget(**arguments)
-
-
-@pytest.mark.usefixtures("_quiet_resume")
-def test_a_run_that_is_killed_counts_what_it_used_since_its_checkpoint(
-    lightning: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    # A checkpoint after 2 batches of 50 s; killed after 5, when the ledger was last written: 150 s after the 2.
-    model, budget = timed_model(lightning, time, 50.0), hours_of(1000.0)
-    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=budget)
-
-    class Save(lightning.lightning.Callback):  # type: ignore[misc,name-defined]
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if model.batches_trained == 2:
-                trainer.save_checkpoint(tmp_path / "second.ckpt")
-            if model.batches_trained == 5:
-                raise MemoryError
-
-    trainer.callbacks.append(Save())
-    with pytest.raises(MemoryError):
-        trainer.fit(model, lightning.loader(10))
-    kept = read_ledger(tmp_path / LEDGER_NAME)
-    assert kept is not None
-    assert 5 * 50.0 - kept.use.seconds <= LEDGER_SECONDS
-
-    def resumed(**options: Any) -> float:
-        again = hours_of(1000.0, **options)
-        trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=again)
-        with caplog.at_level(logging.INFO):
-            trainer.fit(
-                timed_model(lightning, time, 0.0), lightning.loader(10), ckpt_path=str(tmp_path / "second.ckpt")
-            )
-        return float(again.state_dict()["seconds"])
-
-    assert resumed() == kept.use.seconds
-    assert "CostBudget adds 2 min 30 s that " in caplog.text
-    assert resumed(scope="run") == 0.0
 
 
 @pytest.mark.parametrize(

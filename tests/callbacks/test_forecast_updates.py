@@ -33,18 +33,18 @@ def test_a_change_of_a_minute_and_five_percent_is_noticed(estimated: float, time
         {"validation_iterations": 40, "validation_wait_seconds": 2.0},
     ],
 )
-def test_whatever_the_host_adds_counts(change: dict[str, object]) -> None:
+def test_each_part_of_the_host_time_counts(change: dict[str, object]) -> None:
     assert host_time_changed(PREDICTED, WORK, replace(WORK, **change))  # type: ignore[arg-type]
 
 
-def test_what_is_done_meanwhile_is_no_change() -> None:
+def test_finished_batches_are_no_change() -> None:
     # Half of the batches are done, and half of the 200 s of waiting.
     before = replace(WORK, loader=Loader(seconds_per_batch=2.0))
     later = replace(before, training=Batches(optimizer_steps=50, batches=50))
     assert not host_time_changed(PREDICTED, before, later)
 
 
-def test_a_change_of_seconds_is_not_whatever_its_share() -> None:
+def test_change_of_seconds_is_ignored_in_a_short_run() -> None:
     short = with_total(H100, 10.0)
     brief = Predictions((short,))
     assert not host_time_changed(brief, with_files(0.1), with_files(0.5))  # 40 s more than 10

@@ -46,7 +46,7 @@ def test_an_error_in_giving_up_is_said_and_goes_no_further(said: list[str]) -> N
 
 
 @pytest.mark.parametrize("error", [StopIteration(3), GeneratorExit()])
-def test_what_a_loop_would_take_for_an_end_goes_to_give_up(error: BaseException) -> None:
+def test_stop_iteration_goes_to_give_up(error: BaseException) -> None:
     careful = Careful()
     careful.hook(error)
     (kept,) = careful.errors
@@ -54,7 +54,7 @@ def test_what_a_loop_would_take_for_an_end_goes_to_give_up(error: BaseException)
     assert repr(error) in repr(kept)
 
 
-def test_what_is_asked_of_a_method_is_given_otherwise_where_it_fails(said: list[str]) -> None:
+def test_method_that_fails_returns_its_fallback(said: list[str]) -> None:
     reported: list[Exception] = []
 
     class Asked:
@@ -81,7 +81,7 @@ def test_what_is_asked_of_a_method_is_given_otherwise_where_it_fails(said: list[
 
 
 @pytest.mark.parametrize("error", [BudgetExceededError("too much"), KeyboardInterrupt(), SystemExit()])
-def test_what_is_meant_to_leave_leaves(error: BaseException) -> None:
+def test_budget_exceeded_error_is_raised(error: BaseException) -> None:
     careful = Careful()
     with pytest.raises(type(error)):
         careful.hook(error)

@@ -68,9 +68,7 @@ def test_kernels_that_no_operation_of_torch_launched_are_predicted(
     assert trace.compiled is (kind == "compiled")
 
 
-def test_the_memory_of_a_graph_is_not_that_of_a_larger_model_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_graph_ignores_a_larger_model_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay allocates nothing. The allocator holds 2 GiB; an earlier model of the process reached 20 GiB."""
     device = FakeDevice(graph_document(), peak_bytes=20 * GIB)
     predictor, _ = fitted(device, tmp_path, monkeypatch)
@@ -83,7 +81,7 @@ def _none(kernels: int) -> None:
 
 
 @pytest.mark.parametrize(("warm_up", "lost"), [(None, 0), (_none, 1 + 2)])
-def test_kernels_that_a_recording_loses_at_its_head_are_those_of_the_warm_up(
+def test_lost_first_kernels_are_taken_from_the_warm_up(
     warm_up: Callable[[int], None] | None, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two recordings of a step of 16 batches; the k-th recording of the process loses its first k kernels."""

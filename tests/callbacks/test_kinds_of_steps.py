@@ -232,7 +232,7 @@ def test_accumulation_that_differs_by_optimizer(lightning: Small, tmp_path: Path
     assert found / call.trace.batches == pytest.approx(sum(seconds) / 6, rel=1e-9)
 
 
-def test_optimizers_that_lightning_does_not_see_are_told_apart_by_their_graphs(
+def test_optimizers_unseen_by_lightning_are_distinguished_by_graph(
     lightning: Small, tmp_path: Path, calls: list[Call]
 ) -> None:
     model = turns(lightning, lambda batch: batch % 5 == 4)
@@ -242,7 +242,7 @@ def test_optimizers_that_lightning_does_not_see_are_told_apart_by_their_graphs(
     assert [kind.share for kind in calls[-1].trace.kinds] == [pytest.approx(0.8), pytest.approx(0.2)]
 
 
-def test_a_limit_in_optimizer_steps_counts_those_of_the_mean_step(
+def test_limit_in_optimizer_steps_counts_steps_of_the_mean_step(
     lightning: Small, tmp_path: Path, calls: list[Call]
 ) -> None:
     predictor = RuntimePredictor(GPUS, print_table=False)
@@ -286,7 +286,7 @@ def test_windows_of_the_profiler_take_turns_as_well(lightning: Small, tmp_path: 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("remainder", [0, 1])
-def test_steps_in_which_nothing_ran_are_told_and_not_learnt_from(small: Small, tmp_path: Path, remainder: int) -> None:
+def test_empty_steps_are_noted_and_not_timed(small: Small, tmp_path: Path, remainder: int) -> None:
     model = small.model()
     step = model.training_step
     model.training_step = lambda batch, batch_idx: step(batch, batch_idx) if batch_idx % 2 == remainder else None

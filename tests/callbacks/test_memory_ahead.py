@@ -117,7 +117,7 @@ def test_the_state_of_an_optimizer_that_has_made_no_update(small: Small, tmp_pat
     assert said(small, tmp_path, two_optimizers(small, 2**20), small.loader(8)) == []
 
 
-def test_the_state_is_that_of_the_first_update() -> None:
+def test_missing_state_equals_the_state_of_the_first_update() -> None:
     module = network()
     for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
         optimizer = make(module.parameters(), lr=0.0)

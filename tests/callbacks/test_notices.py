@@ -7,7 +7,6 @@ import csv
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ from typing import Any
 import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.reports.loggers import remaining_on_this_machine
-from lightning_predict.testing import Clock, example_machine
+from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
-from tests.callbacks.test_cost_budget import fit, time, timed_model  # noqa: F401 (a fixture)
-from tests.reports.example import FULL
+from tests.callbacks.test_cost_budget import fit, timed_model
 
 
 @contextlib.contextmanager
@@ -58,7 +54,7 @@ def test_a_webhook_is_called_at_80_percent_and_at_the_stop(
     event: str,
     lightning: Small,
     tmp_path: Path,
-    time: Clock,  # noqa: F811
+    time: Clock,
 ) -> None:
     with listening() as (url, got):
         budget = CostBudget(usd=usd, usd_per_hour=3600, webhook=url)  # a dollar a second, ten batches of a second
@@ -119,25 +115,13 @@ def test_weights_and_biases_gets_an_alert(lightning: Small, tmp_path: Path) -> N
     assert alerts == [{"title": "CostBudget exceeded", "text": budget.stopping_reason, "level": "ERROR"}]
 
 
-def test_hours_left_here_and_dollars_left_are_scalars(lightning: Small, tmp_path: Path, time: Clock) -> None:  # noqa: F811
+def test_hours_left_here_and_dollars_left_are_scalars(lightning: Small, tmp_path: Path, time: Clock) -> None:
     logger = lightning.lightning.loggers.CSVLogger(tmp_path)
     budget = CostBudget(usd=100, usd_per_hour=3600)
     fit(lightning, tmp_path, budget, model=timed_model(lightning, time), logger=logger)
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["run_budget/usd_left"]]
     assert float(rows[0]["run_budget/usd_left"]) == 100 - float(rows[0]["run_budget/usd_used"])
-
-
-def test_the_time_left_on_the_machine_in_use_is_logged() -> None:
-    running = replace(FULL, is_running=True)
-    assert remaining_on_this_machine(running) == pytest.approx(
-        {"predict/hours_left_here": 3.2, "predict/usd_left_here": 1.12}
-    )
-    machine = example_machine("CPU", 0.4, total=Interval(3600.0, 7200.0, 7300.0))
-    assert remaining_on_this_machine(replace(running, used_gpu=None, machine=machine)) == {
-        "predict/hours_left_here": 2.0
-    }
-    assert remaining_on_this_machine(FULL) == {}  # no run in progress
 
 
 def test_tensorboard_shows_the_predictions_before_the_budget(lightning: Small, tmp_path: Path) -> None:

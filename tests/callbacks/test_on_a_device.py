@@ -171,7 +171,7 @@ FAULTS: dict[str, tuple[Callable[[Document], Document], str | None]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_damaged_profile_still_gives_predictions_and_says_what_it_lacks(
+def test_damaged_profile_gives_predictions_with_a_note(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage, note = FAULTS[fault]
@@ -323,7 +323,7 @@ def test_a_step_that_cannot_be_followed_is_advised_without(tmp_path: Path, monke
     assert model.batches_trained == STEPS
 
 
-def test_a_run_with_a_change_says_what_it_gained_and_later_advice_tells_it(
+def test_gain_of_a_change_is_reported_and_used_by_later_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch takes 30 ms in float32 and 15 with TF32: 2.0 times as fast."""

@@ -58,7 +58,7 @@ def test_a_run_that_went_to_its_end() -> None:
     }
 
 
-def test_a_run_that_ended_early_is_compared_for_what_it_trained() -> None:
+def test_early_end_is_compared_for_its_trained_batches() -> None:
     ended = outcome(EXPECTED, seconds=15.0, batches=50)
     assert ended.predicted_seconds == 30.0
     assert "for the 50 of 100 trained batches" in ended.sentence
@@ -73,7 +73,7 @@ def test_an_unknown_length_is_compared_by_the_batch() -> None:
     assert ended.record() is None
 
 
-def test_what_was_shown_is_compared_and_what_was_measured_is_learnt() -> None:
+def test_shown_time_is_compared_and_measured_time_is_stored() -> None:
     ended = outcome(replace(EXPECTED, shown=Interval(72.0, 72.0, 72.0)), seconds=72.0, batches=100)
     assert (ended.predicted_seconds, ended.measured_seconds) == (72.0, 60.0)
     record = ended.record()

@@ -42,7 +42,9 @@ def test_without_a_progress_bar(small: Small, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
-def test_beside_a_progress_bar(small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], bar: str) -> None:
+def test_output_next_to_a_progress_bar(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], bar: str
+) -> None:
     predictor = RuntimePredictor(["T4", "L4"])
     progress = getattr(small.lightning.callbacks, bar)()
     fit(small, tmp_path, callbacks=[progress, predictor], enable_progress_bar=True)
@@ -54,7 +56,7 @@ def test_beside_a_progress_bar(small: Small, tmp_path: Path, capsys: pytest.Capt
     assert "Epoch 0" in captured.out + captured.err
 
 
-def test_beside_a_bar_of_the_users_own(small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_next_to_a_custom_progress_bar(small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class OwnBar(small.lightning.callbacks.ProgressBar):  # type: ignore[misc, name-defined]
         """As in Lightning's documentation: without `is_enabled`, which `LightningModule.print` asks for."""
 
@@ -67,7 +69,7 @@ def test_beside_a_bar_of_the_users_own(small: Small, tmp_path: Path, capsys: pyt
     assert predictor.outcome is not None
 
 
-def test_the_table_holds_what_the_plain_one_holds(lightning: Small, tmp_path: Path) -> None:
+def test_table_equals_the_plain_table(lightning: Small, tmp_path: Path) -> None:
     predictor = fit(lightning, tmp_path)
     assert predictor.predictions is not None
     shown = table_text(predictor.predictions).split()
@@ -87,7 +89,7 @@ def test_characters_that_the_output_lacks_are_replaced(
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_what_nobody_reads_is_one_sentence_and_training_goes_on(
+def test_closed_output_is_one_warning(
     lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_ended: bool
 ) -> None:
     # `python train.py | head`: rich would end the program, and write all that follows to /dev/null.

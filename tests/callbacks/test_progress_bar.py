@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +11,9 @@ import pytest
 from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.progress_bar import ShownInBar, left_in_words
-from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import timed_model
-
-
-@pytest.fixture
-def time() -> Iterator[Clock]:
-    """The time that the callback sees."""
-    shown = Clock()
-    with clock_of_fits(shown):
-        yield shown
 
 
 def fitted(small: Small, folder: Path, time: Clock, bar: Any, predictor: RuntimePredictor) -> dict[int, Any]:
@@ -85,7 +75,7 @@ def test_the_text_is_made_once_a_second_and_what_fails_in_it_leaves_the_bar_alon
     assert vars(bar) == {}
 
 
-def test_what_others_put_there_stays() -> None:
+def test_metrics_of_other_code_stay_in_the_bar() -> None:
     bar: Any = SimpleNamespace(get_metrics=lambda: {"left": "theirs"})
     theirs = bar.get_metrics
     shown = ShownInBar(bar, lambda: "ours", clock=Clock())
@@ -109,7 +99,7 @@ def test_left_in_words() -> None:
     assert left_in_words(None, usd_per_hour=1.0) is None
 
 
-def test_what_is_no_terminal_has_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_is_no_terminal_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     left = Interval(60.0, 120.0, 180.0)
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.__stdout__", None)  # as in a notebook, or with the output in a file

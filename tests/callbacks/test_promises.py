@@ -21,8 +21,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, output
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from lightning_predict.observe.clock import clock_of_fits
-from lightning_predict.observe.recorder import EXTRA_WARMUP_WINDOWS
 from lightning_predict.record.session import CaptureSession
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
@@ -129,17 +127,6 @@ def test_a_recorder_that_fails(small: Small, tmp_path: Path, monkeypatch: pytest
     off_and_unharmed(small, tmp_path, "training goes on: CaptureError: out of order")
 
 
-def test_a_file_that_cannot_be_written(lightning: Small, tmp_path: Path) -> None:
-    predictor = RuntimePredictor(GPUS, json_file=tmp_path / "later" / "found.json")
-    (tmp_path / "later").write_text("not a folder")
-    model = lightning.model()
-    trainer = lightning.trainer(tmp_path, max_epochs=2, callbacks=predictor)
-    with pytest.warns(LightningPredictWarning, match="could not write json_file=.*: (FileExists|NotADirectory)Error"):
-        trainer.fit(model, lightning.loader(4))
-    assert model.batches_trained == 8
-    assert predictor.predictions is not None
-
-
 def test_validation_that_cannot_be_recorded_is_estimated(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
     model = lightning.model()
     model.validation_step = lambda batch, batch_idx: None  # not one torch operation
@@ -235,27 +222,6 @@ def test_compiled_code_stays_compiled(small: Small, tmp_path: Path, calls: list[
         assert torch.equal(weight, weights_without[name]), name
 
 
-def test_a_slow_first_step_is_no_anchor(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    # Batches of 1 s, the first of 100 s and the third of 9 s, as if it had compiled again.
-    times = iter([0.0, 100.0, 101.0, 102.0, 103.0, 112.0])
-    now = 112.0
-
-    def clock() -> float:
-        nonlocal now
-        now = next(times, now + 1)
-        return now
-
-    predictor = RuntimePredictor(GPUS)
-    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=predictor)
-    with clock_of_fits(time.perf_counter, device=clock):
-        trainer.fit(lightning.model(), lightning.loader(20))
-    # The third was slow, so a fourth and a fifth were timed before the sixth was recorded; the first is left out.
-    assert predictor.trace is not None
-    assert predictor.trace.step_seconds == (1.0, 9.0, 1.0, 1.0)
-    assert calls[0].workload.training_iterations == 20 - 6
-    assert EXTRA_WARMUP_WINDOWS >= 1
-
-
 @pytest.mark.parametrize("moment", ["on_train_start", "on_train_batch_start", "training_step", "on_validation_start"])
 def test_callbacks_can_be_copied_and_pickled_while_they_record(small: Small, tmp_path: Path, moment: str) -> None:
     callbacks: list[Any] = [RuntimePredictor(GPUS, print_table=False), CostBudget(hours=1000, usd=1e6, usd_per_hour=1)]
@@ -299,7 +265,7 @@ def test_callbacks_can_be_copied_and_pickled_while_they_record(small: Small, tmp
 
 
 @pytest.mark.parametrize("name", ["history", "save_trace", "json_file"])
-def test_a_pipe_that_nobody_reads_keeps_no_run_waiting(
+def test_pipe_without_reader_does_not_block_training(
     lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     pipe = tmp_path / "pipe.json"

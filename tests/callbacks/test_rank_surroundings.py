@@ -30,7 +30,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     "case",
     ["watched", "rank 0 stalls", "rank 1 stalls", "the disk of rank 0 is full", "the disk of rank 1 is full"],
 )
-def test_training_is_that_of_a_run_without_callbacks(seen: Seen, strategy: str, case: str) -> None:
+def test_training_equals_a_run_without_callbacks(seen: Seen, strategy: str, case: str) -> None:
     for one, plain in zip(seen[f"{strategy} {case}"], seen[f"{strategy} plain"], strict=True):
         assert [one[name] for name in ("weights", "random", "batches", "ended")] == [
             plain[name] for name in ("weights", "random", "batches", "ended")

@@ -85,7 +85,7 @@ def test_how_far_apart_ranks_decide_is_said_once(seen: Seen) -> None:
     assert second["informed"] == []
 
 
-def test_settings_that_differ_by_rank_are_said_and_those_of_rank_zero_count(seen: Seen) -> None:
+def test_settings_of_rank_zero_apply_on_all_ranks_with_a_message(seen: Seen) -> None:
     first, second = seen["ranks are set differently"]
     assert first["batches"] == second["batches"] == 1
     assert first["weights"] == second["weights"]

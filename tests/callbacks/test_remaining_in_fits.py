@@ -115,7 +115,7 @@ def test_validation_by_the_clock_is_unknown(lightning: Small, tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("stopped_after", [4, 6])
-def test_resuming_subtracts_what_was_done(small: Small, tmp_path: Path, calls: list[Call], stopped_after: int) -> None:
+def test_resume_subtracts_finished_batches(small: Small, tmp_path: Path, calls: list[Call], stopped_after: int) -> None:
     def saving() -> Any:
         return small.lightning.callbacks.ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=stopped_after)
 

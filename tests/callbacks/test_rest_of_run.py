@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from lightning_predict.base.files import history_path
 from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.forecast import ForecastInputs
 from lightning_predict.observe.remaining import Position
 from lightning_predict.observe.run_observer import RunObserver
@@ -26,14 +24,6 @@ from lightning_predict.testing import Clock
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import timed_model
-
-
-@pytest.fixture
-def time() -> Iterator[Clock]:
-    """The time that both callbacks see."""
-    shown = Clock()
-    with clock_of_fits(shown):
-        yield shown
 
 
 class Watching:
@@ -97,7 +87,7 @@ def test_early_stopping_makes_it_the_most_that_is_left(
     assert re.search(r"this CPU 1\.00 s ≤ 8 min", printed)
 
 
-def test_a_run_that_was_to_be_over_by_now_is_said_to_be(
+def test_run_later_than_predicted_is_reported(
     lightning: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     # 24 s were left after 16 steps; sixteen steps later 160 s have passed, and eight of 10 s are left.
@@ -108,17 +98,7 @@ def test_a_run_that_was_to_be_over_by_now_is_said_to_be(
     assert " on this machine, later than predicted; " in line
 
 
-def test_what_moves_in_the_last_seconds_is_not_said(
-    lightning: Small, tmp_path: Path, time: Clock, calls: list[Call], caplog: pytest.LogCaptureFixture
-) -> None:
-    # Half of 60 steps of 0.1 s span 3 s; at the end they take three times as long.
-    with caplog.at_level(logging.INFO):
-        Watching(lightning, ()).fit(tmp_path, timed_model(lightning, time, [0.1] * 30 + [0.2]), 64)
-    assert len(calls) >= 2  # it is predicted and logged all the same
-    assert not [message for message in caplog.messages if "is predicted to take" in message]
-
-
-def test_a_total_that_stays_within_what_was_said_is_not_predicted_again(
+def test_total_within_the_printed_interval_is_not_predicted_again(
     lightning: Small, tmp_path: Path, time: Clock, calls: list[Call]
 ) -> None:
     watching = Watching(lightning, (70,))
@@ -127,7 +107,7 @@ def test_a_total_that_stays_within_what_was_said_is_not_predicted_again(
     assert watching.left[70] == pytest.approx(30 * 1.04, rel=0.03)  # it is known all the same
 
 
-def test_what_is_left_is_counted_anew_at_each_doubling_before_anything_is_said_of_it(
+def test_rest_is_recounted_at_each_doubling_before_it_is_printed(
     lightning: Small, tmp_path: Path, time: Clock, calls: list[Call]
 ) -> None:
     # 40 steps are over within 3 s, too soon to advise; of 5 ms at the capture, and later of 10 ms.
@@ -137,14 +117,6 @@ def test_what_is_left_is_counted_anew_at_each_doubling_before_anything_is_said_o
     assert watching.left[17] == pytest.approx(183 * 0.01, rel=0.25)  # from the first 16, 5 of them of 5 ms
     assert watching.left[40] == pytest.approx(160 * 0.01, rel=0.1)
     assert len(calls) == 2  # at the capture, and at half of the run
-
-
-def test_after_fifty_steps_periodic_work_is_in_the_mean(lightning: Small, tmp_path: Path, time: Clock) -> None:
-    # Every tenth step takes 2 s longer, none of the first nine: 1.2 s on average.
-    watching = Watching(lightning, (4, 50))
-    watching.fit(tmp_path, timed_model(lightning, time, ([1.0] * 9 + [3.0]) * 20), 200)
-    assert watching.left[4] == 196 * 1.0
-    assert watching.left[50] == pytest.approx(150 * 1.2, rel=0.05)
 
 
 def test_validation_counts_as_the_sanity_check_took_and_then_as_it_takes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
 SMALL = Small("lightning.pytorch")
 BATCHES = 40
 """Batches of an epoch at the batch size of the first part; each takes a second a row of four."""
-
-
-@pytest.fixture
-def time() -> Iterator[Clock]:
-    shown = Clock()
-    with clock_of_fits(shown):
-        yield shown
 
 
 def fit(folder: Path, time: Clock, *, batch_size: int = BATCH_SIZE, ours: tuple[Any, ...] = (), **options: Any) -> Any:

@@ -37,7 +37,7 @@ def seen(ranks: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Se
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_training_is_that_of_a_run_without_callbacks(seen: Seen, strategy: str, end: str) -> None:
+def test_training_equals_a_run_without_callbacks(seen: Seen, strategy: str, end: str) -> None:
     for part in ("first", "rest"):
         plain, watched = (seen[f"{strategy}, {end}, {how}", part] for how in ("plain", "watched"))
         for one, other in zip(plain, watched, strict=True):

@@ -18,7 +18,6 @@ from lightning_predict.callbacks.lightning_packages import LightningPredictWarni
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Trace
-from lightning_predict.reports.ranking import rank, ranking_lines
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import BATCH_SIZE, Small
 
@@ -306,12 +305,6 @@ def test_tensorboard_holds_scalars_a_table_and_a_figure(small: Small, tmp_path: 
     assert "predict/table/text_summary" in events.Tags()["tensors"]
 
 
-def test_validating_and_testing_alone_do_not_concern_it(small: Small, tmp_path: Path, calls: list[Call]) -> None:
-    trainer = small.trainer(tmp_path, callbacks=RuntimePredictor(GPUS))
-    trainer.validate(small.model(validates=True), small.loader(3), verbose=False)
-    assert calls == []
-
-
 def test_the_tuner_is_not_predicted(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     model = small.model()
     model.lr = 0.01
@@ -330,16 +323,6 @@ def test_of_two_the_first_predicts(small: Small, tmp_path: Path, calls: list[Cal
     assert first.predictions is not None
     assert second.predictions is None
     assert len(calls) == 1
-
-
-def test_the_ranking_is_below_the_table(small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    predictor = RuntimePredictor(GPUS, deadline_hours=10.0)
-    fit(small, tmp_path, predictor)
-    assert predictor.predictions is not None
-    printed = capsys.readouterr().out
-    lines = ranking_lines(rank(predictor.predictions, deadline_hours=10.0))
-    assert "Within 10 h: " in "\n".join(lines)
-    assert printed.index("verbose adds") < printed.index("\n".join(lines))
 
 
 def test_the_recorded_step_is_given_away(small: Small, tmp_path: Path, calls: list[Call]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,11 @@ import torch
 
 from lightning_predict.base.errors import BudgetExceededError
 from lightning_predict.callbacks import CostBudget
-from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 
 TRAINED, VALIDATED = 10, 20
 """Batches of an epoch and of its validation."""
-
-
-@pytest.fixture
-def time() -> Iterator[Clock]:
-    """The time that budgets see."""
-    shown = Clock()
-    with clock_of_fits(shown):
-        yield shown
 
 
 def worsening(small: Small, time: Clock, validation_seconds: float) -> Any:

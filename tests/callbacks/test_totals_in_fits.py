@@ -46,7 +46,7 @@ def test_a_smaller_last_batch_counts_by_its_samples(small: Small, tmp_path: Path
 
 
 @pytest.mark.parametrize(("options", "limit"), [({"drop_last": True}, 1.0), ({}, 4)])
-def test_a_last_batch_that_is_left_out_is_none(
+def test_dropped_last_batch_is_not_counted(
     small: Small, tmp_path: Path, calls: list[Call], options: dict[str, Any], limit: float
 ) -> None:
     fit(small, tmp_path, uneven(17, **options), max_epochs=2, limit_train_batches=limit)
@@ -94,7 +94,7 @@ def checkpoint(small: Small, folder: Path, **options: Any) -> Any:
         ({"save_on_train_epoch_end": False}, {"max_epochs": 3}),
     ],
 )
-def test_checkpoints_still_to_come(
+def test_number_of_remaining_checkpoints(
     small: Small, tmp_path: Path, calls: list[Call], saving: dict[str, Any], options: dict[str, Any]
 ) -> None:
     written: list[bool] = []

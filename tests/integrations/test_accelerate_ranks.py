@@ -30,7 +30,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES | ALONE if "over budget" not in name and name != "plain"])
-def test_training_is_that_of_a_loop_without_a_watch(seen: Seen, name: str) -> None:
+def test_training_equals_a_loop_without_watch(seen: Seen, name: str) -> None:
     for one, plain in zip(seen[name], seen["plain"], strict=True):
         assert [one[key] for key in KEYS] == [plain[key] for key in KEYS]
         assert one["steps"] == STEPS

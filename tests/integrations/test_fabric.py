@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +13,9 @@ from lightning.fabric import Fabric
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.integrations.fabric import FabricPredictor
-from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import timed_model
-
-
-@pytest.fixture
-def time() -> Iterator[Clock]:
-    """The time that both see."""
-    shown = Clock()
-    with clock_of_fits(shown):
-        yield shown
 
 
 def trained(time: Clock | None, predictor: FabricPredictor | None, batches: int, *, accumulates: int = 1) -> list[Any]:

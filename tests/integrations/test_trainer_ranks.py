@@ -23,7 +23,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "over budget" not in name and name != "plain"])
-def test_training_is_that_of_a_run_without_the_callback(seen: Seen, name: str) -> None:
+def test_training_equals_a_run_without_the_callback(seen: Seen, name: str) -> None:
     for one, plain in zip(seen[name], seen["plain"], strict=True):
         assert [one[key] for key in ("weights", "random", "steps", "ended", "reason")] == [
             plain[key] for key in ("weights", "random", "steps", "ended", "reason")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.integrations.transformers import RuntimePredictorCallback, TransformersLoop
-from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.watched_loop import WatchedRun, watch
 from lightning_predict.record.session import recordings_on
 from lightning_predict.testing import Clock
@@ -106,13 +104,6 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         RuntimePredictorCallback(usd_per_hour={"T4": -1.0})
 
 
-@pytest.fixture
-def time() -> Iterator[Clock]:
-    shown = Clock()
-    with clock_of_fits(shown):
-        yield shown
-
-
 def test_all_trainers_give_the_same_totals_and_outcomes(tmp_path: Path, time: Clock) -> None:
     # 60 steps of a second, believed after 16.
     hugging_face = RuntimePredictorCallback(gpus=["T4"], print_table=False)
@@ -140,7 +131,7 @@ def test_all_trainers_give_the_same_totals_and_outcomes(tmp_path: Path, time: Cl
     assert max(low) - min(low) < 0.05 * 44
 
 
-def test_evaluations_still_to_come_are_in_the_total(tmp_path: Path, time: Clock) -> None:
+def test_remaining_evaluations_are_in_the_total(tmp_path: Path, time: Clock) -> None:
     # 40 steps of a second; 4 batches of a quarter of a second after every tenth: 3 come after step 16.
     predictor = RuntimePredictorCallback(gpus=["T4"], print_table=False)
     trained(

@@ -70,7 +70,7 @@ def test_short_steps_are_waited_for_until_they_span_three_seconds() -> None:
     assert [number for number in range(1, 70) if run.batch(0.1) == "forecast"] == [30, 60]
 
 
-def test_long_steps_are_asked_for_after_half_a_minute_and_those_of_a_short_run_at_its_half() -> None:
+def test_first_forecast_is_due_after_half_a_minute_or_half_of_the_run() -> None:
     run = Run()
     assert [number for number in range(1, 10) if run.batch(10.0) == "forecast"] == [3, 6]
     run = Run(batches=20)
@@ -91,7 +91,7 @@ def test_eighty_percent_are_said_once_and_then_only_the_end_is_waited_for() -> N
     assert [answer for answer in asked if answer[1] != "go on"] == [(8, "warn"), (10, "stop"), (11, "stop")]
 
 
-def test_what_it_takes_to_end_is_kept_back() -> None:
+def test_time_of_the_final_validation_is_reserved() -> None:
     run = Run(seconds=10.0)
     run.watch.set_end_seconds(4.0)
     assert [run.batch() for _ in range(6)][-1] is not None

@@ -44,19 +44,12 @@ def test_a_wait_longer_than_the_file_is_no_time_at_all() -> None:
     assert clock.seconds == 0.0
 
 
-def test_what_is_estimated_is_parameters_and_state_over_the_rate() -> None:
+def test_estimated_checkpoint_time_is_size_over_rate() -> None:
     memory = Memory(parameter_bytes=10**9, optimizer_state_bytes=2 * 10**9)
     left = checkpoints_left([CheckpointSchedule(every_epochs=1)], START, seconds=None, memory=memory)
     assert left == Checkpoints(count=3, seconds=6.0, is_estimated=True)  # 3 GB at 0.5 GB/s
     left = checkpoints_left([CheckpointSchedule(every_epochs=1)], START, seconds=7.0, memory=memory)
     assert left == Checkpoints(count=3, seconds=7.0, is_estimated=False)
-
-
-def test_without_the_size_of_the_state_nothing_is_estimated() -> None:
-    assert (
-        checkpoints_left([CheckpointSchedule(every_epochs=1)], START, seconds=None, memory=Memory()).total_seconds
-        is None
-    )
 
 
 def test_several_add_up_and_one_unknown_makes_all_unknown() -> None:

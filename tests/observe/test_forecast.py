@@ -46,7 +46,7 @@ def test_before_a_step_was_timed_there_are_counts_alone() -> None:
     assert rest.workload.training_iterations == 80
 
 
-def test_steps_to_come_take_what_they_took() -> None:
+def test_remaining_steps_take_the_measured_time() -> None:
     rest = clock().rest(FACTS)
     assert middle(rest) == pytest.approx(80.0)
     assert rest.run is not None
@@ -77,7 +77,7 @@ def test_validation_counts_as_the_sanity_check_took() -> None:
     assert rest.end_seconds == pytest.approx(10 * 0.5)
 
 
-def test_validation_that_nobody_timed_counts_as_forward_passes_and_in_the_low_end_as_nothing() -> None:
+def test_untimed_validation_counts_as_forward_passes() -> None:
     position = replace(FACTS.position, validation=Validation(batches=30, every_batches=50))
     rest, plain = clock().rest(replace(FACTS, position=position)), clock().rest(FACTS)
     assert middle(rest) == pytest.approx(80.0 + 2 * 30 / 3)
@@ -102,14 +102,7 @@ def test_workers_that_keep_up_only_hand_over_and_others_make_a_batch_in_a_step_a
     assert 1.0 < slow.seconds_per_batch <= 1.6
 
 
-def test_a_run_without_an_end_has_no_total() -> None:
-    endless = replace(FACTS, position=replace(FACTS.position, max_epochs=None))
-    rest = clock().rest(endless)
-    assert rest.forecast is None
-    assert rest.batch_times is not None
-
-
-def test_the_small_last_batches_of_epochs_are_left_out_of_what_a_batch_takes_once() -> None:
+def test_batch_time_excludes_small_last_batches() -> None:
     # Epochs of 3 batches of 2 s and one of half the samples, which takes 1 s: 7 s. Of 8 epochs, 4 are left.
     seconds = 0.0
     run = RunObserver(lambda: seconds)

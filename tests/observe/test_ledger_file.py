@@ -125,7 +125,7 @@ def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert (found.use.seconds, found.use.amount("usd")) == (9.0, 1.0)
 
 
-def test_a_ledger_is_kept_beside_the_checkpoints_on_a_remote_file_system(tmp_path: Path) -> None:
+def test_ledger_is_written_to_a_remote_file_system(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     folder = f"memory://{tmp_path.name}"
     place = find_ledger(folder, run="aaaaaaaaaa", resumed_seconds=0.0)

@@ -87,10 +87,6 @@ def test_batches_whose_optimizers_lightning_does_not_see_become_windows_of_one()
     assert watch.count.window_size == WindowSize(batches_per_window=1, steps_per_window=1.0)
 
 
-def test_a_batch_end_without_a_start_is_ignored() -> None:
-    assert StepTimer().on_batch_end(1.0, StepCounter()) is None
-
-
 @pytest.mark.parametrize(
     ("seconds", "full_windows_after", "is_short", "expected"),
     [
@@ -118,7 +114,7 @@ def test_a_batch_end_without_a_start_is_ignored() -> None:
         ([], 0, True, "time"),
     ],
 )
-def test_what_is_done_with_a_window(
+def test_action_for_the_next_window(
     seconds: list[float], full_windows_after: int | None, is_short: bool, expected: str
 ) -> None:
     action = next_action(
@@ -127,14 +123,8 @@ def test_what_is_done_with_a_window(
     assert action == expected
 
 
-def test_several_records_need_as_many_windows_at_the_end() -> None:
-    # Two are wanted: with this one and one more, recording begins now.
-    assert next_action([1.0], warmup_steps=3, records_wanted=2, full_windows_after=1, is_short=False) == "record"
-    assert next_action([1.0], warmup_steps=3, records_wanted=2, full_windows_after=2, is_short=False) == "time"
-
-
 @given(st.integers(1, 5), st.lists(st.sampled_from([1e-3, 1.0, 7.0, 1e3]), min_size=12, max_size=12))
-def test_a_warmup_ends_whatever_its_steps_take(warmup_steps: int, seconds: list[float]) -> None:
+def test_warmup_ends_for_any_step_times(warmup_steps: int, seconds: list[float]) -> None:
     actions = [
         next_action(
             seconds[:timed], warmup_steps=warmup_steps, records_wanted=1, full_windows_after=None, is_short=False
@@ -174,7 +164,7 @@ def test_shares_are_counted_over_whole_periods(windows: str, share: float) -> No
     assert found == {PLAIN: pytest.approx(1 - share), BOTH: pytest.approx(share)}
 
 
-def test_windows_that_were_not_recorded_count_as_what_is_most_alike() -> None:
+def test_unrecorded_window_counts_as_the_most_similar_kind() -> None:
     odd = StepKind(batches=1, optimizers=frozenset({0}), nodes=8)
     other = StepKind(batches=2, optimizers=frozenset({1}), nodes=8)
     assert shares_of_kinds([odd, PLAIN, PLAIN, other], [PLAIN]) == {PLAIN: 1.0}
@@ -206,7 +196,7 @@ def test_graphs_that_vary_with_the_data_are_one_kind() -> None:
     ]
 
 
-def test_a_window_is_compared_with_those_of_its_kind_only() -> None:
+def test_window_is_compared_with_its_own_kind_only() -> None:
     # Three windows were timed, one of the last kind: it has nothing to settle against.
     action = next_action(
         [9.0], windows_timed=3, warmup_steps=3, records_wanted=1, full_windows_after=99, is_short=False

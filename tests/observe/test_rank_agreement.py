@@ -49,7 +49,7 @@ def test_every_rank_gets_what_rank_zero_decides() -> None:
 
 
 @pytest.mark.parametrize("failed", [0, 2])
-def test_a_failure_on_one_rank_is_that_of_all(failed: int) -> None:
+def test_failure_on_one_rank_is_raised_on_all(failed: int) -> None:
     def decide(meetings: StoreAgreement, rank: int) -> Mapping[str, Any]:
         return meetings.agree(dict, failure="OSError: gone" if rank == failed else None)
 

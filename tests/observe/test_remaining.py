@@ -160,7 +160,7 @@ def test_validation_of_a_stream_every_k_batches() -> None:
     assert validated(batches_per_epoch=None, max_epochs=None, max_steps=9, every_batches=4) == 20
 
 
-def test_workload_holds_what_the_predictor_needs() -> None:
+def test_workload_has_the_inputs_of_a_prediction() -> None:
     left = at(max_epochs=2, accumulation={0: 2}, may_end_earlier=True)
     wanted = workload(left, replace(START, accumulation={0: 2}), batches_per_window=2, samples=64)
     assert wanted.training_iterations == 4

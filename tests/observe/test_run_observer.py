@@ -69,7 +69,7 @@ def test_steps_and_waits_are_timed_from_the_first_batch_on() -> None:
     assert fit.clock.training_seconds == 9.0 + 2.0 + 2.0 + 2 * 0.25
 
 
-def test_a_batch_that_is_recorded_counts_neither_itself_nor_what_follows_it() -> None:
+def test_recorded_batch_and_the_wait_after_it_do_not_count() -> None:
     fit = Fit()
     for number in range(6):
         fit.batch(50.0 if number == 3 else 1.0, wait=30.0 if number == 4 else 0.25, is_recorded=number == 3)
@@ -110,7 +110,7 @@ def test_a_wait_longer_than_a_step_shows_that_nothing_is_left_in_store() -> None
     assert fit.batch_times(workers=2).wait_seconds == pytest.approx(1.0)
 
 
-def test_until_what_was_made_beforehand_is_used_up_a_wait_may_be_as_long_as_the_first() -> None:
+def test_wait_may_be_as_long_as_the_first_while_prefetched_batches_last() -> None:
     fit = Fit()
     fit.clock.buffered = 4
     fit.clock.on_epoch_start()
@@ -165,7 +165,7 @@ def test_a_step_recorded_without_kernels_launches_one_an_operation(kernels: int)
     assert fit.batch_times().step_seconds == pytest.approx(1.0 if kernels else 0.75)
 
 
-def test_what_the_device_still_computes_when_an_epoch_ends_is_no_part_of_the_pause() -> None:
+def test_queued_device_work_at_the_end_of_an_epoch_is_no_pause() -> None:
     # A device of 1 s a batch, a host of 0.2 s that is 4 s of work ahead after five batches, when the queue is full. At
     # the end of the epoch it waits these 4 s for the device, and then 2 s for its workers.
     fit = Fit(is_asynchronous=True)
@@ -215,7 +215,7 @@ def test_two_callbacks_tell_it_as_one_does() -> None:
     assert fit.batch_times().wait_seconds == pytest.approx(0.6)
 
 
-def test_an_epoch_costs_what_lies_between_beside_validation_checkpoints_and_the_wait() -> None:
+def test_pause_excludes_validation_checkpoints_and_the_wait() -> None:
     fit, caller = Fit(), object()
     for _ in range(10):
         fit.batch()

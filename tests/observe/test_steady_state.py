@@ -60,7 +60,7 @@ def test_one_slow_value_is_half_an_accident_and_two_are_not() -> None:
     assert believed(twice).mean.middle == pytest.approx(1 + 2 * 10 / 20)
 
 
-def test_what_comes_with_a_period_counts_by_the_period_and_not_by_where_it_was_asked() -> None:
+def test_periodic_slow_values_count_by_their_period() -> None:
     values = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
     for number in (45, 49, 50, 55):
         mean = believed(values[:number]).mean
@@ -69,13 +69,13 @@ def test_what_comes_with_a_period_counts_by_the_period_and_not_by_where_it_was_a
         assert mean.low > 1.3
 
 
-def test_what_is_overdue_has_no_period() -> None:
+def test_overdue_event_is_not_periodic() -> None:
     # Three slow ones, two and one apart, and none in the 40 that follow: three of 44, not two of three.
     values = [1.0, 1.0, 3.0, 1.0, 3.0, 3.0, *[1.0] * 40]
     assert believed(values).mean.middle == pytest.approx(1 + 2 * 3 / 45, rel=0.01)
 
 
-def test_what_comes_rarely_may_be_to_come() -> None:
+def test_rare_event_may_still_follow() -> None:
     # 16 alike: one in 25 that takes ten times as long would make 1.36.
     assert believed([1.0] * 17).mean.contains(1.35)
     assert not believed([1.0] * 400).mean.contains(1.1)
@@ -115,7 +115,7 @@ def test_the_interval_holds_the_mean_of_noise(number: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [4, 32, 128])
-def test_the_interval_holds_the_mean_of_as_many_as_are_to_come(ahead: int) -> None:
+def test_interval_contains_the_mean_of_the_remaining_values(ahead: int) -> None:
     draws = random.Random(ahead)
     held = 0
     for _ in range(200):
@@ -125,7 +125,7 @@ def test_the_interval_holds_the_mean_of_as_many_as_are_to_come(ahead: int) -> No
     assert held >= 0.9 * 200
 
 
-def test_what_comes_at_times_may_come_once_more_or_less_in_the_few_to_come() -> None:
+def test_interval_allows_one_event_more_or_less_in_few_values() -> None:
     # Every tenth takes five times as long, so that the next ten may hold two of them or none: 1.8 or 1.0.
     every_tenth = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
     found = estimate_mean(every_tenth, remaining=10).mean

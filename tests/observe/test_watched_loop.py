@@ -12,16 +12,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import lightning_predict as lp
 from lightning_predict.base.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.observe import watched_loop
-from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.record.session import recordings_on
 from lightning_predict.testing import Clock
-
-
-@pytest.fixture
-def time() -> Iterator[Clock]:
-    shown = Clock()
-    with clock_of_fits(shown):
-        yield shown
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +67,7 @@ def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.Captur
     assert "than the predicted" in printed.splitlines()[-1]
 
 
-def test_at_the_last_step_nothing_is_said_to_be_left(time: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_step_prints_no_forecast(time: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     Loop(time).watched(32)  # the number of measured steps has doubled after 16 steps, and again after the last
     printed = capsys.readouterr().out
     assert "watch, after 16 steps: " in printed
@@ -115,7 +107,7 @@ def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None
         ("T4", None, None),
     ],
 )
-def test_the_price_of_a_budget_is_that_of_the_gpu_in_use(
+def test_price_of_a_budget_is_the_price_of_the_gpu_in_use(
     monkeypatch: pytest.MonkeyPatch, in_use: str | None, usd_per_hour: float | None, wanted: Any
 ) -> None:
     monkeypatch.setattr(watched_loop, "gpu_name_in_use", lambda _: in_use)
@@ -134,7 +126,7 @@ def test_a_budget_stops_the_loop_or_raises(time: Clock, caplog: pytest.LogCaptur
     assert loop.steps == 5
 
 
-def test_weights_and_random_numbers_are_those_of_a_loop_that_nobody_watches(time: Clock) -> None:
+def test_weights_and_random_numbers_equal_an_unwatched_loop(time: Clock) -> None:
     def trained(*, is_watched: bool) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(3)
         loop = Loop(time)
@@ -181,7 +173,7 @@ def test_nothing_of_ours_that_fails_reaches_the_loop(
         assert run.outcome is None
 
 
-def test_what_is_left_is_not_known_where_it_fails(
+def test_remaining_time_is_none_after_an_error(
     time: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Loop(time).watched(20, print_table=False)
