@@ -372,7 +372,6 @@ def _learnt(
             history,
             fingerprint,
             step,
-            is_measured=False,
             model=model,
             samples=trace.samples,
         )

@@ -28,9 +28,11 @@ from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.layouts.experts import count_experts
 from lightning_predict.layouts.gradients import has_backward
+from lightning_predict.layouts.groups import tensor_group
 from lightning_predict.layouts.layout_steps import MultiGpuStep
 from lightning_predict.layouts.model_parallel import needs_blocks, sharing_collectives
-from lightning_predict.layouts.pipeline_parallel import block_stages, sharing_links
+from lightning_predict.layouts.overlap import Links
+from lightning_predict.layouts.pipeline_parallel import block_stages
 from lightning_predict.layouts.recomputation import recomputed_matmuls, recomputed_part, with_recomputation
 from lightning_predict.layouts.strategy import DATA_SPLITS, DataStrategy, Float8, Recompute, Strategy
 from lightning_predict.layouts.tensor_parallel import (
@@ -419,7 +421,7 @@ class Bounds:
             return 0.0
         trains = has_backward(self._shared.work)
         times = (2 if trains else 1) + (strategy.recompute == "full" and trains)
-        links = sharing_links(layout, strategy, self._interconnect)
+        links = tensor_group(Links(layout, self._interconnect), strategy)
         seconds = 0.0
         for sizes, count in Counter(block.reduced_bytes for block in self._model(strategy).blocks).items():
             each = [size / ((strategy.micro_batches or 1) * strategy.context) for size in sizes]
@@ -434,8 +436,8 @@ class Bounds:
         if key not in self._hosts:
             work = with_recomputation(self._shared.work, self._model(strategy), strategy.recompute)
             passes = [each for each in work if each.phase in ("forward", "backward")]
-            walk = host_timeline(launch_schedule(passes, gpus=len(self._shared.gpus)), self._shared.host(strategy))
-            self._hosts[key] = walk.seconds
+            timeline = host_timeline(launch_schedule(passes, gpus=len(self._shared.gpus)), self._shared.host(strategy))
+            self._hosts[key] = timeline.seconds
         return self._hosts[key]
 
     def _least(self, strategy: Strategy) -> _Least:

@@ -37,10 +37,10 @@ def routed_bytes(trace: Trace) -> dict[str, float]:
         expert = _expert_of(operation.module or "", holder)
         if expert in first:
             continue
-        for problem in translate(operation, trace.flags):
-            if problem.operation in ("linear", "bmm"):
-                batches, rows, _, inputs = problem.dims
-                first[expert] = (holder, batches * rows * inputs * COMPUTE_BYTES[problem.dtype])
+        for shape in translate(operation, trace.flags):
+            if shape.operation in ("linear", "bmm"):
+                batches, rows, _, inputs = shape.dims
+                first[expert] = (holder, batches * rows * inputs * COMPUTE_BYTES[shape.dtype])
                 break
     sizes: dict[str, float] = {}
     for holder, size in first.values():
@@ -124,8 +124,8 @@ def _grouped_experts(trace: Trace, operation: Operation) -> int:
     """Return the number of experts in a grouped matmul; 0 for other operations."""
     if experts_module(operation.module) is None:
         return 0
-    grouped = (problem for problem in translate(operation, trace.flags) if problem.operation == "bmm")
-    return max((round(problem.shape["b"]) for problem in grouped), default=0)
+    grouped = (shape for shape in translate(operation, trace.flags) if shape.operation == "bmm")
+    return max((round(shape.shape["b"]) for shape in grouped), default=0)
 
 
 def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:

@@ -209,20 +209,19 @@ class MultiGpuStep:
         overlap_costs: OverlapCosts,
     ) -> StepPrediction:
         """Return the step under a strategy that divides the work of a step."""
-        group = data_group(layout, strategy)
+        whole = Links(layout, interconnect)
         host = self.host(strategy, overlap_costs)
         # float8 stays wide, as releases differ
         ends = narrowed_interval(step) if strategy.fp8 is None else _ends(step)
         device_factors = ends / self.simulated.seconds[row]
         paces = [
-            stage_times(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
+            stage_times(stage, whole, strategy, row, stage_factors(stage, row, device_factors, host))
             for stage in self._stages_of(strategy, host)
         ]
         pace = greatest(paces, lambda pace: float(pace.seconds[1]))
         factors = stage_factors(pace.stage, row, device_factors, host)
-        links = Links(group.layout, interconnect, overlap_costs.slowdown_on(layout), group.groups_per_node)
-        expert_group = expert_data_group(layout, strategy)
-        experts = replace(links, layout=expert_group.layout, groups_per_node=expert_group.groups_per_node)
+        whole = replace(whole, slowdown=overlap_costs.slowdown_on(layout))  # during computation
+        links, experts = data_group(whole, strategy), expert_data_group(whole, strategy)
         together = overlapping_micro_batches(strategy, pace.stage.micro_batches)
         splitter = StepSplitter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
         trace = replace(self.trace, parameters=pace.stage.parameters)

@@ -11,7 +11,7 @@ between stages are on the critical path, and overlap only with times in which th
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -21,19 +21,17 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import clearly_less, greatest
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.layouts.experts import check_experts, launched_by_expert, messages, routed_bytes
 from lightning_predict.layouts.gradients import has_backward, is_of_expert, parameter_bytes
-from lightning_predict.layouts.groups import context_group, expert_group
+from lightning_predict.layouts.groups import context_group, expert_group, tensor_group
 from lightning_predict.layouts.overlap import Ends, Links, OverlappedStep
 from lightning_predict.layouts.pipeline_parallel import (
     block_stages,
     micro_batches_of,
     send_seconds,
-    sharing_links,
     stages_of,
 )
 from lightning_predict.layouts.recomputation import (
@@ -156,7 +154,10 @@ def model_stages(
     stream = max((block.stream_bytes for block in model.blocks), default=0.0)
     found = []
     for stage in range(strategy.pipeline):
-        own, passes = (_operations_of_stages(work, owners, members) for members in ({stage, None}, {stage}))
+        own, passes = (
+            tuple(operation for operation, owner in zip(work, owners, strict=True) if owner in members)
+            for members in ({stage, None}, {stage})
+        )
         is_first, is_last = stage == 0, stage == strategy.pipeline - 1
         found.append(
             Stage(
@@ -215,16 +216,9 @@ def _weight_shares(trace: Trace, timed: WorkTimes, model: SplitModel) -> Array:
             passes += seconds
             operation = trace.operations[item.operations[0]]
             block = model.block(operation.module)
-            if any(is_weight_gradient(problem, operation.phase, model, block) for problem in item.problems):
+            if any(is_weight_gradient(shape, operation.phase, model, block) for shape in item.problems):
                 weights += seconds
     return np.divide(weights, passes, out=np.zeros_like(passes), where=passes > 0)
-
-
-def _operations_of_stages(
-    work: Sequence[HostOperation], owners: Sequence[int | None], members: Collection[int | None]
-) -> tuple[HostOperation, ...]:
-    """Return the operations whose stage is in `members`."""
-    return tuple(each for each, owner in zip(work, owners, strict=True) if owner in members)
 
 
 def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: Strategy) -> float:
@@ -421,11 +415,11 @@ class StageTimes:
             together: Number of micro-batches in `last`.
         """
         seconds = (schedule_length - together - len(before)) * self.seconds
-        walked = [*before, last]
+        micro_batches = [*before, last]
         return OverlappedStep(
-            seconds + sum(one.seconds for one in walked),
-            sum((one.communication_seconds for one in walked), np.zeros(3)),
-            sum((one.exposed_seconds for one in walked), np.zeros(3)),
+            seconds + sum(one.seconds for one in micro_batches),
+            sum((one.communication_seconds for one in micro_batches), np.zeros(3)),
+            sum((one.exposed_seconds for one in micro_batches), np.zeros(3)),
         )
 
 
@@ -463,20 +457,17 @@ def sharing_collectives(strategy: Strategy) -> dict[str, float]:
     return {"reduce_scatter": 1.0, "all_gather": 0.5 if strategy.fp8 == "tensorwise" else 1.0}
 
 
-def stage_times(
-    stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int, factors: Ends
-) -> StageTimes:
+def stage_times(stage: Stage, links: Links, strategy: Strategy, row: int, factors: Ends) -> StageTimes:
     """Predict the time of a stage's micro-batch on a layout.
 
     Args:
         stage: The stage.
-        layout: All GPUs.
+        links: Links of all GPUs.
         strategy: Parallel strategy.
-        interconnect: Known properties of the links.
         row: Row of the layout's GPU model in arrays.
         factors: Factors on the simulated times, as (low, middle, high).
     """
-    communication, unhidden = _communication(stage, layout, strategy, interconnect, row)
+    communication, unhidden = _communication(stage, links, strategy, row)
     passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
     # The device waits for the host or for the collectives, whichever takes longer.
     exposed = np.maximum(unhidden - (passes - active), 0.0)
@@ -485,11 +476,9 @@ def stage_times(
     return StageTimes(stage, row, passes + exposed, communication, exposed)
 
 
-def _communication(
-    stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int
-) -> tuple[Ends, Ends]:
+def _communication(stage: Stage, links: Links, strategy: Strategy, row: int) -> tuple[Ends, Ends]:
     """Return (low, middle, high) of a micro-batch's collectives: of all, and of all that do not overlap."""
-    sharing = sharing_links(layout, strategy, interconnect)
+    sharing = tensor_group(links, strategy)
     seconds = np.zeros(3)  # (3,): low end, middle, high end
     for operation, share in sharing_collectives(strategy).items():
         sizes = [share * size for size in stage.reduced_bytes]
@@ -498,16 +487,13 @@ def _communication(
     if strategy.overlap_tensor:  # split into `tensor` parts; all except the first part overlap with matmuls
         hidden = TENSOR_HIDDEN * np.minimum((1 - 1 / strategy.tensor) * seconds, stage.passes.active_seconds[row])
     if stage.routed_bytes:
-        group = expert_group(layout, strategy)
-        links = Links(group.layout, interconnect, 1.0, group.groups_per_node)
-        seconds = seconds + sum(links.collective("alltoall", stage.routed_bytes), np.zeros(3))
+        routed = expert_group(links, strategy).collective("alltoall", stage.routed_bytes)
+        seconds = seconds + sum(routed, np.zeros(3))
     if stage.sent_tensors:
-        seconds = seconds + stage.sent_tensors * send_seconds(stage.stream_bytes, layout, strategy, interconnect)
+        seconds = seconds + stage.sent_tensors * send_seconds(stage.stream_bytes, links, strategy)
     if not stage.ring_bytes:
         return seconds, seconds - hidden
-    group = context_group(layout, strategy)
-    links = Links(group.layout, interconnect, 1.0, group.groups_per_node)
-    rings: Ends = sum(links.collective("all_gather", stage.ring_bytes), np.zeros(3))
+    rings: Ends = sum(context_group(links, strategy).collective("all_gather", stage.ring_bytes), np.zeros(3))
     return seconds + rings, seconds - hidden + np.maximum(rings - stage.attention_seconds[row], 0.0)
 
 
@@ -519,7 +505,7 @@ def model_parallel_step(
     schedule_length: float,
     layout: Layout,
     seconds: Ends,
-    walked: OverlappedStep,
+    overlapped: OverlappedStep,
 ) -> StepPrediction:
     """Return the step of a layout with model parallelism.
 
@@ -531,7 +517,7 @@ def model_parallel_step(
         schedule_length: Time of forward and backward of the whole step, in micro-batches of the slowest stage.
         layout: The GPUs.
         seconds: Step time, as (low, middle, high).
-        walked: Times of the step with communication between replicas.
+        overlapped: Times of the step with communication between replicas.
     """
     stage, row = slowest_stage.stage, slowest_stage.row
     low, middle, high = seconds.tolist()
@@ -551,9 +537,9 @@ def model_parallel_step(
         host_seconds=step.host_seconds * _ratio(host, simulated.host_seconds),
         forward_seconds=step.forward_seconds * forward + waiting,
         optimizer_seconds=step.optimizer_seconds * _phase_share(stage.work, work, "optimizer", row),
-        verdict=_verdict(step, slowest_stage, schedule_length, middle, walked),
+        verdict=_verdict(step, slowest_stage, schedule_length, middle, overlapped),
         communication_seconds=float(
-            walked.communication_seconds[1] + stage.micro_batches * slowest_stage.communication_seconds[1]
+            overlapped.communication_seconds[1] + stage.micro_batches * slowest_stage.communication_seconds[1]
         ),
         added_seconds=middle - alone,
         notes=(*step.notes, *stage.notes),
@@ -561,7 +547,7 @@ def model_parallel_step(
 
 
 def _verdict(
-    step: StepPrediction, slowest_stage: StageTimes, schedule_length: float, seconds: float, walked: OverlappedStep
+    step: StepPrediction, slowest_stage: StageTimes, schedule_length: float, seconds: float, overlapped: OverlappedStep
 ) -> Verdict | None:
     """Return the bottleneck of a model-parallel step: the largest part of the time of its slowest stage.
 
@@ -576,7 +562,7 @@ def _verdict(
     is_host = clearly_less(float(stage.passes.active_seconds[row]), stage.passes.host_seconds)
     spent: dict[Bound, float] = {
         "host" if is_host else "device": micro_batches * alone,
-        "links": schedule_length * float(slowest_stage.exposed[1]) + float(walked.exposed_seconds[1]),
+        "links": schedule_length * float(slowest_stage.exposed[1]) + float(overlapped.exposed_seconds[1]),
         "bubble": (schedule_length - micro_batches) * float(slowest_stage.seconds[1]),
     }
     bound_by = greatest(spent, spent.__getitem__)

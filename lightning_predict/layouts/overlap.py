@@ -253,20 +253,20 @@ class OverlapCosts:
         return found
 
     def seconds(
-        self, walked: OverlappedStep, single: Array, layout: Layout, *, replicas: int, spread: Array | float = 1.0
+        self, overlapped: OverlappedStep, single: Array, layout: Layout, *, replicas: int, spread: Array | float = 1.0
     ) -> Array:
         """Return the step time with all costs of distributed training.
 
         Args:
-            walked: Times of the compute and communication queues.
+            overlapped: Times of the compute and communication queues.
             single: Step time on one GPU.
             layout: The GPUs.
             replicas: Number of data-parallel groups, which wait for each other.
             spread: Factor on the mean wait for the slowest GPU.
         """
-        hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
+        hidden = np.maximum(overlapped.communication_seconds - overlapped.exposed_seconds, 0.0)
         waiting = spread * self.speed_deviation(single) * slowest_of(replicas) * single
-        seconds: Array = walked.seconds + self.contention_on(layout) * hidden + waiting
+        seconds: Array = overlapped.seconds + self.contention_on(layout) * hidden + waiting
         return seconds
 
 
@@ -344,7 +344,7 @@ class Links:
 
     layout: Layout
     interconnect: Interconnect
-    slowdown: float
+    slowdown: float = 1.0
     groups_per_node: int = 1
 
     def collective(self, operation: str, sizes: Sequence[float]) -> list[Ends]:

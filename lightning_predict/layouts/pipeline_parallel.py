@@ -21,8 +21,6 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.hardware.layouts import Layout
-from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.layouts.groups import tensor_group
 from lightning_predict.layouts.overlap import Ends, Links
 from lightning_predict.layouts.strategy import Strategy
@@ -207,14 +205,15 @@ def stages_of(
         yield current
 
 
-def send_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
+def send_seconds(stream_bytes: float, links: Links, strategy: Strategy) -> Ends:
     """Return the time to send an activation or gradient to a neighbouring stage, as (low, middle, high).
 
     GPUs of a stage are adjacent in the layout, so all of them send between machines at the same time. All GPUs of a
     tensor-parallel group hold the same tensor. Each GPU sends a part, and the receivers gather the parts (Narayanan et
     al., 2021).
     """
-    link = Links(replace(layout, gpus_per_node=2, nodes=1), interconnect, slowdown=1.0)
+    layout = links.layout
+    link = replace(links, layout=replace(layout, gpus_per_node=2, nodes=1))
     if layout.nodes > 1:
         senders = min(layout.gpus_per_node, layout.count // strategy.pipeline)
         link = replace(link, layout=replace(layout, gpus_per_node=1, nodes=2), groups_per_node=senders)
@@ -222,13 +221,6 @@ def send_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interc
     (sent,) = link.collective("broadcast", [sent_bytes / strategy.tensor])
     if strategy.sequence:  # each GPU holds and needs only its own part of the tensor
         return sent
-    sharing = sharing_links(layout, strategy, interconnect)
-    (gathered,) = sharing.collective("all_gather", [sent_bytes])
+    (gathered,) = tensor_group(links, strategy).collective("all_gather", [sent_bytes])
     seconds: Ends = sent + gathered
     return seconds
-
-
-def sharing_links(layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Links:
-    """Return the links inside a tensor-parallel group."""
-    group = tensor_group(layout, strategy)
-    return Links(group.layout, interconnect, slowdown=1.0, groups_per_node=group.groups_per_node)

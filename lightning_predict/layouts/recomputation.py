@@ -52,7 +52,7 @@ def _recomputed_matmuls(trace: Trace, model: SplitModel) -> dict[str, int]:
         block = model.block(operation.module)
         if block is not None:
             counts = forward if operation.phase == "forward" else backward
-            counts[block.name] += sum(problem.operation == "linear" for problem in translate(operation, trace.flags))
+            counts[block.name] += sum(shape.operation == "linear" for shape in translate(operation, trace.flags))
     return {
         name: min(max(backward[name] - BACKWARD_MATMULS * count, 0), count) // max(trace.batches, 1)
         for name, count in forward.items()

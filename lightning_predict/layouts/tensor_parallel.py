@@ -85,11 +85,11 @@ class _Unit:
 
     @property
     def linears(self) -> list[OperationShape]:
-        return [problem for problem in self.problems() if problem.operation == "linear"]
+        return [shape for shape in self.shapes() if shape.operation == "linear"]
 
-    def problems(self) -> Iterator[OperationShape]:
-        for _, problems in self.operations:
-            yield from problems
+    def shapes(self) -> Iterator[OperationShape]:
+        for _, shapes in self.operations:
+            yield from shapes
 
     def signature(self) -> tuple[object, ...]:
         """Operations and shapes of the module; equal for identical modules."""
@@ -99,7 +99,7 @@ class _Unit:
 
     def is_block(self) -> bool:
         """Whether the module contains attention and linear layers."""
-        return bool(self.linears) and any(_attentions(self.problems()))
+        return bool(self.linears) and any(_attentions(self.shapes()))
 
 
 def find_blocks(trace: Trace) -> tuple[TransformerBlock, ...]:
@@ -144,9 +144,9 @@ def _units(trace: Trace) -> dict[str, _Unit]:
     units: dict[str, _Unit] = {}
     for operation in trace.operations:
         if operation.phase == "forward" and operation.module is not None:
-            problems = translate(operation, trace.flags)
+            shapes = translate(operation, trace.flags)
             for name in numbered_modules(operation.module):
-                units.setdefault(name, _Unit()).operations.append((operation, problems))
+                units.setdefault(name, _Unit()).operations.append((operation, shapes))
     return units
 
 
@@ -174,18 +174,18 @@ def _container(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _attentions(problems: Iterator[OperationShape]) -> Iterator[tuple[OperationShape, bool]]:
+def _attentions(shapes: Iterator[OperationShape]) -> Iterator[tuple[OperationShape, bool]]:
     """Yield each attention: fused with True; with False, a softmax between two batched matmuls."""
     multiplied = False
     softmax: OperationShape | None = None
-    for problem in problems:
-        if problem.operation in FUSED_ATTENTION:
-            yield problem, True
-        elif problem.operation == "linear":
+    for shape in shapes:
+        if shape.operation in FUSED_ATTENTION:
+            yield shape, True
+        elif shape.operation == "linear":
             multiplied, softmax = False, None
-        elif problem.operation == "softmax":
-            softmax = problem if multiplied else None
-        elif problem.operation == "bmm":
+        elif shape.operation == "softmax":
+            softmax = shape if multiplied else None
+        elif shape.operation == "bmm":
             if softmax is not None:
                 yield softmax, False
             multiplied, softmax = True, None
@@ -193,7 +193,7 @@ def _attentions(problems: Iterator[OperationShape]) -> Iterator[tuple[OperationS
 
 def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
     linears = unit.linears
-    weights = [(int(problem.dims[2]), int(problem.dims[3])) for problem in linears]
+    weights = [(int(shape.dims[2]), int(shape.dims[3])) for shape in linears]
     # The first layer reads the residual stream, so its input width wins ties.
     shared = Counter([weights[0][1], *(size for weight in weights for size in set(weight))])
     hidden = shared.most_common(1)[0][0]
@@ -222,12 +222,12 @@ def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
 def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
     """Return the number of query heads, and the number of key and value heads."""
     heads, kv_heads = [], []
-    for problem, fused in _attentions(unit.problems()):
+    for shape, fused in _attentions(unit.shapes()):
         if fused:
-            heads.append(int(problem.dims[1]))
-            kv_heads.append(int(problem.dims[2]))
+            heads.append(int(shape.dims[1]))
+            kv_heads.append(int(shape.dims[2]))
         else:  # the softmax has one row of scores per token and head
-            heads.append(max(int(problem.dims[0]) // tokens, 1))
+            heads.append(max(int(shape.dims[0]) // tokens, 1))
             kv_heads.append(heads[-1])
     return max(heads), min(kv_heads)
 
@@ -235,10 +235,10 @@ def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
 def _ring_bytes(unit: _Unit) -> float:
     """Return the total size of the keys and values of fused attention."""
     total = 0.0
-    for problem, fused in _attentions(unit.problems()):
+    for shape, fused in _attentions(unit.shapes()):
         if fused:
-            keys = math.prod(problem.shape[word] for word in ("batch", "kv_heads", "kv_seq", "head_dim"))
-            total += 2 * keys * COMPUTE_BYTES[problem.dtype]
+            keys = math.prod(shape.shape[word] for word in ("batch", "kv_heads", "kv_seq", "head_dim"))
+            total += 2 * keys * COMPUTE_BYTES[shape.dtype]
     return total
 
 
@@ -252,23 +252,23 @@ def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
     attends = multiplied = normalised = False
     position = -1
     base = low = (0.0, 0.0)
-    for problem in unit.problems():
-        if problem.operation == "linear":
+    for shape in unit.shapes():
+        if shape.operation == "linear":
             position += 1
-            _, rows, outputs, inputs = problem.dims
+            _, rows, outputs, inputs = shape.dims
             leads_back = outputs == hidden and (inputs != hidden or attends)
             is_adapter = base == (outputs, low[1]) and low[0] == inputs < min(base)
             base, low = low, (outputs, inputs)
             if leads_back and not is_adapter:
                 attends = False
-                yield position, problem.dims[0] * rows * outputs * COMPUTE_BYTES[problem.dtype]
+                yield position, shape.dims[0] * rows * outputs * COMPUTE_BYTES[shape.dtype]
             multiplied = normalised = False
-        elif problem.operation in FUSED_ATTENTION:
+        elif shape.operation in FUSED_ATTENTION:
             attends = True
-        elif problem.operation == "bmm":
+        elif shape.operation == "bmm":
             attends = attends or normalised
             multiplied = True
-        elif problem.operation == "softmax":
+        elif shape.operation == "softmax":
             normalised = multiplied
 
 
@@ -422,16 +422,16 @@ def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
     tables = (parameter.shape for parameter in outside if len(parameter.shape) == 2 and hidden in parameter.shape)
     shapes = {parameter.shape for parameter in trace.parameters if len(parameter.shape) > 1}
     linears = (
-        problem
+        shape
         for operation in trace.operations
         if operation.phase == "forward" and block_of(operation.module, positions) is None
-        for problem in translate(operation, trace.flags)
-        if problem.operation == "linear"
+        for shape in translate(operation, trace.flags)
+        if shape.operation == "linear"
     )
     return SplitModel(
         blocks=blocks,
         vocabulary=max((max(shape) for shape in tables if hidden == min(shape) < max(shape)), default=None),
-        weights=frozenset((int(problem.dims[2]), int(problem.dims[3])) for problem in linears),
+        weights=frozenset((int(shape.dims[2]), int(shape.dims[3])) for shape in linears),
         parameters=frozenset(shapes | {shape[::-1] for shape in shapes}),
     )
 
@@ -456,12 +456,12 @@ class ShapeTimer:
 
     def shape_seconds(self, parts: Sequence[Sequence[OperationShape]]) -> Array:
         """Return the total time of each part's operations, shape (gpus, parts)."""
-        unknown = list(dict.fromkeys(problem for own in parts for problem in own if problem not in self._known))
+        unknown = list(dict.fromkeys(shape for own in parts for shape in own if shape not in self._known))
         if unknown:
             found = predict_operation_times(unknown, self.gpus, self.models).seconds
             self._known.update(zip(unknown, found.T, strict=True))
         zeros = np.zeros(len(self.gpus))
-        columns = [sum((self._known[problem] for problem in own), zeros) for own in parts]
+        columns = [sum((self._known[shape] for shape in own), zeros) for own in parts]
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.gpus), 0))  # (gpus, parts)
 
 
@@ -537,7 +537,7 @@ def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None
     slower matmuls with row-wise float8 scales.
     """
     factor = 1.0
-    if any(problem.operation in FUSED_ATTENTION for problem in item.problems):
+    if any(shape.operation in FUSED_ATTENTION for shape in item.problems):
         factor /= spec.context
     if spec.capacity > 1 and experts_module(operation.module) is not None:
         factor *= spec.capacity
@@ -556,12 +556,12 @@ def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], l
     for operation in trace.operations:
         if operation.phase != "forward" or model.vocabulary is None or model.block(operation.module) is not None:
             continue
-        for problem in translate(operation, trace.flags):
-            size = COMPUTE_BYTES[problem.dtype]
-            if problem.operation == "embedding" and operation.inputs[0].shape[0] == model.vocabulary:
-                first.append(math.prod(problem.dims) * size)
-            elif problem.operation == "linear" and problem.dims[2] == model.vocabulary:
-                rows, inputs = problem.dims[0] * problem.dims[1], problem.dims[3]
+        for shape in translate(operation, trace.flags):
+            size = COMPUTE_BYTES[shape.dtype]
+            if shape.operation == "embedding" and operation.inputs[0].shape[0] == model.vocabulary:
+                first.append(math.prod(shape.dims) * size)
+            elif shape.operation == "linear" and shape.dims[2] == model.vocabulary:
+                rows, inputs = shape.dims[0] * shape.dims[1], shape.dims[3]
                 last += [rows * inputs * size, LOSS_REDUCTIONS * rows * COMPUTE_BYTES["float32"]]
     return first, last
 
@@ -577,15 +577,15 @@ def _part_of(
 ) -> tuple[OperationShape, ...]:
     operation = trace.operations[item.operations[0]]
     if operation.phase == "optimizer":
-        return tuple(scaled(problem, spec.updated) for problem in item.problems)
+        return tuple(scaled(shape, spec.updated) for shape in item.problems)
     if operation.phase == "other":
         return item.problems
     block = model.block(operation.module)
     found, shares = list[OperationShape](), iter(1 / count for count in uses)
-    for problem in item.problems:
-        part = part_of(problem, operation, model, block, spec)
-        is_matmul = _is_matmul(problem, operation)
-        is_gradient = is_matmul and _is_gradient(problem, operation, model, block)
+    for shape in item.problems:
+        part = part_of(shape, operation, model, block, spec)
+        is_matmul = _is_matmul(shape, operation)
+        is_gradient = is_matmul and _is_gradient(shape, operation, model, block)
         if spec.fp8 is not None and block is not None and is_matmul:
             left, right = next(shares), next(shares)
             found += _in_float8(part, spec.fp8, left, right if is_gradient else right * spec.cast)
@@ -622,9 +622,9 @@ FACTOR_OF: Final = 2
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     """Return the storage ids of both operands of each matmul of an item that can run in float8."""
     found = list[int | None]()
-    for problem in item.problems:
-        if _is_matmul(problem, operation):
-            batches, m, n, k = problem.dims
+    for shape in item.problems:
+        if _is_matmul(shape, operation):
+            batches, m, n, k = shape.dims
             sizes = batches * m * k, batches * n * k
             orders = operation.inputs, operation.inputs[::-1]
             found += (
@@ -634,96 +634,92 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def _is_matmul(problem: OperationShape, operation: Operation) -> bool:
+def _is_matmul(shape: OperationShape, operation: Operation) -> bool:
     """Return whether an operation of a block can run in float8: a linear layer, or a batched matmul of experts."""
-    return problem.operation == "linear" or (
-        problem.operation == "bmm" and experts_module(operation.module) is not None
-    )
+    return shape.operation == "linear" or (shape.operation == "bmm" and experts_module(operation.module) is not None)
 
 
-def _in_float8(problem: OperationShape, scales: Float8, left: float, right: float) -> Iterator[OperationShape]:
+def _in_float8(shape: OperationShape, scales: Float8, left: float, right: float) -> Iterator[OperationShape]:
     """Yield a matmul in float8, and the work to scale and cast its two operands.
 
     A tensor is cast once for all matmuls that use it. The cast reads the tensor in its own dtype, and writes one byte
     per element, by rows and by columns. One scale per tensor needs an additional read for the maximum. Scales per row
     and per column differ, so each cast is separate. A scale per block is computed during the cast.
     """
-    batches, m, n, k = problem.dims
+    batches, m, n, k = shape.dims
     elements = FACTOR_OF * batches * (m * k * left + n * k * right)
-    reads = CAST_READS[scales] * COMPUTE_BYTES[problem.dtype] / FACTOR_OF
-    yield replace(problem, dtype="float8")
+    reads = CAST_READS[scales] * COMPUTE_BYTES[shape.dtype] / FACTOR_OF
+    yield replace(shape, dtype="float8")
     yield OperationShape("transfer", "float32", (elements * reads, elements, elements))
 
 
 def part_of(
-    problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None, spec: ShardSpec
+    shape: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None, spec: ShardSpec
 ) -> OperationShape:
     """Return one GPU's part of an operation."""
-    if problem.operation == "linear":
-        return _linear(problem, operation.phase, model, block, spec)
-    if problem.operation == "bmm" and experts_module(operation.module) is not None:
-        return _of_experts(problem, _is_gradient(problem, operation, model, block), block, spec)
-    if problem.operation == "bmm":
-        return _divide(problem, {"b": spec.micro_batches * (1 if block is None else spec.tensor)})
-    if problem.operation in FUSED_ATTENTION:
-        return _divide(problem, {"batch": spec.micro_batches, "heads": spec.tensor, "kv_heads": spec.tensor})
-    if problem.operation == "embedding":
-        return _divide(problem, {"rows": spec.rows})
-    if "batch" in operation_spec(problem.operation).shape:
-        return _divide(problem, {"batch": spec.micro_batches})
+    if shape.operation == "linear":
+        return _linear(shape, operation.phase, model, block, spec)
+    if shape.operation == "bmm" and experts_module(operation.module) is not None:
+        return _of_experts(shape, _is_gradient(shape, operation, model, block), block, spec)
+    if shape.operation == "bmm":
+        return _divide(shape, {"b": spec.micro_batches * (1 if block is None else spec.tensor)})
+    if shape.operation in FUSED_ATTENTION:
+        return _divide(shape, {"batch": spec.micro_batches, "heads": spec.tensor, "kv_heads": spec.tensor})
+    if shape.operation == "embedding":
+        return _divide(shape, {"rows": spec.rows})
+    if "batch" in operation_spec(shape.operation).shape:
+        return _divide(shape, {"batch": spec.micro_batches})
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
     if not tensors:
-        return problem
+        return shape
     largest = max(tensors, key=lambda tensor: tensor.elements)
     is_shared = model.is_split(largest.shape, block) or (spec.sequence and block is not None)
     share = 1 / spec.tensor if is_shared else 1.0
     of_batch = _batch_share(tensors, model)
-    return scaled(problem, share * (1 - of_batch + of_batch / spec.rows))
+    return scaled(shape, share * (1 - of_batch + of_batch / spec.rows))
 
 
 def _linear(
-    problem: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None, spec: ShardSpec
+    shape: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None, spec: ShardSpec
 ) -> OperationShape:
     """Return one GPU's part of a linear layer's matmul, including the weight gradient."""
-    _, m, n, k = problem.dims
-    is_gradient = is_weight_gradient(problem, phase, model, block)
+    _, m, n, k = shape.dims
+    is_gradient = is_weight_gradient(shape, phase, model, block)
     rows, sides = ("k", {"n": n, "m": m}) if is_gradient else ("m", {"n": n, "k": k})
     divisors = {rows: spec.rows}
     if block is None:
         split = next((word for word, size in sides.items() if size == model.vocabulary), None)
     else:
         split = max(sides, key=lambda word: sides[word] * (sides[word] != block.hidden))
-    return _divide(problem, divisors if split is None else divisors | {split: spec.tensor})
+    return _divide(shape, divisors if split is None else divisors | {split: spec.tensor})
 
 
 def _of_experts(
-    problem: OperationShape, is_gradient: bool, block: TransformerBlock | None, spec: ShardSpec
+    shape: OperationShape, is_gradient: bool, block: TransformerBlock | None, spec: ShardSpec
 ) -> OperationShape:
     """Return one GPU's part of a grouped matmul: its experts, the tokens of their group, part of the inner width."""
-    sizes = problem.shape
+    sizes = shape.shape
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
     inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
     split = spec.expert_tensor or spec.tensor
-    shared = _divide(problem, {"b": spec.expert, rows: spec.rows * spec.tensor // split, inner: split})
+    shared = _divide(shape, {"b": spec.expert, rows: spec.rows * spec.tensor // split, inner: split})
     return replace(shared, dims=tuple((shared.shape | {rows: shared.shape[rows] * spec.expert}).values()))
 
 
 def _is_gradient(
-    problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None
+    shape: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None
 ) -> bool:
     """Return whether a linear or grouped matmul computes a weight gradient, which has the shape of the weight."""
-    if problem.operation == "linear":
-        return is_weight_gradient(problem, operation.phase, model, block)
+    if shape.operation == "linear":
+        return is_weight_gradient(shape, operation.phase, model, block)
     return operation.phase == "backward" and any(one.shape in model.parameters for one in operation.outputs)
 
 
-def is_weight_gradient(
-    problem: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None
-) -> bool:
+def is_weight_gradient(shape: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None) -> bool:
     """Return whether an operation is the matmul that computes a linear layer's weight gradient."""
-    if phase != "backward" or problem.operation != "linear":
+    if phase != "backward" or shape.operation != "linear":
         return False
-    _, m, n, k = problem.dims
+    _, m, n, k = shape.dims
     weights = model.weights if block is None else block.weights
     return (k, n) not in weights and bool({(m, n), (n, m)} & weights)
 
@@ -734,10 +730,10 @@ def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
     return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
 
 
-def _divide(problem: OperationShape, divisors: dict[str, int]) -> OperationShape:
-    words = operation_spec(problem.operation).shape
-    dims = (math.ceil(size / divisors.get(word, 1)) for word, size in zip(words, problem.dims, strict=True))
-    return replace(problem, dims=tuple(float(size) for size in dims))
+def _divide(shape: OperationShape, divisors: dict[str, int]) -> OperationShape:
+    words = operation_spec(shape.operation).shape
+    dims = (math.ceil(size / divisors.get(word, 1)) for word, size in zip(words, shape.dims, strict=True))
+    return replace(shape, dims=tuple(float(size) for size in dims))
 
 
 COUNTED: Final = frozenset({"rows", "parameters", "bags", "blocks"})
@@ -746,16 +742,16 @@ MEASURED: Final = frozenset({"read_bytes", "write_bytes", "size_bytes", "flops",
 bags scales, but the number of table rows does not."""
 
 
-def scaled(problem: OperationShape, share: float) -> OperationShape:
+def scaled(shape: OperationShape, share: float) -> OperationShape:
     """Return an operation with its rows, elements or bytes scaled by `share`."""
-    words = operation_spec(problem.operation).shape
-    dims = dict(zip(words, problem.dims, strict=True))
+    words = operation_spec(shape.operation).shape
+    dims = dict(zip(words, shape.dims, strict=True))
     for word in words:
         if word in MEASURED:
             dims[word] *= share
         elif word in COUNTED and not (word == "rows" and "bags" in words):
             dims[word] = float(max(math.ceil(dims[word] * share), 1))
     if "block_cycles" in dims:  # fewer blocks need fewer cycles in total
-        blocks = problem.dims[words.index("blocks")]
+        blocks = shape.dims[words.index("blocks")]
         dims["block_cycles"] *= min(share * blocks / dims["blocks"], 1.0)
-    return replace(problem, dims=tuple(dims.values()))
+    return replace(shape, dims=tuple(dims.values()))

@@ -203,11 +203,11 @@ def _altered(
         return measured
     if measured <= 0 or before <= 0 or after <= 0:
         return after if measured <= 0 < after and old is None else measured
-    kinship: KernelRelation = "same code"
+    relation: KernelRelation = "same code"
     if old is not None and new is not None and _is_tensor_work(old):
         units = {_uses_matrix_units(item, origin) for item in (old, new)}
-        kinship = "same units" if len(units) == 1 else "other units"
-    return float(after * (measured / before) ** RATIO_EXPONENTS[kinship])
+        relation = "same units" if len(units) == 1 else "other units"
+    return float(after * (measured / before) ** RATIO_EXPONENTS[relation])
 
 
 def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:

@@ -5,7 +5,7 @@ and the predicted and actual time of the run. Example::
 
     append_record(record)                                     # after a run on a T4
     records = read_history()
-    correction_for(records, fingerprint_of(trace), step, is_measured=False)   # None without an earlier run of this step
+    correction_for(records, fingerprint_of(trace), step)   # None without an earlier run of this step
 """
 
 from __future__ import annotations
@@ -194,7 +194,6 @@ def correction_for(
     fingerprint: str,
     step: StepPrediction,
     *,
-    is_measured: bool,
     model: str | None = None,
     samples: int | None = None,
 ) -> Correction | None:
@@ -207,14 +206,11 @@ def correction_for(
         records: Runs of the history, oldest first.
         fingerprint: Fingerprint of the trace.
         step: Current prediction of the step.
-        is_measured: Whether the step was measured on this GPU. If so, only the factor on the run time is used.
         model: Fingerprint from `model_fingerprint_of`; None if unknown.
         samples: Number of samples of the step; None if unknown.
     """
     there = [one for one in records if one.layout == step.gpu]
     alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
-    if is_measured:
-        return run_correction(records, fingerprint, step.gpu)
     if alike:
         factor = statistics.median(one.step_seconds for one in alike) / step.seconds
         return Correction(step=factor, run=1.0, runs=len(alike))

@@ -169,22 +169,22 @@ def launch_schedule(operations: Sequence[HostOperation], *, gpus: int, gap_secon
     )
 
 
-def host_timeline(order: LaunchSchedule, host: HostModel) -> HostTimeline:
+def host_timeline(schedule: LaunchSchedule, host: HostModel) -> HostTimeline:
     """Compute the host timeline of a step."""
-    overheads = [(host.overheads(phase, own, library), launches) for own, phase, launches, library in order.kinds]
+    overheads = [(host.overheads(phase, own, library), launches) for own, phase, launches, library in schedule.kinds]
     length = np.array([own.total_seconds(launches=launches) for own, launches in overheads])  # (kinds,)
     before = np.array([own.between_operations for own, _ in overheads])
     first = np.array([own.before_first_launch + own.launch for own, _ in overheads])
     each = np.array([own.launch + own.between_launches for own, _ in overheads])
-    python = host.factor * order.python_seconds
-    ends = np.concatenate([[0.0], np.cumsum(length[order.kind] + python)])  # (operations + 1,)
-    begins = ends[:-1] + before[order.kind] + python
-    kind = order.kind[order.owners]
-    launched = begins[order.owners] + first[kind] + order.calls * each[kind]  # (kernels,)
+    python = host.factor * schedule.python_seconds
+    ends = np.concatenate([[0.0], np.cumsum(length[schedule.kind] + python)])  # (operations + 1,)
+    begins = ends[:-1] + before[schedule.kind] + python
+    kind = schedule.kind[schedule.owners]
+    launched = begins[schedule.owners] + first[kind] + schedule.calls * each[kind]  # (kernels,)
     return HostTimeline(
         begins=begins,
         launched=launched + START_SECONDS,
-        waits=tuple((operations, kernels, float(ends[operations])) for operations, kernels in order.waits),
+        waits=tuple((operations, kernels, float(ends[operations])) for operations, kernels in schedule.waits),
         seconds=float(ends[-1]),
     )
 
@@ -324,42 +324,42 @@ class SimulatedTimeline:
 
 
 def simulate_timeline(
-    order: LaunchSchedule, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0
+    schedule: LaunchSchedule, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0
 ) -> SimulatedTimeline:
     """Simulate repeated steps and return the times of the last step.
 
     Args:
-        order: Operations in host order.
+        schedule: Operations in host order.
         host: Host model.
         steps: Number of steps. With 1, the device is idle at the start.
         speed: Speed of the kernels relative to the times in `order`.
     """
-    walk = host_timeline(order, host)
-    durations = order.seconds / speed  # (gpus, kernels)
-    occupied = durations + order.gap_seconds
-    segments = _segments(order, walk, occupied)
+    timeline = host_timeline(schedule, host)
+    durations = schedule.seconds / speed  # (gpus, kernels)
+    occupied = durations + schedule.gap_seconds
+    segments = _segments(schedule, timeline, occupied)
     clocks = _Clocks(len(durations))
     for _ in range(steps - 1):
-        clocks.run(walk, segments)
+        clocks.run(timeline, segments)
     previous = clocks.end()
-    last = _Placed(durations, len(walk.begins))
-    clocks.run(walk, segments, last)
-    on_compute = order.streams == COMPUTE_STREAM  # (kernels,)
-    operations = len(order.kind)
+    last = _Placed(durations, len(timeline.begins))
+    clocks.run(timeline, segments, last)
+    on_compute = schedule.streams == COMPUTE_STREAM  # (kernels,)
+    operations = len(schedule.kind)
     return SimulatedTimeline(
         seconds=clocks.end() - previous,
         active_seconds=durations[:, on_compute].sum(axis=1),
         active_with_gaps_seconds=occupied[:, on_compute].sum(axis=1),
-        host_seconds=walk.seconds,
+        host_seconds=timeline.seconds,
         host_ends=clocks.host - previous,
-        busy=summed_by_owner(occupied * on_compute, order.owners, operations),
-        waiting=summed_by_owner(last.waiting, order.owners, operations),
+        busy=summed_by_owner(occupied * on_compute, schedule.owners, operations),
+        waiting=summed_by_owner(last.waiting, schedule.owners, operations),
         begins=previous,
         operation_starts=last.operation_starts,
         kernel_starts=last.starts,
         kernel_seconds=durations,
-        kernel_streams=order.streams,
-        kernel_owners=order.owners,
+        kernel_streams=schedule.streams,
+        kernel_owners=schedule.owners,
     )
 
 
@@ -411,12 +411,12 @@ class _Segment:
         self.total = ends[:, -1] if ends.shape[1] else np.zeros(len(ends))
 
 
-def _segments(order: LaunchSchedule, walk: HostTimeline, durations: Array) -> list[_Segment]:
+def _segments(schedule: LaunchSchedule, timeline: HostTimeline, durations: Array) -> list[_Segment]:
     found = []
     operation = kernel = 0
-    for operations, kernels, moment in (*walk.waits, (len(walk.begins), len(walk.launched), None)):
+    for operations, kernels, moment in (*timeline.waits, (len(timeline.begins), len(timeline.launched), None)):
         cut = slice(operation, operations), slice(kernel, kernels)
-        found.append(_Segment(*cut, moment, walk.launched, durations, order.streams))
+        found.append(_Segment(*cut, moment, timeline.launched, durations, schedule.streams))
         operation, kernel = operations, kernels
     return found
 
@@ -434,15 +434,17 @@ class _Clocks:
         latest: Array = np.maximum.reduce([self.host, *self.free.values()])
         return latest
 
-    def run(self, walk: HostTimeline, segments: Sequence[_Segment], placed: _Placed | None = None) -> None:
+    def run(self, timeline: HostTimeline, segments: Sequence[_Segment], placed: _Placed | None = None) -> None:
         """Simulate one step; record start times in `placed` if given."""
         for segment in segments:
             if placed is not None:
-                placed.operation_starts[:, segment.operations] = self.host[:, None] + walk.begins[segment.operations]
+                placed.operation_starts[:, segment.operations] = (
+                    self.host[:, None] + timeline.begins[segment.operations]
+                )
             self._run(segment, placed)
             if segment.wait is not None:  # the host continues when the device is done
                 self.host = np.maximum(self.host, self.free[COMPUTE_STREAM] - segment.wait)
-        self.host = self.host + walk.seconds
+        self.host = self.host + timeline.seconds
 
     def _run(self, segment: _Segment, placed: _Placed | None) -> None:
         before = self.free[COMPUTE_STREAM]

@@ -183,9 +183,9 @@ def predict_steps(
     work = with_host_work(
         host_operations(trace, timed, timed.seconds), own.added_host_seconds
     )  # of seconds (gpus, items)
-    order = launch_schedule(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
-    middle = simulate_timeline(order, own.host, speed=1 / own.device_factor)
-    faster = simulate_timeline(order, own.host, speed=COMPARED_SPEED / own.device_factor)
+    schedule = launch_schedule(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
+    middle = simulate_timeline(schedule, own.host, speed=1 / own.device_factor)
+    faster = simulate_timeline(schedule, own.host, speed=COMPARED_SPEED / own.device_factor)
     python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
     doubted = host_ends(
         (own.host.low_factor, own.host.high_factor),

@@ -299,6 +299,61 @@ def test_hybrid_shards_must_fit_the_gpus() -> None:
 # --- Recordings without tensors
 
 
+UNITS = Trace(
+    operations=(),
+    device="cpu",
+    recorder="dispatch",
+    parameters=(
+        Parameter(name="layers.0.weight", shape=(100,), dtype="float32"),
+        Parameter(name="layers.1.weight", shape=(50,), dtype="float32"),
+        Parameter(name="head.weight", shape=(50,), dtype="float32", requires_grad=False),
+    ),
+    memory=Memory(parameter_bytes=800, gradient_bytes=600, optimizer_state_bytes=1200),
+)
+"""Units of 400, 200 and (the root) 200 bytes; 600 bytes can be trained; 1,000 bytes of activations make 3,600."""
+
+
+@pytest.mark.parametrize(
+    ("data", "layout", "expected"),
+    [
+        *((data, Layout(H100), 3600) for data in DATA_STRATEGIES),
+        ("ddp", Layout(H100, 4), 3600 + 600),  # buckets as large as the gradients
+        ("zero1", Layout(H100, 4), 3600 + 600 - 900),  # a quarter of the optimizer's state
+        ("zero2", Layout(H100, 4), 3600 - 900 - 450),  # and of the gradients
+        # A quarter of all three, and the three largest units whole: 400 + 200 + 200.
+        ("fsdp", Layout(H100, 4), 3600 - 0.75 * (1200 + 600 + 800) + 800),
+        # Inside machines of two only, for any number of machines.
+        ("hybrid", Layout(H100, 2, 8), 3600 - 0.5 * (1200 + 600 + 800) + 800),
+    ],
+)
+def test_even_division_of_state_by_hand(data: DataStrategy, layout: Layout, expected: float) -> None:
+    assert even_bytes(3600, UNITS, layout, Strategy(data=data)) == expected
+
+
+@given(st.sampled_from(["zero1", "zero2", "fsdp"]), st.integers(2, 64))
+def test_more_gpus_never_need_more_memory_each(data: DataStrategy, count: int) -> None:
+    few, many = (even_bytes(3600, UNITS, Layout(H100, own), Strategy(data=data)) for own in (count, count + 1))
+    assert many <= few
+
+
+@pytest.mark.parametrize(
+    ("gpus", "strategy", "expected"),
+    [
+        # A quarter of the experts, a third of the parameters, is on each GPU. Two GPUs share it; eight share the
+        # others.
+        (8, Strategy(data="zero2", expert=4), 800 * (2 / 3 + 1 / 12) + 1800 * (2 / 3 / 8 + 1 / 12 / 2) + 1000),
+        # Two stages of a pipeline leave four GPUs to share; all units of a stage are whole.
+        (8, Strategy(data="fsdp", pipeline=2), (1200 + 600 + 800) / 2 / 4 + 900 / 2 + 500),
+        # Two replicas keep buckets as large as the trained parameters.
+        (2, Strategy(), 1200 + 800 + 600 + 1000 + 900),
+    ],
+)
+def test_even_division_with_experts_and_stages(gpus: int, strategy: Strategy, expected: float) -> None:
+    experts = Parameter(name="layers.0.experts.weight", shape=(75,), dtype="float32")
+    trace = replace(UNITS, parameters=(experts, *UNITS.parameters[:2]))
+    assert even_bytes(3600, trace, Layout(H100, gpus), strategy) == pytest.approx(expected)
+
+
 def test_activations_without_tensors_are_divided_evenly() -> None:
     trace, _ = trace_of(2)
     found = even_bytes(SINGLE_BYTES, trace, Layout(H100, 2), Strategy(pipeline=2, micro_batches=2))

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
-from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.layouts import model_parallel
 from lightning_predict.layouts.data_parallel import update_seconds
 from lightning_predict.layouts.gradients import parameter_bytes
 from lightning_predict.layouts.groups import expert_data_group, expert_group
 from lightning_predict.layouts.model_parallel import TENSOR_HIDDEN, Stage, model_stages
-from lightning_predict.layouts.overlap import OVERLAP_COSTS
+from lightning_predict.layouts.overlap import OVERLAP_COSTS, Links
 from lightning_predict.layouts.pipeline_parallel import bubble_ratio
 from lightning_predict.layouts.recomputation import recomputed_part
 from lightning_predict.layouts.strategy import DATA_STRATEGIES, DataStrategy, Recompute, Strategy, parse_strategy
@@ -463,8 +463,8 @@ def test_tensor_parallel_gpus_may_hold_whole_experts() -> None:
         parse_strategy(words).replicas(layout)
     strategy = parse_strategy(f"{words},expert_tensor=1")
     assert strategy.replicas(layout) == 8
-    assert expert_group(layout, strategy).layout.count == 16
-    assert expert_data_group(layout, strategy).layout.count == 1
+    links = Links(layout, CATALOGUE)
+    assert [group(links, strategy).layout.count for group in (expert_group, expert_data_group)] == [16, 1]
     (shared,), (whole,) = (stages_of(trace, own) for own in ("zero1,tensor=2,expert=8", strategy.name))
     # As many weights either way: two experts' halves, or one expert. The tokens of half a sequence are sent.
     assert sum(map(parameter_bytes, shared.parameters)) == sum(map(parameter_bytes, whole.parameters))

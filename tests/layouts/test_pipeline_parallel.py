@@ -11,6 +11,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import RING_HOP_SECONDS, Interconnect
+from lightning_predict.layouts.overlap import Links
 from lightning_predict.layouts.pipeline_parallel import (
     block_stages,
     micro_batches_of,
@@ -166,7 +167,7 @@ def test_operations_outside_blocks_belong_to_preceding_block() -> None:
     ],
 )
 def test_time_to_send_an_activation(layout: Layout, words: str, seconds: float) -> None:
-    low, middle, high = send_seconds(100e6, layout, parse_strategy(words), LINKS)
+    low, middle, high = send_seconds(100e6, Links(layout, LINKS), parse_strategy(words))
     assert middle == pytest.approx(seconds, rel=0.01)
     assert low < middle < high
 
@@ -174,5 +175,5 @@ def test_time_to_send_an_activation(layout: Layout, words: str, seconds: float) 
 @given(st.floats(1e3, 1e10), st.floats(1, 10), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]))
 def test_larger_activations_never_take_less(size: float, factor: float, tensor: int, nodes: int) -> None:
     strategy = Strategy(tensor=tensor, pipeline=2)
-    less, more = (send_seconds(each, Layout(H100, 8, nodes), strategy, LINKS) for each in (size, size * factor))
+    less, more = (send_seconds(each, Links(Layout(H100, 8, nodes), LINKS), strategy) for each in (size, size * factor))
     assert np.all(less <= more * (1 + 1e-12))

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout, layout_of
+from lightning_predict.kernels.interconnect import CATALOGUE
 from lightning_predict.layouts.groups import data_group, tensor_group
+from lightning_predict.layouts.overlap import Links
 from lightning_predict.layouts.strategy import ALIASES, DATA_STRATEGIES, DataStrategy, Strategy, parse_strategy
 
 A100 = gpu("A100-SXM-80GB")
@@ -149,13 +151,13 @@ def test_data_parallel_group_by_hand(
     per_node: int, nodes: int, strategy: Strategy, group: tuple[int, int, int]
 ) -> None:
     layout = Layout(A100, per_node, nodes)
-    found = data_group(layout, strategy)
+    found = data_group(Links(layout, CATALOGUE), strategy)
     assert (found.layout.gpus_per_node, found.layout.nodes, found.groups_per_node) == group
     assert found.layout.count == strategy.replicas(layout)
 
 
 def test_tensor_parallel_group_over_machines() -> None:
-    group = tensor_group(Layout(A100, 2, 4), Strategy(tensor=4))
+    group = tensor_group(Links(Layout(A100, 2, 4), CATALOGUE), Strategy(tensor=4))
     assert (group.layout.gpus_per_node, group.layout.nodes, group.groups_per_node) == (2, 2, 1)
 
 

@@ -1,4 +1,4 @@
-"""What torch's allocator reserves: its published constants by hand, and what must hold for any blocks."""
+"""What torch's allocator reserves: its published constants by hand, and relations that hold for any blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lightning_predict.memory.allocator import AllocationError, CachingAllocator
         ((1, 11 * MEBIBYTE, 2 * MEBIBYTE), 2 + 12 + 20),
     ],
 )
-def test_requests_are_served_from_segments_of_2_and_20_mebibytes_or_of_their_own(
+def test_segments_have_2_or_20_mebibytes_or_the_size_of_a_request(
     sizes: tuple[int, ...], reserved_mebibytes: int
 ) -> None:
     allocator = CachingAllocator()
@@ -37,7 +37,7 @@ def test_requests_are_served_from_segments_of_2_and_20_mebibytes_or_of_their_own
     assert allocator.reserved_bytes == reserved_mebibytes * MEBIBYTE
 
 
-def test_the_smallest_free_block_that_is_large_enough_is_taken_and_its_rest_split_off() -> None:
+def test_smallest_sufficient_block_is_taken_and_remainder_split_off() -> None:
     allocator = CachingAllocator()
     large, small = (allocator.allocate(size * MEBIBYTE) for size in (40, 30))
     allocator.free(large)
@@ -49,7 +49,7 @@ def test_the_smallest_free_block_that_is_large_enough_is_taken_and_its_rest_spli
     assert allocator.reserved_bytes == 70 * MEBIBYTE
 
 
-def test_a_rest_of_up_to_a_mebibyte_stays_with_a_large_block() -> None:
+def test_remainder_of_up_to_a_mebibyte_is_not_split_off() -> None:
     allocator = CachingAllocator()
     block = allocator.allocate(11 * MEBIBYTE)
     assert block.size == allocator.allocated_bytes == 12 * MEBIBYTE
@@ -66,7 +66,7 @@ def test_large_block_is_split_if_more_than_one_mebibyte_remains(request_bytes: i
     assert allocator.allocate(request_bytes).size == kept
 
 
-def test_free_neighbours_are_joined_and_those_in_use_keep_them_apart() -> None:
+def test_adjacent_free_blocks_are_merged() -> None:
     allocator = CachingAllocator()
     whole = allocator.allocate(60 * MEBIBYTE)
     allocator.free(whole)
@@ -82,7 +82,7 @@ def test_free_neighbours_are_joined_and_those_in_use_keep_them_apart() -> None:
     assert allocator.reserved_bytes == 100 * MEBIBYTE
 
 
-def test_an_expandable_segment_joins_what_segments_of_their_own_keep_apart() -> None:
+def test_expandable_segment_reuses_memory_of_growing_requests() -> None:
     reserved = []
     for expandable in (False, True):
         allocator = CachingAllocator(expandable_segments=expandable)
@@ -102,7 +102,7 @@ def test_expandable_segments_grow_by_pages() -> None:
     assert allocator.reserved_bytes == (2 + 40) * MEBIBYTE
 
 
-def test_an_emptied_cache_keeps_segments_in_which_something_lies() -> None:
+def test_emptied_cache_keeps_segments_with_allocated_blocks() -> None:
     allocator = CachingAllocator()
     blocks = [allocator.allocate(30 * MEBIBYTE) for _ in range(2)]
     kept = allocator.allocate(9 * MEBIBYTE)
@@ -120,7 +120,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 64 * MEBIBYTE), st.booleans()), max
 
 
 @given(REQUESTS, st.booleans())
-def test_blocks_never_overlap_and_all_that_is_freed_can_be_given_back(
+def test_blocks_never_overlap_and_freed_memory_can_be_released(
     requests: list[tuple[int, bool]], expandable: bool
 ) -> None:
     allocator = CachingAllocator(expandable_segments=expandable)
@@ -144,7 +144,7 @@ def test_blocks_never_overlap_and_all_that_is_freed_can_be_given_back(
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
 
 
-def test_a_full_gpu_releases_unused_segments_before_it_fails() -> None:
+def test_full_gpu_releases_unused_segments() -> None:
     peaks = []
     for capacity in (None, 41 * MEBIBYTE):
         allocator = CachingAllocator(capacity_bytes=capacity)
@@ -155,7 +155,7 @@ def test_a_full_gpu_releases_unused_segments_before_it_fails() -> None:
     assert peaks == [12 + 30, 30]
 
 
-def test_a_live_block_keeps_its_segment_and_the_gpu_runs_out_of_memory() -> None:
+def test_live_block_keeps_its_segment_until_out_of_memory() -> None:
     """A SwinUNETR on 12 GB failed with 3.5 GiB reserved but unused: segments with a live block cannot be released."""
     allocator = CachingAllocator(capacity_bytes=64 * MEBIBYTE)
     large = allocator.allocate(40 * MEBIBYTE)

@@ -1,4 +1,4 @@
-"""Where the memory of a step goes."""
+"""Memory of a step by use and module."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trace() -> Trace:
     return lp.capture(step, samples_per_step=ROWS)
 
 
-def test_the_parts_add_up_to_the_process(trace: Trace) -> None:
+def test_parts_add_up_to_process(trace: Trace) -> None:
     found = memory_breakdown(trace, gpu("L4"))
     assert found is not None
     parts = {part.name: part.bytes for part in found.parts}
@@ -50,7 +50,7 @@ def test_the_parts_add_up_to_the_process(trace: Trace) -> None:
     assert found.phase in ("forward", "backward")
 
 
-def test_activations_are_named_by_their_modules(trace: Trace) -> None:
+def test_activations_by_module(trace: Trace) -> None:
     found = memory_breakdown(trace, gpu("L4"))
     assert found is not None
     sizes = {part.name: part.bytes for part in found.modules}
@@ -58,7 +58,7 @@ def test_activations_are_named_by_their_modules(trace: Trace) -> None:
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
 
 
-def test_the_report_agrees_with_the_table_and_folds_blocks(trace: Trace) -> None:
+def test_report_agrees_with_table_and_folds_blocks(trace: Trace) -> None:
     """`trace memory` said 19.9 and 21.0 GiB where the table said 20.7, and listed ten single blocks."""
     report = memory_report(trace, gpu("L4"))
     assert report is not None
@@ -69,7 +69,7 @@ def test_the_report_agrees_with_the_table_and_folds_blocks(trace: Trace) -> None
     assert not any(name.startswith("0.") for name in names)
 
 
-def test_the_curve_rises_to_the_peak_and_falls_in_the_backward_pass(trace: Trace) -> None:
+def test_curve_rises_to_peak_and_falls_in_backward_pass(trace: Trace) -> None:
     report = memory_report(trace, gpu("L4"))
     assert report is not None
     curve, top = report.breakdown.curve, max(report.breakdown.curve)
@@ -83,7 +83,7 @@ def test_the_curve_rises_to_the_peak_and_falls_in_the_backward_pass(trace: Trace
     assert "<polyline" in memory_chart(curve, report.capacity_bytes)
 
 
-def test_what_cannot_be_seen_is_none(trace: Trace) -> None:
+def test_breakdown_without_tensors_is_none(trace: Trace) -> None:
     assert memory_breakdown(replace(trace, memory=Memory()), gpu("L4")) is None
     unseen = tuple(replace(operation, outputs=()) for operation in trace.operations)
     assert memory_breakdown(replace(trace, operations=unseen), gpu("L4")) is None

@@ -1,4 +1,4 @@
-"""What fills a GPU in every example, and what its allocator makes of it."""
+"""Kept memory of the examples, and of the allocator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def traces(name: str) -> dict[str, Trace]:
 
 
 @pytest.mark.parametrize("name", ["many calls", "gpt2", "resnet", "tabular", "dlrm", "vit"])
-def test_steps(kept: Kept, name: str) -> None:
+def test_memory_matches_kept_values(kept: Kept, name: str) -> None:
     found: dict[str, object] = {}
     for word, trace in traces(name).items():
         need = step_memory(trace)
@@ -51,7 +51,7 @@ def test_steps(kept: Kept, name: str) -> None:
     kept(f"memory of {name}", found)
 
 
-def test_gpus(kept: Kept) -> None:
+def test_memory_of_gpus_matches_kept_values(kept: Kept) -> None:
     found = {}
     for name in GPUS:
         one = gpu(name)

@@ -65,7 +65,7 @@ TRACE = Trace(operations=(PRODUCT,), device="cpu", recorder="dispatch")
         foretold=st.dictionaries(st.text(), st.tuples(*[st.floats(1e-9, 1e9)] * 3)),
     )
 )
-def test_what_is_written_is_read(record: HistoryRecord) -> None:
+def test_written_records_are_read(record: HistoryRecord) -> None:
     path = history_path()
     path.unlink(missing_ok=True)
     append_record(record, path)
@@ -73,11 +73,8 @@ def test_what_is_written_is_read(record: HistoryRecord) -> None:
     assert read_history(path) == (record, record)
 
 
-def test_no_file_is_no_history(tmp_path: Path) -> None:
+def test_path_of_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_history(tmp_path / "none.jsonl") == ()
-
-
-def test_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert history_path(tmp_path) == tmp_path
     monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(tmp_path / "own.jsonl"))
     assert history_path() == tmp_path / "own.jsonl"
@@ -93,24 +90,27 @@ def test_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("{", "is not valid JSON"),
         ("[]", r"the whole file is \[\]; expected an object"),
         (json.dumps(asdict(RECORD) | {"extra": 1}), "has the field 'extra'; expected only"),
-        (
-            json.dumps(asdict(RECORD) | {"actual_seconds": 0}),
-            "actual_seconds is 0; expected a finite number above 0",
-        ),
-        (
-            json.dumps(asdict(RECORD) | {"step_seconds": "1"}),
-            "step_seconds is '1'; expected a finite number",
-        ),
+        (json.dumps(asdict(RECORD) | {"actual_seconds": 0}), "actual_seconds is 0; expected a finite number above 0"),
+        (json.dumps(asdict(RECORD) | {"step_seconds": "1"}), "step_seconds is '1'; expected a finite number"),
         ('{"fingerprint": "f", "gpu": "T4", \udcff', "is not valid JSON"),
     ],
 )
-def test_a_broken_line_is_skipped_with_a_warning(tmp_path: Path, line: str, words: str) -> None:
+def test_damaged_line_is_skipped_with_warning(tmp_path: Path, line: str, words: str) -> None:
     path = append_record(RECORD, tmp_path / "history.jsonl")
     with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(line)  # cut off: no end of the line
+        file.write(line)  # truncated: no end of the line
     append_record(RECORD, path)
     with pytest.warns(UserWarning, match=f"history.jsonl, line 2.*{words}.* The line is skipped"):
         assert read_history(path) == (RECORD, RECORD)
+
+
+def test_predict_warns_of_damaged_line() -> None:
+    history_path().write_text("nonsense\n")
+    with pytest.warns(UserWarning, match="line 1.* The line is skipped"):
+        lp.predict(TRACE, ["T4"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lp.predict(TRACE, ["T4"], history=False)
 
 
 def _append_many(path: str) -> None:
@@ -118,7 +118,7 @@ def _append_many(path: str) -> None:
         append_record(RECORD, path)
 
 
-def test_processes_that_end_together_do_not_mix_their_lines(tmp_path: Path) -> None:
+def test_processes_that_end_together_do_not_mix_lines(tmp_path: Path) -> None:
     path = str(tmp_path / "history.jsonl")
     processes = [get_context("spawn").Process(target=_append_many, args=(path,)) for _ in range(3)]
     for process in processes:
@@ -128,10 +128,46 @@ def test_processes_that_end_together_do_not_mix_their_lines(tmp_path: Path) -> N
     assert read_history(path) == (RECORD,) * 150
 
 
-def test_the_fingerprint_knows_shapes_dtypes_samples_and_the_optimizer_and_not_the_numbers_of_tensors() -> None:
+LINE_BYTES = len(json.dumps(asdict(RECORD))) + 1
+
+
+@pytest.mark.parametrize("limit", [5 * LINE_BYTES, 5 * LINE_BYTES + LINE_BYTES // 2])
+def test_only_last_runs_of_a_large_history_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    # A file of 3 GB took 9.5 GB of memory and 71 s inside a hook.
+    path = tmp_path / "history.jsonl"
+    for day in range(10, 30):
+        append_record(replace(RECORD, date=f"2026-11-{day}"), path)
+    monkeypatch.setattr(history, "MAX_HISTORY_BYTES", limit)
+    assert [record.date for record in read_history(path)] == [f"2026-11-{day}" for day in range(25, 30)]
+    path.write_bytes(b"x" * 100 * LINE_BYTES)
+    with pytest.warns(UserWarning, match="of the last ones.* is not "):
+        assert read_history(path) == ()
+
+
+def test_files_of_a_shared_folder_are_read_in_equal_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "other"):
+        for _ in range(5):
+            append_record(RECORD, tmp_path / f"{name}.jsonl")
+    monkeypatch.setattr(history, "MAX_HISTORY_BYTES", 4 * LINE_BYTES)
+    assert len(read_history(tmp_path)) == 4
+
+
+def test_file_without_models_and_numbers_of_gpus_is_read(tmp_path: Path) -> None:
+    line = {key: value for key, value in asdict(RECORD).items() if key not in ("model", "num_gpus")}
+    path = tmp_path / "history.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    assert read_history(path) == (RECORD,)
+
+
+# --- Fingerprints
+
+
+def test_fingerprint_depends_on_shapes_dtypes_samples_and_optimizer() -> None:
     changed = replace(PRODUCT, inputs=(TensorInfo((512, 256), "float32"), PRODUCT.inputs[1]))
     half = replace(PRODUCT, inputs=(TensorInfo((512, 512), "bfloat16"), PRODUCT.inputs[1]))
-    renumbered = replace(PRODUCT, inputs=tuple(replace(one, id=9) for one in PRODUCT.inputs))
+    renumbered = replace(PRODUCT, inputs=tuple(replace(tensor, id=9) for tensor in PRODUCT.inputs))
     different = [
         TRACE,
         replace(TRACE, operations=(changed,)),
@@ -145,35 +181,58 @@ def test_the_fingerprint_knows_shapes_dtypes_samples_and_the_optimizer_and_not_t
     assert fingerprint_of(same) == fingerprint_of(TRACE)
 
 
-def test_a_predicted_step_is_corrected_to_what_was_measured() -> None:
-    correction = correction_for([RECORD], "f", STEP, is_measured=False)
+WEIGHT = Parameter(name="weight", shape=(8, 4), dtype="float32")
+
+
+def test_fingerprint_of_model_depends_on_parameters_and_precision() -> None:
+    trace = replace(TRACE, parameters=(WEIGHT,), samples=8)
+    assert model_fingerprint_of(TRACE) is None
+    assert model_fingerprint_of(replace(trace, samples=16, operations=())) == model_fingerprint_of(trace)
+    others = [
+        replace(trace, parameters=(WEIGHT, WEIGHT)),
+        replace(trace, parameters=(replace(WEIGHT, requires_grad=False),)),
+        replace(trace, batches=2),
+        replace(trace, flags=Flags(autocast_dtype="float16")),
+        replace(trace, flags=Flags(matmul_tf32=True)),
+        replace(trace, compiled=True),
+    ]
+    assert len({model_fingerprint_of(each) for each in [trace, *others]}) == 7
+
+
+# --- Corrections
+
+
+def test_step_is_corrected_to_measured_step() -> None:
+    correction = correction_for([RECORD], "f", STEP)
     assert correction is not None
     step = STEP.scaled(correction.step, note=correction.note(STEP.gpu))
-    # 0.6 s were measured where 0.5 s are predicted.
+    # 0.6 s were measured; 0.5 s are predicted.
     assert (step.seconds, step.low_seconds, step.high_seconds) == pytest.approx((0.6, 0.4 * 1.2, 0.75 * 1.2))
     assert step.notes == ("The step is corrected by a factor of 1.20, from 1 earlier run of this model on T4.",)
     assert correction.run == 1.0
 
 
-def test_the_median_of_the_latest_runs_counts() -> None:
-    records = [replace(RECORD, actual_seconds=1.0)] * 20 + [
-        replace(RECORD, actual_seconds=100.0 + number) for number in range(RUNS_THAT_COUNT)
+def test_only_the_latest_runs_count() -> None:
+    records = [replace(RECORD, step_seconds=9.0, actual_seconds=1.0)] * 20 + [
+        replace(RECORD, step_seconds=3.0, actual_seconds=100.0 + number) for number in range(RUNS_THAT_COUNT)
     ]
-    correction = correction_for(records, "f", STEP, is_measured=True)
-    assert correction is not None
-    assert (correction.step, correction.runs) == (1.0, RUNS_THAT_COUNT)
+    step, run = correction_for(records, "f", STEP), run_correction(records, "f", STEP.gpu)
+    assert step is not None
+    assert run is not None
+    assert (step.step, step.runs) == (3.0 / STEP.seconds, RUNS_THAT_COUNT)
+    assert (run.step, run.runs) == (1.0, RUNS_THAT_COUNT)
     # Ten ratios of 1.00, 1.01, ... 1.09 and one of 1 without a difference: 1.045 to the power of 10/11, nearly.
-    assert correction.run == pytest.approx(1.045 ** (10 / 11), rel=1e-3)
+    assert run.run == pytest.approx(1.045 ** (10 / 11), rel=1e-3)
 
 
-def test_one_odd_run_counts_half_and_widens_the_total() -> None:
+def test_single_unusual_run_counts_half_and_widens_the_total() -> None:
     """A run that took 1.5 times as long: the factor is the root of 1.5, and both 1 and 1.5 lie in its interval."""
-    once = run_correction([replace(RECORD, predicted_seconds=100.0, actual_seconds=150.0)], "f", "T4")
+    slow = replace(RECORD, predicted_seconds=100.0, actual_seconds=150.0)
+    once, often = (run_correction([slow] * count, "f", "T4") for count in (1, 9))
     assert once is not None
+    assert often is not None
     assert once.run == pytest.approx(math.sqrt(1.5))
     assert once.run / once.run_spread < 1.0 < 1.5 < once.run * once.run_spread
-    often = run_correction([replace(RECORD, predicted_seconds=100.0, actual_seconds=150.0)] * 9, "f", "T4")
-    assert often is not None
     assert often.run == pytest.approx(1.5**0.9)
     assert 1.0 < often.run_spread < 1.1 < once.run_spread
     run = Run(
@@ -182,17 +241,12 @@ def test_one_odd_run_counts_half_and_widens_the_total() -> None:
     assert run.scaled(1.0, 1.1).total == Interval(9.0 / 1.1, 10.0, 11.0 * 1.1)
 
 
-def test_equal_measured_steps_are_not_exact() -> None:
+def test_interval_of_equal_measured_steps_is_not_empty() -> None:
     """A repeated run differs by 5 % at the 90 % level, so the median of four equal steps by the root of that factor."""
     step = STEP.with_measured_steps([0.5] * 4)
     assert step.seconds == 0.5
     assert step.high_seconds == pytest.approx(0.5 * MEASURED_SPREAD**0.5)
     assert STEP.with_measured_steps([0.4, 0.5, 0.6]).interval == Interval(0.4, 0.5, 0.6)
-
-
-@pytest.mark.parametrize("other", [{"fingerprint": "g"}, {"gpu": "L4"}, {"num_gpus": 2}])
-def test_other_models_and_gpus_say_nothing(other: dict[str, str]) -> None:
-    assert correction_for([replace(RECORD, **other)], "f", STEP, is_measured=False) is None  # type: ignore[arg-type]
 
 
 def of_sizes(**seconds: float) -> list[HistoryRecord]:
@@ -203,17 +257,17 @@ def of_sizes(**seconds: float) -> list[HistoryRecord]:
     ]
 
 
-def test_runs_with_other_batch_sizes_give_the_step_by_a_line() -> None:
+def test_step_is_interpolated_between_batch_sizes() -> None:
     records = of_sizes(s8=0.3, s16=0.5)  # 0.1 s, and 25 ms a sample
-    correction = correction_for(records, "f", STEP, is_measured=False, model="m", samples=24)
+    correction = correction_for(records, "f", STEP, model="m", samples=24)
     assert correction is not None
     assert correction.step == pytest.approx(0.7 / 0.5)  # 0.7 s by the line; 0.5 s are predicted
     assert correction.note("T4") == (
         "The step is corrected by a factor of 1.40, from 2 earlier runs of this model on T4 (interpolated "
         "from batches of 8, 16 samples)."
     )
-    # A run of this very step knows better.
-    exact = correction_for([*records, RECORD], "f", STEP, is_measured=False, model="m", samples=24)
+    # A run of the same step takes precedence.
+    exact = correction_for([*records, RECORD], "f", STEP, model="m", samples=24)
     assert exact is not None
     assert exact.step == pytest.approx(0.6 / 0.5)
 
@@ -221,70 +275,35 @@ def test_runs_with_other_batch_sizes_give_the_step_by_a_line() -> None:
 @pytest.mark.parametrize(
     ("records", "samples"),
     [
+        ([replace(RECORD, fingerprint="g")], 16),
+        ([replace(RECORD, gpu="L4")], 16),
+        ([replace(RECORD, num_gpus=2)], 16),
         (of_sizes(s8=0.3), 16),  # one size is no line
         (of_sizes(s8=0.3, s16=0.5), 33),  # more than twice the largest
         (of_sizes(s8=0.3, s16=0.5), 3),  # less than half of the smallest
         (of_sizes(s8=0.3, s16=0.9), 4),  # the line is at 0 there
         (of_sizes(s8=0.3, s16=0.5), None),
-        ([replace(one, model=None) for one in of_sizes(s8=0.3, s16=0.5)], 16),
-        ([replace(one, num_gpus=2) for one in of_sizes(s8=0.3, s16=0.5)], 16),
+        ([replace(each, model=None) for each in of_sizes(s8=0.3, s16=0.5)], 16),
+        ([replace(each, num_gpus=2) for each in of_sizes(s8=0.3, s16=0.5)], 16),
     ],
 )
-def test_runs_that_no_line_is_believed_from(records: list[HistoryRecord], samples: int | None) -> None:
-    assert correction_for(records, "f", STEP, is_measured=False, model="m", samples=samples) is None
+def test_other_models_gpus_and_distant_batch_sizes_give_no_correction(
+    records: list[HistoryRecord], samples: int | None
+) -> None:
+    assert correction_for(records, "f", STEP, model="m", samples=samples) is None
 
 
-def test_a_measured_step_needs_no_line() -> None:
-    records = of_sizes(s8=0.3, s16=0.5)
-    assert correction_for(records, "f", STEP, is_measured=True, model="m", samples=12) is None
-
-
-def test_the_model_is_known_by_its_parameters_and_precision_whatever_the_batch() -> None:
-    weight = Parameter(name="weight", shape=(8, 4), dtype="float32")
-    trace = replace(TRACE, parameters=(weight,), samples=8)
-    assert model_fingerprint_of(TRACE) is None
-    assert model_fingerprint_of(replace(trace, samples=16, operations=())) == model_fingerprint_of(trace)
-    others = [
-        replace(trace, parameters=(weight, weight)),
-        replace(trace, parameters=(replace(weight, requires_grad=False),)),
-        replace(trace, batches=2),
-        replace(trace, flags=Flags(autocast_dtype="float16")),
-        replace(trace, flags=Flags(matmul_tf32=True)),
-        replace(trace, compiled=True),
-    ]
-    assert len({model_fingerprint_of(one) for one in [trace, *others]}) == 7
-
-
-def test_a_file_of_before_models_were_told_apart_is_read(tmp_path: Path) -> None:
-    line = {key: value for key, value in asdict(RECORD).items() if key not in ("model", "num_gpus")}
-    path = tmp_path / "history.jsonl"
-    path.write_text(json.dumps(line) + "\n")
-    assert read_history(path) == (RECORD,)
-
-
-def test_a_layout_learns_from_runs_on_as_many_gpus() -> None:
+def test_layout_is_corrected_by_runs_with_the_same_number_of_gpus() -> None:
     records = [RECORD, replace(RECORD, num_gpus=8, step_seconds=1.5)]
-    correction = correction_for(records, "f", replace(STEP, gpu="8xT4"), is_measured=False)
+    correction = correction_for(records, "f", replace(STEP, gpu="8xT4"))
     assert correction is not None
     assert (correction.step, correction.runs) == (1.5 / 0.5, 1)
-    assert correction_for(records, "f", replace(STEP, gpu="4xT4"), is_measured=False) is None
+    assert correction_for(records, "f", replace(STEP, gpu="4xT4")) is None
 
 
-def test_predict_learns_from_other_batch_sizes() -> None:
-    weight = Parameter(name="weight", shape=(512, 512), dtype="float32")
-    trace = replace(TRACE, parameters=(weight,), samples=32)
-    model = model_fingerprint_of(trace)
-    for samples in (16, 64):
-        append_record(replace(RECORD, model=model, samples=samples, step_seconds=0.01 * samples))
-    learnt = lp.predict(trace, ["T4"])["T4"]
-    assert learnt.iteration_seconds == pytest.approx(0.32)
-    assert "from batches of 16, 64 samples" in learnt.notes[-1]
-
-
-def test_predict_learns_unless_it_is_told_not_to() -> None:
+def test_predict_uses_history_unless_disabled() -> None:
     without = lp.predict(TRACE, ["T4", "L4"], iterations=10)
-    record = replace(RECORD, fingerprint=fingerprint_of(TRACE), step_seconds=2 * without["T4"].iteration_seconds)
-    append_record(record)
+    append_record(replace(RECORD, fingerprint=fingerprint_of(TRACE), step_seconds=2 * without["T4"].iteration_seconds))
     learnt = lp.predict(TRACE, ["T4", "L4"], iterations=10)
     assert learnt["T4"].iteration_seconds == pytest.approx(2 * without["T4"].iteration_seconds)
     assert learnt["T4"].total_seconds == pytest.approx(2 * (without["T4"].total_seconds or 0.0))
@@ -293,43 +312,10 @@ def test_predict_learns_unless_it_is_told_not_to() -> None:
     assert lp.predict(TRACE, ["T4", "L4"], iterations=10, history=False) == without
 
 
-def test_predict_warns_of_a_broken_line() -> None:
-    history_path().write_text("nonsense\n")
-    with pytest.warns(UserWarning, match="line 1.* The line is skipped"):
-        lp.predict(TRACE, ["T4"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        lp.predict(TRACE, ["T4"], history=False)
-
-
-def test_runs_before_the_latest_ten_do_not_count() -> None:
-    old = [replace(RECORD, step_seconds=9.0)] * 11
-    new = [replace(RECORD, step_seconds=3.0)] * 10
-    found = correction_for([*old, *new], RECORD.fingerprint, STEP, is_measured=False)
-    assert found is not None
-    assert (found.runs, found.step) == (10, 3.0 / STEP.seconds)
-
-
-def test_of_a_history_of_any_size_only_the_last_runs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A file of 3 GB took 9.5 GB of memory and 71 s inside a hook.
-    path, line = tmp_path / "history.jsonl", len(json.dumps(asdict(RECORD))) + 1
-    for day in range(10, 30):
-        append_record(replace(RECORD, date=f"2026-11-{day}"), path)
-    monkeypatch.setattr(history, "MAX_HISTORY_BYTES", 5 * line + line // 2)
-    assert [record.date for record in read_history(path)] == [f"2026-11-{day}" for day in range(25, 30)]
-    monkeypatch.setattr(history, "MAX_HISTORY_BYTES", 5 * line)
-    assert [record.date for record in read_history(path)] == [f"2026-11-{day}" for day in range(25, 30)]
-    path.write_bytes(b"x" * 100 * line)
-    with pytest.warns(UserWarning, match="of the last ones.* is not "):
-        assert read_history(path) == ()
-
-
-def test_the_machines_of_a_shared_folder_are_read_in_equal_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = len(json.dumps(asdict(RECORD))) + 1
-    for name in ("one", "other"):
-        for _ in range(5):
-            append_record(RECORD, tmp_path / f"{name}.jsonl")
-    monkeypatch.setattr(history, "MAX_HISTORY_BYTES", 4 * line)
-    assert len(read_history(tmp_path)) == 4
+def test_predict_interpolates_between_batch_sizes() -> None:
+    trace = replace(TRACE, parameters=(WEIGHT,), samples=32)
+    for samples in (16, 64):
+        append_record(replace(RECORD, model=model_fingerprint_of(trace), samples=samples, step_seconds=0.01 * samples))
+    learnt = lp.predict(trace, ["T4"])["T4"]
+    assert learnt.iteration_seconds == pytest.approx(0.32)
+    assert "from batches of 16, 64 samples" in learnt.notes[-1]

@@ -87,7 +87,7 @@ def test_history(kept: Kept) -> None:
     found: dict[str, object] = {}
     for fingerprint in "abc":
         for samples in (24, 500):
-            correction = correction_for(records, fingerprint, STEP, is_measured=False, model="m", samples=samples)
+            correction = correction_for(records, fingerprint, STEP, model="m", samples=samples)
             found[f"{fingerprint}, {samples}"] = [] if correction is None else [correction.step, correction.run]
     gain = own_gain(records[:-1], records[-1])
     found["own gain"] = [] if gain is None else [gain.sentence(records[-1])]

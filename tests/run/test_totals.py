@@ -1,3 +1,5 @@
+"""Time of a whole run from the time of a step, by hand, and each replica's share of the work."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.base.interval import Interval
-from lightning_predict.run.workload import Batches, Checkpoints, Loader, Run, Workload, predict_run, training_seconds
+from lightning_predict.run.workload import (
+    Batches,
+    Checkpoints,
+    Loader,
+    Run,
+    Workload,
+    predict_run,
+    training_seconds,
+    workload_per_replica,
+)
 from lightning_predict.timeline.step_prediction import StepPrediction
 
 STEP = StepPrediction(
@@ -25,83 +36,137 @@ def taking(seconds: float, **values: float) -> StepPrediction:
     return replace(STEP, interval=Interval(seconds, seconds, seconds), **values)  # type: ignore[arg-type]
 
 
-VALIDATION = taking(0.1)
+WITH_LOADER = Workload(training_iterations=10, loader=Loader(seconds_per_batch=0.25))
+UNEVEN = Batches(optimizer_steps=2, batches=2, partial_batches=1, partial_share=0.5)
 
 
-def test_training_and_captured_validation_add_up() -> None:
-    run = predict_run(STEP, Workload(training_iterations=100, validation_iterations=20), VALIDATION)
-    assert (run.training_seconds, run.validation_seconds, run.total_seconds) == (50.0, 2.0, 52.0)
-    assert run.total == Interval(52 * 0.4 / 0.5, 52, 52 * 0.75 / 0.5)
-    assert not run.validation_is_estimated
+@pytest.mark.parametrize(
+    ("workload", "validation", "batches", "totals", "is_estimated"),
+    [
+        # (training, validation, total) seconds
+        (Workload(training_iterations=100, validation_iterations=20), taking(0.1), 1, (50, 2, 52), False),
+        # Without a recorded validation batch: the forward part of a batch.
+        (Workload(training_iterations=100, validation_iterations=20), None, 4, (50, 20 * 0.2 / 4, 51), True),
+        (Workload(training_iterations=100, validation_iterations=20), None, 1, (50, 20 * 0.2, 54), True),
+        (Workload(training_iterations=1), None, 1, (0.5, 0, 0.5), False),
+        (Workload(training_iterations=None), None, 1, (None, None, None), False),
+        (Workload(training_iterations=10, validation_iterations=None), None, 1, (5.0, None, 5.0), True),
+        # Waits for a loader without workers add to every step; shorter batches wait for their share.
+        (WITH_LOADER, None, 2, (10 * 1.0, 0, 10 * 1.0), False),
+        (
+            Workload(training_iterations=2, training=UNEVEN, loader=Loader(seconds_per_batch=1.0)),
+            None,
+            1,
+            (0.5 + 0.25 + 1.5, 0, 0.5 + 0.25 + 1.5),
+            False,
+        ),
+    ],
+)
+def test_totals_by_hand(
+    workload: Workload,
+    validation: StepPrediction | None,
+    batches: int,
+    totals: tuple[float | None, ...],
+    is_estimated: bool,
+) -> None:
+    run = predict_run(STEP, workload, validation, batches=batches)
+    assert (run.training_seconds, run.validation_seconds, run.total_seconds) == totals
+    assert run.validation_is_estimated == is_estimated
 
 
-def test_validation_without_a_capture_is_the_forward_share_of_one_batch() -> None:
-    run = predict_run(STEP, Workload(training_iterations=100, validation_iterations=20), batches=4)
-    assert run.validation_seconds == 20 * 0.2 / 4
-    assert run.validation_is_estimated
+@pytest.mark.parametrize(
+    ("step", "workload", "total"),
+    [
+        (
+            STEP,
+            Workload(training_iterations=100, validation_iterations=10),
+            Interval(52 * 0.4 / 0.5, 52, 52 * 0.75 / 0.5),
+        ),
+        # Waits are measured: only the step has an interval.
+        (STEP, WITH_LOADER, Interval(4.0 + 2.5, 5.0 + 2.5, 7.5 + 2.5)),
+        # Ten steps of 5 s, and ten waits of 0.5 s, each may be half or twice as long.
+        (
+            taking(5.0),
+            Workload(training_iterations=10, loader=Loader(seconds_per_batch=0.5, spread=(0.5, 2.0))),
+            Interval(50 + 2.5, 50 + 5, 50 + 10),
+        ),
+        (
+            STEP,
+            Workload(training_iterations=10, checkpoints=Checkpoints(count=3, seconds=2.0, is_estimated=False)),
+            Interval(4.0 + 6, 5.0 + 6, 7.5 + 6),
+        ),
+        # An unknown number of checkpoints is left out.
+        (STEP, Workload(training_iterations=10, checkpoints=Checkpoints(count=None, seconds=2.0)), Interval(4, 5, 7.5)),
+    ],
+)
+def test_interval_of_total_by_hand(step: StepPrediction, workload: Workload, total: Interval[float]) -> None:
+    found = predict_run(step, workload).total
+    assert found is not None
+    assert (found.low, found.middle, found.high) == pytest.approx((total.low, total.middle, total.high))
 
 
-def test_a_step_is_one_batch_where_nothing_else_is_said() -> None:
+def test_run_keeps_facts_of_its_workload() -> None:
     workload = Workload(
-        training_iterations=100,
-        validation_iterations=20,
-        samples_per_iteration=32,
-        loader=Loader(seconds_per_batch=0.25),
+        training_iterations=100, samples_per_iteration=32, loader=Loader(seconds_per_batch=0.25), at_most=True
     )
-    run = predict_run(STEP, workload)
-    assert run.validation_seconds == 20 * 0.2
-    assert run.loader_seconds == 0.25
-    assert run.samples_per_iteration == 32  # of one replica
-    assert predict_run(STEP, workload, replicas=4).samples_per_iteration == 4 * 32
-
-
-def test_no_validation_is_not_an_estimate() -> None:
-    run = predict_run(STEP, Workload(training_iterations=1, validation_iterations=0))
-    assert run.validation_seconds == 0
-    assert not run.validation_is_estimated
-
-
-def test_an_unknown_length_has_no_total() -> None:
-    run = predict_run(STEP, Workload(training_iterations=None))
-    assert run.total_seconds is None
-    assert run.total is None
-    assert run.training_seconds is None
-
-
-def test_an_unknown_number_of_validation_batches_leaves_the_known_part() -> None:
-    run = predict_run(STEP, Workload(training_iterations=10, validation_iterations=None, at_most=True))
-    assert run.validation_seconds is None
-    assert run.total_seconds == 5.0
+    run = predict_run(STEP, workload, batches=2)
+    assert (run.loader_seconds, run.cycle_seconds, run.samples_per_iteration) == (0.5, 1.0, 32)
     assert run.at_most
+    assert predict_run(STEP, workload, replicas=4).samples_per_iteration == 4 * 32
+    epoch = predict_run(STEP, Workload(epoch=Batches(optimizer_steps=100, batches=100)))
+    assert (epoch.total_seconds, epoch.epoch_seconds) == (None, 50.0)
 
 
-STEP_OF_THREE = taking(3.5, device_seconds=3.5, optimizer_seconds=0.5)
-"""A window of three batches of a second each, and half a second for the update."""
+@pytest.mark.parametrize(
+    ("checkpoints", "seconds", "is_estimated"),
+    [
+        (Checkpoints(), 0.0, False),
+        (Checkpoints(count=3, seconds=2.0, is_estimated=False), 6.0, False),
+        (Checkpoints(count=3, seconds=2.0), 6.0, True),
+        (Checkpoints(count=None, seconds=2.0), None, False),
+    ],
+)
+def test_time_of_checkpoints(checkpoints: Checkpoints, seconds: float | None, is_estimated: bool) -> None:
+    run = predict_run(STEP, Workload(training_iterations=10, checkpoints=checkpoints))
+    assert (run.checkpoint_seconds, run.checkpoint_is_estimated) == (seconds, is_estimated)
 
 
-def test_a_short_window_takes_its_batches_and_a_whole_update() -> None:
-    # Two epochs of 4 batches in windows of 3 and of 1: 8 batches of 1 s and 4 updates of 0.5 s, and not 4 x 3.5 s.
-    work = Batches(optimizer_steps=4, batches=8)
-    assert training_seconds(STEP_OF_THREE, work, batches_per_step=3) == pytest.approx(8 * 1.0 + 4 * 0.5)
-    run = predict_run(STEP_OF_THREE, Workload(training_iterations=4, training=work), batches=3)
-    assert run.total_seconds == pytest.approx(10.0)
-
-
-def test_an_uneven_batch_takes_its_share_but_no_less_than_its_launches() -> None:
-    step = replace(STEP, host_seconds=0.2)  # 0.5 s a batch
-    half, tenth = (
-        Batches(optimizer_steps=3, batches=3, partial_batches=1, partial_share=share) for share in (0.5, 0.1)
-    )
-    assert training_seconds(step, half, batches_per_step=1) == pytest.approx(2 * 0.5 + 0.25)
-    assert training_seconds(step, tenth, batches_per_step=1) == pytest.approx(2 * 0.5 + 0.2)
-
-
-def test_a_step_that_the_host_bounds_splits_as_the_device_does() -> None:
-    # The device works for 1 s of the 4, half of it on the update: so half of the 4 s are the update's.
-    step = taking(4.0, host_seconds=4.0, device_seconds=1.0, optimizer_seconds=0.5)
-    assert training_seconds(step, Batches(optimizer_steps=2, batches=2), batches_per_step=2) == pytest.approx(
-        2 * 2 + 2 * 1
-    )
+@pytest.mark.parametrize(
+    ("step", "work", "batches_per_step", "seconds"),
+    [
+        # Two epochs of 4 batches in windows of 3 and of 1: 8 batches of 1 s and 4 updates of 0.5 s, and not 4 x 3.5 s.
+        (
+            taking(3.5, device_seconds=3.5, optimizer_seconds=0.5),
+            Batches(optimizer_steps=4, batches=8),
+            3,
+            8 * 1.0 + 4 * 0.5,
+        ),
+        # A partial batch takes its share of 0.5 s, but at least the host's 0.2 s.
+        (
+            replace(STEP, host_seconds=0.2),
+            Batches(optimizer_steps=3, batches=3, partial_batches=1, partial_share=0.5),
+            1,
+            2 * 0.5 + 0.25,
+        ),
+        (
+            replace(STEP, host_seconds=0.2),
+            Batches(optimizer_steps=3, batches=3, partial_batches=1, partial_share=0.1),
+            1,
+            2 * 0.5 + 0.2,
+        ),
+        # The device works for 1 s of the 4, half of it on the update: so half of the 4 s are the update's.
+        (
+            taking(4.0, host_seconds=4.0, device_seconds=1.0, optimizer_seconds=0.5),
+            Batches(optimizer_steps=2, batches=2),
+            2,
+            2 * 2 + 2 * 1,
+        ),
+    ],
+)
+def test_time_of_short_windows_and_partial_batches(
+    step: StepPrediction, work: Batches, batches_per_step: int, seconds: float
+) -> None:
+    assert training_seconds(step, work, batches_per_step=batches_per_step) == pytest.approx(seconds)
 
 
 @given(
@@ -110,73 +175,28 @@ def test_a_step_that_the_host_bounds_splits_as_the_device_does() -> None:
     seconds=st.floats(1e-6, 1e3),
     optimizer_share=st.floats(0, 1),
 )
-def test_whole_windows_are_whole_steps(windows: int, per_window: int, seconds: float, optimizer_share: float) -> None:
+def test_whole_windows_take_whole_steps(windows: int, per_window: int, seconds: float, optimizer_share: float) -> None:
     step = taking(seconds, device_seconds=seconds, optimizer_seconds=optimizer_share * seconds)
     work = Batches(optimizer_steps=windows, batches=windows * per_window)
     assert training_seconds(step, work, batches_per_step=per_window) == pytest.approx(windows * seconds)
 
 
-def test_waits_for_a_loader_without_workers_add_to_every_step() -> None:
-    run = predict_run(STEP, Workload(training_iterations=10, loader=Loader(seconds_per_batch=0.25)), batches=2)
-    assert run.total_seconds == 10 * (0.5 + 2 * 0.25)
-    assert (run.cycle_seconds, run.loader_seconds) == (1.0, 0.5)
-    # The loader's part is measured: only the step has an interval.
-    assert run.total is not None
-    assert run.total.low == pytest.approx(10 * (0.4 + 0.5))
-
-
-def test_the_ends_of_a_wait_are_those_of_the_total() -> None:
-    # Ten steps of 5 s, and ten waits of 0.5 s, each may be half or twice as long.
-    run = predict_run(
-        taking(5.0), Workload(training_iterations=10, loader=Loader(seconds_per_batch=0.5, spread=(0.5, 2.0)))
-    )
-    assert run.total == Interval(50 + 2.5, 50 + 5, 50 + 10)
-
-
 @pytest.mark.parametrize(("step_seconds", "total"), [(0.5, 10 * 0.7), (0.7, 10 * 0.7), (2.0, 10 * 2.0)])
-def test_workers_that_are_too_slow_bound_a_faster_gpu(step_seconds: float, total: float) -> None:
-    step = taking(step_seconds)
-    loader = Loader(seconds_per_batch=0.7, overlaps=True)
-    assert predict_run(step, Workload(training_iterations=10, loader=loader)).total_seconds == pytest.approx(total)
-
-
-def test_an_uneven_batch_keeps_the_loader_for_its_share() -> None:
-    work = Batches(optimizer_steps=2, batches=2, partial_batches=1, partial_share=0.5)
-    run = predict_run(STEP, Workload(training_iterations=2, training=work, loader=Loader(seconds_per_batch=1.0)))
-    assert run.total_seconds == pytest.approx(0.5 + 0.25 + 1.5 * 1.0)
-
-
-def test_checkpoints_take_the_same_on_every_gpu() -> None:
-    checkpoints = Checkpoints(count=3, seconds=2.0, is_estimated=False)
-    run = predict_run(STEP, Workload(training_iterations=10, checkpoints=checkpoints))
-    assert run.checkpoint_seconds == 6.0
-    assert run.total == Interval(4.0 + 6, 5.0 + 6, 7.5 + 6)
-    assert not run.checkpoint_is_estimated
-
-
-def test_no_checkpoint_is_no_estimate_and_an_unknown_number_is_left_out() -> None:
-    assert not predict_run(STEP, Workload(training_iterations=10)).checkpoint_is_estimated
-    run = predict_run(STEP, Workload(training_iterations=10, checkpoints=Checkpoints(count=None, seconds=2.0)))
-    assert run.checkpoint_seconds is None
-    assert run.total_seconds == 5.0
-
-
-def test_a_run_of_unknown_length_has_the_time_of_an_epoch() -> None:
-    run = predict_run(
-        STEP, Workload(epoch=Batches(optimizer_steps=100, batches=100), loader=Loader(seconds_per_batch=0.1))
-    )
-    assert run.total_seconds is None
-    assert run.cycle_seconds == pytest.approx(0.6)
-    assert run.epoch_seconds == pytest.approx(60.0)
+def test_slow_loader_bounds_fast_gpu(step_seconds: float, total: float) -> None:
+    workload = Workload(training_iterations=10, loader=Loader(seconds_per_batch=0.7, overlaps=True))
+    assert predict_run(taking(step_seconds), workload).total_seconds == pytest.approx(total)
 
 
 @pytest.mark.parametrize(
-    ("limit", "total", "high", "is_cut_off"),
-    [(None, 20.0, 30.0, False), (40.0, 20.0, 30.0, False), (25.0, 20.0, 25.0, False), (15.0, 15.0, 15.0, True)],
+    ("limit", "total", "is_cut_off"),
+    [
+        (None, Interval(10.0, 20.0, 30.0), False),
+        (40.0, Interval(10.0, 20.0, 30.0), False),
+        (25.0, Interval(10.0, 20.0, 25.0), False),
+        (15.0, Interval(10.0, 15.0, 15.0), True),
+    ],
 )
-def test_a_time_limit_cuts_the_total_and_its_interval_off(
-    limit: float | None, total: float, high: float, is_cut_off: bool
-) -> None:
+def test_time_limit_ends_the_run(limit: float | None, total: Interval[float], is_cut_off: bool) -> None:
     run = Run(
         gpu="T4",
         training_seconds=20.0,
@@ -184,11 +204,45 @@ def test_a_time_limit_cuts_the_total_and_its_interval_off(
         total=Interval(10.0, 20.0, 30.0),
         cycle_seconds=1.0,
     ).cut_off(limit)
-    assert run.total == Interval(10.0, total, high)
-    assert run.is_cut_off == is_cut_off
+    assert (run.total, run.is_cut_off) == (total, is_cut_off)
+    endless = predict_run(STEP, Workload()).cut_off(60.0)
+    assert (endless.total, endless.is_cut_off) == (Interval(60.0, 60.0, 60.0), True)
 
 
-def test_a_run_without_an_end_of_its_own_lasts_until_the_limit() -> None:
-    run = predict_run(STEP, Workload()).cut_off(60.0)
-    assert run.total == Interval(60.0, 60.0, 60.0)
-    assert run.is_cut_off
+# --- Work of a replica
+
+ALONE = Workload(
+    training_iterations=1000,
+    validation_iterations=50,
+    training=Batches(optimizer_steps=1000, batches=2000, partial_batches=2, partial_share=0.5),
+    epoch=Batches(optimizer_steps=100, batches=200, partial_batches=1, partial_share=0.5),
+    samples_per_iteration=32,
+)
+
+
+def test_eight_replicas_take_an_eighth_of_the_steps() -> None:
+    shared = workload_per_replica(ALONE, replicas=8)
+    assert (shared.training_iterations, shared.validation_iterations) == (125, 7)
+    assert shared.training == Batches(optimizer_steps=125, batches=250, partial_batches=1, partial_share=0.5)
+    assert shared.epoch == Batches(optimizer_steps=13, batches=25, partial_batches=1, partial_share=0.5)
+    assert shared.samples_per_iteration == 32
+    accumulated = workload_per_replica(ALONE, replicas=8, accumulate=2)
+    assert (accumulated.training_iterations, accumulated.validation_iterations) == (63, 7)
+    assert accumulated.training == Batches(optimizer_steps=63, batches=250, partial_batches=1, partial_share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "replicas", "recorded", "expected"), [(10, 1, 2, 20), (None, 4, 1, None), (7, 4, 4, 7)]
+)
+def test_steps_follow_number_of_replicas(
+    iterations: int | None, replicas: int, recorded: int, expected: int | None
+) -> None:
+    workload = Workload(training_iterations=iterations)
+    assert workload_per_replica(workload, replicas=replicas, recorded=recorded).training_iterations == expected
+
+
+@given(st.integers(0, 10**6), st.integers(1, 64))
+def test_replicas_process_all_samples_with_at_most_one_short_step(steps: int, replicas: int) -> None:
+    shared = workload_per_replica(Workload(training_iterations=steps), replicas=replicas).training_iterations
+    assert shared is not None
+    assert steps <= shared * replicas < steps + replicas
