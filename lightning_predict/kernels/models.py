@@ -196,7 +196,7 @@ def dominates_same_chip(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     return is_same_chip and dominates(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)
 
 
-@lru_cache(maxsize=4096)  # called again by every family
+@lru_cache(maxsize=4096)  # called again by every spec
 def weakened_gpu(gpu: Gpu, factor: float) -> Gpu:
     """Return the GPU with every figure divided by the factor."""
     return replace(
@@ -281,10 +281,10 @@ class UtilisationModels:
 
     def supports(self, operation: str, dtype: str) -> bool:
         """Return whether a network supports this operation and dtype, on any GPU."""
-        family = network_spec(operation, dtype)
-        if family is None or family.name not in self._weights.cross_gpu_model.families:
+        spec = network_spec(operation, dtype)
+        if spec is None or spec.name not in self._weights.cross_gpu_model.families:
             return False
-        return family.name not in self._own_families or self.trained_on(operation, dtype)
+        return spec.name not in self._own_families or self.trained_on(operation, dtype)
 
     def for_gpu(self, gpu_name: str) -> UtilisationModels:
         """Return the models of one GPU, including its networks of families that no cross-GPU network supports.
@@ -302,11 +302,11 @@ class UtilisationModels:
 
     def trained_on(self, operation: str, dtype: str) -> bool:
         """Return whether measurements of this operation and dtype, from any GPU, were in the training data."""
-        family = network_spec(operation, dtype)
-        if family is None:
+        spec = network_spec(operation, dtype)
+        if spec is None:
             return False
         for one in (self._weights.cross_gpu_model, *self._weights.gpus.values()):
-            network = one.families.get(family.name)
+            network = one.families.get(spec.name)
             if network is not None and (operation, dtype) in network.trained:
                 return True
         return False
@@ -328,11 +328,11 @@ class UtilisationModels:
         For fused attention, measurements in one 16-bit dtype count for the other 16-bit dtype if the same units compute
         both.
         """
-        family = network_spec(operation, dtype)
+        spec = network_spec(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
-        if family is None or own is None or family.name not in own.families:
+        if spec is None or own is None or spec.name not in own.families:
             return False
-        trained = own.families[family.name].trained
+        trained = own.families[spec.name].trained
         if operation in FUSED_ATTENTION and dtype in OTHER_16_BIT and _has_both_halves(find_gpu(gpu_name)):
             return (operation, dtype) in trained or (operation, OTHER_16_BIT[dtype]) in trained
         return (operation, dtype) in trained
@@ -383,33 +383,33 @@ class UtilisationModels:
 
     def _estimated(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Predict the time of each operation on each GPU, without transfers between 16-bit dtypes."""
-        family = network_spec(batch.operation, batch.dtype)
-        run = batch if family is None else family.built_for(batch)
+        spec = network_spec(batch.operation, batch.dtype)
+        run = batch if spec is None else spec.built_for(batch)
         if run is not batch:
             # Padding adds compute but no memory traffic.
             compute = run.flops / compute_peak(run, gpus)
             asked = np.maximum(compute, batch.bytes_moved / memory_bandwidth(run, gpus))
             found = self._estimated(run, gpus)
             return replace(found, interval=found.interval.scaled(asked / roofline_seconds(run, gpus)))
-        if family is None or family.name not in self._weights.cross_gpu_model.families:
+        if spec is None or spec.name not in self._weights.cross_gpu_model.families:
             raise UnknownOperationError(
                 f"No utilisation model serves {batch.operation!r} in {batch.dtype!r}. Families: "
                 + "; ".join(
                     f"{f.name} ({', '.join(f.operations)}; {', '.join(f.dtypes)})" for f in network_specs().values()
                 )
             )
-        networks = [self._network(family, gpu, batch) for gpu in gpus]
+        networks = [self._network(spec, gpu, batch) for gpu in gpus]
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
-        flat, half_widths, by_base = self._wanted_seconds(family, networks, batch, gpus, everything)
+        flat, half_widths, by_base = self._wanted_seconds(spec, networks, batch, gpus, everything)
         predicted = flat.reshape(everything.shape)  # (gpus, problems)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
         bounded = np.minimum(predicted, longest)
-        floor = np.maximum(family.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
-        seconds = np.maximum(self._clamp_to_weaker_gpu(family, batch, gpus, bounded), floor)
+        floor = np.maximum(spec.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
+        seconds = np.maximum(self._clamp_to_weaker_gpu(spec, batch, gpus, bounded), floor)
         steps = zip(NETWORK_BOUNDS, (predicted, bounded), (bounded, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
         said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(predicted, seconds))
-        odd = family.upper_interval_factor(batch)
+        odd = spec.upper_interval_factor(batch)
         interval = of_network(seconds, said, half_widths.reshape(everything.shape), odd, bound)
         held = {name: clearly_less(after, before) for name, before, after in steps}
         return Estimate(interval, by_base.reshape(everything.shape), held)
@@ -464,27 +464,25 @@ class UtilisationModels:
                         longest[row] = np.minimum(longest[row], self.estimate(batch, [other]).seconds[0])
         return longest
 
-    def _clamp_to_weaker_gpu(
-        self, family: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu], seconds: Array
-    ) -> Array:
+    def _clamp_to_weaker_gpu(self, spec: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu], seconds: Array) -> Array:
         """Clamp times from the base network to its times for weaker versions of the same GPU."""
-        base = self._weights.cross_gpu_model.families[family.name]
+        base = self._weights.cross_gpu_model.families[spec.name]
         slack = math.exp(base.half_width(batch.operation, batch.dtype) / 2)
         served = np.array([[not self.has_own_weights(gpu.name, batch.operation, batch.dtype)] for gpu in gpus])
         held = seconds.copy()
         for factor in WEAKER:
             weaker = [weakened_gpu(gpu, factor) for gpu in gpus]
             # If even the reference time of the weaker GPU is longer, the bound cannot apply: skip it.
-            seen = [family.unmeasured(gpu) for gpu in weaker]
+            seen = [spec.unmeasured(gpu) for gpu in weaker]
             wanted = served & (slack * reference_seconds(batch, seen) < held)
             if wanted.any():
-                limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)[0]
+                limits = slack * self._wanted_seconds(spec, [base] * len(gpus), batch, weaker, wanted)[0]
                 held[wanted] = np.minimum(held[wanted], limits)
         return held
 
     def _wanted_seconds(
         self,
-        family: NetworkSpec,
+        spec: NetworkSpec,
         networks: Sequence[NetworkWeights],
         batch: ShapeBatch,
         gpus: Sequence[Gpu],
@@ -501,34 +499,34 @@ class UtilisationModels:
             batch.operation, batch.dtype, {word: values[columns] for word, values in batch.columns.items()}
         )
         cards = [gpus[int(row)] for row in rows]
-        seen = [family.unmeasured(gpu) for gpu in cards]
-        features = by_base = self._features(family, part, cards)[asked]  # (asked, features)
+        seen = [spec.unmeasured(gpu) for gpu in cards]
+        features = by_base = self._features(spec, part, cards)[asked]  # (asked, features)
         if seen != cards:
-            by_base = self._features(family, part, seen)[asked]
-        serving = [*(networks[int(row)] for row in rows), self._weights.cross_gpu_model.families[family.name]]
+            by_base = self._features(spec, part, seen)[asked]
+        serving = [*(networks[int(row)] for row in rows), self._weights.cross_gpu_model.families[spec.name]]
         owners = _serving(serving, np.nonzero(asked)[0], features, by_base)  # (asked,)
         is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)[owners]
         log_utilisation = predict_log_utilisations(serving, owners, np.where(is_base[:, None], by_base, features))
         widths = np.array([_half_width(network, serving[-1], batch) for network in serving])[owners]
-        doubts = np.array([family.log_uncertainty(gpu, batch.dtype) for gpu in cards])[np.nonzero(asked)[0]]
+        doubts = np.array([spec.log_uncertainty(gpu, batch.dtype) for gpu in cards])[np.nonzero(asked)[0]]
         widths = np.where(is_base, independent(widths, doubts), widths)
-        floor = np.maximum(roofline_seconds(part, cards, least=True), family.least_seconds(part, cards))
+        floor = np.maximum(roofline_seconds(part, cards, least=True), spec.least_seconds(part, cards))
         reference = np.where(is_base, reference_seconds(part, seen)[asked], reference_seconds(part, cards)[asked])
         seconds: Array = np.maximum(reference * np.exp(-log_utilisation), floor[asked])
         return seconds, widths, is_base
 
-    def _network(self, family: NetworkSpec, gpu: Gpu, batch: ShapeBatch) -> NetworkWeights:
+    def _network(self, spec: NetworkSpec, gpu: Gpu, batch: ShapeBatch) -> NetworkWeights:
         if self.has_own_weights(gpu.name, batch.operation, batch.dtype):
-            return self._weights.gpus[gpu.name].families[family.name]
-        return self._weights.cross_gpu_model.families[family.name]
+            return self._weights.gpus[gpu.name].families[spec.name]
+        return self._weights.cross_gpu_model.families[spec.name]
 
-    def _features(self, family: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Float32Array:
-        names, matrix = family.described(batch, gpus)
+    def _features(self, spec: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Float32Array:
+        names, matrix = spec.described(batch, gpus)
         for weights in (self._weights.cross_gpu_model, *self._weights.gpus.values()):
-            network = weights.families.get(family.name)
+            network = weights.families.get(spec.name)
             if network is not None and network.features != names:
                 raise WeightsFormatError(
-                    f"The weights of {weights.gpu!r} for {family.name!r} expect {len(network.features)} features that "
+                    f"The weights of {weights.gpu!r} for {spec.name!r} expect {len(network.features)} features that "
                     f"differ from the {len(names)} that this release computes. Use the weights of this release, or "
                     "train them again."
                 )

@@ -140,7 +140,7 @@ class NetworkSpec:
     @property
     def operations(self) -> tuple[str, ...]:
         """Names of the operations, in order of registration."""
-        return tuple(kind.name for kind in _KINDS.values() if self in kind.estimators)
+        return tuple(spec.name for spec in _SPECS.values() if self in spec.estimators)
 
     def described(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Return the feature names, and their float32 values in the same order, shape (gpus, problems, features)."""
@@ -323,41 +323,41 @@ class ShapeBatch:
         return self.bytes_read + self.bytes_written
 
 
-_KINDS: Final[dict[str, OperationSpec]] = {}
+_SPECS: Final[dict[str, OperationSpec]] = {}
 _TRANSLATORS: Final[dict[str, Translator]] = {}
 
 
-def register(*kinds: OperationSpec) -> None:
+def register(*specs: OperationSpec) -> None:
     """Add operations to the registry, with the translators of their calls.
 
     Raises:
         InvalidArgumentError: An operation or translator already exists, there is a default of an unknown shape
             parameter, or an operation has calls but no translator.
     """
-    for kind in kinds:
-        if kind.name in _KINDS:
-            raise InvalidArgumentError(f"Operation kind {kind.name!r} is registered twice; give one another name.")
-        strangers = set(kind.defaults) - set(kind.shape)
+    for spec in specs:
+        if spec.name in _SPECS:
+            raise InvalidArgumentError(f"Operation {spec.name!r} is registered twice; give one another name.")
+        strangers = set(spec.defaults) - set(spec.shape)
         if strangers:
             raise InvalidArgumentError(
-                f"Operation kind {kind.name!r} has defaults for {sorted(strangers)}, which are not among its shape "
-                f"parameters {list(kind.shape)}."
+                f"Operation {spec.name!r} has defaults for {sorted(strangers)}, which are not among its shape "
+                f"parameters {list(spec.shape)}."
             )
-        if bool(kind.aten) != (kind.translator is not None):
+        if bool(spec.aten) != (spec.translator is not None):
             raise InvalidArgumentError(
-                f"Operation kind {kind.name!r} has {'calls' if kind.aten else 'a translator'} alone; give `aten` and "
+                f"Operation {spec.name!r} has {'calls' if spec.aten else 'a translator'} alone; give `aten` and "
                 "`translator` together."
             )
-        if kind.translator is not None:
-            translates(*kind.aten)(partial(kind.translator, kind.name))
-        _KINDS[kind.name] = kind
+        if spec.translator is not None:
+            translates(*spec.aten)(partial(spec.translator, spec.name))
+        _SPECS[spec.name] = spec
 
 
 @contextmanager
 def registrations() -> Iterator[None]:
     """Context manager that removes all operations registered inside it, so that tests do not affect each other."""
     tables: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-        (_KINDS, dict(_KINDS)),
+        (_SPECS, dict(_SPECS)),
         (_TRANSLATORS, dict(_TRANSLATORS)),
     )
     try:
@@ -410,16 +410,16 @@ def translator_of(call: str) -> Translator | None:
 
 def network_specs() -> Mapping[str, NetworkSpec]:
     """Return all families that have neural networks by name, sorted."""
-    found = {family.name: family for kind in _KINDS.values() for family in kind.of(NetworkSpec)}
+    found = {network.name: network for spec in _SPECS.values() for network in spec.of(NetworkSpec)}
     return dict(sorted(found.items()))
 
 
 def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
     """Return the family whose neural network supports an operation in a dtype; None without such a family."""
-    kind = _KINDS.get(operation)
-    for family in () if kind is None else kind.of(NetworkSpec):
-        if dtype in family.dtypes:
-            return family
+    spec = _SPECS.get(operation)
+    for network in () if spec is None else spec.of(NetworkSpec):
+        if dtype in network.dtypes:
+            return network
     return None
 
 
@@ -430,7 +430,7 @@ def surrogates_of(problem: OperationShape) -> tuple[CountedShape, ...]:
 
 def operation_names() -> tuple[str, ...]:
     """Return the names of all operations, sorted."""
-    return tuple(sorted(_KINDS))
+    return tuple(sorted(_SPECS))
 
 
 def operation_spec(name: str) -> OperationSpec:
@@ -439,12 +439,12 @@ def operation_spec(name: str) -> OperationSpec:
     Raises:
         UnknownOperationError: The operation is unknown; the message lists the known operations.
     """
-    kind = _KINDS.get(name)
-    if kind is None:
+    spec = _SPECS.get(name)
+    if spec is None:
         raise UnknownOperationError(
             f"Operation {name!r} is not known. Known operations: {', '.join(operation_names())}."
         )
-    return kind
+    return spec
 
 
 def shape_batch(operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]) -> ShapeBatch:
@@ -454,24 +454,24 @@ def shape_batch(operation: str, dtype: str, **words: float | Sequence[float] | n
         UnknownOperationError: The operation or a shape parameter is unknown, or a shape parameter is missing.
         InvalidArgumentError: The dtype is unknown, or a value is not a positive finite number.
     """
-    kind = operation_spec(operation)
+    spec = operation_spec(operation)
     if dtype not in COMPUTE_BYTES:
         raise InvalidArgumentError(f"dtype {dtype!r} is not known. Known dtypes: {', '.join(COMPUTE_BYTES)}.")
-    given = _expand(kind, words)
+    given = _expand(spec, words)
     arrays = {word: np.atleast_1d(np.asarray(value, dtype=np.float64)) for word, value in given.items()}
-    for word, value in kind.defaults.items():
+    for word, value in spec.defaults.items():
         if word not in arrays:
             arrays[word] = arrays[value] if isinstance(value, str) else np.array([float(value)])
-    _check_values(operation, kind, arrays)
+    _check_values(operation, spec, arrays)
     try:
-        columns = np.broadcast_arrays(*(arrays[word] for word in kind.shape))
+        columns = np.broadcast_arrays(*(arrays[word] for word in spec.shape))
     except ValueError:
         lengths = {word: array.shape for word, array in arrays.items()}
         raise InvalidArgumentError(
             f"Shape parameters of {operation!r} have lengths that do not broadcast: {lengths}. Give scalars or "
             "arrays of one length."
         ) from None
-    return ShapeBatch(operation, dtype, {w: column.ravel() for w, column in zip(kind.shape, columns, strict=True)})
+    return ShapeBatch(operation, dtype, {w: column.ravel() for w, column in zip(spec.shape, columns, strict=True)})
 
 
 def batch_shapes(problems: Sequence[OperationShape]) -> ShapeBatch:
@@ -489,37 +489,37 @@ def problem(operation: str, dtype: str, **parameters: float) -> OperationShape:
 
 
 def _expand(
-    kind: OperationSpec, parameters: Mapping[str, float | Sequence[float] | npt.NDArray[np.generic]]
+    spec: OperationSpec, parameters: Mapping[str, float | Sequence[float] | npt.NDArray[np.generic]]
 ) -> dict[str, float | Sequence[float] | npt.NDArray[np.generic]]:
     """Replace alternative names by the parameters that they set; raise an error for unknown and missing parameters."""
-    spellings = kind.spellings or {}
+    spellings = spec.spellings or {}
     expanded: dict[str, float | Sequence[float] | npt.NDArray[np.generic]] = {}
     for word, value in parameters.items():
         for target in spellings.get(word, (word,)):
             expanded.setdefault(target, value)
     # A parameter's own name takes precedence over an alternative name that also sets it.
-    expanded |= {word: value for word, value in parameters.items() if word in kind.shape}
-    strangers = [word for word in parameters if word not in kind.shape and word not in spellings]
-    missing = [word for word in kind.shape if word not in expanded and word not in kind.defaults]
+    expanded |= {word: value for word, value in parameters.items() if word in spec.shape}
+    strangers = [word for word in parameters if word not in spec.shape and word not in spellings]
+    missing = [word for word in spec.shape if word not in expanded and word not in spec.defaults]
     if strangers or missing:
         problems = [f"does not take {strangers}"] if strangers else []
         problems += [f"needs {missing}"] if missing else []
         raise UnknownOperationError(
-            f"Operation {kind.name!r} {' and '.join(problems)}. Its shape parameters: {_describe(kind)}."
+            f"Operation {spec.name!r} {' and '.join(problems)}. Its shape parameters: {_describe(spec)}."
         )
     return expanded
 
 
-def _describe(kind: OperationSpec) -> str:
-    words = [f"{word}={kind.defaults[word]}" if word in kind.defaults else word for word in kind.shape]
-    short = [f"{spelling} (sets {', '.join(targets)})" for spelling, targets in (kind.spellings or {}).items()]
+def _describe(spec: OperationSpec) -> str:
+    words = [f"{word}={spec.defaults[word]}" if word in spec.defaults else word for word in spec.shape]
+    short = [f"{spelling} (sets {', '.join(targets)})" for spelling, targets in (spec.spellings or {}).items()]
     return ", ".join(words + short)
 
 
-def _check_values(operation: str, kind: OperationSpec, arrays: Mapping[str, Array]) -> None:
-    for word in kind.shape:
+def _check_values(operation: str, spec: OperationSpec, arrays: Mapping[str, Array]) -> None:
+    for word in spec.shape:
         values = arrays[word]
-        zero_allowed = (word in kind.defaults and kind.defaults[word] == 0) or word.startswith(
+        zero_allowed = (word in spec.defaults and spec.defaults[word] == 0) or word.startswith(
             ("padding", "read", "write")
         )
         smallest = 0.0 if zero_allowed else 1.0

@@ -438,12 +438,12 @@ def _expand(problem: OperationShape, models: KernelModels | None) -> _Expansion:
     return _Expansion(leaves, SURROGATE_SPREAD * max(inner.spread for inner, _ in expanded), is_surrogate=True)
 
 
-def _unclamped_times(question: TimingRequest) -> OperationTimes:
+def _unclamped_times(request: TimingRequest) -> OperationTimes:
     """Predict the time of each problem before any bound: the sum of the times of its leaves."""
-    problems = question.computed
-    expansions = [_expand(item, question.models) for item in problems]
+    problems = request.computed
+    expansions = [_expand(item, request.models) for item in problems]
     leaves = list(dict.fromkeys(leaf for expansion in expansions for leaf, _ in expansion.parts))
-    found, by_base = _leaf_times(leaves, question)  # each (gpus, leaves)
+    found, by_base = _leaf_times(leaves, request)  # each (gpus, leaves)
     position = {leaf: index for index, leaf in enumerate(leaves)}
 
     pairs = [(i, expansion, leaf, count) for i, expansion in enumerate(expansions) for leaf, count in expansion.parts]
@@ -465,9 +465,9 @@ def _unclamped_times(question: TimingRequest) -> OperationTimes:
     return OperationTimes(interval, shares, added(found.middle * by_base) / whole)
 
 
-def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Interval[Array], BoolArray]:
+def _leaf_times(leaves: Sequence[_Leaf], request: TimingRequest) -> tuple[Interval[Array], BoolArray]:
     """Predict times of leaves in batches: seconds, and whether a base network was used, each (gpus, leaves)."""
-    shape = (len(question.gpus), len(leaves))
+    shape = (len(request.gpus), len(leaves))
     low, middle, high = (np.empty(shape) for _ in range(3))
     by_base = np.zeros(shape, dtype=np.bool_)
     groups: dict[tuple[str, str, Source], list[int]] = {}
@@ -475,7 +475,7 @@ def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Inter
         groups.setdefault((leaf.problem.operation, leaf.problem.dtype, leaf.source), []).append(index)
     for (_, _, source), indices in groups.items():
         batch = batch_shapes([leaves[index].problem for index in indices])
-        found = _estimate(source, batch, question.gpus, question.models)
+        found = _estimate(source, batch, request.gpus, request.models)
         low[:, indices], middle[:, indices], high[:, indices] = (
             found.interval.low,
             found.interval.middle,
@@ -516,7 +516,7 @@ def _has_alternative(_asked: OperationShape, computed: OperationShape, models: K
     return models is not None and _alternative(computed) is not None
 
 
-def _clamp_to_alternative(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+def _clamp_to_alternative(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Use the time of another algorithm if it is an upper bound, or if a network without measurements is slower.
 
     Examples are the implicit matmul of a convolution, and a transfer of the rows of a norm. The interval covers both
@@ -524,10 +524,10 @@ def _clamp_to_alternative(times: OperationTimes, question: TimingRequest) -> Ope
     time as the matmuls within 2 %, and 0.70 of the base network's time. Winograd filters (3 x 3, stride 1) are faster
     as convolutions.
     """
-    found = [pair for item in question.computed if (pair := _alternative(item)) is not None]
-    other = _unclamped_times(question.for_shapes([problem for _, problem in found]))
+    found = [pair for item in request.computed if (pair := _alternative(item)) is not None]
+    other = _unclamped_times(request.for_shapes([problem for _, problem in found]))
     kinds = [alternative for alternative, _ in found]
-    has_it = np.array([[kind.is_on(gpu.generation) for kind in kinds] for gpu in question.gpus])
+    has_it = np.array([[kind.is_on(gpu.generation) for kind in kinds] for gpu in request.gpus])
     counts = (times.extrapolated_share > 0.5) | np.array([kind.bounds_networks for kind in kinds])
     faster = has_it & counts & clearly_less(other.seconds, times.seconds)  # (gpus, problems)
     shares: dict[TimedBy, Array] = {
@@ -545,14 +545,14 @@ def _has_floor(_asked: OperationShape, computed: OperationShape, _models: Kernel
     return operation_spec(computed.operation).latency is not None
 
 
-def _clamp_to_latency(times: OperationTimes, question: TimingRequest) -> OperationTimes:
-    return _raised(times, minimum_latencies(question.computed, question.gpus), question)
+def _clamp_to_latency(times: OperationTimes, request: TimingRequest) -> OperationTimes:
+    return _raised(times, minimum_latencies(request.computed, request.gpus), request)
 
 
-def _raised(times: OperationTimes, floor: Array, question: TimingRequest) -> OperationTimes:
+def _raised(times: OperationTimes, floor: Array, request: TimingRequest) -> OperationTimes:
     """Raise times to a lower bound from instructions or latency (`roofline.minimum_latencies`)."""
     binds = clearly_less(times.seconds, floor)  # (gpus, problems)
-    served: TimedBy = "roofline" if question.models is None else "proxy"
+    served: TimedBy = "roofline" if request.models is None else "proxy"
     shares: dict[TimedBy, Array] = {
         method: np.where(binds, float(method == served), share) for method, share in times.shares.items()
     }
@@ -567,16 +567,16 @@ def _convolves(_asked: OperationShape, computed: OperationShape, _models: Kernel
     return computed.operation.startswith("conv")
 
 
-def _clamp_to_matmuls_without_winograd(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+def _clamp_to_matmuls_without_winograd(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Raise convolutions to the time of all their matmuls at the sustained rate, on chips without Winograd kernels."""
-    before = np.array([not gpu.generation.has_winograd for gpu in question.gpus])
+    before = np.array([not gpu.generation.has_winograd for gpu in request.gpus])
     if not before.any():
         return times
     lasting = [
         replace(gpu, peak_flops_per_second=dict.fromkeys(gpu.peak_flops_per_second, sustained_flops(gpu, "float32")))
-        for gpu in question.gpus
+        for gpu in request.gpus
     ]
-    least = np.where(before[:, None], _rooflines(question.computed, lasting), 0.0)
+    least = np.where(before[:, None], _rooflines(request.computed, lasting), 0.0)
     return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
 
 
@@ -587,7 +587,7 @@ def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _m
     return shape["groups"] == 1 and shape["in_channels"] < TENSOR_ALIGNMENT
 
 
-def _clamp_to_tf32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+def _clamp_to_tf32(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Raise first layers in float32 to the time of TF32 kernels, if the base network predicted the time.
 
     The base network was trained on GPUs without TF32. Its times are too short for these layers, which are bound by
@@ -595,12 +595,12 @@ def _clamp_to_tf32(times: OperationTimes, question: TimingRequest) -> OperationT
     convolutions: ResNet-50 in TF32 on the RTX 3090, where cuDNN benchmarks its algorithms, would change from 1 % too
     fast to 17 % too slow (training data).
     """
-    has_units = np.array([["tf32" in gpu.peak_flops_per_second] for gpu in question.gpus])
+    has_units = np.array([["tf32" in gpu.peak_flops_per_second] for gpu in request.gpus])
     wanted = has_units & (times.extrapolated_share > 0.5)  # (gpus, problems)
     if not wanted.any():
         return times
-    twins = [replace(item, dtype="tf32") for item in question.computed]
-    least = np.where(wanted, _unclamped_times(question.for_shapes(twins)).seconds, 0.0)
+    twins = [replace(item, dtype="tf32") for item in request.computed]
+    least = np.where(wanted, _unclamped_times(request.for_shapes(twins)).seconds, 0.0)
     return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
 
 
@@ -608,7 +608,7 @@ def _is_emulated(asked: OperationShape, computed: OperationShape, _models: Kerne
     return computed != asked and asked.dtype != "tf32"
 
 
-def _clamp_to_emulated_rate(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+def _clamp_to_emulated_rate(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Raise times to the rate of the requested dtype, if its emulation is slower than float32.
 
     An emulation as fast as float32 (float16 before tensor cores) can also save multiplications by Winograd's algorithm,
@@ -616,10 +616,10 @@ def _clamp_to_emulated_rate(times: OperationTimes, question: TimingRequest) -> O
     """
     interval = times.interval
     slower = [
-        [(gpu.peak(asked.dtype) or 0.0) < gpu.peak_flops_per_second["float32"] for asked in question.requested]
-        for gpu in question.gpus
+        [(gpu.peak(asked.dtype) or 0.0) < gpu.peak_flops_per_second["float32"] for asked in request.requested]
+        for gpu in request.gpus
     ]
-    rates = np.where(np.array(slower, dtype=np.bool_), _rooflines(question.requested, question.gpus), 0.0)
+    rates = np.where(np.array(slower, dtype=np.bool_), _rooflines(request.requested, request.gpus), 0.0)
     seconds = np.maximum(times.seconds, rates)
     return replace(times, interval=Interval(interval.low, seconds, np.maximum(interval.high, seconds)))
 
@@ -628,13 +628,13 @@ def _may_be_measured(_asked: OperationShape, _computed: OperationShape, models: 
     return models is not None
 
 
-def _scaled_as_measured(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+def _scaled_as_measured(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Multiply times by the factors that were measured on the GPU, with the interval of such a correction."""
-    models = question.models
+    models = request.models
     assert models is not None
     found = [
-        [models.measured_factor(gpu.name, item.operation, item.dtype) for item in question.computed]
-        for gpu in question.gpus
+        [models.measured_factor(gpu.name, item.operation, item.dtype) for item in request.computed]
+        for gpu in request.gpus
     ]
     if not any(one is not None for row in found for one in row):
         return times
@@ -654,12 +654,12 @@ def _always(_asked: OperationShape, _computed: OperationShape, _models: KernelMo
     return True
 
 
-def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+def _clamp_to_minimum_work(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Raise times to the minimum work, and widen intervals to at least the scatter of repeated timings.
 
     If float32 replaces another dtype, the float32 kernels count as a proxy, and the interval is wider.
     """
-    stands_in = question.is_float32_fallback  # (problems,)
+    stands_in = request.is_float32_fallback  # (problems,)
     trained, copied = times.shares["mlp"], times.shares["bytes"]
     shares: dict[TimedBy, Array] = {
         "mlp": np.where(stands_in, 0.0, trained),
@@ -668,7 +668,7 @@ def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> Op
         "formula": times.shares["formula"],
         "roofline": times.shares["roofline"],
     }
-    interval = above_minimum_work(times.interval, question.least, stands_in)
+    interval = above_minimum_work(times.interval, request.least, stands_in)
     return OperationTimes(interval, shares, times.extrapolated_share)
 
 
@@ -687,19 +687,19 @@ def _float32_holds(asked: OperationShape, computed: OperationShape, _models: Ker
     return on_gpu and asked.dtype in LOWER_PRECISIONS and asked == computed
 
 
-def _clamp_to_float32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+def _clamp_to_float32(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Use the times of float32 if they are shorter.
 
     Float32 times are computed only if they can be shorter. The interval is the interval of a surrogate. Its lower end
     is reduced by the possible gain of the dtype's own kernels.
     """
-    twins = [replace(item, dtype="float32") for item in question.requested]
-    least, bound = _rooflines(twins, question.gpus, least=True), question.least
+    twins = [replace(item, dtype="float32") for item in request.requested]
+    least, bound = _rooflines(twins, request.gpus, least=True), request.least
     may_gain = clearly_less(least, times.seconds) & ~clearly_less(least, bound)  # (gpus, problems)
     doubtful = np.flatnonzero(may_gain.any(axis=0))
     if not doubtful.size:
         return times
-    float32 = predict_operation_times([twins[int(index)] for index in doubtful], question.gpus, question.models)
+    float32 = predict_operation_times([twins[int(index)] for index in doubtful], request.gpus, request.models)
     own, gain = _columns(times, doubtful), (bound / least)[:, doubtful]
     taken = clearly_less(float32.seconds, own.seconds) & may_gain[:, doubtful]
     shares: dict[TimedBy, Array] = {method: np.zeros_like(gain) for method in get_args(TimedBy)}
@@ -708,8 +708,8 @@ def _clamp_to_float32(times: OperationTimes, question: TimingRequest) -> Operati
     stand_in = float32.interval.widened(SURROGATE_SPREAD)
     stand_in = replace(stand_in, low=np.maximum(stand_in.low * gain, bound[:, doubtful]))
     # Kernels of the dtype may wait longer than float32's, such as softmax of odd rows.
-    waits = minimum_latencies([question.requested[int(index)] for index in doubtful], question.gpus)
-    instead = _raised(OperationTimes(stand_in, shares, float32.extrapolated_share), waits, question)
+    waits = minimum_latencies([request.requested[int(index)] for index in doubtful], request.gpus)
+    instead = _raised(OperationTimes(stand_in, shares, float32.extrapolated_share), waits, request)
 
     def chosen(table: Array, other: Array) -> Array:
         return np.where(taken, other, table)
@@ -733,25 +733,25 @@ Upper bounds precede lower bounds, so that no lower bound is violated afterwards
 measurements are applied in between. The float32 bound is last, because float32 times satisfy the same lower bounds."""
 
 
-def _stages(question: TimingRequest) -> Iterator[tuple[str, OperationTimes]]:
+def _stages(request: TimingRequest) -> Iterator[tuple[str, OperationTimes]]:
     """Yield the times after the source and after each applicable bound, with the name of this stage."""
-    times = _unclamped_times(question)
+    times = _unclamped_times(request)
     yield "source", times
     for limit in BOUNDS:
-        pairs = zip(question.requested, question.computed, strict=True)
-        concerned = [index for index, pair in enumerate(pairs) if limit.applies_to(*pair, question.models)]
-        if len(concerned) == len(question.requested):
-            times = limit.clamp(times, question)
+        pairs = zip(request.requested, request.computed, strict=True)
+        concerned = [index for index, pair in enumerate(pairs) if limit.applies_to(*pair, request.models)]
+        if len(concerned) == len(request.requested):
+            times = limit.clamp(times, request)
         elif concerned:
             columns = np.array(concerned, dtype=np.intp)
-            times = _merged(times, columns, limit.clamp(_columns(times, columns), question.subset(concerned)))
+            times = _merged(times, columns, limit.clamp(_columns(times, columns), request.subset(concerned)))
         else:
             continue
         yield limit.name, times
 
 
-def _predict_times(question: TimingRequest) -> OperationTimes:
-    *_, (_, times) = _stages(question)
+def _predict_times(request: TimingRequest) -> OperationTimes:
+    *_, (_, times) = _stages(request)
     return times
 
 
@@ -795,10 +795,10 @@ def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> E
     problem = in_bfloat16(problem) if float8_becomes_bfloat16(gpu) else problem
     is_matrix = operation_spec(problem.operation).units == "tensor"
     as_float32 = frozenset({problem.dtype} if is_matrix and computes_in_float32(problem.dtype, gpu) else ())
-    question = TimingRequest([problem], [gpu], models, as_float32)
-    stages = [(name, times.interval.map(lambda table: float(table[0, 0]))) for name, times in _stages(question)]
+    request = TimingRequest([problem], [gpu], models, as_float32)
+    stages = [(name, times.interval.map(lambda table: float(table[0, 0]))) for name, times in _stages(request)]
     seconds = [interval.middle for _, interval in stages]
-    (computed,) = question.computed
+    (computed,) = request.computed
     source = source_of(computed, models)
     held = {} if source == "proxy" else _estimate(source, batch_shapes([computed]), [gpu], models).held
     return Explanation(
