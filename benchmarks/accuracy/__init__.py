@@ -1,1 +1,1 @@
-"""How accurate the predictions are on published times: `python -m benchmarks.accuracy FOLDER`."""
+"""How accurate predictions are, as a user gets them: `python -m benchmarks.accuracy NAME --data DATA`."""

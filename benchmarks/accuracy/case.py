@@ -102,7 +102,8 @@ class Case:
     @property
     def setting(self) -> str:
         """What distinguishes the case besides its model and GPU, in words."""
-        words = (self.strategy if self.strategy != "ddp" else "", *self.kernels, self.change, self.includes)
+        ran = (f"ran {name}" for name in self.kernels)
+        words = (self.strategy if self.strategy != "ddp" else "", *ran, self.change, self.includes)
         return ", ".join(word for word in words if word)
 
 
