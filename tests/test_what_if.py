@@ -37,7 +37,7 @@ def traces() -> dict[int, Trace]:
     return {size: lp.capture(step_of(size), samples_per_step=size) for size in (1024, 2048, 4096)}
 
 
-def test_more_samples_need_more_memory(traces: dict[int, Trace]) -> None:
+def test_a_larger_batch_needs_more_memory(traces: dict[int, Trace]) -> None:
     """Rows, two layers of activations and their gradients: 16 KiB each a sample, over weights and their gradients."""
     needs = [lp.predict(trace, ["T4"], history=False)["T4"].memory_bytes for trace in traces.values()]
     assert None not in needs
@@ -47,7 +47,7 @@ def test_more_samples_need_more_memory(traces: dict[int, Trace]) -> None:
         assert need > 2 * WIDTH * WIDTH * 4 + 3 * size * WIDTH * 4
 
 
-def test_half_precision_casts_what_autocast_does(traces: dict[int, Trace]) -> None:
+def test_half_precision_adds_the_casts_of_autocast(traces: dict[int, Trace]) -> None:
     half = in_precision(traces[1024], "bfloat16")
     dtypes = {
         operation.name: {tensor.dtype for tensor in operation.inputs}
@@ -212,7 +212,7 @@ def step_of_square_rows() -> Callable[[], None]:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", [step_of_eager_attention, step_of_encoder, step_of_square_rows])
-def test_casts_of_biases_and_branches_are_those_of_a_step_under_autocast(
+def test_casts_of_biases_and_branches_equal_a_step_under_autocast(
     kind: Callable[[], Callable[[], None]], dtype: str
 ) -> None:
     name, precision = "A100-SXM-80GB", {"float16": "16-mixed", "bfloat16": "bf16-mixed"}[dtype]
@@ -226,7 +226,7 @@ def test_casts_of_biases_and_branches_are_those_of_a_step_under_autocast(
 
 @pytest.mark.parametrize("step", [step_of_images, step_of_tokens, step_of_words])
 @pytest.mark.parametrize("name", ["A100-SXM-80GB", "RTX-3090"])
-def test_half_precision_flows_on_as_under_autocast(step: Callable[[], None], name: str) -> None:
+def test_half_precision_dtypes_match_autocast(step: Callable[[], None], name: str) -> None:
     compare_with_autocast(lambda: step, name)
 
 
@@ -253,7 +253,7 @@ def compare_with_autocast(kind: Callable[[], Callable[[], None]], name: str) -> 
     assert got == pytest.approx(wanted, rel=0.02)
 
 
-def test_batch_norm_activations_and_pooling_take_and_give_16_bits() -> None:
+def test_batch_norm_activations_and_pooling_use_16_bits() -> None:
     half = in_precision(lp.capture(step_of_images, warmup_steps=0), "float16")
     by_name = {one.name: one for one in half.operations if one.phase == "forward"}
     for name in ("aten::native_batch_norm", "aten::relu", "aten::add", "aten::max_pool2d_with_indices"):
@@ -272,7 +272,7 @@ def test_tensor_cores_make_a_large_product_faster(traces: dict[int, Trace]) -> N
     assert half.memory_bytes <= full.memory_bytes + 2 * 2 * WIDTH * WIDTH  # autocast keeps a copy of both weights
 
 
-def test_compiling_fuses_what_is_no_product(traces: dict[int, Trace]) -> None:
+def test_compiling_fuses_pointwise_operations(traces: dict[int, Trace]) -> None:
     trace, name = traces[4096], "A100-SXM-80GB"
     eager, compiled = lp.predict(trace, [name])[name], what_if("compile", trace, [name])[name]
     # Two products forward and three backward at 19.5 TFLOP/s stay; the loss and its gradient are chains.
@@ -281,7 +281,7 @@ def test_compiling_fuses_what_is_no_product(traces: dict[int, Trace]) -> None:
     assert any("fused kernels" in note for note in what_if("compile", trace, [name]).notes)
 
 
-def test_measurements_of_the_old_precision_are_left_out(traces: dict[int, Trace]) -> None:
+def test_another_precision_drops_the_measurements(traces: dict[int, Trace]) -> None:
     measured = replace(
         traces[1024], device="cuda", gpu_reported_name="Tesla T4", step_seconds=(9.0,), memory=Memory(peak_bytes=8)
     )
@@ -291,7 +291,7 @@ def test_measurements_of_the_old_precision_are_left_out(traces: dict[int, Trace]
     assert half.memory.peak_bytes is None
 
 
-def test_what_cannot_be_cast_is_refused(traces: dict[int, Trace]) -> None:
+def test_a_step_that_cannot_be_cast_is_refused(traces: dict[int, Trace]) -> None:
     with pytest.raises(InvalidArgumentError, match="dtype='float8' is not an autocast precision; expected bfloat16 or"):
         in_precision(traces[1024], "float8")
     with pytest.raises(InvalidArgumentError, match="recorded under autocast in float16; record it in float32 first"):

@@ -27,7 +27,7 @@ from torch.utils import checkpoint
 from lightning_predict.base.units import bytes_to_gibibytes
 from lightning_predict.record.meta_device import autocast_dtype
 from lightning_predict.record.patches import Patch, patched_attribute
-from lightning_predict.record.tensors import tensors_in
+from lightning_predict.record.tensors import TorchFunction, tensors_in
 from lightning_predict.record.trace import Trace
 
 
@@ -160,7 +160,7 @@ def _noting_zero_grad(plain: Callable[..., None]) -> Callable[..., None]:
     """Store an explicit `set_to_none`, whose default depends on the torch release."""
 
     @wraps(plain)
-    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+    def zero_grad(self: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
         found = _SETTINGS.get()
         if found is not None and (args or "set_to_none" in kwargs):
             found.set_to_none = bool(args[0] if args else kwargs["set_to_none"])
@@ -169,11 +169,11 @@ def _noting_zero_grad(plain: Callable[..., None]) -> Callable[..., None]:
     return zero_grad
 
 
-def _scaled_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _scaled_for_cuda(plain: TorchFunction) -> TorchFunction:
     """Turn on a CUDA GradScaler that torch turned off, for meta tensors under float16."""
 
     @wraps(plain)
-    def scale(self: Any, outputs: Any) -> Any:
+    def scale(self: Any, outputs: object) -> object:
         found = _SETTINGS.get()
         if found is not None and found.is_float16 and not self._enabled and self._device == "cuda":
             first = next(tensors_in(outputs), None)
@@ -207,9 +207,9 @@ def _made_for_cuda(plain: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _entered_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _entered_for_cuda(plain: TorchFunction) -> TorchFunction:
     @wraps(plain)
-    def enter(self: torch.autocast) -> Any:
+    def enter(self: torch.autocast) -> object:
         found = _SETTINGS.get()
         if found is not None:
             found.is_float16 |= self._enabled and self.fast_dtype is torch.float16
@@ -227,7 +227,7 @@ def _checkpointed_for_cuda(plain: Callable[..., str]) -> Callable[..., str]:
     """Treat the meta device as CUDA, so that checkpointing re-enters CUDA autocast for a recomputation."""
 
     @wraps(plain)
-    def infer(*args: Any) -> str:
+    def infer(*args: object) -> str:
         device = plain(*args)
         return "cuda" if device == "meta" and _SETTINGS.get() is not None else device
 

@@ -307,7 +307,7 @@ def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | Fu
                 pending += vars(kind).values()
 
 
-def _parts_of(step: Any) -> list[Any]:
+def _parts_of(step: object) -> list[object]:
     """Return a model or step function, with the object to which it is bound, or with its partial arguments."""
     if isinstance(step, partial):
         return [*_parts_of(step.func), *step.args, *step.keywords.values()]
@@ -316,9 +316,9 @@ def _parts_of(step: Any) -> list[Any]:
     return [step] if isinstance(step, (nn.Module, FunctionType)) else [step, *vars(type(step)).values()]
 
 
-def _held_by(value: Any) -> list[Any]:
+def _held_by(value: object) -> list[object]:
     """List the modules and functions inside a container or a user's object."""
-    held: Iterable[Any] = ()
+    held: Iterable[object] = ()
     if isinstance(value, (list, tuple, set)):
         held = value
     elif isinstance(value, dict):
@@ -328,14 +328,14 @@ def _held_by(value: Any) -> list[Any]:
     return [one for one in held if isinstance(one, nn.Module) or _function(one) is not None]
 
 
-def _function(value: Any) -> FunctionType | None:
+def _function(value: object) -> FunctionType | None:
     """Return the plain function of a method, a static method or a property; None for other objects."""
     inner = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod, MethodType)) else value
     inner = inner.fget if isinstance(inner, property) else inner
     return inner if isinstance(inner, FunctionType) else None
 
 
-def _named_in(function: FunctionType) -> Iterator[Any]:
+def _named_in(function: FunctionType) -> Iterator[object]:
     """Yield the globals, closure variables and module members that the code of a function uses."""
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # empty cell
@@ -355,7 +355,7 @@ def _is_library(module: str | None) -> bool:
     return module is None or module.partition(".")[0] in _LIBRARIES
 
 
-def _is_compiled(item: Any, optimized_module: type) -> bool:
+def _is_compiled(item: object, optimized_module: type) -> bool:
     kind = type(item)
     if kind is FunctionType:
         marks = item.__dict__

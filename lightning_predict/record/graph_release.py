@@ -27,7 +27,7 @@ A row has more nodes than a transformer block, so a path that bypasses the row i
 
 _KEY: Final = "lightning_predict"
 
-_released: deque[list[Any]] = deque()
+_released: deque[list[object]] = deque()
 _keepers: set[int] = set()
 """Ids of the keepers whose graphs are alive."""
 
@@ -39,11 +39,11 @@ class _Keeper:
     __slots__ = ("__weakref__", "row")
 
     def __init__(self) -> None:
-        self.row: list[Any] = []
+        self.row: list[object] = []
         _keepers.add(id(self))
 
     # Default arguments are used because globals may be gone when the interpreter shuts down.
-    def __del__(self, released: deque[list[Any]] = _released, keepers: set[int] = _keepers) -> None:
+    def __del__(self, released: deque[list[object]] = _released, keepers: set[int] = _keepers) -> None:
         keepers.discard(id(self))
         if self.row:
             released.append(self.row)

@@ -51,7 +51,7 @@ _SYNCHRONIZE: Final = re.compile(r"cu(da)?(Device|Stream|Event|Ctx)Synchronize")
 _SHORT_DTYPES: Final = frozenset({"float16", "bfloat16"})
 
 
-def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
+def trace_of_kineto(document: object, source: str, *, step: int | None, gpu: str | None) -> Trace:
     """Read one step of a profile exported by `torch.profiler`.
 
     Values that the file lacks stay unknown: tensor ids, outputs, samples, and the TF32 and cuDNN flags (defaults, with
@@ -327,7 +327,7 @@ def _kernel(work: DeviceWork, launch: Call | None, profile: Profile) -> Kernel:
     )
 
 
-def _three(value: Any) -> tuple[int, int, int]:
+def _three(value: object) -> tuple[int, int, int]:
     """Parse sizes in x, y, z. Copies and fills have no sizes, so the result is 0 for them."""
     if not isinstance(value, list) or len(value) != 3:
         return 0, 0, 0
@@ -335,12 +335,12 @@ def _three(value: Any) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     """Parse an integer; 0 if missing."""
     return int(value) if isinstance(value, int | float) and 0 <= value <= MAX_INTEGER else 0
 
 
-def _device(operations: Sequence[Operation], devices: Counter[Any]) -> str:
+def _device(operations: Sequence[Operation], devices: Counter[object]) -> str:
     """Return the device type on which most of the step ran."""
     if devices:
         return "cuda"
@@ -348,7 +348,7 @@ def _device(operations: Sequence[Operation], devices: Counter[Any]) -> str:
     return kinds.most_common(1)[0][0] if kinds else "cpu"
 
 
-def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
+def _gpu_properties(profile: Profile, devices: Counter[object]) -> dict[str, Any]:
     """Return the file's row for the GPU with the most work; empty without CUDA."""
     if not devices:
         return {}

@@ -27,6 +27,7 @@ from torch.autograd.function import FunctionCtx
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.absent_cuda import note_paged_states
 from lightning_predict.record.patches import Patch
+from lightning_predict.record.tensors import TorchFunction
 
 LIBRARY: Final = torch.library.Library("lightning_predict", "DEF")
 """Operators that exist only for the meta device."""
@@ -185,7 +186,7 @@ class BlockwiseAdamW(torch.optim.Optimizer):
         self.maps: tuple[Tensor, ...] = ()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Update each parameter in one kernel. A closure that computes the loss again is not supported."""
         if closure is not None:
             raise InvalidArgumentError("BlockwiseAdamW.step takes no closure; compute the loss before.")
@@ -237,9 +238,9 @@ def patches_of_bitsandbytes() -> Iterator[Patch]:
         yield optimizer, "prefetch_state", _noting
 
 
-def _quantizing(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _quantizing(plain: TorchFunction) -> TorchFunction:
     @wraps(plain)
-    def forward(self: Any, *args: Any) -> Any:
+    def forward(self: Any, *args: object) -> object:
         weight = self.weight
         if weight.device.type == "meta" and getattr(weight, "quant_state", self) is None and weight.shape[-1] != 1:
             with torch.no_grad():
@@ -249,9 +250,9 @@ def _quantizing(plain: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _paged(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _paged(plain: TorchFunction) -> TorchFunction:
     @wraps(plain)
-    def buffer(self: Any, parameter: Any, dtype: torch.dtype = torch.float32) -> Any:
+    def buffer(self: Any, parameter: Tensor, dtype: torch.dtype = torch.float32) -> object:
         least = 1e5  # as in bitsandbytes
         if not self.is_paged or parameter.device.type != "meta" or parameter.numel() < least:
             return plain(self, parameter, dtype=dtype)
@@ -262,7 +263,7 @@ def _paged(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _noting(plain: Callable[..., None]) -> Callable[..., None]:
     @wraps(plain)
-    def prefetch(self: Any, parameter: Any) -> None:
+    def prefetch(self: Any, parameter: Tensor) -> None:
         if parameter.device.type != "meta":
             plain(self, parameter)
             return

@@ -86,17 +86,7 @@ def capture(
         CaptureError: Another profiler is running, nothing was recorded, or the parameters' dtype differs from
             `precision`.
     """
-    if not callable(step):
-        raise InvalidArgumentError(
-            f"step is {step!r}; expected a function without arguments that runs one training step, for example "
-            "capture(lambda: training_step(batch))."
-        )
-    if warmup_steps < 0:
-        raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; expected 0 or more.")
-    if samples_per_step is not None and samples_per_step < 1:
-        raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
-    if not 0 < mask_share <= 1:
-        raise InvalidArgumentError(f"mask_share is {mask_share!r}; expected a share above 0 and at most 1.")
+    _check_arguments(step, warmup_steps, samples_per_step, mask_share)
     compiled_before, own_step = compilations(), step
     wanted = None if precision is None else precision_of(precision)
     step = _explaining_errors(step if mask_share == 1 else _with_mask_share(step, mask_share))
@@ -109,29 +99,22 @@ def capture(
         seconds, hosts, block = _warmed_up(warm_up, warmup_steps)
     device = _device_in_use(before if warmup_steps else [])
 
-    def record(*, creates_subclasses: bool) -> tuple[CaptureSession, StepSettings]:
-        session = CaptureSession(
+    def session(*, creates_subclasses: bool) -> CaptureSession:
+        return CaptureSession(
             device=device,
             compiled_before=compiled_before,
             step=own_step,
             creates_subclasses=creates_subclasses,
             resident=resident,
         )
-        session.start()
-        try:
-            with as_on_absent_cuda(_other_libraries()) as settings, _naming_assumptions(lambda: session.assumptions):
-                step()
-        finally:
-            session.stop()
-        return session, settings
 
     try:
-        session, settings = record(creates_subclasses=False)
+        recorded, settings = _recorded(step, session(creates_subclasses=False))
     except RuntimeError as error:
         if _CREATES_SUBCLASS not in str(error):
             raise
-        session, settings = record(creates_subclasses=True)
-    trace = session.trace(step_seconds=seconds, samples=samples_per_step)
+        recorded, settings = _recorded(step, session(creates_subclasses=True))
+    trace = recorded.trace(step_seconds=seconds, samples=samples_per_step)
     trace = with_running_loop(trace, hosts=hosts if len(hosts) == len(seconds) else (), block=block)
     trace = settings.added_to(trace)
     if trace.has_measured_kernels and not trace.compiled:
@@ -139,6 +122,31 @@ def capture(
     if wanted is not None:
         _check_dtype(trace, wanted)
     return trace
+
+
+def _recorded(step: Callable[[], object], session: CaptureSession) -> tuple[CaptureSession, StepSettings]:
+    """Run the step in a session; return the session and the settings that only CUDA would use."""
+    session.start()
+    try:
+        with as_on_absent_cuda(_other_libraries()) as settings, _naming_assumptions(lambda: session.assumptions):
+            step()
+    finally:
+        session.stop()
+    return session, settings
+
+
+def _check_arguments(step: object, warmup_steps: int, samples_per_step: int | None, mask_share: float) -> None:
+    if not callable(step):
+        raise InvalidArgumentError(
+            f"step is {step!r}; expected a function without arguments that runs one training step, for example "
+            "capture(lambda: training_step(batch))."
+        )
+    if warmup_steps < 0:
+        raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; expected 0 or more.")
+    if samples_per_step is not None and samples_per_step < 1:
+        raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
+    if not 0 < mask_share <= 1:
+        raise InvalidArgumentError(f"mask_share is {mask_share!r}; expected a share above 0 and at most 1.")
 
 
 def _other_libraries() -> Iterable[Patch]:
