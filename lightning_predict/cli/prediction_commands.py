@@ -10,32 +10,13 @@ Example::
 from __future__ import annotations
 
 import inspect
-import json
 import shlex
-import sys
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import Final, Literal
 
-from lightning_predict.base.answers import CommandAnswer, json_value, sentences
-
-if TYPE_CHECKING:
-    from lightning_predict.advice.advice_text import Advice
-    from lightning_predict.assumptions import Assumptions, Skew
-    from lightning_predict.cost.grids import PowerGrid
-    from lightning_predict.cost.offers import Offer
-    from lightning_predict.machine_profile import MachineProfile, Prices
-    from lightning_predict.record.trace import Trace
-    from lightning_predict.reports.memory import MemoryReport
-    from lightning_predict.reports.predictions import Predictions
-    from lightning_predict.reports.ranking import Ranking
-
-
-ENDINGS: Final = (".html", ".md", ".json", ".yaml")
-"""File suffixes that `--output` accepts."""
+from lightning_predict.base.answers import CommandAnswer
 
 
 def predict(
@@ -95,17 +76,18 @@ def predict(
             or .yaml, a SkyPilot task that rents the recommended GPU.
     """
     given = dict(locals())
+    from lightning_predict.cli.findings import answer, findings_of, output_paths, separated, with_files
     from lightning_predict.fusion.options import check_kernels
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.reports.table_columns import column_names
 
-    outputs, asked = _outputs(output), column_names(_words(columns))
+    outputs, asked = output_paths(output), column_names(separated(columns))
     told = read_machine_profile(profile)
-    step, findings = _findings(
+    step, findings = findings_of(
         source,
         {name: given[name] for name in MODEL_OPTIONS},
         told,
-        gpus=_words(gpus),
+        gpus=separated(gpus),
         iterations=iterations,
         strategy=strategy,
         kernels=check_kernels(kernels or ()),
@@ -115,262 +97,11 @@ def predict(
     findings = replace(findings, command=_as_typed(given), columns=asked)
     if outputs or told.grid is not None:
         findings = findings.with_energy(told.grid, told.pue)
-    return _answer(_with_files(findings, step, outputs), outputs, max_usd=max_usd, verbose=verbose)
+    return answer(with_files(findings, step, outputs), outputs, max_usd=max_usd, verbose=verbose)
 
 
 MODEL_OPTIONS: Final = ("batch_size", "length", "precision", "lora", "quantization", "checkpointing", "optimizer")
 """Parameters of `predict` that describe the step of a model by name. The profile has others."""
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _outputs(output: str | None) -> list[Path]:
-    """Return the paths of the files to write; raise an error, before the work, if they cannot be written."""
-    from lightning_predict.base.errors import InvalidArgumentError
-
-    outputs = [Path(name) for name in _words(output)]
-    for path in outputs:
-        if path.suffix not in ENDINGS:
-            raise InvalidArgumentError(
-                f"output={str(path)!r} has another ending than {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}; give one."
-            )
-        if not path.parent.is_dir():
-            raise InvalidArgumentError(f"output={str(path)!r}: {path.parent} is not a folder; create it first.")
-    return outputs
-
-
-def _findings(
-    source: str,
-    model_options: dict[str, Any],
-    told: MachineProfile,
-    *,
-    gpus: Sequence[str],
-    iterations: int | None,
-    strategy: str,
-    kernels: tuple[str, ...],
-    deadline_hours: float | None,
-    prices: Prices,
-) -> tuple[Trace, Findings]:
-    """Predict the step of a source, and return it, as it runs with the kernels, with the predictions."""
-    from lightning_predict.cost.priced_gpus import layouts_to_predict
-    from lightning_predict.fusion.options import with_kernels
-    from lightning_predict.layouts.strategy import parse_strategy
-    from lightning_predict.prediction import predict_workload, remaining_steps
-    from lightning_predict.reports.predictions import Predictions
-    from lightning_predict.reports.ranking import rank
-    from lightning_predict.run.history import read_history
-
-    layouts = layouts_to_predict(gpus, offers=prices.offers, usd_per_hour=prices.usd_per_hour)
-    rank(Predictions(()), deadline_hours=deadline_hours)  # an invalid deadline is an error before the work
-    parsed_strategy = parse_strategy(strategy)
-    step, heading = _step(source, model_options | {"image_size": told.image_size, "lora_targets": told.lora_targets})
-    zipf_alpha: Skew | None = None
-    if told.skew is not None:
-        from lightning_predict.embeddings.tables import skew_of
-
-        zipf_alpha = skew_of(told.skew, step)
-    assumptions = told.assumptions(
-        prices,
-        strategy=parsed_strategy,
-        history=read_history(),
-        zipf_alpha=zipf_alpha,
-        kernels=kernels,
-    )
-    workload = remaining_steps(
-        step,
-        iterations,
-        loader_seconds=told.loader_seconds,
-        loader_samples_per_second=told.loader_samples_per_second,
-        evaluation_seconds=told.evaluation_seconds,
-    )
-    found = predict_workload(step, layouts, workload, assumptions)
-    found = replace(found, notes=(*found.notes, *prices.notes_for(layouts)))
-    ranking = rank(found, deadline_hours=deadline_hours)
-    findings = Findings(found, ranking, prices.offers, assumptions=assumptions, iterations=iterations)
-    if heading is not None:
-        findings = replace(findings, heading=f"{heading} {_published_error(step, findings)}")
-    return step.changed(partial(with_kernels, kernels=kernels)), findings
-
-
-def _with_files(findings: Findings, step: Trace, outputs: Sequence[Path]) -> Findings:
-    """Write the files, and return the findings with the sections that they needed."""
-    suffixes = {path.suffix for path in outputs}
-    if ".html" in suffixes:
-        findings = findings.with_advice(step)
-    if suffixes & {".html", ".md"}:
-        findings = findings.with_memory(step)
-    for path in outputs:
-        path.write_text(findings.text(path.suffix), encoding="utf-8")
-    return findings
-
-
-def _answer(findings: Findings, outputs: Sequence[Path], *, max_usd: float | None, verbose: bool) -> CommandAnswer:
-    files = [str(path) for path in outputs]
-    excess = None if max_usd is None else over_limit(findings.ranking, max_usd)
-
-    def show() -> None:
-        if files:
-            print(*files, sep="\n")
-        else:
-            findings.show(verbose=verbose)
-        if excess is not None:
-            print(excess, file=sys.stderr)
-
-    return CommandAnswer(
-        data=lambda: findings.as_dict() | {"written": files}, show=show, exit_code=0 if excess is None else 1
-    )
-
-
-def over_limit(ranking: Ranking, max_usd: float) -> str | None:
-    """Return an error message if the run costs more than `max_usd` on the cheapest GPU; otherwise None."""
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.reports.format import usd
-
-    if not max_usd > 0:
-        raise InvalidArgumentError(f"max_usd={max_usd:g} is no limit; expected US dollars above 0.")
-    if ranking.per_iteration:
-        raise InvalidArgumentError("--max-usd is a limit for the whole run; give its length with --iterations.")
-    best = ranking.cheapest
-    if best is None or best.cost_usd is None:
-        return f"The cost is unknown, so it cannot be compared with --max-usd {usd(max_usd)}."
-    if best.cost_usd <= max_usd:
-        return None
-    return f"The cheapest GPU, {best.gpu}, costs {usd(best.cost_usd)}, more than --max-usd {usd(max_usd)}."
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """All predictions for one trace, with a method for every output format."""
-
-    predictions: Predictions
-    ranking: Ranking
-    offers: Sequence[Offer]
-    assumptions: Assumptions
-    iterations: int | None = None
-    columns: tuple[str, ...] = ()
-    grid: PowerGrid | None = None
-    advice: Advice | None = None
-    memory: MemoryReport | None = None
-    command: str | None = None
-    heading: str | None = None
-
-    def with_memory(self, trace: Trace) -> Findings:
-        """Add a memory report: for the GPU in use, otherwise for the cheapest GPU, otherwise for the first GPU."""
-        from lightning_predict.advice.memory_savings import memory_report
-        from lightning_predict.record.recorded_on import gpu_in_use
-        from lightning_predict.reports.format import gibibytes
-
-        origin, best = gpu_in_use(trace), self.ranking.cheapest
-        first = self.predictions.items_in_order[0] if best is None else best.prediction
-        gpu = first.layout.gpu if origin is None else origin
-        found = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
-        if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
-            each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"
-            found = replace(found, multi_gpu_sentence=f"For one GPU with the whole model; {each}.")
-        return replace(self, memory=found)
-
-    def with_advice(self, trace: Trace) -> Findings:
-        """Add optimization advice, with gains on the cheapest and the fastest GPU."""
-        from lightning_predict.advice.advice import advice_for
-
-        best = (self.ranking.cheapest, self.ranking.fastest)
-        layouts = [one.prediction.layout for one in best if one is not None]
-        layouts = list(dict.fromkeys(layouts or [one.layout for one in self.predictions.items_in_order[:1]]))
-        advice = advice_for(trace, layouts, self.assumptions, iterations=self.iterations)
-        return replace(self, advice=advice)
-
-    def with_energy(self, grid: PowerGrid | None, pue: float = 1.0) -> Findings:
-        """Add columns with the energy of each run and its CO2 emissions on a power grid."""
-        from lightning_predict.cost.prediction import PowerSupply
-
-        supply = PowerSupply(grams_per_kwh=None if grid is None else grid.grams_per_kwh, overhead=pue)
-        items = tuple(replace(one, supply=supply) for one in self.predictions.values())
-        columns = (*self.columns, "kilowatt_hours", *(() if grid is None else ("co2_kilograms",)))
-        return replace(self, predictions=replace(self.predictions, items_in_order=items), columns=columns, grid=grid)
-
-    def energy_notes(self) -> tuple[str, ...]:
-        """Return notes about the assumptions behind the energy columns."""
-        from lightning_predict.reports.table_notes import energy_note
-
-        if "kilowatt_hours" not in self.columns:
-            return ()
-        place = () if self.grid is None or self.grid.name is None else (f"Grid: {self.grid.sentence}.",)
-        return (energy_note(self.predictions), *place)
-
-    def as_dict(self) -> dict[str, object]:
-        """Return all results as JSON values."""
-        values: dict[str, object] = self.predictions.as_dict() | {"ranking": self.ranking.as_dict()}
-        if "kilowatt_hours" in self.columns:
-            values["energy"] = {one.gpu: one.energy for one in self.predictions.values()}
-        return {name: json_value(value) for name, value in values.items()}
-
-    def text(self, form: str) -> str:
-        """Return the content of an output file with this suffix."""
-        if form == ".json":
-            return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
-        return {".html": self.html, ".md": self.markdown, ".yaml": self.sky}[form]()
-
-    def html(self) -> str:
-        """Return the HTML report."""
-        from lightning_predict.reports.html import html_report
-
-        return html_report(
-            self.predictions,
-            self.ranking,
-            columns=self.columns,
-            offers=self.offers,
-            sections="".join(
-                (
-                    "" if self.advice is None else self.advice.to_html(),
-                    "" if self.memory is None else self.memory.html(),
-                )
-            ),
-        )
-
-    def markdown(self) -> str:
-        """Return the ranking and the tables in Markdown."""
-        from lightning_predict.reports.ranking import ranking_markdown
-        from lightning_predict.reports.table import markdown_table
-
-        table = markdown_table(self.predictions, columns=self.columns, notes=self.energy_notes())
-        memory = "" if self.memory is None else f"\n{self.memory.markdown()}\n"
-        return f"{ranking_markdown(self.ranking)}\n\n{table}\n{memory}{self.card()}"
-
-    def card(self) -> str:
-        """Return a model card summary of the best GPU; empty without a recommendation or a known run length."""
-        from lightning_predict.reports.model_card import model_card
-
-        chosen = self.ranking.within_deadline or self.ranking.cheapest or self.ranking.fastest
-        if chosen is None:
-            return ""
-        own = self.predictions[chosen.gpu]
-        card = model_card(own, place=None if self.grid is None else self.grid.name, command=self.command)
-        return "" if card is None else f"\n## For a model card or a pull request\n\n{card}\n"
-
-    def sky(self) -> str:
-        """Return a SkyPilot task for the best GPU: the cheapest GPU that meets the deadline."""
-        from lightning_predict.base.errors import InvalidArgumentError
-        from lightning_predict.reports.sky import machine_to_rent, sky_task
-
-        ranking = self.ranking
-        chosen = ranking.cheapest if ranking.deadline_hours is None else ranking.within_deadline
-        if chosen is None:
-            raise InvalidArgumentError("No GPU can be recommended, so there is no machine to rent. See the ranking.")
-        return sky_task(machine_to_rent(chosen.prediction.layout, self.offers), prediction=chosen.prediction)
-
-    def show(self, *, verbose: bool) -> None:
-        """Print the table and the ranking."""
-        from lightning_predict.reports.format import width_at_hand
-        from lightning_predict.reports.ranking import ranking_lines
-        from lightning_predict.reports.table import print_table
-
-        if self.heading is not None:
-            print(*sentences([self.heading]), "", sep="\n")
-        print_table(self.predictions, columns=self.columns, verbose=verbose, notes=self.energy_notes())
-        print("", *ranking_lines(self.ranking, width=width_at_hand()), sep="\n")
 
 
 def _as_typed(given: Mapping[str, object]) -> str:
@@ -382,41 +113,3 @@ def _as_typed(given: Mapping[str, object]) -> str:
             continue
         words += [option] if value is True else [option, f"{value:g}" if isinstance(value, float) else str(value)]
     return shlex.join(words)
-
-
-def _published_error(step: Trace, findings: Findings) -> str:
-    """Return a sentence with the prediction errors of the most similar published steps, on the recommended GPU."""
-    import statistics
-
-    from lightning_predict.reports.format import share
-    from lightning_predict.reports.published_cases import describe, nearest_cases, read_published_cases
-
-    best = findings.ranking.cheapest
-    first = findings.predictions.items_in_order[0] if best is None else best.prediction
-    gpu = first.layout.gpu.name
-    found = nearest_cases(describe(step), gpu, read_published_cases(), number=PUBLISHED)
-    error = statistics.median(case.absolute_error for case in found)
-    return f"The {len(found)} most similar published steps, for the {gpu}: median error {share(error)}."
-
-
-PUBLISHED: Final = 8
-"""Number of published steps whose errors are summarized: the default of `accuracy --cases`."""
-
-
-def _step(source: str, options: Mapping[str, Any]) -> tuple[Trace, str | None]:
-    """Return the step of a source; for a model by name, also a sentence that describes the step."""
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.record.imports import load_step
-
-    path, options = Path(source), {name: value for name, value in options.items() if value not in (None, False)}
-    if not (path.is_dir() or path.name == "config.json" or (":" in source and not path.is_file())):
-        if options:
-            option = f"--{next(iter(options)).replace('_', '-')}"
-            raise InvalidArgumentError(f"{option} has no effect on a recorded step; it is for a model by name.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unknown GPU also causes a note
-            return load_step(source), None
-    from lightning_predict.record.named_models.step import step_of
-
-    step = step_of(source, **options)
-    return replace(step, notes=step.notes[1:]), step.notes[0]

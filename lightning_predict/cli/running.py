@@ -97,6 +97,6 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"{PROGRAM}: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _print_error(problem: str) -> int:
-    print(terminal_text(f"{PROGRAM}: error: {' '.join(problem.split())}"), file=sys.stderr)
+def _print_error(message: str) -> int:
+    print(terminal_text(f"{PROGRAM}: error: {' '.join(message.split())}"), file=sys.stderr)
     return EXIT_ERROR

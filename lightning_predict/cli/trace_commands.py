@@ -146,8 +146,8 @@ EXPLAINED: Final = 30
 def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandAnswer:
     gpu, _ = _gpus_of(recorded, name)
     models = kernel_models((gpu.name,), weights)
-    counts = Counter(problem for item in work_items(recorded) for problem in item.problems)
-    found = [(explain(problem, gpu, models), times) for problem, times in counts.items()]
+    counts = Counter(shape for item in work_items(recorded) for shape in item.problems)
+    found = [(explain(shape, gpu, models), times) for shape, times in counts.items()]
     found.sort(key=lambda one: -one[0].interval.middle * one[1])
     rows = [
         {

@@ -121,10 +121,10 @@ def describe(trace: Trace) -> StepDescription:
     """Return kind of model and precision of a recorded step, and whether the step trains."""
     counts: Counter[str] = Counter()
     flops: Counter[str] = Counter()
-    for problem in (problem for item in work_items(trace) for problem in item.problems):
-        counts[problem.operation] += 1
-        if operation_spec(problem.operation).units == "tensor":
-            flops[problem.dtype] += int(batch_shapes([problem]).flops[0])
+    for shape in (shape for item in work_items(trace) for shape in item.problems):
+        counts[shape.operation] += 1
+        if operation_spec(shape.operation).units == "tensor":
+            flops[shape.dtype] += int(batch_shapes([shape]).flops[0])
     dtype = flops.most_common(1)[0][0] if flops else "float32"
     is_training = any(operation.phase == "backward" for operation in trace.operations)
     return StepDescription(kind=_kind(counts), precision=_precision(dtype), is_training=is_training)
