@@ -73,8 +73,8 @@ class Case:
         release: Release of torch that ran; None for the release of the recording.
         strategy: How several GPUs share the step.
         network_gbps: Network of a machine in Gbit/s; None for the usual one.
-        kernels: Kernels that the source says ran, such as `compile` or `transformer_engine`. Only `compile` on one GPU
-            has a public way yet; other steps are predicted as recorded.
+        kernels: Kernels that the source says ran, such as `compile` or `transformer_engine`. A step with kernels that
+            `lp.predict` has no word for is predicted as recorded.
         change: Name of the change whose gain was measured, as `lp.advise` names it.
         includes: What the figure holds beyond the step, such as a data loader; empty if nothing.
         said: What other tools said of the figure, by their name, as published beside it.

@@ -1,7 +1,7 @@
 """Score cases through the public interface, and summarise the errors: one runner for all accuracy tables.
 
-A step is recorded once for all cases that name it, and predicted by `lp.predict`, `lp.advise` or, if it was compiled,
-`what_if`, with the documented arguments of its cases. Example::
+A step is recorded once for all cases that name it, and predicted by `lp.predict` or `lp.advise` with the documented
+arguments of its cases. Example::
 
     scored = score(cases)
     for table in tables("lin", scored):
@@ -24,7 +24,6 @@ from rich.table import Table
 import lightning_predict as lp
 from benchmarks.accuracy.case import TITLES, Case, Quantity, Step
 from benchmarks.training.report import report_table
-from lightning_predict.advice.what_if import what_if
 from lightning_predict.kernels.interconnect import Interconnect
 
 BITS_PER_GIGABIT: Final = 1e9
@@ -172,10 +171,12 @@ def predicted(trace: lp.Trace, cases: Sequence[Case], cache: Path | None = None)
         yield Scored(case=case, predicted=bounds)
 
 
+PUBLIC_KERNELS: Final = ("compile", "transformer_engine", "channels_last", "sdpa")
+"""Kernels that `lp.predict` can be asked for; steps with others are predicted as recorded."""
+
+
 def predictions_of(trace: lp.Trace, case: Case, gpus: Sequence[str]) -> list[lp.Prediction]:
     """Predict a step on GPUs with the arguments of a case."""
-    if "compile" in case.kernels and case.strategy == "ddp" and all(_is_one_gpu(name) for name in gpus):
-        return list(what_if("compile", trace, gpus).values())
     interconnect = None
     if case.network_gbps is not None:
         rate = case.network_gbps * BITS_PER_GIGABIT / BITS_PER_BYTE
@@ -185,14 +186,11 @@ def predictions_of(trace: lp.Trace, case: Case, gpus: Sequence[str]) -> list[lp.
         [case.card] if case.card is not None else list(gpus),
         strategy=case.strategy,
         release=case.release,
+        kernels=[name for name in case.kernels if name in PUBLIC_KERNELS],
         interconnect=interconnect,
         history=False,
     )
     return list(predictions.values())
-
-
-def _is_one_gpu(name: str) -> bool:
-    return not name.partition("x")[0].isdigit()
 
 
 def figure_of(prediction: lp.Prediction, quantity: Quantity) -> Bounds | None:
