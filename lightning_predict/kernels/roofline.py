@@ -178,7 +178,7 @@ RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
 HEADROOM: Final = 1.25
 """Maximum rate of a matmul relative to the sustained rate, which is exceeded in bursts and at the best shapes."""
 
-TRANSPOSED_WATTS: Final = 1.5
+TRANSPOSED_WATTS: Final = 1.6
 """Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B."""
 
 REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")

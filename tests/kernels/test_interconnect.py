@@ -71,7 +71,7 @@ def test_a_bus_bandwidth_that_the_user_measured_decides(operation: str, factor: 
 
 
 def test_between_machines_the_network_of_a_machine_decides_where_it_is_the_slower() -> None:
-    # A tree over two machines: 2 (2 - 1) / 2 x 10 GB = 10 GB through 92 % of a network of 1 GB/s, and two hops of
+    # A tree over two machines: 2 (2 - 1) / 2 x 10 GB = 10 GB through a network of 1 GB/s, and two hops of
     # 8.5 us. A ring of 16 GPUs would send 2 x 15 / 16 x 10 GB.
     slow = Interconnect(inter_node_bytes_per_second=1e9)
     tree = 10 + 2 * TREE_HOP_SECONDS + chunks(seconds("all_reduce", 10e9, EIGHT))

@@ -206,15 +206,3 @@ def test_attention_takes_as_long_in_either_half_where_one_was_measured(models: U
         np.testing.assert_allclose(half.seconds, measured.seconds)
         assert (half.interval.high / half.seconds > measured.interval.high / measured.seconds).all()
     assert not models.has_own_weights("V100-PCIe-32GB", "attention", "bfloat16")  # which has no units for it
-
-
-def test_issuing_bounds_what_computes_much_where_memory_is_fast() -> None:
-    """A quarter of a cycle an element of gelu, whose bytes alone would take less on an H20."""
-    models = UtilisationModels(constant_weights("vector", utilisation=0.95, interval=math.log(1.1)))
-    card, elements = gpu("H20-96GB"), 2.0**30
-    added, computed = (
-        models.estimate(shape_batch(name, "bfloat16", rows=2**15, cols=2**15), [card]).seconds[0, 0]
-        for name in ("relu", "gelu")
-    )
-    issued = elements / 4 / (card.streaming_multiprocessors * card.boost_clock_hz)
-    assert added < issued == pytest.approx(computed)
