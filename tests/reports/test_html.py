@@ -170,16 +170,6 @@ def test_the_page_needs_no_network_and_runs_only_its_own_script(predictions: Pre
     assert all(link.startswith("https://") for link in shown.links)  # sources that a reader may click
 
 
-def test_the_page_has_a_light_and_a_dark_form() -> None:
-    document = html_report(FULL, rank(FULL))
-    light, dark = document.split("@media (prefers-color-scheme: dark)")
-    colours = re.compile(r"--(\w+): (#\w{6})")
-    of_light = dict(colours.findall(light))
-    of_dark = dict(colours.findall(dark.split("* {")[0]))
-    assert of_light.keys() == of_dark.keys()
-    assert not of_light.items() & of_dark.items()
-
-
 def test_names_and_notes_are_escaped() -> None:
     nasty = '<script>alert("&")</script>'
     one = with_values(T4, gpu=nasty, offer=f"{nasty} (2026)", notes=(nasty,))

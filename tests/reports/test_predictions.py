@@ -63,12 +63,6 @@ def test_printing_no_predictions_does_not_fail() -> None:
     assert "GPU" in str(Predictions(()))
 
 
-def test_the_ranking_prints_as_lines() -> None:
-    text = str(FULL.ranking(deadline_hours=1))
-    assert text.startswith("Rent a T4 ($0.35/h, Google n1-standard-4 (2026-10-01)): cheapest (3 h 12 min, $1.12).\n")
-    assert "\nWithin 1 h: H100-SXM-80GB, 24 min, $1.20.\n" in text
-
-
 def test_str_is_the_plain_table() -> None:
     assert str(FULL) == FULL.text() == plain_table(FULL)
     assert FULL.text(verbose=True) == plain_table(FULL, verbose=True)
