@@ -74,7 +74,7 @@ def test_reported_memory_of_the_gpu_in_use_decides_the_fit() -> None:
     assert row.memory_free_bytes == 13 * 2**30 - 450 * 2**20 - (12 * 2**30 + 2 * 8320 * 1024)
 
 
-def test_unknown_values_are_none() -> None:
+def test_unknown_values_are_reported_as_none() -> None:
     row = lp.predict(replace(TRACE, memory=Memory(), samples=None), gpus=["T4"])["T4"]
     assert (row.total_seconds, row.cost_usd, row.memory_bytes, row.fits, row.samples_per_second) == (None,) * 5
 

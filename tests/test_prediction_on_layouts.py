@@ -191,7 +191,7 @@ def test_impossible_layouts_are_rejected(gpus: str, strategy: str, message: str)
         lp.predict(TRACE, gpus=[gpus], strategy=strategy)
 
 
-def test_a_pipeline_shows_the_least_filled_gpu_beside_the_most_filled_one() -> None:
+def test_pipeline_shows_least_and_most_filled_gpu() -> None:
     trace = lp.Trace.load("examples/gpt2.json.gz")
     shown = {}
     for strategy in ("ddp", "ddp,pipeline=4"):

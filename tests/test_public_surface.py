@@ -67,7 +67,7 @@ def test_callbacks_export_both_names() -> None:
 
 
 @pytest.mark.parametrize("statement", ["import lightning_predict", "from lightning_predict import predict, gpu, Trace"])
-def test_predicting_loads_neither_torch_nor_lightning(statement: str) -> None:
+def test_prediction_imports_no_torch_and_no_lightning(statement: str) -> None:
     loaded = modules_after(statement)
     assert "lightning_predict" in loaded
     assert not {"torch", "lightning", "pytorch_lightning", "matplotlib", "requests"} & loaded

@@ -55,7 +55,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert result.sentences == ("left out: 3 rows",)
 
 
-def test_the_file_holds_what_the_terminal_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_contains_the_printed_tables(capsys: pytest.CaptureFixture[str]) -> None:
     console = ResultConsole(width=100)
     console.print(errors_table())
     printed = capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_runs_without_their_data_are_skipped(tmp_path: Path, capsys: pytest.Capt
     assert "no run is named line" in capsys.readouterr().err
 
 
-def test_repeated_headings_are_told_apart() -> None:
+def test_repeated_headings_get_numbers() -> None:
     headings = ["n", "mean %", "median %", "roofline mean %", "median %"]
     assert distinct(headings) == ("n", "mean %", "median %", "roofline mean %", "roofline median %")
 

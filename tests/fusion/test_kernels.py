@@ -47,7 +47,7 @@ def compiled(step: Trace) -> tuple[Operation, ...]:
 CHAIN = (operation("mul", (0, 1), 2), operation("tanh", (2,), 3), operation("add", (3, 0), 4))
 
 
-def test_a_chain_is_one_kernel_that_touches_what_is_outside() -> None:
+def test_chain_is_one_kernel_of_external_tensors() -> None:
     (kernel,) = compiled(trace(*CHAIN))
     assert (kernel.name, kernel.phase) == (FUSED, "forward")
     assert numbers(kernel.inputs) == [0, 1]  # once each, though 0 is read twice
@@ -295,7 +295,7 @@ def test_small_windows_are_written_by_the_compiler_and_large_ones_are_not() -> N
     assert names(meta_step(nn.MaxPool3d(2), 1, 1, 8, 8, 8)) == ["aten::max_pool3d_with_indices"]
 
 
-def test_compiling_saves_what_was_measured() -> None:
+def test_compiling_saves_the_measured_share() -> None:
     """Hinge loss, cross entropy, Huber loss and cumulative product of KernelBench, eager over compiled, H100-PCIe."""
     functional = torch.nn.functional
 
@@ -350,7 +350,7 @@ def step_with_loss(*, classes: int = CLASSES) -> Trace:
     return lp.capture(lambda: loss(head(inputs).float(), targets).backward(), warmup_steps=0)
 
 
-def test_a_compiled_loss_of_long_rows_keeps_neither_logarithms_nor_a_copy_of_the_logits() -> None:
+def test_compiled_loss_of_long_rows_keeps_only_16_bit_logits() -> None:
     step = step_with_loss()
     wide = {tensor.dtype for one in step.operations for tensor in one.outputs if tensor.elements == TOKENS * CLASSES}
     assert wide == {"bfloat16", "float32"}

@@ -18,7 +18,7 @@ HOWTOS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "
 PAGES = "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md")))
 
 
-def is_told(name: str, text: str) -> bool:
+def is_documented(name: str, text: str) -> bool:
     """Whether the text names an argument, as `name`, `name=...` or name=... within code, or an option as a word."""
     if name.startswith("--"):
         return re.search(rf"{name}(?![\w-])", text) is not None
@@ -31,20 +31,20 @@ def arguments(callback: type) -> list[str]:
 
 
 @pytest.mark.parametrize("name", arguments(RuntimePredictor) + arguments(CostBudget))
-def test_an_argument_is_told_of_in_a_how_to(name: str) -> None:
-    assert is_told(name, HOWTOS)
+def test_each_argument_is_documented_in_a_how_to(name: str) -> None:
+    assert is_documented(name, HOWTOS)
 
 
 @pytest.mark.parametrize(("command", "option"), [(name, one) for name in COMMANDS for one in option_names(name)])
-def test_an_option_is_told_of_in_the_docs(command: str, option: str) -> None:
-    assert is_told(option, PAGES)
+def test_each_option_is_documented(command: str, option: str) -> None:
+    assert is_documented(option, PAGES)
 
 
 @pytest.mark.parametrize("key", sorted(TOP_KEYS.union(*TABLE_KEYS.values())))
 def test_key_of_profile_is_documented(key: str) -> None:
-    assert is_told(key, HOWTOS)
+    assert is_documented(key, HOWTOS)
 
 
 def test_a_longer_option_does_not_tell_of_a_shorter_one() -> None:
-    assert not is_told("--usd", "--usd-per-hour 2")
-    assert not is_told("gpus", "my_gpus = 1, num_gpus=1")
+    assert not is_documented("--usd", "--usd-per-hour 2")
+    assert not is_documented("gpus", "my_gpus = 1, num_gpus=1")

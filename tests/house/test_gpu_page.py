@@ -14,7 +14,7 @@ FACTS = (
 )
 
 
-def test_the_page_says_what_holds_what_fails_and_why_something_was_not_tried() -> None:
+def test_page_lists_passed_failed_and_skipped_checks() -> None:
     assert page(FACTS, {"torch": "2.13.0", "gpu": "Tesla T4", "gpus": 1}) == [
         "Facts on 2.13.0, Tesla T4, 1 gpus",
         "",

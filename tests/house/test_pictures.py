@@ -13,7 +13,7 @@ def test_no_picture_is_stale() -> None:
     assert all((DOCS / name).stat().st_size > 10_000 for name in hashes(found))
 
 
-def test_the_text_of_each_is_what_it_shows() -> None:
+def test_texts_of_pictures_are_current() -> None:
     found = example()
     shown = texts(found)
     step = f"{1000 * found['RTX-4090'].iteration_seconds:.0f} ms"

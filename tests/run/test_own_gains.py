@@ -35,7 +35,7 @@ def run_of(trace: Trace, *, seconds: float, date: str = "2026-11-20", **values: 
     return replace(record, **values)  # type: ignore[arg-type]
 
 
-def test_a_run_that_differs_by_a_change_says_what_it_gained_and_what_was_foretold() -> None:
+def test_changed_run_reports_measured_and_predicted_gain() -> None:
     before = run_of(FLOAT32, seconds=0.02, foretold={"bf16-mixed": (1.6, 2.1, 2.8)})
     after = run_of(MIXED, seconds=0.0125, date="2026-11-21")
     found = own_gain([before], after)
@@ -74,7 +74,7 @@ def test_runs_that_differ_otherwise_say_nothing(earlier: HistoryRecord, why: str
     assert own_gain([earlier], now) is None, why
 
 
-def test_gains_are_those_of_samples() -> None:
+def test_gains_are_measured_in_samples_per_second() -> None:
     """Twice the batch in 1.5 times the time is 4/3 of the throughput."""
     once, twice = FLOAT32, replace(FLOAT32, samples=128)
     found = own_gain([run_of(once, seconds=0.02)], run_of(twice, seconds=0.03))
@@ -104,7 +104,7 @@ def test_settings_are_read_off_a_step() -> None:
     assert set(_CHANGES.values()) <= set(CHANGES)
 
 
-def test_later_advice_tells_what_was_measured() -> None:
+def test_later_advice_includes_measured_gains() -> None:
     """Compiled training has no pair of others; two own runs measure it, on their GPU alone."""
     compiled = replace(FLOAT32, compiled=True)
     for seconds, trace in ((0.020, FLOAT32), (0.016, compiled), (0.0125, MIXED)):

@@ -34,7 +34,7 @@ def test_it_is_written_once_a_minute_with_the_pace_of_this_process(tmp_path: Pat
     assert read_progress(tmp_path / "of" / "bert.json") == second
 
 
-def test_no_pace_is_told_before_batches_were_trained_for_a_minute() -> None:
+def test_pace_is_unknown_before_a_minute_of_training() -> None:
     now = [0.0]
     keeper = ProgressKeeper(batches=200, place=None, clock=lambda: now[0], wall_clock=lambda: now[0])
     keeper.after(5)

@@ -56,7 +56,7 @@ def iteration(seconds: float, **values: object) -> StepPrediction:
     return StepPrediction(**(defaults | values))  # type: ignore[arg-type]
 
 
-def test_the_commonest_kind_has_what_the_others_leave() -> None:
+def test_most_frequent_kind_gets_the_remaining_share() -> None:
     assert [kind.share for kind in MIXED.kinds] == [0.8, 0.2]
     assert [kind.trace for kind in MIXED.kinds] == [ONE, SIX]
     assert [kind.share for kind in ONE.kinds] == [1.0]

@@ -132,7 +132,7 @@ def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
     assert other.seconds == pytest.approx(0.25 + 0.01 - 23.9e-6)
 
 
-def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
+def test_time_outside_operations_is_added_on_every_gpu() -> None:
     # 100 kernels of 30 us and gaps of 1 us, the first 23.9 us after the start: 3,123.9 us of a step of 5 ms.
     trace = measured_trace(5e-3, kernels=100, kernel_seconds=30e-6)
     work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")

@@ -84,7 +84,7 @@ def test_eight_gpus_take_between_an_eighth_and_the_whole_of_the_time(network: Ca
     assert single / 4 * 11 / 8 * 0.99 < pipeline < single
 
 
-def test_eight_gpus_beside_one_in_one_table(llama_trace: Trace) -> None:
+def test_one_and_eight_gpus_share_a_table(llama_trace: Trace) -> None:
     result = lp.predict(llama_trace, ["H100-SXM-80GB", "8xH100-SXM-80GB"], strategy="ddp,tensor=8", history=False)
     single, shared = result.values()
     assert single.iteration_seconds == seconds(llama_trace, "H100-SXM-80GB")
