@@ -219,6 +219,7 @@ def test_truncated_file_is_rejected_at_every_length(ending: str, tmp_path: Path)
 @pytest.mark.parametrize(
     "content",
     [b"", b"hello", b"[1, 2", b'{"x": NaN}', b'{"x": -Infinity}', b"\xff\xfe{}", b"[" * 100_000, gzip.compress(b"{")],
+    ids=["empty", "text", "cut", "nan", "infinity", "utf16", "deep", "gzip"],
 )
 def test_invalid_json_is_rejected(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
