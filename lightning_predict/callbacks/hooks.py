@@ -139,14 +139,14 @@ class FitCallback(Callback):
             self._fit.observer.on_checkpoint(self)
 
     @log_exceptions_unless(methodcaller("_starts_quietly"))
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         """Time the start of the batch; record or predict if this is due."""
         if self._fit is not None:
             self._fit.batch_starts(batch)
 
     @log_exceptions_unless(methodcaller("_ends_quietly"))
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Time the end of the batch; predict, or check the budget, if this is due."""
         if self._fit is not None:
@@ -162,7 +162,7 @@ class FitCallback(Callback):
 
     @log_exceptions
     def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Start to time a validation batch, and record one."""
         if self._fit is not None and self._fit.observer is not None:
@@ -176,8 +176,8 @@ class FitCallback(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
+        outputs: object,
+        batch: object,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:

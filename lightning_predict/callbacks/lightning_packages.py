@@ -74,7 +74,7 @@ else:
     class Callback(*(package.Callback for package in _packages)):
         """Base class of our callbacks: the `Callback` of every Lightning package in use."""
 
-        def __new__(cls, *_: Any, **__: Any) -> Callback:
+        def __new__(cls, *_: object, **__: object) -> Callback:
             """Create a callback that also inherits from a package that was imported after this module."""
             bases = tuple(package.Callback for package in packages_in_use())
             if Callback.__bases__ != bases:
@@ -123,7 +123,7 @@ def warn(message: str) -> None:
         log_warning(message)
 
 
-def samples_of(batch: Any) -> int | None:
+def samples_of(batch: object) -> int | None:
     """Return the batch size, which is the first size of all tensors; None if their first sizes differ.
 
     Args:
@@ -133,7 +133,7 @@ def samples_of(batch: Any) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _first_sizes(batch: Any) -> list[int]:
+def _first_sizes(batch: object) -> list[int]:
     if is_dataclass(batch):
         batch = _members(batch)
     if isinstance(batch, Mapping):
@@ -149,7 +149,7 @@ def _members(value: Any) -> dict[str, object]:
     return {one.name: getattr(value, one.name, None) for one in fields(value)}
 
 
-def shapes_of(batch: Any) -> tuple[object, ...] | None:
+def shapes_of(batch: object) -> tuple[object, ...] | None:
     """Return shapes and dtypes of the arrays in a batch, and its integers; None if a part cannot be read.
 
     Args:
@@ -159,7 +159,7 @@ def shapes_of(batch: Any) -> tuple[object, ...] | None:
     return None if None in found else found
 
 
-def _shapes(value: Any) -> Iterator[object]:
+def _shapes(value: object) -> Iterator[object]:
     if value is None or isinstance(value, (str, bytes, float)):
         yield type(value)
     elif isinstance(value, int):

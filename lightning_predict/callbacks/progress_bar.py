@@ -13,12 +13,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.reports.format import duration, duration_interval, usd
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 RENEWED_SECONDS: Final = 1.0
 """Minimum seconds between two updates of the text, because a bar may request the text after each batch."""
@@ -88,7 +91,7 @@ class ShownInBar:
             self._bar.get_metrics = self._own
 
 
-def show_in_bar(trainer: Any, text: Callable[[], str | None], *, clock: Callable[[], float]) -> ShownInBar | None:
+def show_in_bar(trainer: Trainer, text: Callable[[], str | None], *, clock: Callable[[], float]) -> ShownInBar | None:
     """Show a text in the Trainer's progress bar; None if the Trainer has no bar with items."""
     bar = trainer.progress_bar_callback
     return ShownInBar(bar, text, clock=clock) if hasattr(bar, "get_metrics") else None

@@ -219,7 +219,7 @@ class RuntimePredictor(Predicts, FitCallback):
         return self._fit is None or self._fit.steps is None
 
     @log_exceptions_unless(_is_recorded)
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: object) -> None:
         """Store which optimizers update parameters in the same step."""
         if self._fit is not None:
             self._fit.optimizer_steps(optimizer)

@@ -31,7 +31,7 @@ from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.observe.run_observer import RunObserver
-from lightning_predict.observe.run_session import Loop, PredictionRequest
+from lightning_predict.observe.run_session import Loop, LoopProgress, PredictionRequest
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking
@@ -79,17 +79,10 @@ class TrainerLoop(Loop):
             batches_per_epoch=self._given_batches or self._observer.batches_per_epoch,
         )
 
-    def batches_of_run(self) -> int | None:
-        """Estimate the batches of the fit."""
-        return batches_of_fit(self._trainer)
-
-    def batches_done(self) -> int:
-        """Return the Trainer's number of finished batches."""
-        return self._trainer.fit_loop.total_batch_idx + 1
-
-    def steps_done(self) -> int:
-        """Return the finished steps. `global_step` counts the updates of each optimizer, so it is divided."""
-        return round(self._trainer.global_step / self._observer.windows.window_size.steps_per_window)
+    def progress(self) -> LoopProgress:
+        """Return the Trainer's counts. `global_step` counts the updates of each optimizer, so it is divided."""
+        steps = round(self._trainer.global_step / self._observer.windows.window_size.steps_per_window)
+        return LoopProgress(self._trainer.fit_loop.total_batch_idx + 1, steps, batches_of_fit(self._trainer))
 
     def memory_facts(self, trace: Trace) -> MemoryFacts:
         """Return the facts that loaders and optimizers tell without reading a batch."""
@@ -182,7 +175,7 @@ def strategy_of_trainer(trainer: Any) -> Strategy:
     return Strategy(bucket_cap_mb=options.get("bucket_cap_mb") or Strategy().bucket_cap_mb)
 
 
-def largest_validation_batch(trainer: Any) -> int | None:
+def largest_validation_batch(trainer: Trainer) -> int | None:
     """Return the number of samples of the largest validation batch; None if unknown, or if no loader exists yet."""
     sizes = []
     for loader in leaves_of(trainer.val_dataloaders):

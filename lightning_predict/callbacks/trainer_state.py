@@ -129,7 +129,7 @@ def minimums_preventing_stop(trainer: Trainer) -> str:
     return " and ".join(minimums)
 
 
-def checkpoint_schedules(trainer: Any) -> list[CheckpointSchedule]:
+def checkpoint_schedules(trainer: Trainer) -> list[CheckpointSchedule]:
     """Return the schedules of the ModelCheckpoint callbacks."""
     kinds = lightning_classes("ModelCheckpoint")
     return [_saving(trainer, callback) for callback in trainer.checkpoint_callbacks if isinstance(callback, kinds)]
@@ -155,7 +155,7 @@ def _finite(number: float) -> int | None:
     return None if math.isinf(number) else int(number)
 
 
-def _saving(trainer: Any, callback: Any) -> CheckpointSchedule:
+def _saving(trainer: Trainer, callback: Any) -> CheckpointSchedule:
     """Read the schedule of a ModelCheckpoint from its attributes, which have these names since Lightning 1.6."""
     is_validated = trainer.enable_validation and sum(trainer.num_val_batches) != 0
     # This is ModelCheckpoint's own rule. A checkpoint that waits for a validation is never written without validation.
@@ -170,18 +170,18 @@ def _saving(trainer: Any, callback: Any) -> CheckpointSchedule:
     )
 
 
-def _have_workers(loaders: Any) -> bool:
+def _have_workers(loaders: object) -> bool:
     each = leaves_of(loaders)
     return bool(each) and all(getattr(loader, "num_workers", 0) > 0 for loader in each)
 
 
-def prefetched_batches(trainer: Any) -> int:
+def prefetched_batches(trainer: Trainer) -> int:
     """Return the number of batches that the workers prefetch. After a pause, these batches need no wait."""
     loaders = leaves_of(trainer.train_dataloader) if _have_workers(trainer.train_dataloader) else []
     return max((each.num_workers * (getattr(each, "prefetch_factor", None) or 1) for each in loaders), default=0)
 
 
-def _last_batch_share(trainer: Any) -> float:
+def _last_batch_share(trainer: Trainer) -> float:
     """Return the size of an epoch's last batch relative to the other batches; 1 unless it is known to be smaller."""
     loaders = leaves_of(trainer.train_dataloader)
     if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):

@@ -129,7 +129,7 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
         run.__enter__()
 
     @log_exceptions
-    def on_step_begin(self, /, *_: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, /, *_: object, **kwargs: object) -> None:
         """Start to time or record the next step."""
         if self._run is not None:
             self._run.start_step()
@@ -145,7 +145,7 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
                 self.stopping_reason, control.should_training_stop = self._run.stopping_reason, True
 
     @log_exceptions
-    def on_prediction_step(self, /, *_: Any, **kwargs: Any) -> None:
+    def on_prediction_step(self, /, *_: object, **kwargs: object) -> None:
         """Time an evaluation batch. The Trainer reports only the end of a batch."""
         if self._run is not None:
             self._run.observer.on_validation_start(is_check=False)
@@ -153,7 +153,7 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
             self._run.observer.validation.on_batch_start()
 
     @log_exceptions
-    def on_evaluate(self, /, *_: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, /, *_: object, **kwargs: object) -> None:
         """Exclude the evaluation from the loader's waiting time."""
         if self._run is not None:
             loop = self._run.session.loop
@@ -162,7 +162,7 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
             self._run.observer.on_validation_end()
 
     @log_exceptions
-    def on_save(self, /, *_: Any, **kwargs: Any) -> None:
+    def on_save(self, /, *_: object, **kwargs: object) -> None:
         """Exclude the checkpoint from the loader's waiting time."""
         if self._run is not None:
             self._run.observer.exclude_interruption()
@@ -283,6 +283,6 @@ def _warn_off(error: Exception) -> None:
         log_warning(words)
 
 
-def _when(strategy: Any) -> str:
+def _when(strategy: object) -> str:
     """Return the evaluation strategy as a word (`no`, `steps`, `epoch`), from a string or an enumeration member."""
     return str(strategy).rpartition(".")[2].lower()

@@ -245,7 +245,7 @@ def _copies_on_meta(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return twins
 
 
-def longest_sequence(loaders: Any) -> int | None:
+def longest_sequence(loaders: object) -> int | None:
     """Return the length of the longest sequence in the loaders' datasets or samplers; None if unknown."""
     longest = []
     for loader in leaves_of(loaders):
@@ -269,7 +269,7 @@ def recorded_length(trace: Trace) -> int | None:
     return max((tensor.shape[1] for tensor in looked_up if len(tensor.shape) == 2), default=None)
 
 
-def leaves_of(loaders: Any) -> list[Any]:
+def leaves_of(loaders: object) -> list[Any]:
     """Flatten a collection of loaders to a list."""
     import torch
 

@@ -128,6 +128,16 @@ class Predicts:
         return self._results.memory_risks
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class LoopProgress:
+    """Finished batches and optimizer steps of a whole run, and its number of batches (None if unknown)."""
+
+    batches: int
+    steps: int
+    batches_of_run: int | None
+
+
 class Loop(ABC):
     """Training loop around a session: its progress, and the output of results.
 
@@ -148,16 +158,8 @@ class Loop(ABC):
         """Return the inputs of a forecast."""
 
     @abstractmethod
-    def batches_of_run(self) -> int | None:
-        """Return the number of batches of the whole run; None if unknown."""
-
-    @abstractmethod
-    def batches_done(self) -> int:
-        """Return the number of finished batches of the whole run."""
-
-    @abstractmethod
-    def steps_done(self) -> int:
-        """Return the number of finished optimizer steps of the whole run."""
+    def progress(self) -> LoopProgress:
+        """Return the finished part of the whole run, with its length."""
 
     @abstractmethod
     def memory_facts(self, trace: Trace) -> MemoryFacts:
@@ -298,7 +300,7 @@ class RunSession:
         ranking = rank(predictions, deadline_hours=self.request.deadline_hours)
         self.loop.publish(predictions, ranking)
         if is_first:
-            when = f"{self.loop.name}, after {self.loop.steps_done():,} steps: "
+            when = f"{self.loop.name}, after {self.loop.progress().steps:,} steps: "
             lines = lines_of_run(ranking, when=when, news=self._news(predictions), width=width_at_hand())
             self.loop.show(lambda: "\n".join(lines) + "\n")
         elif has_left or cheapest_of(predictions) != cheapest_of(predicted):
@@ -325,7 +327,7 @@ class RunSession:
         """Compare the actual time with the first reliable prediction, if anything was trained since, and store it."""
         if self._outcome_timer is None:
             return
-        outcome = self.results.outcome = self._outcome_timer.compare(batches_seen=self.loop.batches_done())
+        outcome = self.results.outcome = self._outcome_timer.compare(batches_seen=self.loop.progress().batches)
         if outcome is None:
             return
         if max(outcome.actual_seconds, outcome.predicted_seconds) >= SECONDS_WORTH_A_LINE:
@@ -372,7 +374,8 @@ class RunSession:
         )
         observer.step_is_measured(trace)
         if self._schedule is None:
-            whole, before = loop.batches_of_run(), loop.batches_done() - observer.batches
+            progress = loop.progress()
+            whole, before = progress.batches_of_run, progress.batches - observer.batches
             self._schedule = ForecastSchedule(
                 batches_per_window=trace.batches, batches=None if whole is None else whole - before
             )
@@ -419,7 +422,7 @@ class RunSession:
         predictions = self.results.predictions = replace(
             predictions,
             notes=(*predictions.notes, *loop.notes(rest.workload), *rough),
-            heading=_heading(predictions, loop.steps_done()),
+            heading=_heading(predictions, loop.progress().steps),
             is_running=True,
         )
         self.rest, self._last_printed = rest, TimedForecast(rest, observer.now())
@@ -428,13 +431,13 @@ class RunSession:
         expected = expected_outcome(trace, rest, predictions, num_gpus=loop.world_size)
         self.usd_per_hour = None if expected is None else expected.usd_per_hour
         if expected is not None and (self._outcome_timer is None or is_first_reliable):
-            self._outcome_timer = OutcomeTimer(expected, clock=observer.now, batches_seen=loop.batches_done())
+            self._outcome_timer = OutcomeTimer(expected, clock=observer.now, batches_seen=loop.progress().batches)
         return predictions
 
     def _news(self, predictions: Predictions, instead_of_seconds: float | None = None) -> str:
         """Return a line with the forecast for this machine and the recommended GPU, and the previous forecast."""
         assert self.rest is not None
-        steps = f"{self.loop.name}: after {self.loop.steps_done():,} steps"
+        steps = f"{self.loop.name}: after {self.loop.progress().steps:,} steps"
         rest, used = self.rest, predictions.used_gpu
         forecast = rest.forecast
         if forecast is None:

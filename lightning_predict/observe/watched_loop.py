@@ -49,7 +49,14 @@ from lightning_predict.observe.rank_agreement import (
 from lightning_predict.observe.recorder import StepRecorder
 from lightning_predict.observe.remaining import HookMoment, Position
 from lightning_predict.observe.run_observer import RunObserver
-from lightning_predict.observe.run_session import Loop, PredictionRequest, Predicts, RunResults, RunSession
+from lightning_predict.observe.run_session import (
+    Loop,
+    LoopProgress,
+    PredictionRequest,
+    Predicts,
+    RunResults,
+    RunSession,
+)
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import print_text
 from lightning_predict.reports.predictions import Predictions
@@ -163,17 +170,9 @@ class WatchedLoop(Loop):
             )
         )
 
-    def batches_of_run(self) -> int | None:
-        """Return the number of steps, because a batch is a whole step."""
-        return self.total_steps
-
-    def batches_done(self) -> int:
-        """Return the number of finished steps, because a batch is a whole step."""
-        return self.steps
-
-    def steps_done(self) -> int:
-        """Return the number of finished steps."""
-        return self.steps
+    def progress(self) -> LoopProgress:
+        """Return the numbers of steps, because a batch is a whole step."""
+        return LoopProgress(self.steps, self.steps, self.total_steps)
 
     def memory_facts(self, trace: Trace) -> MemoryFacts:
         """Return what the optimizers, the recorded step and the loader tell."""
@@ -397,7 +396,7 @@ class WatchedRun(Predicts):
         loop, session = self._loop, self.session
         self._is_in_step = False
         loop.steps += 1
-        self.observer.on_batch_end(loop.steps_done)
+        self.observer.on_batch_end(lambda: loop.steps)
         with self._guarded():
             recorder = self._recorder
             trace = None if recorder is None else recorder.on_batch_end(samples=self._samples)
