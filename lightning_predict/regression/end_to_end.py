@@ -36,7 +36,7 @@ from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSett
 @final
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Product of variables: a term of the regression. Each factor has the exponent 1 or -1."""
+    """Product of variables: a term of the regression. Each factor has the exponent 1, -1 or 2."""
 
     variables: tuple[Variable, ...]
     exponents: tuple[int, ...]
@@ -44,8 +44,9 @@ class Term:
     @property
     def name(self) -> str:
         """Formula of the product, as text."""
-        above = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent > 0]
-        below = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent < 0]
+        pairs = list(zip(self.variables, self.exponents, strict=True))
+        above = [name if exponent == 1 else f"{name}^{exponent}" for name, exponent in pairs if exponent > 0]
+        below = [name for name, exponent in pairs if exponent < 0]
         parts = [" * ".join(above) or "1", *below]
         return " / ".join(parts)
 
@@ -66,10 +67,12 @@ def terms_of(
     inverses: bool = True,
     not_inverted: Collection[Variable] = (),
     only_inverted: Collection[Variable] = (),
+    squared: Collection[Variable] = (),
 ) -> tuple[Term, ...]:
-    """Return all products of up to `degree` different variables, short products first.
+    """Return all products of up to `degree` different variables, short products first, then squares.
 
-    Variables in `not_inverted` can be 0. `only_inverted` is ignored without `inverses`.
+    Variables in `not_inverted` can be 0. `only_inverted` is ignored without `inverses`. Squares stand alone, or are
+    divided by a rate of the GPU.
     """
     terms: list[Term] = []
     for length in range(1, min(degree, len(variables)) + 1):
@@ -81,7 +84,10 @@ def terms_of(
                 for name in chosen
             ]
             terms += [Term(chosen, exponents) for exponents in product(*powers)]
-    return tuple(terms)
+    squares = [Term((name,), (2,)) for name in variables if name in squared and degree > 1]
+    rates = [name for name in variables if name in _RATES and inverses]
+    by_rate = [Term((*one.variables, rate), (2, -1)) for one, rate in product(squares, rates)]
+    return (*terms, *squares, *by_rate)
 
 
 @final
@@ -152,6 +158,7 @@ class EndToEndRegression:
             whichever is larger.
         degrees_of_freedom: Number of runs minus number of coefficients and intercept, at least 1.
         covariance: Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`.
+        trends: Variables with a trend of the residuals: times may grow faster than the terms.
     """
 
     model: str
@@ -168,6 +175,7 @@ class EndToEndRegression:
     covariance: Array = field(repr=False)
     scales: Array = field(repr=False)
     relative: bool = True
+    trends: tuple[Variable, ...] = ()
 
     @property
     def formula(self) -> str:
@@ -225,7 +233,9 @@ class EndToEndRegression:
         if middle <= 0:
             return RunEstimate(setting=setting, time=None, extrapolations=outside)
         half = self._half_width(np.array([1.0, *(values / self.scales)]), middle, outside)
-        one = Interval(middle - half, middle, middle + half).clamp_min(0.0)
+        # With a trend, times may grow with one power more than predicted.
+        growth = math.prod(max(1.0, one.factor or 1.0) for one in outside if one.variable in self.trends)
+        one = Interval(middle - half, middle, middle * growth + half).clamp_min(0.0)
         return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
 
     def _half_width(self, row: Array, middle: float, outside: Sequence[Extrapolation]) -> float:
@@ -271,6 +281,16 @@ def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> 
 MIN_RUNS: Final = 3
 """Minimum number of runs for a regression."""
 
+SQUARES_GAIN: Final = 4.0
+"""Factor by which squares must reduce the residual variance, because they decide most of an extrapolation."""
+
+MIN_RUNS_OF_SQUARES: Final = 12
+MIN_VALUES_OF_SQUARES: Final = 5
+"""Minimum numbers of runs, and of values of a variable, for its square: a square fits a few others by chance."""
+
+TREND_GAIN: Final = 1.25
+"""Factor from which on a square that is not accepted shows a trend of the residuals."""
+
 FOLDS: Final = 10
 """Number of folds in cross-validation."""
 
@@ -284,6 +304,8 @@ class RegressionOptions:
         variables: Variables that may be used.
         max_terms: Maximum number of terms; None for all significant terms.
         degree: Maximum number of variables in a product.
+        squared: Variables whose squares are candidates too, from degree 2 on: attention and some losses compare all
+            pairs of a batch or a sequence.
         inverses: Whether to include inverses of the variables.
         p_enter: p-value below which a term enters.
         p_remove: p-value above which a term leaves.
@@ -299,6 +321,7 @@ class RegressionOptions:
     variables: tuple[Variable, ...] = VARIABLES
     max_terms: int | None = None
     degree: int = 2
+    squared: tuple[Variable, ...] = ("batch_size", "inner_modules")
     inverses: bool = True
     p_enter: float = 0.05
     p_remove: float = 0.1
@@ -362,7 +385,7 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
 
 def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
     """Select terms and fit their coefficients, without cross-validation."""
-    from lightning_predict.regression.stepwise import fit_stepwise  # needs SciPy
+    from lightning_predict.regression.stepwise import EXACT, StepwiseFit, fit_stepwise  # needs SciPy
 
     known, notes = _known_variables(chosen, options.variables)
     columns = values_of([run.setting for run in chosen], known)
@@ -374,6 +397,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
         inverses=options.inverses,
         not_inverted=zero,
         only_inverted=options.only_inverted,
+        squared=options.squared,
     )
     if options.work_has_rates and options.degree > 1 and set(_RATES) & set(varying):
         terms = tuple(term for term in terms if not _is_work_of_any_gpu(term))
@@ -381,18 +405,35 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
     matrix = np.array([term.values(columns) for term in terms]).reshape(len(terms), len(chosen)).T  # (runs, terms)
     # Scaling makes rounding errors equal for 1e14 FLOP/s and 4 GPUs.
     scales = np.sqrt((matrix**2).mean(axis=0))  # (terms,)
-    # Coefficients of terms without the number of GPUs are costs.
-    costs = [index for index, term in enumerate(terms) if "num_gpus" not in term.variables]
-    fit = fit_stepwise(
-        matrix / scales,
-        target,
-        target**-2 if options.relative else None,
-        p_enter=options.p_enter,
-        p_remove=options.p_remove,
-        max_features=min(max(1, len(chosen) // options.runs_per_term), options.max_terms or len(chosen)),
-        non_negative=costs if options.costs_add_up else (),
-        non_negative_intercept=options.costs_add_up,
-    )
+
+    def selected(count: int) -> StepwiseFit:
+        """Fit with the first terms as candidates."""
+        # Coefficients of terms without the number of GPUs are costs.
+        costs = [index for index, term in enumerate(terms[:count]) if "num_gpus" not in term.variables]
+        return fit_stepwise(
+            (matrix / scales)[:, :count],
+            target,
+            target**-2 if options.relative else None,
+            p_enter=options.p_enter,
+            p_remove=options.p_remove,
+            max_features=min(max(1, len(chosen) // options.runs_per_term), options.max_terms or len(chosen)),
+            non_negative=costs if options.costs_add_up else (),
+            non_negative_intercept=options.costs_add_up,
+        )
+
+    trends: tuple[Variable, ...] = ()
+    fit = selected(sum(2 not in term.exponents for term in terms))  # squares come last
+    whole = 1.0 if options.relative else float((target**2).mean())
+    if fit.residual_variance > EXACT * whole:
+        curved = selected(len(terms))
+        own = {terms[index].variables[0] for index in curved.selected if 2 in terms[index].exponents}
+        is_enough = len(chosen) >= MIN_RUNS_OF_SQUARES and all(
+            len(np.unique(columns[name])) >= MIN_VALUES_OF_SQUARES for name in own
+        )
+        if is_enough and curved.residual_variance * SQUARES_GAIN < fit.residual_variance:
+            fit = curved
+        elif curved.residual_variance * TREND_GAIN < fit.residual_variance:
+            trends = tuple(name for name in varying if name in own)
     kept = list(fit.selected)
     both_rates: tuple[Variable, ...] = ("flops_per_byte",) if set(_RATES) <= set(known) else ()
     ranges = values_of([run.setting for run in chosen], (*known, *both_rates))
@@ -405,12 +446,13 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
         ranges={name: (float(values.min()), float(values.max())) for name, values in ranges.items()},
         mean_error=float(np.abs(fit.predict(matrix / scales) / target - 1).mean()),
         cross_validation_error=None,
-        notes=(*notes, *_variable_notes(known, varying, zero, columns, [terms[index] for index in kept])),
+        notes=(*notes, *_variable_notes(known, varying, zero, columns, [terms[index] for index in kept], trends)),
         residual_variance=fit.residual_variance,
         degrees_of_freedom=fit.degrees_of_freedom,
         covariance=fit.covariance,
         scales=scales[kept],
         relative=options.relative,
+        trends=trends,
     )
 
 
@@ -460,8 +502,9 @@ def _variable_notes(
     zero: Sequence[Variable],
     columns: Mapping[Variable, Array],
     selected: Sequence[Term],
+    trends: Sequence[Variable],
 ) -> Iterator[str]:
-    """Yield notes about variables that are constant, not inverted, or in no selected term."""
+    """Yield notes about variables that are constant, not inverted, in no selected term, or with a trend."""
     constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
     if constant:
         yield f"The same in all runs, and left out: {', '.join(constant)}."
@@ -471,3 +514,6 @@ def _variable_notes(
     unused = [WORDS[name] for name in varying if name not in used]
     if unused:
         yield f"The runs differ in these, and their times not significantly: {', '.join(unused)}."
+    if trends:
+        grows = ", ".join(WORDS[name] for name in trends)
+        yield f"Times may grow with the square of these, so the interval beyond the past runs is wider: {grows}."

@@ -55,6 +55,34 @@ def test_known_coefficients_are_found() -> None:
     assert found.predict(asked).seconds == pytest.approx(0.5395 * 100)
 
 
+FIVE = (*SIZES, 96)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes", "power", "has_trend"),
+    [
+        (lambda size: 0.02 + 3e-5 * size**2, FIVE, 2, False),  # such as a loss over all pairs of a batch
+        (lambda size: 0.02 + 1e-3 * size + 1e-5 * size**2, FIVE, 2, False),
+        (lambda size: 0.02 + 1e-3 * size, FIVE, 1, False),
+        (lambda size: 1e-3 * max(size, 24), FIVE, 1, False),  # small batches do not fill the GPU
+        (lambda size: 0.02 + 3e-5 * size**2, (8, 32, 64), 1, True),  # too few runs for a square
+    ],
+)
+def test_squares_are_terms_only_of_laws_with_squares(
+    seconds: Callable[[int], float], sizes: Sequence[int], power: int, has_trend: bool
+) -> None:
+    settings = [setting(size, num_gpus=n) for size in sizes for n in ((1, 2) if has_trend else (1, 2, 4))]
+    regression = fit_regression(runs_of(settings, lambda one: seconds(one.batch_size), noise=0.01))
+    assert max((max(term.exponents) for term in regression.terms), default=0) == power
+    assert (regression.trends == ("batch_size",)) is has_trend
+    found = regression.predict(setting(256, num_gpus=2)).time
+    assert found is not None
+    actual = 100 * seconds(256)
+    assert found.low <= actual <= found.high
+    if not has_trend:
+        assert found.middle == pytest.approx(actual, rel=0.1)
+
+
 def test_startup_costs_are_found_from_runs_of_several_lengths() -> None:
     settings = [setting(size, iterations=count) for size, count in product(SIZES, (50, 200, 1000))]
     runs = runs_of(settings, lambda one: 0.002 * one.batch_size + 30 / one.iterations)

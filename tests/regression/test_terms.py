@@ -41,3 +41,9 @@ def test_what_computes_and_what_moves_data_is_not_multiplied() -> None:
     assert ("batch_size", "flops_per_second") in names
     assert ("batch_size", "bytes_per_second") in names
     assert not any({"flops_per_second", "bytes_per_second"} <= set(one) for one in names)
+
+
+def test_squares_come_last_alone_or_divided_by_a_rate() -> None:
+    terms = terms_of(["batch_size", "flops_per_second"], only_inverted=["flops_per_second"], squared=["batch_size"])
+    assert [term.name for term in terms][-2:] == ["batch_size^2", "batch_size^2 / flops_per_second"]
+    assert not any("^" in term.name for term in terms_of(["batch_size"], degree=1, squared=["batch_size"]))
