@@ -166,21 +166,25 @@ def best_layouts(
     if iterations is not None and global_batch is not None and kind.samples:
         recorded = math.ceil(iterations * global_batch / kind.samples)
     step = StepPredictor(kind, [layout.gpu for layout in layouts], assumptions, remaining_steps(kind, recorded))
-    ranked = list[RankedLayout]()
-    for layout in map(step.with_offered_network, layouts):
-        wanted = count if budget_usd is None else SPARE * count
-        goodput = None
-        if reliability is not None and (size := checkpoint_bytes(kind)) is not None:
-            goodput = goodput_of(size, layout.count, reliability)
-        for found in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress):
-            strategy, need = found.strategy, found.need
-            if strategy.pipeline > 1 or strategy.expert > 1:
-                need = step.memory_need(layout, strategy)  # with the least filled GPU
-            prediction = step.prediction(layout, strategy, found.step, need)
-            ranked.append(RankedLayout(prediction, strategy, found.seconds_per_batch, goodput))
+    wanted = count if budget_usd is None else SPARE * count
+    ranked = [
+        _ranked(step, layout, found, reliability)
+        for layout in map(step.with_offered_network, layouts)
+        for found in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
+    ]
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
     return tuple(ordered(ranked, lambda one: one.seconds_per_batch)[:count])
+
+
+def _ranked(step: StepPredictor, layout: Layout, found: FoundStrategy, reliability: Reliability | None) -> RankedLayout:
+    strategy, need, goodput = found.strategy, found.need, None
+    if reliability is not None and (size := checkpoint_bytes(step.trace)) is not None:
+        goodput = goodput_of(size, layout.count, reliability)
+    if strategy.pipeline > 1 or strategy.expert > 1:
+        need = step.memory_need(layout, strategy)  # with the least filled GPU
+    prediction = step.prediction(layout, strategy, found.step, need)
+    return RankedLayout(prediction, strategy, found.seconds_per_batch, goodput)
 
 
 def _check_arguments(

@@ -125,23 +125,9 @@ def model_stages(
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
     parameters = stage_parameters(trace, model, strategy)
-    cut = ShardSpec(
-        strategy.tensor,
-        micro_batches,
-        _updated(trace, parameters, strategy),
-        context=strategy.context,
-        sequence=strategy.sequence,
-        expert=strategy.expert,
-        expert_tensor=strategy.expert_tensor,
-        capacity=strategy.capacity,
-        fp8=strategy.fp8,
-        # Gathered parameters are cast again after each gather, as in torchao's layers.
-        cast=1.0 if strategy.split.parameters else 1 / (micro_batches * strategy.accumulate),
-        added=_added_share(strategy, micro_batches * strategy.accumulate),
-        sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
-    )
+    spec = _shard_spec(strategy, micro_batches, _updated(trace, parameters, strategy))
     sharder = sharder or WorkSharder(trace, timed, model, ShapeTimer(gpus, models))
-    timed = sharder.shard(cut)
+    timed = sharder.shard(spec)
     work = with_recomputation(host_operations(trace, timed, timed.seconds), model, strategy.recompute)
     if strategy.expert_launches:
         work = tuple(launched_by_expert(trace, work, strategy))
@@ -166,10 +152,10 @@ def model_stages(
                 whole=simulate_timeline(launch_schedule(own, gpus=len(gpus)), host),
                 pass_work=passes,
                 passes=simulate_timeline(launch_schedule(passes, gpus=len(gpus)), host),
-                reduced_bytes=tuple(size / cut.rows for size in reduced[stage]) if strategy.tensor > 1 else (),
+                reduced_bytes=tuple(size / spec.rows for size in reduced[stage]) if strategy.tensor > 1 else (),
                 # Tensor-parallel GPUs send a part of the tokens each if they do not share the experts.
                 routed_bytes=tuple(
-                    size / cut.rows * strategy.experts_tensor / strategy.tensor for size in routed[stage]
+                    size / spec.rows * strategy.experts_tensor / strategy.tensor for size in routed[stage]
                 ),
                 ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
                 attention_seconds=_attention_seconds(passes, len(gpus)),
@@ -189,11 +175,31 @@ def model_stages(
     return tuple(found)
 
 
-def _added_share(strategy: Strategy, micro_batches: int) -> float:
-    """Return the share of micro-batches whose gradients are added to earlier ones; FSDP scatters gradients first."""
-    if strategy.split.parameters and strategy.pipeline == 1:
-        return 0.0
-    return 1 - 1 / micro_batches
+def _shard_spec(strategy: Strategy, micro_batches: int, updated: float) -> ShardSpec:
+    """Return how the work of a batch is split over GPUs.
+
+    Args:
+        strategy: Parallel strategy.
+        micro_batches: Number of micro-batches per batch.
+        updated: Share of the parameters that one GPU updates.
+    """
+    repeated, is_sharded = micro_batches * strategy.accumulate, strategy.split.parameters
+    return ShardSpec(
+        strategy.tensor,
+        micro_batches,
+        updated,
+        context=strategy.context,
+        sequence=strategy.sequence,
+        expert=strategy.expert,
+        expert_tensor=strategy.expert_tensor,
+        capacity=strategy.capacity,
+        fp8=strategy.fp8,
+        # Gathered parameters are cast again after each gather, as in torchao's layers.
+        cast=1.0 if is_sharded else 1 / repeated,
+        # Gradients of later micro-batches are added to earlier ones; FSDP scatters gradients first.
+        added=0.0 if is_sharded and strategy.pipeline == 1 else 1 - 1 / repeated,
+        sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
+    )
 
 
 def needs_blocks(strategy: Strategy) -> bool:

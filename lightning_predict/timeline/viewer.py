@@ -66,19 +66,19 @@ def chrome_trace(
     return chrome_document(events)
 
 
-def chrome_document(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def chrome_document(events: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     """Wrap events in a document that trace viewers open."""
     return {"traceEvents": list(events), "displayTimeUnit": "ms"}
 
 
-def row_name(kind: Literal["process_name", "thread_name"], process: int, thread: int, name: str) -> dict[str, Any]:
+def row_name(kind: Literal["process_name", "thread_name"], process: int, thread: int, name: str) -> dict[str, object]:
     """Return the metadata event that names a process, or a thread of the process."""
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def complete_event(
-    name: str, process: int, thread: int, start_seconds: float, seconds: float, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
+    name: str, process: int, thread: int, start_seconds: float, seconds: float, arguments: Mapping[str, object]
+) -> dict[str, object]:
     """Return a complete event; the format requires microseconds."""
     return {
         "ph": "X",

@@ -46,7 +46,7 @@ WORKLOADS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def test_runs(kept: Kept) -> None:
+def test_runs_match_kept_values(kept: Kept) -> None:
     plain = {"training_iterations": 1001, "validation_iterations": 53, "samples_per_iteration": 48}
     validation = replace(STEP, interval=Interval(0.1, 0.12, 0.2))
     found: dict[str, object] = {}
@@ -75,7 +75,7 @@ def record(samples: int, step: float, **values: Any) -> HistoryRecord:
     return HistoryRecord(**(given | {"samples": samples, "step_seconds": step, "model": "m"} | values))
 
 
-def test_history(kept: Kept) -> None:
+def test_history_matches_kept_values(kept: Kept) -> None:
     records = [
         record(16, 0.30),
         record(32, 0.52, actual_seconds=120.0),

@@ -1,4 +1,4 @@
-"""Gains of a change from a user's own runs with and without it."""
+"""Measured gains of a change, from a user's runs with and without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_predict.record.trace import Flags, Parameter, Trace
 from lightning_predict.run.history import HistoryRecord, append_record, read_history
 from lightning_predict.run.measured_gains import _CHANGES, architecture_of, measured_gains, own_gain, settings_of
 from tests.advice.example_steps import GPU, REPORTED, trained
-from tests.advice.test_attention import captured as attention
+from tests.fusion.test_attention import captured as attention
 
 FLOAT32 = replace(trained(64), gpu_reported_name=REPORTED, step_seconds=(0.02, 0.02))
 MIXED = replace(FLOAT32, flags=Flags(autocast_dtype="bfloat16"))
@@ -68,7 +68,7 @@ def test_changed_run_reports_measured_and_predicted_gain() -> None:
         (run_of(replace(FLOAT32, samples=48), seconds=0.02), "another batch, too"),
     ],
 )
-def test_runs_that_differ_otherwise_say_nothing(earlier: HistoryRecord, why: str) -> None:
+def test_runs_with_other_differences_measure_nothing(earlier: HistoryRecord, why: str) -> None:
     now = run_of(MIXED, seconds=0.0125)
     now = replace(now, architecture=None) if earlier.architecture is None else now
     assert own_gain([earlier], now) is None, why
@@ -87,7 +87,7 @@ def test_gains_are_measured_in_samples_per_second() -> None:
     assert summed.change == "accumulation"
 
 
-def test_settings_are_read_off_a_step() -> None:
+def test_settings_of_a_step() -> None:
     assert settings_of(FLOAT32) | {"batch": ""} == {
         "precision": "32",
         "tf32": "off",

@@ -1,4 +1,4 @@
-"""The file that says how far a run is: when it is written, its content, and rejected files."""
+"""Progress files of runs: time of writing, content, and rejected files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_predict.run.progress import PlanSlot, ProgressKeeper, place_in_us
 PLACE = PlanSlot(job="bert", node=1, machine="box", num_gpus=2)
 
 
-def test_it_is_written_once_a_minute_with_the_pace_of_this_process(tmp_path: Path) -> None:
+def test_progress_is_written_once_a_minute_with_speed_of_process(tmp_path: Path) -> None:
     now = [1000.0]
     keeper = ProgressKeeper(batches=200, place=PLACE, clock=lambda: now[0], wall_clock=lambda: 5e8 + now[0])
     first = keeper.after(101)  # 100 batches lie before a resume; the first of this process may have waited for anything
@@ -50,11 +50,11 @@ def test_pace_is_unknown_before_a_minute_of_training() -> None:
     assert ended.whole_seconds is None
 
 
-def test_a_run_of_unknown_length_writes_nothing() -> None:
+def test_run_of_unknown_length_writes_no_progress() -> None:
     assert ProgressKeeper(batches=None, place=None).after(5) is None
 
 
-def test_the_environment_says_what_runs_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_in_plan_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIGHTNING_PREDICT_PLACE", raising=False)
     assert place_in_use() is None
     monkeypatch.setenv("LIGHTNING_PREDICT_PLACE", '{"job": "bert", "node": 1, "machine": "box", "num_gpus": 2}')
@@ -64,7 +64,7 @@ def test_the_environment_says_what_runs_where(monkeypatch: pytest.MonkeyPatch) -
         place_in_use()
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_damaged_progress_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
     row = {
         "place": None,

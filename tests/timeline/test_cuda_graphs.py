@@ -1,4 +1,4 @@
-"""A step that replays a CUDA graph: one launch for the host, all of its kernels for the device."""
+"""Steps that replay a CUDA graph: one launch for the host, all of its kernels for the device."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def graph(*kernels: float) -> HostOperation:
     return replace(work(*kernels), calls=(0,) * len(kernels))
 
 
-def test_the_file_says_that_it_is_synthetic() -> None:
+def test_example_file_is_marked_synthetic() -> None:
     assert json.loads(FILE.read_text())["comment"].startswith("SYNTHETIC: written by hand")
 
 
-def test_the_kernels_of_a_graph_are_one_operation_with_one_launch() -> None:
+def test_graph_is_one_operation_with_one_launch() -> None:
     trace = import_trace(FILE)
     copy, replay = trace.operations
     assert (copy.name, len(copy.kernels)) == ("aten::copy_", 1)
@@ -44,20 +44,20 @@ def test_the_kernels_of_a_graph_are_one_operation_with_one_launch() -> None:
     )
 
 
-def test_the_launch_of_a_graph_takes_the_host_as_long_as_it_was_measured() -> None:
+def test_launch_of_graph_has_measured_host_time() -> None:
     _, own = recorded_host(import_trace(FILE)).overheads
     assert own is not None
     assert own.launch == pytest.approx(42e-6 - PROFILER_EVENT_SECONDS)
 
 
-def test_kernels_of_one_launch_start_one_after_the_other() -> None:
+def test_kernels_of_one_launch_run_in_sequence() -> None:
     # Launched at T1 + T2 + T4 = 8, started at 10, then 3 x 20; the host is done at 10.
     result = run(graph(20, 20, 20))
     assert microseconds(result) == pytest.approx(T1 + T2 + T4 + START + 60)
     assert result.host_seconds * 1e6 == pytest.approx(T1 + T2 + T4 + T3)
 
 
-def test_a_graph_of_short_kernels_takes_the_devices_time_where_single_launches_take_the_hosts() -> None:
+def test_graph_of_short_kernels_is_device_bound() -> None:
     # 100 kernels of 2: 200 for the device. Single launches: T1 + T2 + T3 + 100 T4 + 99 T5 = 901 for the host.
     short = [2.0] * 100
     assert microseconds(run(graph(*short), steps=3)) == pytest.approx(200)
@@ -74,7 +74,7 @@ def test_two_graphs_in_one_operation_are_two_launches() -> None:
     np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [10, 11, 19, 20])
 
 
-def test_a_replay_is_predicted_without_the_cost_of_its_launches() -> None:
+def test_replayed_graph_has_no_cost_of_single_launches() -> None:
     trace = import_trace(FILE)
     result = lp.predict(trace, ["A100-SXM-40GB", "H100-SXM-80GB"])
     own, other = result.values()

@@ -1,4 +1,4 @@
-"""Steps on one GPU: as recorded on a GPU, on a processor and on the meta device, with all that hosts may be."""
+"""Kept steps on one GPU, recorded on a GPU, on a processor and on the meta device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def steps(word: str, predictions: Predictions) -> dict[str, object]:
     }
 
 
-def test_recorded_without_a_gpu(kept: Kept) -> None:
+def test_steps_recorded_without_gpu_match_kept_values(kept: Kept) -> None:
     found = dict[str, object]()
     for name in ("gpt2", "resnet", "tabular", "vit", "many calls"):
         trace = many_calls() if name == "many calls" else example(name)
@@ -40,7 +40,7 @@ def profiled() -> Trace:
     return import_trace(TRACES / "synthetic_cuda_step.json")
 
 
-def test_recorded_on_a_gpu(kept: Kept) -> None:
+def test_steps_recorded_on_gpu_match_kept_values(kept: Kept) -> None:
     found, graph = dict[str, object](), import_trace(TRACES / "synthetic_cuda_graph.json")
     for word, trace in (
         ("profiled", profiled()),
@@ -55,7 +55,7 @@ def test_recorded_on_a_gpu(kept: Kept) -> None:
     kept("profiled", found)
 
 
-def test_recorded_on_a_processor(kept: Kept) -> None:
+def test_steps_recorded_on_processor_match_kept_values(kept: Kept) -> None:
     found = dict[str, object]()
     for name in ("cpu_mixed", "cpu_closure", "cpu_compiled"):
         trace = import_trace(TRACES / f"{name}.json.gz")
@@ -63,7 +63,7 @@ def test_recorded_on_a_processor(kept: Kept) -> None:
     kept("imported", found)
 
 
-def test_the_picture(kept: Kept) -> None:
+def test_timelines_match_kept_values(kept: Kept) -> None:
     models = kernel_models(("T4",))
     found = {}
     for word, trace in (("tabular", example("tabular")), ("profiled", profiled())):

@@ -1,4 +1,4 @@
-"""The mean of several kinds of step, its numbers derived by hand."""
+"""Mean of several kinds of steps, by hand."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_most_frequent_kind_gets_the_remaining_share() -> None:
     assert [kind.share for kind in ONE.kinds] == [1.0]
 
 
-def test_weights_are_shares_where_all_kinds_have_as_many_batches() -> None:
+def test_weights_are_shares_if_kinds_have_equal_batches() -> None:
     assert weighted_kinds(MIXED) == ((ONE, SIX), (0.8, 0.2))
 
 
-def test_weights_keep_the_time_of_a_batch_right_where_they_have_not() -> None:
+def test_weights_keep_time_per_batch_if_kinds_differ_in_batches() -> None:
     # Three windows of one batch and one of two: 5 batches in 4 windows.
     mixed = replace(ONE, other_steps=(OtherStep(share=0.25, trace=replace(SIX, batches=2)),))
     _, weights = weighted_kinds(mixed)
@@ -76,7 +76,7 @@ def test_weights_keep_the_time_of_a_batch_right_where_they_have_not() -> None:
     assert weighted_kinds(mixed)[1] == pytest.approx((2 / 5, 6 / 5))
 
 
-def test_a_prediction_is_the_mean_of_the_kinds() -> None:
+def test_prediction_is_mean_of_kinds() -> None:
     row = lp.predict(MIXED, ["T4"], iterations=1000, usd_per_hour=0.36)["T4"]
     product = lp.predict(replace(ONE, step_seconds=()), ["T4"])["T4"]
     # 4/5 of one product and 1/5 of six: 2 products.
@@ -93,7 +93,7 @@ def test_a_prediction_is_the_mean_of_the_kinds() -> None:
     assert sum(row.coverage.values()) == pytest.approx(1.0)
 
 
-def test_a_prediction_on_several_gpus_is_the_mean_of_the_kinds() -> None:
+def test_prediction_on_several_gpus_is_mean_of_kinds() -> None:
     backward = replace(PRODUCT, phase="backward")
     one, six = (replace(trace, operations=(*trace.operations, backward)) for trace in (ONE, SIX))
     mixed = replace(one, other_steps=(OtherStep(share=0.2, trace=six),))
@@ -103,7 +103,7 @@ def test_a_prediction_on_several_gpus_is_the_mean_of_the_kinds() -> None:
     assert found.communication_seconds == pytest.approx(kinds[0].communication_seconds)
 
 
-def test_a_trace_says_that_it_is_a_mean_once() -> None:
+def test_note_on_kinds_of_steps_appears_once() -> None:
     sentence = "Iteration: the mean of 2 kinds of step that take turns, 80 % and 20 % of all steps."
     assert kinds_note(MIXED) == (sentence,)
     assert kinds_note(ONE) == ()
@@ -111,14 +111,14 @@ def test_a_trace_says_that_it_is_a_mean_once() -> None:
     assert lp.predict(noted, ["T4"]).notes == ("same", sentence)
 
 
-def test_the_measured_step_is_the_mean_of_medians() -> None:
+def test_measured_step_is_mean_of_medians() -> None:
     assert measured_seconds(MIXED) == pytest.approx(0.8 * 2.0 + 0.2 * 12.0)
     assert measured_seconds(ONE) == 2.0
     untimed = replace(ONE, other_steps=(OtherStep(share=0.2, trace=replace(SIX, step_seconds=())),))
     assert measured_seconds(untimed) is None
 
 
-def test_the_mean_of_steps() -> None:
+def test_mean_of_steps_by_hand() -> None:
     long = iteration(20.0, coverage={"roofline": 1.0}, host_seconds=6.0, notes=("a", "b"), optimizer_seconds=5.0)
     mean = mean_step([iteration(5.0, notes=("a",)), long], [0.8, 0.2])
     assert (mean.seconds, mean.low_seconds, mean.high_seconds) == (8.0, 4.0, 16.0)
@@ -129,13 +129,13 @@ def test_the_mean_of_steps() -> None:
     assert mean.notes == ("a", "b")
 
 
-def test_the_mean_of_one_step_is_that_step() -> None:
+def test_mean_of_one_step_is_that_step() -> None:
     step = iteration(5.0)
     assert mean_step([step], [1.0]) is step
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-3])
-def test_a_verdict_counts_by_the_time_of_its_step(unit: float) -> None:
+def test_verdicts_are_weighted_by_step_time(unit: float) -> None:
     def verdict(bound_by: str, **shares: float) -> Verdict:
         return Verdict(bound_by=bound_by, idle_share=0.4, gain=0.0, critical_path=shares)  # type: ignore[arg-type]
 
@@ -153,7 +153,7 @@ def test_a_verdict_counts_by_the_time_of_its_step(unit: float) -> None:
     assert found.critical_path == pytest.approx({"body": 0.75, "head": 0.25})
 
 
-def test_the_check_of_the_gpu_in_use_is_a_mean_too() -> None:
+def test_mean_of_same_gpu_checks() -> None:
     short = SameGpuCheck(gpu="T4", measured_seconds=5.0, predicted_seconds=4.0, bound_by="host")
     long = SameGpuCheck(gpu="T4", measured_seconds=50.0, predicted_seconds=40.0, bound_by="device")
     found = mean_check([short, long], [0.8, 0.2])
@@ -161,11 +161,11 @@ def test_the_check_of_the_gpu_in_use_is_a_mean_too() -> None:
     assert mean_check([short, None], [0.8, 0.2]) is None
 
 
-def test_no_name_leaks_with_another_kind_of_step() -> None:
+def test_names_in_other_kinds_are_anonymised() -> None:
     assert "secret" not in repr(anonymised(MIXED))
 
 
-def test_every_kind_is_cast_to_another_precision() -> None:
+def test_change_of_precision_applies_to_every_kind() -> None:
     half, one, six = (
         what_if("bf16-mixed", trace, ["H100-SXM-80GB"])["H100-SXM-80GB"].iteration_seconds
         for trace in (replace(MIXED, step_seconds=()), ONE, SIX)
@@ -173,6 +173,6 @@ def test_every_kind_is_cast_to_another_precision() -> None:
     assert half == pytest.approx(0.8 * one + 0.2 * six)
 
 
-def test_runs_with_other_kinds_of_step_are_not_taken_for_one_another() -> None:
+def test_fingerprint_depends_on_kinds_of_steps() -> None:
     other = replace(ONE, other_steps=(OtherStep(share=0.4, trace=SIX),))
     assert len({fingerprint_of(ONE), fingerprint_of(MIXED), fingerprint_of(other)}) == 3

@@ -1,4 +1,4 @@
-"""Real recordings on their own GPU: the simulated step takes about as long as the recorded one."""
+"""Real recordings on their own GPU: the simulated step takes about as long as the recorded step."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def predicted(trace: Trace, *gpus: str) -> list[Prediction]:
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_a_recorded_step_is_predicted_on_its_own_gpu(name: str) -> None:
+def test_recorded_step_is_predicted_on_its_gpu(name: str) -> None:
     trace = trace_of(name)
     share = late_launch_share(trace)
     assert share is not None
@@ -110,7 +110,7 @@ def test_a_recorded_step_is_predicted_on_its_own_gpu(name: str) -> None:
     assert own.iteration_seconds_low < own.iteration_seconds < own.iteration_seconds_high
 
 
-def test_a_device_bound_resnet_gains_on_a_faster_gpu() -> None:
+def test_device_bound_resnet_is_faster_on_faster_gpu() -> None:
     # Kernels of 94.3 ms, 95.7 with the gaps between them; the same model's kernels take 39.6 ms on an A100.
     trace = trace_of("married_resnet50_v100")
     trace = replace(trace, step_seconds=(0.0957,))
@@ -122,7 +122,7 @@ def test_a_device_bound_resnet_gains_on_a_faster_gpu() -> None:
     assert other.iteration_seconds < 0.7 * 0.0957
 
 
-def test_a_gap_of_20_percent_is_added_and_no_more() -> None:
+def test_unexplained_time_is_added_once() -> None:
     trace = trace_of("married_resnet50_v100")
     gaps = [0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
     steps = [predicted(replace(trace, running_step_seconds=0.0953 * (1 + gap)), A100)[0] for gap in gaps]
@@ -133,7 +133,7 @@ def test_a_gap_of_20_percent_is_added_and_no_more() -> None:
     assert seconds[-1] - seconds[0] == pytest.approx(0.0953 * 0.2, rel=0.05)
 
 
-def test_a_copy_that_blocks_is_a_wait() -> None:
+def test_blocking_copy_is_a_wait() -> None:
     # TimeSformer reads its logits behind 126 ms of kernels. 215 ms before its first operation are its image processor.
     trace = trace_of("tl_timesformer_h100_step6")
     (own,) = predicted(trace, H100)
@@ -143,7 +143,7 @@ def test_a_copy_that_blocks_is_a_wait() -> None:
     assert sum("outside operations" in note for note in own.notes) == 1
 
 
-def test_a_host_with_python_stacks_says_so() -> None:
+def test_note_on_python_stacks() -> None:
     (own,) = predicted(trace_of("tl_vit_nsfw_h100_step6"), H100)
     assert any("a profiler with Python stacks" in note for note in own.notes)
     assert own.iteration_seconds_low < 0.3 * own.iteration_seconds
@@ -169,7 +169,7 @@ def others_work(name: str) -> WorkTimes:
 
 @pytest.mark.parametrize("factor", HOSTS)
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor: float) -> None:
+def test_times_of_a_loop_predict_like_its_simulation(name: str, factor: float) -> None:
     # On the recording's own GPU the clock reads the replay's time there; nothing else changes on the other GPUs.
     trace = trace_of(name)
     replay = RecordedSimulation(trace, own_work(name), HostModel(), recorded_gap(trace))
@@ -181,16 +181,16 @@ def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor
     running = replace(read, running_step_seconds=replay.seconds(host_factor=factor), running_steps=8)
     truth = predict_steps(trace, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(factor))
     for live in (read, running):
-        for found, expected in zip(from_readings(name, live), truth, strict=True):
+        for found, expected in zip(from_times(name, live), truth, strict=True):
             assert found.seconds == pytest.approx(expected.seconds, rel=0.02)
             assert found.host_seconds == pytest.approx(expected.host_seconds, rel=0.15)
     if factor == 1:
         standing, loop = read.step_seconds[0], running.running_step_seconds
         for step in (standing, loop):
             live = replace(trace, step_seconds=(step,)) if step is not None else trace
-            for found, expected in zip(from_readings(name, live), truth, strict=True):
+            for found, expected in zip(from_times(name, live), truth, strict=True):
                 assert found.seconds == pytest.approx(expected.seconds, rel=0.02)
 
 
-def from_readings(name: str, live: Trace) -> Sequence[StepPrediction]:
+def from_times(name: str, live: Trace) -> Sequence[StepPrediction]:
     return predict_steps(live, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(1.0))

@@ -27,7 +27,7 @@ def cuda_trace(*steps: float, sizes: int = 1) -> Trace:
     return Trace(operations=(product(LARGE),) * sizes, device="cuda", recorder="profiler", step_seconds=steps)
 
 
-def test_the_check_predicts_the_gpu_in_use_from_shapes_alone() -> None:
+def test_check_predicts_gpu_in_use_from_shapes() -> None:
     check = same_gpu_check(cuda_trace(0.3, 0.25, 0.35), SMALL, MODELS)
     assert check is not None
     assert (check.gpu, check.measured_seconds, check.bound_by) == ("SMALL", 0.3, "device")
@@ -35,20 +35,20 @@ def test_the_check_predicts_the_gpu_in_use_from_shapes_alone() -> None:
     assert check.error == pytest.approx(PREDICTED / 0.3 - 1)
 
 
-def test_measured_kernels_do_not_enter_the_check() -> None:
+def test_check_ignores_measured_kernels() -> None:
     check = same_gpu_check(measured_trace(0.51), SMALL, MODELS)
     assert check is not None
     assert check.predicted_seconds == pytest.approx(PREDICTED)
 
 
-def test_there_is_no_check_without_a_known_gpu_a_timed_step_or_readable_code() -> None:
+def test_check_needs_known_gpu_timed_step_and_uncompiled_code() -> None:
     trace = cuda_trace(0.3)
     assert same_gpu_check(trace, None, MODELS) is None
     assert same_gpu_check(replace(trace, step_seconds=()), SMALL, MODELS) is None
     assert same_gpu_check(replace(trace, compiled=True), SMALL, MODELS) is None
 
 
-def test_the_device_is_corrected_by_a_part_of_the_error() -> None:
+def test_device_is_corrected_by_part_of_error() -> None:
     trace = cuda_trace(2 * PREDICTED)
     check = same_gpu_check(trace, SMALL, MODELS)
     assert check is not None
@@ -67,7 +67,7 @@ def test_the_device_is_corrected_by_a_part_of_the_error() -> None:
     )
 
 
-def test_the_host_is_the_same_on_other_gpus_so_its_time_is_corrected_in_full() -> None:
+def test_host_is_corrected_by_whole_error() -> None:
     expected = 100 * HostModel().overheads("forward", None, LIBRARY_SECONDS["aten::mm"]).total_seconds(launches=1)
     trace = replace(cuda_trace(3 * expected), operations=(product(TINY),) * 100)
     check = same_gpu_check(trace, SMALL, MODELS)
@@ -82,7 +82,7 @@ def test_the_host_is_the_same_on_other_gpus_so_its_time_is_corrected_in_full() -
     assert other.notes[0].startswith("Other GPUs: the host's time is corrected by a factor of 3.00, as the step takes")
 
 
-def test_kernels_that_were_measured_are_not_corrected_twice() -> None:
+def test_measured_kernels_are_not_corrected() -> None:
     trace = measured_trace(0.51)
     check = same_gpu_check(trace, SMALL, MODELS)
     work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
@@ -91,7 +91,7 @@ def test_kernels_that_were_measured_are_not_corrected_twice() -> None:
     assert not any(note.startswith("Other GPUs") for note in other.notes)
 
 
-def test_without_a_check_nothing_is_corrected() -> None:
+def test_without_check_nothing_is_corrected() -> None:
     trace = cuda_trace()
     work = predict_work_times(trace, [BIG], origin=None, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=None, check=None)
@@ -100,12 +100,12 @@ def test_without_a_check_nothing_is_corrected() -> None:
 
 
 @pytest.mark.parametrize(("measured", "factor"), [(1.0, 1.0), (1.1, 1.1**0.75), (0.8, 0.8**0.75)])
-def test_a_correction_goes_both_ways(measured: float, factor: float) -> None:
+def test_correction_factor_of_longer_and_shorter_steps(measured: float, factor: float) -> None:
     check = SameGpuCheck(gpu="T4", measured_seconds=measured, predicted_seconds=1.0, bound_by="device")
     assert check.device_factor == pytest.approx(factor)
 
 
-def test_python_work_is_no_error_of_the_devices_prediction() -> None:
+def test_python_work_is_not_an_error_of_the_device() -> None:
     # Kernels could not be measured; the profiler saw 30 ms between the step's start and its product.
     timed = replace(product(LARGE), host_start_seconds=0.03, host_seconds=1e-5)
     trace = replace(cuda_trace(0.03 + 2 * PREDICTED), operations=(timed,))

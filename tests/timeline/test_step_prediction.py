@@ -44,7 +44,7 @@ def timed(*families: str, seconds: list[float], low: list[float], high: list[flo
     )
 
 
-def test_large_work_is_bound_by_the_device() -> None:
+def test_large_operation_is_device_bound() -> None:
     trace = cpu_trace(product(LARGE))
     (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
     assert math.isclose(step.seconds, 2 * 2 * 4096**3 / 1e12)  # the model's time holds the gap between kernels
@@ -57,7 +57,7 @@ def summands(work: WorkTimes) -> tuple[Interval[Array], tuple[str, ...], list[ob
     return work.interval, work.families, [item.problems for item in work.items]
 
 
-def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() -> None:
+def test_tiny_operations_are_host_bound_on_any_gpu() -> None:
     trace = cpu_trace(*[product(TINY)] * 100)
     steps = predict_steps(trace, predict_work_times(trace, [SMALL, BIG], origin=None, models=MODELS), [SMALL, BIG])
     for step in steps:
@@ -68,14 +68,14 @@ def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() ->
 
 
 @pytest.mark.parametrize("correlation", [0, 0.5, 1])
-def test_errors_of_one_family_add(correlation: float) -> None:
+def test_errors_of_same_shape_add(correlation: float) -> None:
     together = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     low, high = interval_of_sum(*summands(together), correlation)
     assert [float(low[0]), float(high[0])] == pytest.approx([2 - 0.7, 2 + 0.7])
 
 
 @pytest.mark.parametrize(("within", "half"), [(0, 0.5), (0.5, math.sqrt(0.37)), (1, 0.7)])  # as families, below
-def test_errors_of_two_problems_of_a_family_add_by_their_correlation(within: float, half: float) -> None:
+def test_errors_of_two_shapes_add_by_correlation(within: float, half: float) -> None:
     work = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     other = replace(work.items[1], problems=(problem("linear", "float32", b=1, m=2, n=2, k=2),))
     low, high = interval_of_sum(*summands(replace(work, items=(work.items[0], other))), 0.25, within=within)
@@ -87,13 +87,13 @@ def test_errors_of_two_problems_of_a_family_add_by_their_correlation(within: flo
     # 0.3² + 0.4² = 0.5²; half of 0.25 and half of 0.7² = 0.49 make 0.37; at last 0.3 + 0.4.
     [(0, 0.5), (0.5, math.sqrt(0.37)), (1, 0.7)],
 )
-def test_errors_of_two_families_add_by_their_correlation(correlation: float, half: float) -> None:
+def test_errors_of_two_networks_add_by_correlation(correlation: float, half: float) -> None:
     apart = timed("linear", "add", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     low, high = interval_of_sum(*summands(apart), correlation)
     assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
 
 
-def test_the_forward_share_counts_the_forward_phase_alone() -> None:
+def test_forward_time_excludes_backward_pass() -> None:
     trace = cpu_trace(product(LARGE), product(LARGE, "backward"), product(LARGE, "backward"))
     (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
     assert math.isclose(step.forward_seconds, step.device_seconds / 3)
@@ -119,7 +119,7 @@ def measured_trace(step_seconds: float, *, kernels: int = 1, kernel_seconds: flo
     )
 
 
-def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
+def test_gpu_in_use_has_measured_step() -> None:
     trace = measured_trace(0.51)
     work = predict_work_times(trace, [SMALL, BIG], origin=SMALL, models=MODELS, method="mlp")
     own, other = predict_steps(trace, work, [SMALL, BIG], origin=SMALL)
@@ -153,7 +153,7 @@ def test_time_outside_operations_is_added_on_every_gpu() -> None:
     assert half.seconds * 1e6 == pytest.approx(100 * (15 + 1) + beyond)
 
 
-def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
+def test_note_and_doubt_if_assumed_host_may_be_bottleneck() -> None:
     # A median host takes 23.3 us for each of 100 products, nine in ten 1/2 to 3/2 times that: 1.16 to 3.49 ms.
     trace = cpu_trace(*[product(LARGE)] * 100)
     work = predict_work_times(trace, [SMALL], origin=None, models=MODELS)
@@ -181,7 +181,7 @@ def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
     assert 3.49e-3 < longer.high_seconds < 1.1 * 3.49e-3  # the time of a slow host, or of a slow device
 
 
-def test_an_emulated_dtype_is_said() -> None:
+def test_note_on_emulated_dtype() -> None:
     half = TensorInfo((4096, 4096), "bfloat16")
     trace = cpu_trace(product(half))
     old, new = predict_steps(trace, predict_work_times(trace, [OLD, SMALL], origin=None, models=None), [OLD, SMALL])
@@ -189,7 +189,7 @@ def test_an_emulated_dtype_is_said() -> None:
     assert new.notes == ()
 
 
-def test_a_missing_float8_is_said() -> None:
+def test_note_on_missing_float8_units() -> None:
     trace = cpu_trace(
         Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((4096, 4096), "float8_e4m3fn"),) * 2)
     )
@@ -197,7 +197,7 @@ def test_a_missing_float8_is_said() -> None:
     assert step.notes == ("No float8 hardware: torch cannot run this step here. Predicted with float32 products.",)
 
 
-def test_kernels_that_nothing_can_time_are_said() -> None:
+def test_note_on_kernels_without_time() -> None:
     kernel = measured_trace(1.0).kernels[0]
     fused = Operation(name="triton::fused", phase="forward", kernels=(kernel,))
     trace = Trace(operations=(product(LARGE), fused), device="cuda", recorder="profiler")
@@ -237,14 +237,14 @@ def microseconds(*operations: Operation, waits: tuple[HostWait, ...] = ()) -> fl
     return step.seconds * 1e6
 
 
-def test_a_trace_with_known_overheads_gives_the_known_step() -> None:
+def test_recorded_overheads_give_step_time() -> None:
     # T1 + T2 + T4 + T5 + T4 + T3 = 24 for each of three operations, whose kernels of 1 are done long before.
     assert microseconds(*(profiled(n, 2) for n in range(3))) == pytest.approx(3 * (T1 + T2 + T4 + T5 + T4 + T3))
     # Six kernels of 50, launched well ahead, and a gap behind each.
     assert microseconds(*(profiled(n, 100) for n in range(3))) == pytest.approx(6 * (50 + GAP))
 
 
-def test_a_trace_that_waits_for_the_device_gives_the_known_step() -> None:
+def test_recorded_wait_for_device_gives_step_time() -> None:
     # Launched at T1 + T2 + T4 = 15, two kernels of 50 run from 17 until 119. Reading the result is a call of 9 that
     # synchronizes: the host is done with it at 24 + T1 + 9 = 38, and then waits until 119, where the next step begins.
     read = Operation(

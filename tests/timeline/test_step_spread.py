@@ -29,7 +29,7 @@ from lightning_predict.uncertainty import (
 MODELS = kernel_models(gpu_names())
 
 
-def test_the_squares_of_both_parts_add() -> None:
+def test_squares_of_both_parts_add() -> None:
     # ln 0.8 = -0.2231, half of it and 0.3: sqrt(0.1116² + 0.3²) = 0.3201; ln 2 = 0.6931: sqrt(0.3466² + 0.3²) = 0.4584
     low, high = StepSpread(operations_factor=0.5, new_source=0.3).widened(0.8, 2.0)
     assert (low, high) == pytest.approx((math.exp(-0.3201), math.exp(0.4584)), rel=1e-4)
@@ -43,7 +43,7 @@ def test_wider_interval_stays_wider(low: float, high: float, wider: float) -> No
     assert below[1] < below[0] <= 1 <= above[0] == above[1]
 
 
-def test_the_bundled_spread_has_both_parts() -> None:
+def test_bundled_spread_has_both_parts() -> None:
     spread = bundled_spread()
     assert 0.25 <= spread.operations_factor < 3
     assert 0.02 <= spread.new_source < 0.5
@@ -63,21 +63,21 @@ def end_above(own: Gpu) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in gpu_names() if MODELS.has_own_weights(name, "linear", "float32")])
-def test_the_less_is_known_of_a_gpu_the_wider_its_interval(name: str) -> None:
+def test_interval_is_wider_for_gpu_with_fewer_measurements(name: str) -> None:
     own = gpu(name)
-    unseen = replace(own, name="SEEN-BY-NOBODY", measured_flops_per_second={})
+    unseen = replace(own, name="UNMEASURED", measured_flops_per_second={})
     anchored = replace(unseen, measured_flops_per_second={"float32": 0.8 * own.peak_flops_per_second["float32"]})
     assert end_above(unseen) > end_above(anchored) > end_above(own)
 
 
-def test_a_file_without_a_spread_is_refused(tmp_path: Path) -> None:
+def test_file_without_spread_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "whole_steps.json"
     file.write_text(json.dumps({"spread": {"kept": "much"}}))
     with pytest.raises(WeightsFormatError, match=r"spread\.kept"):
         read_spread(file)
 
 
-def test_no_step_is_more_certain_than_the_spread_of_machines_of_one_name() -> None:
+def test_interval_covers_spread_of_machines_with_same_gpu() -> None:
     """14 % between the fastest and the slowest machine is published for products; each time here is certain."""
     times = Interval.from_factor(np.ones((1, 3)), 1.0)
     low, high = device_ends(

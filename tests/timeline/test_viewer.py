@@ -21,7 +21,7 @@ def events(process: int) -> list[dict[str, object]]:
     return [event for event in content["traceEvents"] if event["ph"] == "X" and event["pid"] == process]
 
 
-def test_the_device_runs_one_kernel_after_the_other() -> None:
+def test_kernels_run_in_sequence() -> None:
     first, second = events(DEVICE_PROCESS)
     assert first["name"] == "aten::mm"
     # T1 + T2 + T4 = 11.9 us and 10 for the library until the first launch is made, 2 us until it starts; each product
@@ -31,7 +31,7 @@ def test_the_device_runs_one_kernel_after_the_other() -> None:
     assert second["ts"] == pytest.approx(23.9 + float(str(first["dur"])))
 
 
-def test_the_host_walks_through_all_operations_without_overlap() -> None:
+def test_host_operations_do_not_overlap() -> None:
     host = events(HOST_PROCESS)
     assert [event["name"] for event in host] == ["aten::mm", "aten::view", "aten::mm"]
     for earlier, later in pairwise(host):
@@ -39,7 +39,7 @@ def test_the_host_walks_through_all_operations_without_overlap() -> None:
     assert host[0]["args"] == {"phase": "forward", "module": "layer"}
 
 
-def test_processes_are_named() -> None:
+def test_processes_have_names() -> None:
     content = chrome_trace(TRACE, SMALL, origin=None, models=None)
     names = [event["args"]["name"] for event in content["traceEvents"] if event["ph"] == "M"]
     assert names == ["host", "SMALL (predicted)"]

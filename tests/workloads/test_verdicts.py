@@ -1,4 +1,4 @@
-"""What bounds two models that could not be more different, with the numbers by hand."""
+"""Bottlenecks of two opposite models, by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def without_pauses(trace: lp.Trace) -> lp.Trace:
     return replace(trace, operations=tuple(replace(one, python_seconds=0.0) for one in trace.operations))
 
 
-def test_a_dlrm_of_small_batches_is_bound_by_the_host_on_an_h100_and_by_the_device_on_a_t4() -> None:
+def test_dlrm_is_host_bound_on_h100_and_device_bound_on_t4() -> None:
     result = lp.predict(dlrm(), ["T4", "H100-SXM-80GB"])
     # The host, by the shared table (microseconds: forward 13.3 with a launch and 4.2 without, backward 11.2 and 2.8,
     # optimizer 15.4; beyond that 24 for a product with its bias and 10 for another). Forward: 8 bags with 8 ranges of
@@ -62,7 +62,7 @@ def test_a_dlrm_of_small_batches_is_bound_by_the_host_on_an_h100_and_by_the_devi
     assert fast.verdict.idle_share == pytest.approx(1 - fast.device_seconds / fast.host_seconds)
 
 
-def test_a_gpt_of_long_sequences_is_bound_by_the_device_even_on_an_h100() -> None:
+def test_gpt_of_long_sequences_is_device_bound_on_h100() -> None:
     module, batch = on_meta(WORKLOADS["gpt2"])
     trace = without_pauses(lp.capture(step_of(module, batch), warmup_steps=0))
     result = lp.predict(trace, ["T4", "H100-SXM-80GB"])

@@ -1,4 +1,4 @@
-"""Every workload trains on the CPU at a tiny size, and is recorded on the meta device at the published one."""
+"""Every workload trains on the CPU at a tiny size, and is recorded on the meta device at the published size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def on_meta(workload: Workload, size: Size = "full") -> tuple[LightningModule, B
 
 
 @every_workload
-def test_a_tiny_one_trains_on_the_cpu(workload: Workload) -> None:
+def test_tiny_workload_trains_on_cpu(workload: Workload) -> None:
     torch.manual_seed(0)
     module = workload.module("tiny")
     before = [parameter.detach().clone() for parameter in module.parameters()]
@@ -66,13 +66,13 @@ def test_a_tiny_one_trains_on_the_cpu(workload: Workload) -> None:
 
 
 @every_workload
-def test_the_published_size_has_the_published_parameters(workload: Workload) -> None:
+def test_published_size_has_published_number_of_parameters(workload: Workload) -> None:
     module, _ = on_meta(workload)
     assert sum(parameter.numel() for parameter in module.parameters()) == workload.parameters
 
 
 @every_workload
-def test_the_published_size_is_recorded_with_the_flops_that_torch_counts(workload: Workload) -> None:
+def test_recorded_flops_equal_torchs_count(workload: Workload) -> None:
     module, batch = on_meta(workload)
     with FlopCounterMode(display=False) as counter:  # of the same step, some of which take seconds
         trace = lp.capture(step_of(module, batch), warmup_steps=0)
