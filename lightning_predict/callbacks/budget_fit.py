@@ -318,6 +318,9 @@ class BudgetFit(FitPart):
         trainer, on_exceed, judge = self._trainer, self._settings.on_exceed, self._judge
         self._judge = None
         verdict = GO_ON if judge is None else judge()
+        whole = batches_of_fit(trainer)
+        if verdict.action == on_exceed == "stop" and whole == trainer.fit_loop.total_batch_idx + 1:
+            verdict = BudgetVerdict("warn", verdict.reason)  # after the last batch, nothing is left to stop
         validation = observer.validation.times()
         batch_seconds = None if validation is None or validation.batch is None else validation.batch.middle
         decision: dict[str, Any] = {

@@ -50,6 +50,15 @@ def fit(small: Small, folder: Path, budget: Any, *, model: Any = None, batches: 
     return model
 
 
+def test_run_whose_last_batch_uses_up_the_budget_is_not_stopped(lightning: Small, tmp_path: Path, time: Clock) -> None:
+    budget = hours_of(9.5, warmup_steps=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LightningPredictWarning)  # that 80 % are used
+        assert fit(lightning, tmp_path, budget, model=timed_model(lightning, time)).batches_trained == 10
+    assert budget.stopping_reason is None
+    assert not (tmp_path / CHECKPOINT_NAME).exists()
+
+
 @pytest.mark.parametrize(("options", "batches"), [({}, 23), ({"accumulate_grad_batches": 2}, 23)])
 def test_run_whose_forecast_exceeds_the_budget_ends_at_60_percent_of_it(
     small: Small, tmp_path: Path, time: Clock, options: dict[str, Any], batches: int, caplog: pytest.LogCaptureFixture
