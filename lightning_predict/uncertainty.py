@@ -39,7 +39,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, final, overload
+from typing import Final, TypeVar, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,7 @@ from lightning_predict.base.interval import NORMAL_95, OUTSIDE, Interval
 _Array = npt.NDArray[np.float64]
 _BoolArray = npt.NDArray[np.bool_]
 _IndexArray = npt.NDArray[np.intp]
+_Number = TypeVar("_Number", float, _Array)
 
 # --- 1. One operation
 
@@ -130,7 +131,7 @@ CARRIED_SCATTER: Final = 0.15
 """A deviation of this size (in log) is transferred by half from one 16-bit dtype of a GPU to the other dtype."""
 
 
-def transferred_part(residual: Any, scatter: float) -> Any:
+def transferred_part(residual: _Number, scatter: float) -> _Number:
     """Return the transferred part of a deviation in log: half of a deviation as large as the networks' scatter.
 
     The prior of the deviation and its noise are both normal, so the weight is x² / (x² + scatter²).

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, Literal, TypeVar, final
+from typing import Final, Literal, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -356,16 +356,14 @@ def register(*specs: OperationSpec) -> None:
 @contextmanager
 def registrations() -> Iterator[None]:
     """Context manager that removes all operations registered inside it, so that tests do not affect each other."""
-    tables: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-        (_SPECS, dict(_SPECS)),
-        (_TRANSLATORS, dict(_TRANSLATORS)),
-    )
+    specs, translators = dict(_SPECS), dict(_TRANSLATORS)
     try:
         yield
     finally:
-        for table, before in tables:
-            table.clear()
-            table.update(before)
+        _SPECS.clear()
+        _SPECS.update(specs)
+        _TRANSLATORS.clear()
+        _TRANSLATORS.update(translators)
 
 
 def by_bytes(name: str) -> OperationSpec:

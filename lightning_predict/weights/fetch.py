@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 from urllib.parse import urljoin, urlsplit
 
 from lightning_predict.base.errors import (
@@ -25,6 +25,9 @@ from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.weights.files import MAX_BYTES, sha256
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, parse_manifest
 from lightning_predict.weights.source import Address, address_of, shown_url
+
+if TYPE_CHECKING:
+    import requests
 
 CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 10.0
@@ -177,7 +180,7 @@ class Download:
             raise _RefusedError(f"it sends to {shown_url(urlsplit(joined))!r}, which cannot be trusted") from None
         return joined
 
-    def _body(self, response: Any, limit: int) -> bytes:
+    def _body(self, response: requests.Response, limit: int) -> bytes:
         """Return the decompressed response body; raise an error as soon as it exceeds `limit` bytes."""
         too_long = _RefusedError(f"it has more than the {limit:,} bytes that it may have")
         promised = response.headers.get("Content-Length", "")

@@ -49,7 +49,7 @@ def sha256(content: bytes) -> str:
 def write_weights(weights: GpuWeights, path: Path) -> None:
     """Write a weights file. Equal weights give equal bytes."""
     tensors: _Tensors = {}
-    families: dict[str, Any] = {}
+    families: dict[str, object] = {}
     for name, network in sorted(weights.families.items()):
         for vector in VECTORS:
             tensors[f"{name}/{vector}"] = np.ascontiguousarray(getattr(network, vector), dtype=np.float32)
@@ -123,7 +123,7 @@ def _factor(value: Checked) -> MeasuredFactor:
     )
 
 
-def _describe(network: NetworkWeights) -> dict[str, Any]:
+def _describe(network: NetworkWeights) -> dict[str, object]:
     return {
         "trained": sorted(list(pair) for pair in network.trained),
         "features": list(network.features),
