@@ -149,7 +149,6 @@ def best_layouts(
     """
     _check_arguments(trace, iterations, budget_usd, global_batch, count)
     batch = BatchLimits(global_batch=global_batch, max_micro_batch=max_micro_batch)
-    layouts = layouts_of(gpus)
     assumptions = Assumptions(
         offers=offers,
         usd_per_hour=usd_per_hour,
@@ -159,13 +158,11 @@ def best_layouts(
         host=host,
         measured=measured,
     )
-    layouts = assumptions.with_own_rates(layouts)
+    layouts = assumptions.with_own_rates(layouts_of(gpus))
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # only the most common kind is searched
-    recorded = iterations
-    if iterations is not None and global_batch is not None and kind.samples:
-        recorded = math.ceil(iterations * global_batch / kind.samples)
-    step = StepPredictor(kind, [layout.gpu for layout in layouts], assumptions, remaining_steps(kind, recorded))
+    remaining = remaining_steps(kind, _recorded_steps(kind, iterations, global_batch))
+    step = StepPredictor(kind, [layout.gpu for layout in layouts], assumptions, remaining)
     wanted = count if budget_usd is None else SPARE * count
     ranked = [
         _ranked(step, layout, found, reliability)
@@ -175,6 +172,13 @@ def best_layouts(
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
     return tuple(ordered(ranked, lambda one: one.seconds_per_batch)[:count])
+
+
+def _recorded_steps(trace: Trace, iterations: int | None, global_batch: int | None) -> int | None:
+    """Return the number of recorded steps in the given steps of the global batch."""
+    if iterations is None or global_batch is None or not trace.samples:
+        return iterations
+    return math.ceil(iterations * global_batch / trace.samples)
 
 
 def _ranked(step: StepPredictor, layout: Layout, found: FoundStrategy, reliability: Reliability | None) -> RankedLayout:
