@@ -16,7 +16,7 @@ Values are storages, so views count as the tensor that they show. Example::
     >>> forward = [Operation("aten::sigmoid", "forward", (x,), (a,)), Operation("aten::exp", "forward", (a,), (b,))]
     >>> backward = [Operation("aten::mul", "backward", (a, b), (dx,))]
     >>> yes, no = lambda _: True, lambda _: False
-    >>> again = rematerialised((*forward, *backward), is_fusible=yes, is_free=no, ends_kernel=no)
+    >>> again = rematerialised((*forward, *backward), is_fusible=yes, is_free=no, ends_kernel=no, may_run_again=yes)
     >>> [operation.name for operation in again if operation.phase == "backward"]
     ['aten::sigmoid', 'aten::exp', 'aten::mul']
 """
@@ -62,7 +62,7 @@ Test = Callable[[Operation], bool]
 
 
 def rematerialised(
-    operations: Sequence[Operation], *, is_fusible: Test, is_free: Test, ends_kernel: Test
+    operations: Sequence[Operation], *, is_fusible: Test, is_free: Test, ends_kernel: Test, may_run_again: Test
 ) -> tuple[Operation, ...]:
     """Return the operations with the backward pass reading what the partitioner keeps, or computing it again.
 
@@ -72,9 +72,10 @@ def rematerialised(
         is_fusible: Whether an operation is part of fused kernels.
         is_free: Whether an operation runs no kernel, such as a view.
         ends_kernel: Whether later operations must wait for the result of an operation that is fused.
+        may_run_again: Whether an operation that is fused may run again in a kernel that reads its result.
     """
     operations = tuple(_without_repeats(_without_changes_in_place(operations, is_free), is_fusible, is_free))
-    graph = _Graph(operations, is_fusible, is_free)
+    graph = _Graph(operations, is_fusible, is_free, may_run_again)
     return tuple(_computed_again(operations, graph, graph.written(ends_kernel), ends_kernel))
 
 
@@ -139,9 +140,11 @@ class _Graph:
         operations: Operations of the step.
         is_fusible: Whether an operation is part of fused kernels.
         is_free: Whether an operation runs no kernel.
+        may_run_again: Whether an operation that is fused may run again.
     """
 
-    def __init__(self, operations: Sequence[Operation], is_fusible: Test, is_free: Test) -> None:
+    def __init__(self, operations: Sequence[Operation], is_fusible: Test, is_free: Test, may_run_again: Test) -> None:
+        self._runs_again = may_run_again
         self.maker: dict[int, int] = {}
         self._operations = operations
         self._users: defaultdict[int, list[int]] = defaultdict(list)
@@ -189,6 +192,7 @@ class _Graph:
                 or not self.fusible[maker]
                 or ends_kernel(operation)
                 or operation.name in _RANDOM
+                or not self._runs_again(operation)
                 or not (users or self._read_backward[value])
                 or not all(self.fusible[user] for user in (*users, *self._read_backward[value]))
                 or is_long
@@ -256,6 +260,8 @@ class _Graph:
         index = self.maker[value]
         operation = self._operations[index]
         if not self.fusible[index] or operation.name in _RANDOM or "pool" in operation.name:
+            return False
+        if not self._runs_again(operation):
             return False
         read, written = (sum(one.size_bytes for one in part) for part in (operation.inputs, operation.outputs))
         if written * REDUCTION < read:

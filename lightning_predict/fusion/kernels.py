@@ -84,13 +84,14 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "u
 """Parts of the names of operations that read or write by position, or read their input more than once."""
 
 
-def fused(trace: Trace, *, compiles_loss: bool = True, is_called: bool = True) -> Trace:
+def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False) -> Trace:
     """Fuse the point-wise operations of a step. The optimizer is unchanged, because it is not compiled.
 
     Args:
         trace: Eager step with tensor ids, recorded on the CPU or the meta device.
         compiles_loss: Whether a loss over many classes is compiled, too.
-        is_called: Whether the host calls compiled code, which takes time; a library's fused kernels need no such call.
+        by_library: Whether a library has the fused kernels. The host then calls no compiled code, and the backward pass
+            computes only casts and the logarithms of a loss again.
 
     Raises:
         InvalidArgumentError: The step is already compiled, or has no tensor ids.
@@ -109,6 +110,7 @@ def fused(trace: Trace, *, compiles_loss: bool = True, is_called: bool = True) -
         is_fusible=partial(_is_pointwise, trace=trace),
         is_free=_is_left_out,
         ends_kernel=_ends_kernel,
+        may_run_again=_runs_again_in_libraries if by_library else lambda _: True,
     )
     operations = _without_biases(operations, trace)
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
@@ -134,10 +136,15 @@ def fused(trace: Trace, *, compiles_loss: bool = True, is_called: bool = True) -
     )
     run = _with_masks_of_bytes((operation for operation in kept if operation is not None), masks - {None})
     run = _split_concatenations(run)
-    operations = tuple(_with_compiled_calls(run) if is_called else run)
+    operations = tuple(run if by_library else _with_compiled_calls(run))
     kernels = sum(operation.name == FUSED for operation in operations)
     note = f"As torch.compile would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))
+
+
+def _runs_again_in_libraries(operation: Operation) -> bool:
+    is_loss = operation.name == NORMALISATION and _row_length(operation) > LONGEST_ROW_IN_A_KERNEL
+    return is_loss or operation.name == "aten::_to_copy"
 
 
 def _around_kernels(operation: Operation, inside: Set[int | None]) -> Operation:

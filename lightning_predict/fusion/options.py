@@ -65,7 +65,7 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
     "sdpa": KernelOption(apply=with_fused_attention, why_not=why_not_sdpa),
     "channels_last": KernelOption(apply=in_channels_last, why_not=why_not_channels_last),
     "compile": KernelOption(apply=fused, why_not=why_not_fused),
-    "transformer_engine": KernelOption(apply=partial(fused, is_called=False), why_not=why_not_fused),
+    "transformer_engine": KernelOption(apply=partial(fused, by_library=True), why_not=why_not_fused),
 }
 """Options by name, in the order in which they are applied."""
 

@@ -29,7 +29,14 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_predict.kernels.operations import OperationShape, translator_of
-from lightning_predict.record.operand_strides import POINTWISE
+from lightning_predict.kernels.roofline import (
+    JOINED_LOAD_CYCLES,
+    SECTOR_BYTES,
+    SECTOR_CYCLES,
+    SINGLE_LOAD_CYCLES,
+    limited_transfer,
+)
+from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS, POINTWISE, TO_ROWS
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, TensorInfo
 
 
@@ -89,6 +96,7 @@ LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding
 CASTS: Final = _aten("_to_copy copy_")
 """Copies that may change the dtype."""
 
+REARRANGED: Final = _aten("cat stack repeat constant_pad_nd slice_backward select_backward")
 """Copies that compute an index for each element."""
 
 JOINS: Final = _aten("cat stack")
@@ -189,13 +197,68 @@ def transfer_of(operation: Operation) -> tuple[OperationShape, ...]:
     elements = count([0, *(tensor.elements for tensor in tensors)])
     if crosses_host_link(operation):
         return (OperationShape("host_copy", "uint8", (float(max(written, 1)),)),)
+    if loads_singly(operation):
+        return (limited_transfer(read, written, elements, cycles=elements * _cycles_an_element(operation)),)
     return (OperationShape("transfer", "float32", (float(read), float(written), float(elements))),)
+
+
+def loads_singly(operation: Operation) -> bool:
+    """Return whether an element-wise operation or copy loads one element at a time.
+
+    PyTorch's kernels load several elements at once (vectorized loads) if all operands have one shape, layout and dtype.
+    Broadcast, strided or mixed-dtype operands are loaded as single elements, except in a plain cast from float32 to 16
+    bits.
+    """
+    name = operation.name.removeprefix("aten::")
+    is_pointwise = not POINTWISE.isdisjoint((name, name.removesuffix("_")))
+    if operation.phase == "optimizer" or not (is_pointwise or operation.name in CASTS | REARRANGED):
+        return False
+    if CONTIGUOUS_ELEMENTS in operation.arguments or _comes_into_rows(operation):
+        return True
+    tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
+    dtypes = {tensor.dtype for tensor in tensors} | ({_cast_to(operation)} - {None})
+    written = operation.outputs[0] if operation.outputs else operation.inputs[0] if operation.inputs else None
+    if written is None or not written.shape:
+        return False
+    if any(tensor.shape != written.shape for tensor in tensors):
+        return True
+    return len(dtypes) > 1 and not _narrows(operation)
+
+
+def _comes_into_rows(operation: Operation) -> bool:
+    """Return whether a call copies a tensor to row-major layout.
+
+    `contiguous` and `reshape` copy only for this reason.
+    """
+    return operation.name == "aten::clone" and operation.arguments.get("memory_format") == TO_ROWS["memory_format"]
 
 
 def _cast_to(operation: Operation) -> str | None:
     """Return the target dtype of a cast; None if the call is no cast, or if another argument determines the dtype."""
     dtype = operation.arguments.get("dtype") if operation.name == "aten::_to_copy" else None
     return dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else None
+
+
+def _narrows(operation: Operation) -> bool:
+    """Return whether a call casts float32 to 16 bits. PyTorch has vectorized kernels for this cast."""
+    if operation.name not in CASTS or not operation.inputs:
+        return False
+    if operation.name == "aten::copy_":
+        target, source = operation.inputs[0].dtype, operation.inputs[-1].dtype
+    else:
+        source = operation.inputs[0].dtype
+        target = operation.outputs[0].dtype if operation.outputs else _cast_to(operation) or source
+    return source == "float32" and target in ("float16", "bfloat16")
+
+
+def _cycles_an_element(operation: Operation) -> float:
+    """Return SM cycles per element if elements are loaded singly, including the element's share of a sector."""
+    beside = operation.arguments.get(CONTIGUOUS_ELEMENTS)
+    if not isinstance(beside, int) or beside < 1:
+        return SINGLE_LOAD_CYCLES
+    size = DTYPE_BYTES.get(operation.inputs[-1].dtype, 4) if operation.inputs else 4
+    of_sectors = SECTOR_CYCLES * size / min(beside * size, SECTOR_BYTES)
+    return max(JOINED_LOAD_CYCLES if operation.name in REARRANGED else SINGLE_LOAD_CYCLES, of_sectors)
 
 
 def crosses_host_link(operation: Operation) -> bool:

@@ -264,8 +264,14 @@ LIMITED: Final = "limited_transfer"
 The shape parameters are those of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and
 the cycles of a block."""
 
+SINGLE_LOAD_CYCLES: Final = 0.77
+"""Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands."""
+JOINED_LOAD_CYCLES: Final = 1.25
+"""The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element."""
 SECTOR_BYTES: Final = 32
 """Minimum bytes of a memory access, if each access is for one element (a transposing copy)."""
+SECTOR_CYCLES: Final = 2.1
+"""Cycles of a multiprocessor to load `SECTOR_BYTES` from the L2 cache, if each access is for one element."""
 
 LINK_SHARE: Final = 0.8
 """Share of a link's bandwidth that a copy between host and GPU reaches."""

@@ -44,7 +44,7 @@ def test_compiled_step_equals_the_what_if_of_compiling(tokens: lp.Trace) -> None
 
 def test_library_of_fused_kernels_takes_no_call_of_compiled_code(tokens: lp.Trace) -> None:
     compiled, library = (predict(tokens, kernels=word)["L4"] for word in ("compile", "transformer_engine"))
-    assert library.device_seconds == compiled.device_seconds
+    assert library.device_seconds >= compiled.device_seconds  # it keeps what the eager step keeps
     assert library.host_seconds < compiled.host_seconds
 
 

@@ -145,6 +145,17 @@ def test_windows_that_overlap_are_bound_by_instructions_on_an_h100() -> None:
     assert device_seconds(trace, "H100-PCIe-80GB")[0] * 1e3 == pytest.approx(14.1, rel=0.1)
 
 
+def test_widening_cast_loads_single_elements() -> None:
+    x, half = TensorInfo((1024,), "float32"), TensorInfo((1024,), "bfloat16")
+    widened = Operation(name="aten::_to_copy", phase="forward", inputs=(half,), outputs=(x,))
+    narrowed = Operation(name="aten::_to_copy", phase="forward", inputs=(x,), outputs=(half,))
+    copy = Operation(name="aten::clone", phase="forward", inputs=(x,), outputs=(x,))
+    of_widened, of_narrowed, of_copy = (translate(one, Flags())[0] for one in (widened, narrowed, copy))
+    assert of_widened.operation == "limited_transfer"
+    assert of_widened.dims[3] == pytest.approx(0.77 * 1024)
+    assert of_narrowed.operation == of_copy.operation == "transfer"
+
+
 def test_a_cast_in_a_file_writes_the_dtype_that_it_was_asked_for() -> None:
     """Files have no outputs: 1,024 numbers of 4 bytes read and of 2 written, and the other way round."""
     x, half = TensorInfo((1024,), "float32"), TensorInfo((1024,), "bfloat16")
@@ -152,6 +163,7 @@ def test_a_cast_in_a_file_writes_the_dtype_that_it_was_asked_for() -> None:
     found = [Operation(name="aten::_to_copy", phase="other", inputs=(y,), arguments={"dtype": to}) for y, to in casts]
     problems = [translate(one, Flags())[0] for one in found]
     assert [one.dims[:2] for one in problems] == [(4096, 2048), (2048, 4096)]
+    assert [one.operation for one in problems] == ["transfer", "limited_transfer"]
 
 
 def test_the_targets_of_a_loss_are_looked_up_by_one_block() -> None:
@@ -173,6 +185,13 @@ def test_squares_are_products_and_other_powers_are_not() -> None:
         return translate(call, Flags())[0].operation
 
     assert (kind(2), kind(0.5), kind(2.5)) == ("mul_scalar", "mul_scalar", "pow_scalar")
+
+
+def test_operands_of_two_dtypes_load_single_elements() -> None:
+    x, half = TensorInfo((4, 8), "float32"), TensorInfo((4, 8), "bfloat16")
+    both = Operation(name="aten::add", phase="forward", inputs=(x, half), outputs=(x,))
+    alike = Operation(name="aten::add", phase="forward", inputs=(x, x), outputs=(x,))
+    assert [translate(one, Flags())[0].operation for one in (both, alike)] == ["limited_transfer", "add"]
 
 
 @pytest.mark.parametrize(

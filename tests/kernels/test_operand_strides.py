@@ -30,6 +30,12 @@ def recorded(step: Callable[[], Any], name: str) -> Operation:
     return found
 
 
+def cycles_an_element(operation: Operation) -> float | None:
+    """Cycles of a multiprocessor for an element of the result; None where the bytes alone count."""
+    (found,) = translate(operation, Flags())
+    return found.dims[3] / found.dims[2] if found.operation == "limited_transfer" else None
+
+
 HEADS = (2, 64, 4, 32)  # batch, positions, heads, numbers
 
 
@@ -51,11 +57,32 @@ def test_how_operands_lie_is_recorded(step: Callable[[torch.Tensor], Any], name:
     x = torch.zeros(HEADS, device="meta")
     found = recorded(lambda: step(x), name)
     assert found.arguments.get(CONTIGUOUS_ELEMENTS) == beside
+    assert (cycles_an_element(found) is None) == (beside is None)
 
 
 def test_dimensions_of_one_element_lie_anyhow() -> None:
     assert contiguous_elements("aten::add", [((1, 8), (8, 1)), ((1, 8), (1, 1))], {}) is None
     assert contiguous_elements("aten::add", [((0, 8), (8, 1)), ((0, 8), (1, 0))], {}) is None
+
+
+def test_transposing_copy_moves_a_sector_for_each_element() -> None:
+    def copy(beside: int) -> Operation:
+        keys = TensorInfo((8, 12, 64, 3137), "bfloat16")
+        given = {"memory_format": "contiguous_format", CONTIGUOUS_ELEMENTS: beside}
+        return Operation(name="aten::clone", phase="forward", inputs=(keys,), arguments=given)
+
+    # Of 32 bytes one number of 2 is used, four are, or all 16: 2.1 cycles, a quarter, or what issuing one load takes.
+    cycles = [cycles_an_element(copy(beside)) for beside in (1, 2, 16, 512)]
+    assert cycles == pytest.approx([2.1, 1.05, 0.77, 0.77])
+
+
+def test_a_copy_into_rows_of_an_older_trace_loads_one_by_one_without_strides() -> None:
+    x = TensorInfo((64, 64), "bfloat16")
+    into_rows = {"memory_format": "contiguous_format"}
+    assert (
+        cycles_an_element(Operation(name="aten::clone", phase="forward", inputs=(x,), arguments=into_rows)) is not None
+    )
+    assert cycles_an_element(Operation(name="aten::clone", phase="forward", inputs=(x,))) is None
 
 
 def test_joined_tensors_of_a_file_are_all_written() -> None:
@@ -65,22 +92,13 @@ def test_joined_tensors_of_a_file_are_all_written() -> None:
 
 
 def test_softmax_takes_cycles_an_element_by_where_a_row_is_kept() -> None:
-    columns = (1000, 1024, 1032, 24_576)  # a warp keeps 1,024, a block 48 KiB of shared memory
+    columns = (1000, 1024, 1032, 24_576, 24_584)  # a warp keeps 1,024, a block 48 KiB of shared memory
     for operation in ("softmax", "log_softmax"):
         problems = [problem(operation, "bfloat16", rows=264 * 10, cols=one) for one in columns]
         cycles = minimum_latencies(problems, [H100])[0] * H100.boost_clock_hz * 132 / (264 * 10 * np.array(columns))
-        assert cycles == pytest.approx([0.43, 0.43, 0.8, 0.43])
-
-
-def test_the_backward_pass_of_max_pooling_looks_for_each_position_in_its_windows() -> None:
-    gradient, image = TensorInfo((8, 16, 28, 28), "float32"), TensorInfo((8, 16, 56, 56), "float32")
-    given = {"kernel_size": [3, 3], "stride": [2, 2], "padding": [1, 1]}
-    inputs = (gradient, image, TensorInfo((8, 16, 28, 28), "int64"))
-    name = "aten::max_pool2d_with_indices_backward"
-    moved, placed = translate(Operation(name=name, phase="backward", inputs=inputs, arguments=given), Flags())
-    pixels = 8 * 16 * 56 * 56
-    assert moved.dims[:2] == ((4 + 8) * pixels / 4, 2 * 4 * pixels)  # the image is zeroed, then written
-    assert placed.dims[3] == pytest.approx((2.3 + 0.23 * 9 / 4) * pixels)  # a position, and 9/4 windows around it
+        assert cycles == pytest.approx([0.43, 0.43, 0.8, 0.43, 0.7])
+    wide = minimum_latencies([problem("softmax", "float32", rows=264 * 10, cols=12_292)], [H100])[0, 0]
+    assert wide * H100.boost_clock_hz * 132 / (264 * 10 * 12_292) == pytest.approx(0.7)  # 4 bytes an element
 
 
 def look_up(**details: Any) -> Operation:

@@ -61,10 +61,8 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import (
-    LANES_SHARE,
-    SHORTEST_KERNEL_SECONDS,
-    TENSOR_ALIGNMENT,
     compute_peak,
+    issue_rate,
     per_gpu,
     sustained_flops,
     sustained_rate_uncertainty,
@@ -254,17 +252,40 @@ MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (
 LOAD_TIME_RATIO: Final = 0.00015
 """Time to load a 16-bit tile of 128 x 128, relative to its compute time, per FLOP per clock and multiprocessor."""
 
+FEED_THROUGH_REGISTERS: Final = 0.00035
+"""The same before compute capability 8.0, whose copies into shared memory pass through registers."""
+
+LANES_SHARE: Final = 0.75
+"""Share of the CUDA cores' peak that implicit matmuls reach without tensor cores."""
+
+FLOAT64_SHARE: Final = 0.2
+"""Share of the lanes' float64 peak that convolutions reach on GPUs with float64 at half the float32 rate."""
+
 OVERLAP: Final = 2.0
 """Exponent of the norm that combines compute and memory time."""
 
 BANDWIDTH_SHARE: Final = 0.85
 """Share of the bandwidth that convolutions and layout conversions reach."""
 
+MIN_CHANNELS: Final = 8
+"""Multiple of channels to which tensor cores pad."""
+
 SPLIT_DEPTH: Final = 512
 """Minimum depth of the parts into which a matmul is split if its tiles do not fill the GPU."""
 
+WEIGHT_GRADIENT: Final = 1.3
+"""Time of the weight gradient over its FLOPs' time, due to the summation of parts."""
+
 GROUPED_GRADIENT: Final = 2.0
 """Time of the input gradient of grouped, strided convolutions over its FLOPs' time and the product of the strides."""
+
+FEW_CHANNELS: Final = 8
+LARGE_FILTER: Final = 100
+FIRST_LAYER: Final = 1.7
+"""Time with fewer channels under large filters, over the time with padded channels."""
+
+MERGED_CHANNELS: Final = 8
+"""Channels per group below which several groups are computed as one."""
 
 PLACING_INSTRUCTIONS: Final = 200.0
 """Instructions per output of a depthwise convolution to compute its position; `TAP_INSTRUCTIONS` is per tap."""
@@ -273,11 +294,50 @@ TAP_INSTRUCTIONS: Final = 10.0
 """Instructions per tap of a depthwise convolution."""
 
 DEPTHWISE_LIBRARY: Final = 0.4
-"""Instructions of cuDNN's depthwise kernels (float16, or channels last) relative to PyTorch's own."""
+"""Instructions of cuDNN's depthwise kernels relative to PyTorch's own."""
 
-SQUARES: Final = (1, 9, 25)
-"""Taps of the filters for which cuDNN has channels-last depthwise kernels in `SINGLE`; others use a general kernel."""
+LIBRARY_SIDES: Final = (1, 3, 5)
+LIBRARY_CHANNELS: Final = 32
+LIBRARY_WIDTH: Final = 7
+"""Filter sides, minimum channels and minimum width of the float16 depthwise convolutions that PyTorch passes to
+cuDNN.
+
+The values apply to channels-first layout (`use_cudnn_depthwise` in PyTorch's Convolution.cpp), with stride 1, or
+with stride 2 and `LIBRARY_STRIDED`. In channels-last layout, PyTorch passes all depthwise convolutions to cuDNN."""
+
+LIBRARY_STRIDED: Final = ((512, 0), (256, 28))
+"""Minimum (channels, width) for stride 2; either pair suffices."""
+
+WIDTHS_LAST: Final = (4, 8, 16)
+"""Channels per group, besides multiples of 32, for which cuDNN has its own channels-last kernels.
+
+cuDNN's release notes list 4, 8, 16 and 32."""
+
+GROUPED_LAST_SHARE: Final = 0.5
+"""Share of the sustained rate that other group widths reach in channels-last layout, in tiles of 64 channels per
+group."""
+
+PLACING_CYCLES: Final = 1.0
+"""Cycles of a multiprocessor per padded element of grouped convolutions in channels-last layout, if cuDNN has no kernel
+for the width of a group: it copies images and results to groups of 32 channels (`tensorTransformGeneric`)."""
+
+LARGEST_FILTER_LAST: Final = 7
+"""Side of the largest filter for which channels-last depthwise kernels are fast."""
+
+LARGE_FILTER_TAPS: Final = 45.0
+"""Instructions per tap for larger filters."""
+
+GROUPED_LAST_GRADIENT: Final = 0.028
+"""Share of the sustained rate that gradients of grouped convolutions reach in channels-last layout, in tiles of 32 or
+128 channels per group."""
+
 SINGLE: Final = frozenset({"float32", "tf32", "float64"})
+"""Dtypes for which cuDNN has channels-last depthwise kernels only for square filters of `LIBRARY_SIDES`.
+
+Other filters use cuDNN's general kernel."""
+
+TILED_CHANNELS: Final = 64
+"""Channels per tile of the general kernel."""
 
 TAP_WAIT_SECONDS: Final = 1.05e-06
 """Time of a resident thread for one tap of one output in the general kernel."""
@@ -293,7 +353,11 @@ VOLUME_GRADIENT: Final = 1.5
 """Time of a volume's input gradient over the time of its matmuls."""
 
 STRIDED_ON_LANES: Final = 2.0
-"""Additional factor of the same without tensor cores, for strided filters."""
+"""Additional factor of the same without tensor cores, for strided filters: between skipping positions (1) and computing
+all (8)."""
+
+SHORTEST_SECONDS: Final = 3e-06
+"""Minimum seconds of one convolution."""
 
 
 @final
@@ -316,6 +380,7 @@ class ConvolutionWork:
         is_dilated: Whether the filter is dilated.
         single_outputs: Elements that a depthwise pass computes one by one.
         is_depthwise: Whether each channel has its own filter.
+        is_cudnn: Whether cuDNN computes a depthwise pass.
         is_channels_last: Whether the layout is channels last.
         is_odd: Whether the number of channels of the images or of the outputs is odd.
         is_volume: Whether there are three dimensions.
@@ -339,6 +404,7 @@ class ConvolutionWork:
     is_dilated: BoolArray
     single_outputs: Array
     is_depthwise: BoolArray
+    is_cudnn: BoolArray
     is_channels_last: BoolArray
     is_odd: BoolArray
     is_volume: bool
@@ -382,12 +448,14 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
 
 def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))  # (problems,)
+    least_merged = work.groups if work.is_volume else np.clip(MERGED_CHANNELS / work.channels, 1, work.groups)
     dense = _by_matmuls(work, gpu, memory, work.groups)
-    grouped = dense if work.is_volume else _by_matmuls(work, gpu, memory, np.ones_like(work.groups))
+    grouped = _by_matmuls(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
     # In channels-last layout, PyTorch passes every depthwise convolution to cuDNN, which has no dense fallback.
     is_fixed = work.is_depthwise & work.is_channels_last & (work.dtype in SINGLE)
-    seconds = np.where(is_fixed, own, np.minimum(own, dense)) + SHORTEST_KERNEL_SECONDS
+    fastest = np.where(is_fixed, own, np.minimum(own, dense))
+    seconds = np.maximum(fastest, _least_in_groups_last(work, gpu)) + SHORTEST_SECONDS
     if work.is_volume and work.dtype == "float32" and "tf32" in gpu.peak_flops_per_second:
         # If TF32 is allowed, it also applies to float32's kernels: transposed volumes that take 16 ms on the L40S would
         # take 5 on its CUDA cores, judging by the T4's times.
@@ -395,11 +463,41 @@ def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     return seconds
 
 
+def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
+    """Return the minimum time of grouped convolutions in channels-last layout; 0 if this rule does not apply.
+
+    PyTorch passes every such convolution to the library, even if the library's kernels for this layout are slow.
+    """
+    if work.dtype not in ON_MATRIX_UNITS or work.dtype not in gpu.peak_flops_per_second or work.is_volume:
+        return np.zeros_like(work.rows)
+    rate = sustained_flops(gpu, work.dtype)
+    width = work.channels
+    flops = 2 * work.groups * work.rows * work.cols * work.depth  # (problems,)
+    is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0) | (width > 64)
+    padded = np.where(is_served, 0.0, (work.images + work.outputs) * _padded(width, 32))
+    padding = padded * PLACING_CYCLES / issue_rate(gpu)
+    if work.backward:
+        tile = np.where(width <= 32, 32.0, 128.0)
+        rate, is_served = rate * GROUPED_LAST_GRADIENT * 2, np.isin(width, WIDTHS_LAST)  # both halves together
+    else:
+        tile, rate = np.full_like(width, 64.0), rate * GROUPED_LAST_SHARE
+    waste = np.ceil(width / tile) * tile / width
+    in_groups = np.where(is_served | work.is_depthwise, 0.0, flops * waste / rate + padding)
+    lanes = gpu.peak_flops_per_second["float32"] / 2
+    is_large = work.is_depthwise & (work.taps > LARGEST_FILTER_LAST**2)
+    depthwise = np.where(is_large, work.single_outputs * work.taps * LARGE_FILTER_TAPS / lanes, 0.0)
+    return np.where(work.is_channels_last & (work.groups > 1), in_groups + depthwise, 0.0)
+
+
 def _by_matmuls(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -> Array:
     """Return the time of implicit matmuls of merged groups, including layout conversions."""
     compute = _matmuls(work, gpu, merged)
     if work.backward == "_backward_input":
         compute = compute * (_of_volumes(work, gpu) if work.is_volume else _of_positions(work))
+    elif work.backward == "_backward_weight":
+        compute = compute * WEIGHT_GRADIENT
+    is_first = (work.groups == 1) & (work.channels < FEW_CHANNELS) & (work.taps > LARGE_FILTER)
+    compute = compute * np.where(is_first & (work.dtype in ON_MATRIX_UNITS), FIRST_LAYER, 1.0)
     overlap = 1.0 if work.is_volume else OVERLAP
     return (compute**overlap + memory**overlap) ** (1 / overlap) + _conversions(work, gpu)
 
@@ -436,13 +534,15 @@ def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     elif is_padded:
         depth = depth * work.padding
     rate = sustained_flops(gpu, work.dtype) if has_units else LANES_SHARE * (gpu.peak(work.dtype) or single)
-    if work.dtype == "float64":  # cuDNN uses no tensor cores for it
-        rate = LANES_SHARE * gpu.lanes_peak("float64")
+    if work.dtype == "float64":  # cuDNN uses no tensor cores for it, and its kernels do not fill lanes at half the rate
+        lanes = gpu.lanes_peak("float64")
+        rate = (FLOAT64_SHARE if lanes > single / 4 else LANES_SHARE) * lanes
     multiprocessors = gpu.streaming_multiprocessors
+    per_flop = LOAD_TIME_RATIO if gpu.compute_capability >= (8, 0) else FEED_THROUGH_REGISTERS
     cycle_flops = rate / (multiprocessors * gpu.boost_clock_hz)
     best = np.full(len(rows), np.inf)
     for height, width in MATRIX_TILES:
-        feed = LOAD_TIME_RATIO * cycle_flops * 64 * (1 / height + 1 / width) * COMPUTE_BYTES[work.dtype] / 2
+        feed = per_flop * cycle_flops * 64 * (1 / height + 1 / width) * COMPUTE_BYTES[work.dtype] / 2
         blocks = np.ceil(rows / height) * np.ceil(cols / width) * copies
         parts = np.clip(np.floor(multiprocessors / blocks), 1, np.maximum(depth / SPLIT_DEPTH, 1))
         waves = np.ceil(blocks * parts / multiprocessors)
@@ -472,11 +572,13 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
 
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     instructions = work.single_outputs * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
-    instructions *= np.where(work.is_channels_last | (work.dtype == "float16"), DEPTHWISE_LIBRARY, 1.0)
+    instructions = instructions * np.where(work.is_cudnn, DEPTHWISE_LIBRARY, 1.0)
     lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and core; a multiply-add is two FLOPs
     threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
-    is_general = work.is_channels_last & (work.dtype in SINGLE) & ~np.isin(work.taps, SQUARES)
-    waits = np.where(is_general, work.single_outputs * work.taps * TAP_WAIT_SECONDS / threads, 0.0)
+    is_square = np.isin(work.taps, [side**2 for side in LIBRARY_SIDES])
+    is_general = work.is_channels_last & (work.dtype in SINGLE) & ~is_square
+    tiles = np.ceil(work.groups / TILED_CHANNELS) * TILED_CHANNELS / work.groups
+    waits = np.where(is_general, work.single_outputs * work.taps * tiles * TAP_WAIT_SECONDS / threads, 0.0)
     longest = np.maximum(np.maximum(instructions / lanes, waits), memory)
     return longest + np.where(work.is_odd, _conversions(work, gpu), 0.0)
 
@@ -499,7 +601,7 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
         )
     else:
         summed = out_channels / c["groups"] if plane_pass == "_backward_input" else channels
-        padding = np.where(c["groups"] == 1, np.maximum(summed, TENSOR_ALIGNMENT) / summed, 1.0)
+        padding = np.where(c["groups"] == 1, np.maximum(summed, MIN_CHANNELS) / summed, 1.0)
         padded_images, padded_outputs = images, outputs
     rows, cols, depth = _implicit_matmul(f"conv2d{plane_pass}", c)
     if plane_pass == "_backward_input":  # on average, taps x outputs / images reach a position
@@ -519,8 +621,9 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
         is_dilated=(c["dilation_height"] * c["dilation_width"]) > 1,
         single_outputs=images if plane_pass == "_backward_input" else outputs,
         is_depthwise=(c["groups"] > 1) & (c["groups"] == c["in_channels"]),
+        is_cudnn=_is_cudnn(batch.dtype, c),
         is_channels_last=c["channels_last"] > 0,
-        is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > TENSOR_ALIGNMENT)) | (c["out_channels"] % 2 > 0),
+        is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > MIN_CHANNELS)) | (c["out_channels"] % 2 > 0),
         is_volume=is_volume,
         images=images,
         outputs=outputs,
@@ -533,6 +636,17 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
 def _padded(channels: Array, multiple: int) -> Array:
     over: Array = np.ceil(channels / multiple) * multiple / channels
     return over
+
+
+def _is_cudnn(dtype: str, c: Columns) -> BoolArray:
+    """Return which depthwise convolutions PyTorch passes to cuDNN, booleans of shape (problems,)."""
+    side, step, width, channels = (c[name] for name in ("kernel_width", "stride_width", "width", "in_channels"))
+    is_even = (side == c["kernel_height"]) & (step == c["stride_height"])
+    is_whole = (c["dilation_height"] == 1) & (c["dilation_width"] == 1)
+    is_served = np.isin(side, LIBRARY_SIDES) & (channels >= LIBRARY_CHANNELS) & (width >= LIBRARY_WIDTH)
+    strided = [(channels >= least) & (width >= narrowest) for least, narrowest in LIBRARY_STRIDED]
+    found: BoolArray = is_even & is_whole & is_served & ((step == 1) | ((step == 2) & np.logical_or.reduce(strided)))
+    return (found & (dtype == "float16")) | (c["channels_last"] > 0)
 
 
 def _has_groups(problem: OperationShape) -> bool:
@@ -792,7 +906,7 @@ def _added_bias(operation: Operation, problem: OperationShape) -> tuple[Operatio
     """
     shape, batch = problem.shape, batch_shapes([problem])
     is_depthwise = shape["groups"] == shape["in_channels"] > 1
-    is_own = is_depthwise and not shape["channels_last"] and problem.dtype != "float16"
+    is_own = is_depthwise and not bool(_is_cudnn(problem.dtype, batch.columns)[0])
     if operation.name not in _ADDS_BIAS or len(operation.inputs) < 3 or is_own:
         return ()
     output = float(batch.bytes_written[0])
