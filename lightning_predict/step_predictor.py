@@ -157,6 +157,7 @@ class StepPredictor:
         strategy = self._assumptions.strategy if strategy is None else strategy
         batches, samples = self.trace.batches, self.trace.samples
         strategy = strategy.on(layout, batches=batches, samples=None if samples is None else samples // batches)
+        strategy.replicas(layout)  # impossible degrees are an error before the model's blocks are looked for
         step = self.iteration(layout, strategy)
         reported = self.trace.gpu_memory_bytes if layout.gpu == self.setting.origin else None
         return self.prediction(layout, strategy, step, self.memory_need(layout, strategy, reported_bytes=reported))

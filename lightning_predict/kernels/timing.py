@@ -296,13 +296,13 @@ class TimingRequest:
 
 # --- Sources of times
 
-Source = Literal["network", "formula", "sibling dtype", "proxy", "roofline"]
+TimeSource = Literal["network", "formula", "sibling dtype", "proxy", "roofline"]
 """How a time is predicted: by the neural network of the operation and dtype; by a formula; by the network of a sibling
 dtype, times the ratio of the rooflines; as the sum of surrogates; by the roofline, which supports every shape.
 (Measured kernels of the trace precede all of these, in `measured_scaling.py`.)"""
 
 
-def source_of(shape: OperationShape, models: KernelModels | None) -> Source:
+def source_of(shape: OperationShape, models: KernelModels | None) -> TimeSource:
     """Return the first source that supports a shape, in the order of its operation's estimators."""
     if models is None:
         return "roofline"
@@ -319,7 +319,7 @@ def source_of(shape: OperationShape, models: KernelModels | None) -> Source:
     return "roofline" if _sibling(shape.operation, shape.dtype, models) is None else "sibling dtype"
 
 
-def _estimate(source: Source, batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
+def _estimate(source: TimeSource, batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
     """Predict the times of a batch by a source other than `proxy`, whose parts have their own sources."""
     if source == "formula":
         return Estimate(batch.spec.of(Formula)[0].seconds(batch, gpus))
@@ -328,7 +328,7 @@ def _estimate(source: Source, batch: ShapeBatch, gpus: Sequence[Gpu], models: Ke
     return models.estimate(batch, gpus) if source == "network" else _by_sibling(batch, gpus, models)
 
 
-def _timed_by(source: Source, shape: OperationShape, models: KernelModels | None) -> TimedBy:
+def _timed_by(source: TimeSource, shape: OperationShape, models: KernelModels | None) -> TimedBy:
     """Return the prediction method of a source."""
     if source == "network" and models is not None:
         return models.timed_by(shape.operation, shape.dtype)
@@ -405,7 +405,7 @@ class _Leaf:
     """A problem whose time a source predicts directly."""
 
     problem: OperationShape
-    source: Source
+    source: TimeSource
     timed_by: TimedBy
 
 
@@ -470,7 +470,7 @@ def _leaf_times(leaves: Sequence[_Leaf], request: TimingRequest) -> tuple[Interv
     shape = (len(request.gpus), len(leaves))
     low, middle, high = (np.empty(shape) for _ in range(3))
     by_base = np.zeros(shape, dtype=np.bool_)
-    groups: dict[tuple[str, str, Source], list[int]] = {}
+    groups: dict[tuple[str, str, TimeSource], list[int]] = {}
     for index, leaf in enumerate(leaves):
         groups.setdefault((leaf.problem.operation, leaf.problem.dtype, leaf.source), []).append(index)
     for (_, _, source), indices in groups.items():
@@ -776,7 +776,7 @@ class Explanation:
 
     problem: OperationShape
     computed: OperationShape
-    source: Source
+    source: TimeSource
     parts: tuple[CountedShape, ...]
     sourced_seconds: float
     network_limits: tuple[str, ...]

@@ -25,10 +25,10 @@ from lightning_predict.base.checked import read_json, read_text, read_toml, read
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.records import DTYPE_WORDS
 
-Options = dict[str, object]
+ForeignOptions = dict[str, object]
 """Options of a strategy by name; the first, `data`, is the kind of data parallelism."""
 
-Translation = Mapping[str, "str | Mapping[str, Options]"]
+Translation = Mapping[str, "str | Mapping[str, ForeignOptions]"]
 """Translation of keys: an option that gets the number of the key, or options by the value of the key."""
 
 FILES: Final = (".toml", ".json", ".yaml", ".yml", ".sh")
@@ -72,7 +72,7 @@ def strategy_of_file(path: str) -> str:
     return _translated(_Keys(found, path), translate)
 
 
-def _translated(keys: _Keys, translate: Callable[[_Keys], Options]) -> str:
+def _translated(keys: _Keys, translate: Callable[[_Keys], ForeignOptions]) -> str:
     text = _text(translate(keys))
     listed = sorted(set(keys.unread()))
     if listed:
@@ -84,7 +84,7 @@ def _translated(keys: _Keys, translate: Callable[[_Keys], Options]) -> str:
     return text
 
 
-def _text(options: Options) -> str:
+def _text(options: ForeignOptions) -> str:
     data, *others = options.items()
     return ",".join([str(data[1]), *(f"{name}={str(value).lower()}" for name, value in others)])
 
@@ -153,9 +153,9 @@ class _Keys:
             )
         return value
 
-    def options(self, translation: Translation) -> Options:
+    def options(self, translation: Translation) -> ForeignOptions:
         """Translate keys to options of a strategy. Values that switch a key off give no option."""
-        found: Options = {}
+        found: ForeignOptions = {}
         for key, option in translation.items():
             if isinstance(option, str):
                 number = self.number(key)
@@ -220,10 +220,10 @@ class _Keys:
         return f"{self._place}{self._names.get(key, key)}"
 
 
-def _batches(keys: _Keys, total_key: str, micro_key: str, accumulated_key: str) -> Options:
+def _batches(keys: _Keys, total_key: str, micro_key: str, accumulated_key: str) -> ForeignOptions:
     """Read samples per step on all GPUs, samples per batch, and batches per step, and check that they agree."""
     total, micro, accumulated = (keys.number(key) for key in (total_key, micro_key, accumulated_key))
-    found: Options = {"batch_samples": micro, "accumulate": accumulated}
+    found: ForeignOptions = {"batch_samples": micro, "accumulate": accumulated}
     found = {name: value for name, value in found.items() if value is not None}
     if total is None:
         return found
@@ -244,7 +244,7 @@ def _batches(keys: _Keys, total_key: str, micro_key: str, accumulated_key: str) 
 
 # --- Megatron and NeMo
 
-_SEQUENCE: Final[Options] = {"sequence": True, "gather_again": True}
+_SEQUENCE: Final[ForeignOptions] = {"sequence": True, "gather_again": True}
 
 _MEGATRON_DEGREES: Final[Translation] = {
     "tensor_model_parallel_size": "tensor",
@@ -303,7 +303,7 @@ def _arguments(text: str) -> dict[str, object]:
     return found
 
 
-def _megatron(keys: _Keys) -> Options:
+def _megatron(keys: _Keys) -> ForeignOptions:
     found = {"data": "ddp"} | keys.options(_MEGATRON)
     if found.get("tensor", 1) == 1:  # Megatron ignores the flag then
         found = {name: value for name, value in found.items() if name not in _SEQUENCE}
@@ -359,7 +359,7 @@ _TORCHTITAN_DEGREES: Final[Translation] = {
     "expert_parallel_degree": "expert",
 }
 
-_TORCHTITAN_SCHEDULES: Final[Mapping[str, Options]] = {
+_TORCHTITAN_SCHEDULES: Final[Mapping[str, ForeignOptions]] = {
     "1f1b": {},
     "interleaved1f1b": {"virtual": 2},
     "gpipe": {"schedule": "gpipe"},
@@ -367,7 +367,7 @@ _TORCHTITAN_SCHEDULES: Final[Mapping[str, Options]] = {
     "zbvzerobubble": {"virtual": 2, "schedule": "zero_bubble"},
 }
 
-_TORCHTITAN_RECOMPUTED: Final[Mapping[str, Options]] = {
+_TORCHTITAN_RECOMPUTED: Final[Mapping[str, ForeignOptions]] = {
     "none": {},
     "full": {"recompute": "full"},
     "selective op": {"recompute": "operations"},
@@ -377,11 +377,11 @@ _TORCHTITAN_RECOMPUTED: Final[Mapping[str, Options]] = {
 """Options by the mode of `[activation_checkpoint]`, and the selected operations or every n-th layer."""
 
 
-def _torchtitan(keys: _Keys) -> Options:
+def _torchtitan(keys: _Keys) -> ForeignOptions:
     sharing, training = keys.table("parallelism", "degree", "fqns"), keys.table("training")
     replicas = sharing.number("data_parallel_replicate_degree") or 1
     shard = sharing.number("data_parallel_shard_degree")  # None means all remaining GPUs
-    found: Options = {"data": "ddp" if shard == 1 else "fsdp" if replicas == 1 else "hybrid"}
+    found: ForeignOptions = {"data": "ddp" if shard == 1 else "fsdp" if replicas == 1 else "hybrid"}
     if shard is not None:
         found |= {"shard": shard} if found["data"] == "hybrid" else {}
         found["groups"] = replicas * shard
@@ -403,7 +403,7 @@ def _torchtitan(keys: _Keys) -> Options:
     return found | ({} if found["data"] == "ddp" else {"reduce_dtype": reduced})
 
 
-def _torchtitan_pipeline(sharing: _Keys, samples: object) -> Options:
+def _torchtitan_pipeline(sharing: _Keys, samples: object) -> ForeignOptions:
     found = {"virtual": 1} | sharing.options({"pipeline_parallel_schedule": _TORCHTITAN_SCHEDULES})
     layers = sharing.read("pipeline_parallel_layers_per_stage")
     if found["virtual"] != 1 and layers is not None:
@@ -423,7 +423,7 @@ def _torchtitan_pipeline(sharing: _Keys, samples: object) -> Options:
     return found | {"micro_batches": samples // own}
 
 
-def _torchtitan_float8(keys: _Keys) -> Options:
+def _torchtitan_float8(keys: _Keys) -> ForeignOptions:
     converters = keys.table("model").read("converters")
     names = [str(name) for name in converters] if isinstance(converters, list) else []
     recipe = keys.table("float8").text("recipe_name", "tensorwise")
@@ -446,17 +446,17 @@ _NOT_PREDICTED: Final = (
 _COMPRESSING: Final = ("onebitadam", "zerooneadam", "onebitlamb")
 """Optimizers that communicate compressed gradients, which is not predicted."""
 
-_REDUCED: Final[Mapping[str, Options]] = {
+_REDUCED: Final[Mapping[str, ForeignOptions]] = {
     name: {"reduce_dtype": DTYPE_WORDS[name]} for name in ("fp16", "bf16", "fp32")
 }
 
 
-def _deepspeed(keys: _Keys) -> Options:
+def _deepspeed(keys: _Keys) -> ForeignOptions:
     zero = keys.table("zero_optimization", "offload", "mics", "hpz", "quantize", "loco")
     stage = zero.read("stage", 0)
     if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage <= 3:
         raise zero.refusal("stage", stage)
-    found: Options = {"data": ("ddp", "zero1", "zero2", "fsdp")[stage]}
+    found: ForeignOptions = {"data": ("ddp", "zero1", "zero2", "fsdp")[stage]}
     for name in ("offload_optimizer", "offload_param"):
         device = zero.table(name).text("device")
         if device != "none" and (name, device) != ("offload_optimizer", "cpu"):
@@ -481,7 +481,7 @@ def _deepspeed(keys: _Keys) -> Options:
     return found | keys.options({"communication_data_type": _REDUCED})
 
 
-def _deepspeed_file(keys: _Keys, name: str) -> Options:
+def _deepspeed_file(keys: _Keys, name: str) -> ForeignOptions:
     """Translate the DeepSpeed file that a YAML file names, from the file's folder, the current folder or a parent."""
     folder = Path(keys.path).resolve().parent
     places = [place / name for place in (folder, Path.cwd(), *folder.parents)]
@@ -512,7 +512,7 @@ _DEGREES: Final[Translation] = {
 }
 
 
-def _yaml(keys: _Keys) -> Options:
+def _yaml(keys: _Keys) -> ForeignOptions:
     """Translate a YAML file, whose keys determine the project."""
     for names, translate in _PROJECTS.items():
         if keys.has(*names):
@@ -523,14 +523,14 @@ def _yaml(keys: _Keys) -> Options:
     )
 
 
-def _accelerate(keys: _Keys) -> Options:
+def _accelerate(keys: _Keys) -> ForeignOptions:
     kind, precision = keys.text("distributed_type", "NO").upper(), keys.text("mixed_precision")
     if precision == "fp8":
         raise keys.refusal("mixed_precision", precision)
     keys.table("dynamo_config").refuse("dynamo_backend")
     keys.refuse("megatron_lm_config", "tp_config")
     processes = keys.number("num_processes")
-    groups: Options = {} if kind == "NO" or processes is None else {"groups": processes}
+    groups: ForeignOptions = {} if kind == "NO" or processes is None else {"groups": processes}
     if kind == "FSDP":
         return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | groups
     if kind == "DEEPSPEED":
@@ -540,7 +540,7 @@ def _accelerate(keys: _Keys) -> Options:
     return {"data": "ddp"} | groups
 
 
-def _accelerates_deepspeed(own: _Keys) -> Options:
+def _accelerates_deepspeed(own: _Keys) -> ForeignOptions:
     """Translate accelerate's `deepspeed_config`: the name of a DeepSpeed file, or DeepSpeed options."""
     file = own.text("deepspeed_config_file", "")
     if file:
@@ -551,7 +551,7 @@ def _accelerates_deepspeed(own: _Keys) -> Options:
     return _deepspeed(own.part({"zero_optimization": zero, **batches}, own.path, "deepspeed_config."))
 
 
-def _fsdp(keys: _Keys, *, mixed: str | None, sharding: str = "FULL_SHARD") -> Options:
+def _fsdp(keys: _Keys, *, mixed: str | None, sharding: str = "FULL_SHARD") -> ForeignOptions:
     """Translate `fsdp_config`, whose keys may have the prefix `fsdp_`.
 
     Args:
@@ -571,14 +571,14 @@ def _fsdp(keys: _Keys, *, mixed: str | None, sharding: str = "FULL_SHARD") -> Op
     data = _SHARDING[named]
     if isinstance(reshard, bool):  # FSDP 2
         data = "fsdp" if reshard else "zero2"
-    found: Options = {"data": data}
+    found: ForeignOptions = {"data": data}
     found |= {"recompute": "full"} if read("activation_checkpointing") else {}
     if mixed is None or data == "ddp":
         return found
     return found | ({} if data == "zero2" else {"param_dtype": mixed}) | {"reduce_dtype": mixed}
 
 
-def _trainer(keys: _Keys) -> Options:
+def _trainer(keys: _Keys) -> ForeignOptions:
     """Translate axolotl's YAML or arguments of Hugging Face's Trainer, which share most keys."""
     micro_key = "micro_batch_size" if keys.has("micro_batch_size") else "per_device_train_batch_size"
     batches = _batches(keys, "train_batch_size", micro_key, "gradient_accumulation_steps")
@@ -603,12 +603,12 @@ def _trainer(keys: _Keys) -> Options:
     return _fsdp(keys, mixed=mixed, sharding=sharding) | degrees | batches
 
 
-def _accumulated_in_pipeline(found: Options) -> Options:
+def _accumulated_in_pipeline(found: ForeignOptions) -> ForeignOptions:
     """Return the micro-batches of a pipeline whose micro-batches are accumulated batches of the recorded size."""
     return {"micro_batches": 1} if found.get("pipeline", 1) != 1 else {}
 
 
-def _neox(keys: _Keys) -> Options:
+def _neox(keys: _Keys) -> ForeignOptions:
     """Translate gpt-neox's YAML: DeepSpeed's keys and Megatron's degrees."""
     keys.table("pipeline")  # a table of gpt-neox, which DeepSpeed's own files do not have
     found = _deepspeed(keys) | keys.options({"model_parallel_size": "tensor", "pipe_parallel_size": "pipeline"})
@@ -636,7 +636,7 @@ _NANOTRON: Final[Translation] = {
 }
 
 
-def _nanotron(keys: _Keys) -> Options:
+def _nanotron(keys: _Keys) -> ForeignOptions:
     sharing, optimizer = keys.table("parallelism", "parallel", "recompute"), keys.table("optimizer")
     found = {"data": "ddp"} | optimizer.options({"zero_stage": {"1": {"data": "zero1"}}}) | sharing.options(_NANOTRON)
     found |= optimizer.options({"accumulate_grad_in_fp32": {"true": {"reduce_dtype": "float32"}}})
@@ -647,7 +647,7 @@ def _nanotron(keys: _Keys) -> Options:
     return found | _accumulated_in_pipeline(found) | batches
 
 
-_PROJECTS: Final[Mapping[tuple[str, ...], Callable[[_Keys], Options]]] = {
+_PROJECTS: Final[Mapping[tuple[str, ...], Callable[[_Keys], ForeignOptions]]] = {
     ("pipe_parallel_size", "model_parallel_size"): _neox,
     ("distributed_type",): _accelerate,
     ("parallelism",): _nanotron,
@@ -659,7 +659,7 @@ _PROJECTS: Final[Mapping[tuple[str, ...], Callable[[_Keys], Options]]] = {
 # --- Lightning's objects
 
 
-def _lightning(found: object) -> Options:
+def _lightning(found: object) -> ForeignOptions:
     """Translate a strategy object of Lightning or Fabric, also of a subclass.
 
     Classes are recognized by name, because two packages define them and some need an extra to import.
@@ -684,7 +684,7 @@ def _lightning(found: object) -> Options:
     )
 
 
-def _lightnings_fsdp(found: object, own: _Keys) -> Options:
+def _lightnings_fsdp(found: object, own: _Keys) -> ForeignOptions:
     sharding = getattr(found, "sharding_strategy", None)
     sharded = str(getattr(sharding, "name", sharding or "FULL_SHARD")).upper()
     if sharded not in _SHARDING:
@@ -696,7 +696,7 @@ def _lightnings_fsdp(found: object, own: _Keys) -> Options:
             f"strategy={own.path!r}: which modules activation_checkpointing_policy computes again is known when they "
             "are wrapped; leave it out, and say 'fsdp,recompute=full' or record the step with it."
         )
-    options: Options = {"data": _SHARDING[sharded]}
+    options: ForeignOptions = {"data": _SHARDING[sharded]}
     kwargs = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # in Lightning, in Fabric
     mesh = kwargs.get("device_mesh")
     if options["data"] == "hybrid" and isinstance(mesh, tuple):  # (number of replicas, GPUs that share one copy)
@@ -707,7 +707,7 @@ def _lightnings_fsdp(found: object, own: _Keys) -> Options:
     return options | (known if options["data"] != "ddp" else {})
 
 
-def _lightnings_model_parallel(own: _Keys) -> Options:
+def _lightnings_model_parallel(own: _Keys) -> ForeignOptions:
     """Translate FSDP 2 with tensor parallelism; the size must not be `auto`, which is resolved only at run time."""
     sizes = [own.number(f"_{part}_parallel_size") for part in ("data", "tensor")]
     if sizes[1] is None:
