@@ -136,6 +136,6 @@ def test_intervals_are_twice_as_wide_each_way() -> None:
     assert found.high_seconds == pytest.approx(twin.high_seconds * ASSUMED_SPREAD)
 
 
-def test_what_is_nearly_one_is_told_the_nearest() -> None:
+def test_misspelt_gpu_name_suggests_the_nearest() -> None:
     with pytest.raises(UnknownGpuError, match=r"'MI300' is not made by NVIDIA; .* The nearest names are MI300X, .*\.$"):
         gpu("MI300")

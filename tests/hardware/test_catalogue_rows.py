@@ -87,7 +87,7 @@ def test_float32_peak_is_lanes_times_clock_times_two(row: Gpu) -> None:
 
 
 @each_of_nvidias
-def test_float64_peak_is_that_of_the_lanes_or_twice_that_of_tensor_cores(row: Gpu) -> None:
+def test_float64_peak_of_lanes_and_tensor_cores(row: Gpu) -> None:
     stated, lanes = row.peak_flops_per_second["float64"], row.lanes_peak("float64")
     has_tensor_cores = row.compute_capability in {(8, 0), (9, 0)} and row.name not in WITHOUT_FLOAT64
     assert stated / lanes == pytest.approx(2 if has_tensor_cores else 1, rel=0.06)  # some sheets round to two digits
@@ -121,7 +121,7 @@ def test_peaks_are_in_physical_order(row: Gpu) -> None:
 
 
 @each_of_nvidias
-def test_dtypes_are_those_of_the_architecture(row: Gpu) -> None:
+def test_architecture_sets_the_dtypes(row: Gpu) -> None:
     capability, stated = row.compute_capability, row.peak_flops_per_second.keys()
     assert ("tf32" in stated) == (capability >= (8, 0))
     assert ("float8" in stated) == (capability >= (8, 9))

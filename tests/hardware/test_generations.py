@@ -41,7 +41,7 @@ def test_a_gpu_has_what_its_generation_brought(name: str, has: list[str], lacks:
     assert not any(getattr(found, one) for one in lacks)
 
 
-def test_a_vendor_without_rows_has_the_properties_of_what_it_is_like() -> None:
+def test_gpu_of_a_new_vendor_inherits_from_its_model() -> None:
     assert generation_of("Intel", (9, 0)) == generation_of(NVIDIA, (9, 0))
 
 

@@ -48,7 +48,7 @@ def test_a_gpu_and_a_layout_stand_for_themselves() -> None:
         layout_of(5)  # type: ignore[arg-type]
 
 
-def test_the_number_of_machines_may_be_said_beside_the_name() -> None:
+def test_number_of_machines_can_be_given_with_the_name() -> None:
     assert layout_of("8xL4", num_nodes=2).name == "2x8xL4"
     assert layout_of("T4", num_nodes=4).name == "4x1xT4"
     assert layout_of("2x8xL4", num_nodes=2).name == "2x8xL4"
@@ -84,7 +84,7 @@ def test_no_gpu_of_the_catalogue_is_taken_for_a_layout(name: str) -> None:
     assert layout_of(name) == Layout(gpu(name))
 
 
-def test_trays_are_what_is_rented_of_a_rack() -> None:
+def test_racks_are_rented_by_trays() -> None:
     assert in_trays(layout_of("64xGB200")) == layout_of("16x4xGB200")
     assert in_trays(layout_of("2x72xGB200")).name == "36x4xGB200"
     for name in ("4xGB200", "6xGB200", "2xGB200", "8xH100", "16x4xGB200"):

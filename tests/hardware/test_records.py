@@ -11,7 +11,7 @@ from lightning_predict.hardware import gpu
 from tests.example_gpu import BIG, OLD, SMALL
 
 
-def test_tf32_runs_in_float32_where_there_is_none() -> None:
+def test_tf32_falls_back_to_float32() -> None:
     assert SMALL.peak("tf32") == 4e12
     assert OLD.peak("tf32") == OLD.peak("float32") == 1e12
 

@@ -1,7 +1,7 @@
 """Messages to users: plain words, short sentences, and at most three notes below a default table.
 
 The phrases of `discouraged_phrases.txt` are counted in messages, docstrings, comments and the documentation; in
-benchmarks, examples and tests, only in docstrings and comments.
+benchmarks, examples and tests, only in docstrings and comments, and in the names of tests.
 `pytest -s` prints the rates of each folder.
 """
 
@@ -80,6 +80,8 @@ def texts_by_kind() -> dict[str, dict[str, list[str]]]:
         if path.is_relative_to(PACKAGE):
             found["messages"][folder] += messages(tree)
         found["docstrings"][folder] += [str(one.value) for one in docstrings(tree)]
+        names = [one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
+        found["function names"][folder] += [name.replace("_", " ") for name in names]
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
         found["comments"][folder] += [one.string for one in tokens if one.type == tokenize.COMMENT]
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
@@ -97,6 +99,7 @@ def counted(texts: Iterable[str]) -> tuple[int, int]:
 PARTS: Final = (
     ("messages", "lightning_predict"),
     *((kind, root) for kind in ("docstrings", "comments") for root in ("lightning_predict", "benchmarks", "tests")),
+    ("function names", "tests"),
     ("documentation", ""),
 )
 

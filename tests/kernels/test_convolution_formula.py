@@ -313,7 +313,7 @@ TRANSPOSED_VOLUMES = [
 
 
 @pytest.mark.parametrize(("channels", "source", "sizes", "batch", "measured"), TRANSPOSED_VOLUMES)
-def test_transposed_volumes_take_what_was_measured(
+def test_transposed_volumes_match_measurements(
     channels: int,
     source: int,
     sizes: tuple[int, int, int],

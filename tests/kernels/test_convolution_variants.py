@@ -62,7 +62,7 @@ def test_it_has_the_flops_that_torch_counts_forward_and_backward(name: str, sett
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_it_amounts_to_what_a_recorded_call_is_translated_to(name: str, settings: dict[str, int]) -> None:
+def test_operation_seconds_equal_the_translated_call(name: str, settings: dict[str, int]) -> None:
     layer, data = layer_and_data(name, settings)
     trace = lp.capture(lambda: layer(data), warmup_steps=0)
     (operation,) = (one for one in trace.operations if one.name == "aten::convolution")

@@ -124,7 +124,7 @@ def test_a_recurrent_backward_pass_has_two_products_for_each_of_the_forwards() -
     assert flops("rnn_backward", **words) == 2 * flops("rnn", **words)
 
 
-def test_a_transfer_is_counted_in_bytes_whatever_the_dtype() -> None:
+def test_transfer_is_counted_in_bytes_for_every_dtype() -> None:
     assert moved("transfer", "bfloat16", read_bytes=10, write_bytes=6) == 16
     assert moved("host_copy", "float32", size_bytes=100) == 100
 

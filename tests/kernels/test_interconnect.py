@@ -207,9 +207,7 @@ def test_cards_without_nvlink_reach_what_their_kind_of_machine_does(kind: str) -
 
 @pytest.mark.parametrize("name", ["T4", "L40S", "RTX-2080-Ti", "RTX-3090", "RTX-5090", "A10G", "RTX-PRO-6000-Server"])
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_cards_whose_machine_nobody_knows_reach_no_more_than_their_link_in_a_wide_interval(
-    name: str, count: int
-) -> None:
+def test_unknown_pcie_machine_is_bounded_by_the_link_with_a_wide_interval(name: str, count: int) -> None:
     layout = Layout(gpu(name), count)
     found = collective_seconds("all_reduce", 2**30, layout)
     bus = bus_factor("all_reduce", count) * 2**30 / found.middle[0]
@@ -265,12 +263,12 @@ def test_trays_of_one_rack_are_one_machine() -> None:
         ("10xRTX-5090", None),  # no cloud of the catalogue has a machine of them
     ],
 )
-def test_a_machine_larger_than_any_is_said_to_be_taken_as_one(name: str, note: str | None) -> None:
+def test_machine_larger_than_any_measured_gets_a_note(name: str, note: str | None) -> None:
     said = link_assumption_notes(layout_of(name), Interconnect(intra_node_bytes_per_second=1e9))
     assert said == (() if note is None else (note,))
 
 
-def test_a_kind_of_machine_that_is_none_is_refused() -> None:
+def test_unknown_kind_of_pcie_machine_is_rejected() -> None:
     with pytest.raises(
         InvalidArgumentError, match="pcie='riser' is not a kind of machine; expected one of switch, root, host, virtual"
     ):
@@ -282,7 +280,7 @@ def test_a_kind_of_machine_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_a_bandwidth_that_is_none_is_refused(value: float) -> None:
+def test_invalid_bandwidth_is_rejected(value: float) -> None:
     with pytest.raises(InvalidArgumentError, match=r"inter_node_bytes_per_second=.* is not a bandwidth; expected"):
         Interconnect(inter_node_bytes_per_second=value)
 

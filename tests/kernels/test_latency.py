@@ -25,7 +25,7 @@ def test_cycles_are_shared_by_all_multiprocessors() -> None:
     assert minimum_latencies([million], [T4])[0, 0] == pytest.approx(1e6 / T4.boost_clock_hz)
 
 
-def test_a_block_runs_on_one_multiprocessor_whatever_the_gpu_has() -> None:
+def test_single_block_runs_on_one_multiprocessor() -> None:
     slots = T4.streaming_multiprocessors
     one, many, more = (limited_transfer(4, 4, 0, blocks=count, block_cycles=1e6) for count in (1, slots, slots + 1))
     once, full, twice = minimum_latencies([one, many, more], [T4])[0]
@@ -72,7 +72,7 @@ def test_batch_norm_has_a_block_a_channel() -> None:
     assert on_many < 2
 
 
-def test_batch_norm_in_training_waits_for_numbers_whatever_their_type() -> None:
+def test_batch_norm_in_training_waits_per_element_in_every_dtype() -> None:
     """The kernels of cuDNN took 387 and 805 us for 64 channels of 32 x 112 x 112 numbers on an A100 (ResNet-50).
 
     An A100 reads what 16 bits hold no faster there: 64 blocks fetch one number at a time.
@@ -90,7 +90,7 @@ def test_batch_norm_in_training_waits_for_numbers_whatever_their_type() -> None:
     assert seconds(wide, gpus=("A100-SXM-40GB",))[0, 0] == pytest.approx(421e-6, rel=0.15)
 
 
-def test_batch_norm_in_16_bits_waits_less_beside_gddr() -> None:
+def test_batch_norm_in_16_bits_waits_less_on_gddr() -> None:
     """Steps of timm's models and of ResNet-50 in FP16 on GeForce and workstation boards ask for half as much again."""
     few = [problem("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32) for dtype in ("float32", "float16")]
     single, half = seconds(*few, gpus=("RTX-3090",))[0]

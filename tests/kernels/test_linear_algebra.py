@@ -194,7 +194,7 @@ def test_distances_are_a_sum_over_every_pair() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_a_sparse_product_counts_what_is_stored() -> None:
+def test_sparse_matmul_counts_stored_elements() -> None:
     indices = torch.tensor([[0, 1, 1, 999], [2, 0, 2, 5]])
     adjacency = torch.sparse_coo_tensor(indices, torch.ones(4), (1000, 2000)).coalesce()
     dense = torch.ones(2000, 8)

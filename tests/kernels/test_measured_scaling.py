@@ -138,7 +138,7 @@ def test_a_longer_measurement_never_makes_a_prediction_shorter(slower: float, me
     assert (long.interval.high >= short.interval.high * (1 - 1e-12)).all()
 
 
-def test_an_operation_of_ones_own_is_scaled_whatever_its_tensors_say() -> None:
+def test_custom_operation_is_scaled_by_its_kernels() -> None:
     """Of its work nothing is known but that it ran: its kernel goes by the bandwidth."""
     own = Operation(name="mine::scan", phase="forward", inputs=(LEFT,), outputs=(LEFT,), kernels=(kernel(0.05),))
     recorded = Trace(operations=(own,), device="cuda", recorder="profiler", gpu_reported_name="Test SMALL")

@@ -56,7 +56,7 @@ def by_definition(network: NetworkWeights, row: Float32Array) -> float:
 
 
 @pytest.mark.parametrize("problems", [1, STRIP_ROWS - 1, STRIP_ROWS, 2 * STRIP_ROWS + 3])
-def test_a_row_gets_what_the_definition_says_whatever_its_neighbours(problems: int) -> None:
+def test_estimate_of_a_row_is_independent_of_its_neighbours(problems: int) -> None:
     one, other = random_network(1), random_network(2)
     rows = np.random.default_rng(0).normal(size=(3 * problems, FEATURES)).astype(np.float32)
     owners = np.tile([0, 2, 1], problems)

@@ -106,7 +106,7 @@ def test_calls_without_a_translator_are_refused() -> None:
         )
 
 
-def test_what_a_test_registers_is_forgotten_after_it() -> None:
+def test_operations_registered_by_a_test_are_removed() -> None:
     with registrations():
         register(operations.by_bytes("passing"))
         assert "passing" in operations.operation_names()

@@ -126,7 +126,7 @@ def test_the_result_of_a_look_up_is_told_by_the_view_that_its_kernel_reads(tmp_p
     assert [(one.shape, one.dtype) for one in found.outputs] == [((512, 512, 1024), "bfloat16")]
 
 
-def test_a_copy_of_a_file_is_placed_by_what_ran(tmp_path: Path) -> None:
+def test_copy_in_a_profile_is_placed_by_its_kernel(tmp_path: Path) -> None:
     given = of_tensor([64, 1024], [1024, 1])
     found = imported(tmp_path, "aten::_to_copy", kernel="Memcpy HtoD (Pageable -> Device)", **given)
     assert (found.inputs[0].device, found.outputs[0].device) == ("cpu", "cuda")

@@ -27,7 +27,7 @@ def trace_of(*names: str) -> Trace:
     "aten::mm aten::sigmoid aten::mul_ aten::_foreach_addcdiv_ aten::cat aten::sum aten::_fused_adamw_ aten::view "
     "aten::index_put_ aten::max_pool2d_with_indices triton::fused aten::_foreach_norm".split(),
 )
-def test_what_takes_as_long_as_its_bytes_is_known(name: str) -> None:
+def test_memory_bound_calls_are_known(name: str) -> None:
     assert is_known(Operation(name=name, phase="forward"))
 
 

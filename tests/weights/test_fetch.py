@@ -151,7 +151,7 @@ def test_all_of_it_ends_in_time(tmp_path: Path, entry: ManifestEntry, kind: str)
         assert server.answered == []  # no process waited for its end
 
 
-def test_the_time_is_that_of_all_downloads(tmp_path: Path, entry: ManifestEntry) -> None:
+def test_timeout_covers_all_downloads(tmp_path: Path, entry: ManifestEntry) -> None:
     now = [0.0]
     with serving(tmp_path) as server:
         found = Download(address_of(server.url), seconds=20.0, clock=lambda: now[0])

@@ -18,7 +18,7 @@ from lightning_predict.weights.files import MAX_BYTES, METADATA_KEY, read_weight
 from tests.weights.example import weights
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_weights_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "T4.safetensors"
     written = weights("T4", bias=0.5)
     write_weights(written, path)
@@ -48,7 +48,7 @@ def test_a_wrong_hash_names_both_hashes_and_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.6, 0.95, 0.999])
-def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path: Path, share: float) -> None:
+def test_truncated_weights_file_is_rejected_at_every_length(tmp_path: Path, share: float) -> None:
     path = tmp_path / "T4.safetensors"
     write_weights(weights("T4"), path)
     content = path.read_bytes()

@@ -46,7 +46,7 @@ def test_weights_may_be_a_place_of_any_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("weights", "words"), [(5, "weights=5 is not a file"), ("http://example.org", "encrypted")])
-def test_what_is_no_place_is_refused(weights: Any, words: str) -> None:
+def test_invalid_source_of_weights_is_rejected(weights: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         weights_source(weights)
     with pytest.raises(InvalidArgumentError, match="is not usable"):

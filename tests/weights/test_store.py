@@ -187,7 +187,7 @@ def test_a_manifest_newer_than_its_files_changes_nothing(tmp_path: Path) -> None
     assert bias(load_weights(["T4"], WeightsSource(offline=True)).gpus["T4"]) == 8.0
 
 
-def test_only_what_is_wanted_is_fetched(tmp_path: Path) -> None:
+def test_only_requested_files_are_fetched(tmp_path: Path) -> None:
     publish(tmp_path / "served", "T4", "L4", "L40S", bias=4.0)
     with serving(tmp_path / "served") as server:
         loaded = load_weights(["L4"], server.url, optional_gpus=["T4", "L40S"])
@@ -259,7 +259,7 @@ def test_the_cache_folder_is_one_a_release(tmp_path: Path, monkeypatch: pytest.M
 REAL = Path(store.__file__).parent / "files"
 
 
-def test_the_shipped_files_are_those_of_their_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_files_match_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "BUNDLED", REAL)
     manifest = read_manifest(REAL)
     assert manifest is not None
