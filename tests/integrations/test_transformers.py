@@ -195,7 +195,6 @@ def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
 FUNCTIONS_OF_OURS = (
     "integrations.transformers.WatchedRun.__init__",
     "integrations.transformers.TransformersLoop.inputs",
-    "integrations.transformers.TransformersLoop.memory_facts",
     "integrations.transformers.TransformersLoop.notes",
     "integrations.transformers.metrics",
     "observe.watched_loop.WatchedRun.__enter__",
@@ -234,7 +233,7 @@ def test_an_error_of_ours_in_any_hook_leaves_training_as_it_is(
     before, after = weights_of(plain), weights_of(watched)
     assert all(torch.equal(before[name], after[name]) for name in before)
     said = [one for one in recwarn if "RuntimePredictorCallback" in str(one.message)]
-    assert len(said) <= 1
+    assert len(said) <= 2  # the prediction and the budget each end with one warning
 
 
 def test_a_stall_ends_no_run_within_its_budget(tmp_path: Path, time: Clock) -> None:
