@@ -43,7 +43,7 @@ class Assumptions:
 
     Attributes:
         strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options such as
-            `fsdp,tensor=8` (see `distributed/strategy.py`). On a single GPU, only the option `accumulate` has an
+            `fsdp,tensor=8` (see `layouts/strategy.py`). On a single GPU, only the option `accumulate` has an
             effect.
         method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/measured_scaling.py`).
         weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
@@ -56,7 +56,8 @@ class Assumptions:
             the clearing of gradients depend on the version. None uses the trace's version. The version has no effect on
             a step with measured kernels.
         kernels: Kernels that the job runs instead of PyTorch's eager ones: some of `compile`, `transformer_engine`,
-            `channels_last`, `sdpa` (see `fusion/options.py`). Steps with measured kernels have their own.
+            `channels_last`, `sdpa`, as a list or one text with commas (see `fusion/options.py`). Steps with measured
+            kernels have their own.
         host: CPU class of the predicted machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the step's
             CPU time was not measured. Or a factor on the measured CPU time, below 1 for a faster CPU. None assumes no
             class.
@@ -65,8 +66,8 @@ class Assumptions:
         cores_per_node: CPU cores of each machine, shared by the loaders of its GPUs. None assumes that each loader has
             enough cores.
         measured: Rates of large matmuls that your machine sustains, in FLOP/s by dtype: `{"bf16": 1103e12}`, or by GPU,
-            `{"B200": {"bf16": 1103e12}}` (see `gpus/own_rates.py`). The rates correct the times of this GPU. None uses
-            the catalogue's rates.
+            `{"B200": {"bf16": 1103e12}}` (see `hardware/own_rates.py`). The rates correct the times of this GPU. None
+            uses the catalogue's rates.
         charges: Costs of a rented machine other than training: `Charges(setup_minutes=20, storage_usd=3)` of
             `lightning_predict.cost.prediction`. None assumes no other costs. The GPU in use never has other costs,
             because it is already rented.
@@ -84,7 +85,7 @@ class Assumptions:
     history: Sequence[HistoryRecord] = ()
     interconnect: Interconnect | None = None
     release: str | None = None
-    kernels: Sequence[str] = ()
+    kernels: str | Sequence[str] = ()
     host: str | float | Host | None = None
     zipf_alpha: Skew | None = None
     cores_per_node: int | None = None
@@ -103,6 +104,7 @@ class Assumptions:
         check_release(self.release)
         if self.host is not None:
             _ = self.host_assumed  # raises an error for an unknown class
+        _ = self.kernels_applied  # raises an error for an unknown name
 
     def with_own_rates(self, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
         """Return the layouts with GPUs whose rates are the user's own (`measured`)."""
@@ -111,6 +113,15 @@ class Assumptions:
         from lightning_predict.hardware.own_rates import with_own_rates
 
         return with_own_rates(layouts, self.measured)
+
+    @property
+    def kernels_applied(self) -> tuple[str, ...]:
+        """Names in `kernels` that change a step, in the order in which they are applied."""
+        if not self.kernels:
+            return ()
+        from lightning_predict.fusion.options import check_kernels
+
+        return check_kernels(self.kernels)
 
     @property
     def host_assumed(self) -> Host:

@@ -1,6 +1,6 @@
 """`predict`: the whole pipeline in one call, from a Trace and GPU names to Predictions.
 
-`trace -> timed work (kernels) -> StepPrediction (timeline, distributed) -> Run -> Price and memory (cost)`. Example::
+`trace -> timed work (kernels) -> StepPrediction (timeline, layouts) -> Run -> Price and memory (cost)`. Example::
 
     import lightning_predict as lp
 
@@ -99,7 +99,7 @@ def predict(
         kernels: See `Assumptions`.
         host: See `Assumptions`.
         zipf_alpha: See `Assumptions`.
-        gpus_file: TOML file that adds your own GPUs to the catalogue of this process (see `gpus/user_gpus.py`).
+        gpus_file: TOML file that adds your own GPUs to the catalogue of this process (see `hardware/user_gpus.py`).
         charges: See `Assumptions`.
         measured: See `Assumptions`.
 
@@ -133,22 +133,13 @@ def predict(
         history=_earlier_runs() if history else (),
         interconnect=interconnect,
         release=release,
-        kernels=_kernels(kernels),
+        kernels=kernels,
         host=host,
         zipf_alpha=zipf_alpha,
         charges=charges,
         measured=measured,
     )
     return predict_workload(trace, layouts, workload, assumptions)
-
-
-def _kernels(kernels: str | Sequence[str]) -> tuple[str, ...]:
-    """Check the names of kernels."""
-    if not kernels:
-        return ()
-    from lightning_predict.fusion.options import check_kernels
-
-    return check_kernels(kernels)
 
 
 def _earlier_runs() -> tuple[HistoryRecord, ...]:
@@ -347,8 +338,8 @@ def _heading(
     parts.append(f"recorded on {'the meta device' if trace.device == 'meta' else place}")
     if assumptions.release is not None and not trace.has_measured_kernels:
         parts.append(f"under torch {assumptions.release}")
-    if assumptions.kernels:
-        parts.append(f"with kernels of {' and '.join(assumptions.kernels)}")
+    if assumptions.kernels_applied:
+        parts.append(f"with kernels of {' and '.join(assumptions.kernels_applied)}")
     if assumptions.host_assumed.words is not None:
         parts.append(f"with {assumptions.host_assumed.words}")
     if any(layout.count > 1 for layout in layouts):

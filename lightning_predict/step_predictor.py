@@ -97,10 +97,10 @@ class StepPredictor:
 
             skewed = partial(with_skew, skew=assumptions.zipf_alpha)
             trace = trace.changed(skewed)
-        if assumptions.kernels:
+        if assumptions.kernels_applied:
             from lightning_predict.fusion.options import with_kernels
 
-            trace = trace.changed(partial(with_kernels, kernels=assumptions.kernels))
+            trace = trace.changed(partial(with_kernels, kernels=assumptions.kernels_applied))
         self.trace = trace
         self._assumptions = assumptions
         self._workload = workload or Workload(training_iterations=None)

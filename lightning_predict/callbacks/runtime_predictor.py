@@ -80,7 +80,7 @@ class RuntimePredictor(Predicts, FitCallback):
             skips this.
         save_trace: File for the recorded step (`.json` or `.json.gz`), to predict later or elsewhere with
             `lp.Trace.load` and the command line. Rank zero writes the file after the capture. None writes no file.
-        gpus_file: TOML file with your own GPUs (see `gpus/user_gpus.py`).
+        gpus_file: TOML file with your own GPUs (see `hardware/user_gpus.py`).
         advice: Whether to print at most three lines of optimization advice with predicted gains below the first table,
             and to log the gains. Advice takes a few seconds. On a GPU, another step is recorded with its data flow.
         progress_bar: Whether to show the remaining time and cost of the whole run in the Trainer's progress bar. Logged

@@ -7,7 +7,7 @@ gradients are all-reduced. Then one kernel launch updates the tables, and the op
 TorchRec's sharded modules use this order for a single step. (TorchRec's pipelines distribute the indices of the next
 batch during a step.)
 
-Computation and communication are two queues (`distributed/overlap.py`); the step time is the critical path through
+Computation and communication are two queues (`layouts/overlap.py`); the step time is the critical path through
 both. `placement.py` places the tables and predicts their time. The dense layers are simulated from the recorded step,
 with its host time. Example::
 

@@ -47,8 +47,10 @@ REDUCTION: Final = 4
 MOST_READS: Final = 4
 MOST_READS_OF_ONE: Final = 8
 MOST_OPERATIONS: Final = 30
+MOST_OPERATIONS_OF_ONE: Final = 100
 """Largest computation that each of several readers runs again: tensors that it reads, and operations. A single reader
-accepts more tensors (`realize_reads_threshold`, `realize_acc_reads_threshold`, `realize_opcount_threshold`)."""
+accepts more of both (`realize_reads_threshold`, `realize_acc_reads_threshold`, `realize_opcount_threshold`, and the
+threshold of `GraphLowering.run_node`)."""
 
 _RANDOM: Final = frozenset({DRAWS_MASKS, "aten::native_dropout", "aten::rand_like", "aten::randn_like"})
 
@@ -84,46 +86,36 @@ def _without_changes_in_place(operations: Sequence[Operation], is_free: Test) ->
     unused = unused_ids(operations)
     made: set[int] = set()
     current: dict[int, int] = {}
-
-    def renamed(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-        return tuple(replace(one, id=current[one.id]) if one.id in current else one for one in tensors)
-
     for operation in operations:
-        inputs = renamed(operation.inputs)
+        inputs = _renamed(operation.inputs, current)
         if operation.phase == "forward" and not is_free(operation):
             for tensor in operation.outputs:
                 if tensor.id in made and tensor.id is not None:
                     current[tensor.id] = next(unused)
             made |= {tensor.id for tensor in operation.outputs if tensor.id is not None}
-        outputs = renamed(operation.outputs)
+        outputs = _renamed(operation.outputs, current)
         is_changed = inputs != operation.inputs or outputs != operation.outputs
         yield replace(operation, inputs=inputs, outputs=outputs) if is_changed else operation
 
 
 def _without_repeats(operations: Iterable[Operation], is_fusible: Test, is_free: Test) -> Iterator[Operation]:
     """Drop fusible operations of the forward pass that compute what an earlier one did, such as casts of one input."""
-    first: dict[object, tuple[TensorInfo, ...]] = {}
-    same: dict[int | None, int | None] = {}
-
-    def renamed(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-        return tuple(replace(one, id=same[one.id]) if one.id in same else one for one in tensors)
-
+    first: dict[object, list[int]] = {}
+    same: dict[int, int] = {}
     for operation in operations:
-        inputs = renamed(operation.inputs)
+        inputs = _renamed(operation.inputs, same)
         if inputs != operation.inputs:
-            is_view = is_free(operation)
-            operation = replace(
-                operation, inputs=inputs, outputs=renamed(operation.outputs) if is_view else operation.outputs
-            )
+            outputs = _renamed(operation.outputs, same) if is_free(operation) else operation.outputs
+            operation = replace(operation, inputs=inputs, outputs=outputs)
         if operation.phase == "forward" and operation.inputs and not is_free(operation) and is_fusible(operation):
             written, read = _ids(operation.outputs), _ids(operation.inputs)
             shapes = tuple((one.shape, one.dtype) for one in operation.outputs)
             key = (operation.name, operation.inputs, shapes, repr(sorted(operation.arguments.items())))
             if operation.name not in _RANDOM and not set(written) & set(read):
                 if key in first:
-                    same |= {one.id: earlier.id for one, earlier in zip(operation.outputs, first[key], strict=True)}
+                    same |= dict(zip(written, first[key], strict=True))
                     continue
-                first[key] = operation.outputs
+                first[key] = written
         yield operation
 
 
@@ -197,6 +189,7 @@ class _Graph:
                 or not all(self.fusible[user] for user in (*users, *self._read_backward[value]))
                 or is_long
                 or len(read) > MOST_READS_OF_ONE
+                or length > MOST_OPERATIONS_OF_ONE
             ):
                 found.add(value)
             else:
@@ -252,8 +245,8 @@ class _Graph:
             if value in self._read_backward:
                 found[value] = 1
             else:
-                after = (found[one] for user in self._users[value] for one in _made(self._operations[user], found))
-                found[value] = min(after, default=10**9) + 1
+                after = [one for user in self._users[value] for one in _ids(self._operations[user].outputs)]
+                found[value] = min((found[one] for one in after if one in found), default=10**9) + 1
         return found
 
     def _may_run_again(self, value: int) -> bool:
@@ -311,12 +304,13 @@ def _before_the_cut(edges: Mapping[str, Mapping[str, float]]) -> set[str]:
     return set(before)
 
 
+def _renamed(tensors: Sequence[TensorInfo], ids: Mapping[int, int]) -> tuple[TensorInfo, ...]:
+    """Return the tensors with other storage ids."""
+    return tuple(one if one.id is None or one.id not in ids else replace(one, id=ids[one.id]) for one in tensors)
+
+
 def _ids(tensors: Sequence[TensorInfo]) -> list[int]:
     return list(dict.fromkeys(tensor.id for tensor in tensors if tensor.id is not None))
-
-
-def _made(operation: Operation, known: Mapping[int, int]) -> list[int]:
-    return [value for value in _ids(operation.outputs) if value in known]
 
 
 def _computed_again(
@@ -340,14 +334,12 @@ def _computed_again(
             add_makers(source, chain)
         chain[index] = None
 
-    def reading_copies(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-        return tuple(replace(one, id=copies[one.id]) if one.id in copies else one for one in tensors)
-
     for index, operation in enumerate(operations):
         if operation.name == COMPARISON and not written.intersection(_ids(operation.outputs)):
             continue
+        inputs = _renamed(operation.inputs, copies)
         if index not in graph.fusible:
-            yield replace(operation, inputs=reading_copies(operation.inputs), outputs=reading_copies(operation.outputs))
+            yield replace(operation, inputs=inputs, outputs=_renamed(operation.outputs, copies))
             continue
         if not graph.fusible[index] or operation.phase != phase:
             made_here.clear()
@@ -358,12 +350,12 @@ def _computed_again(
             add_makers(value, chain)
         for maker in chain:
             again = operations[maker]
-            inputs = reading_copies(again.inputs)
+            inputs = _renamed(again.inputs, copies)
             copies |= {value: next(unused) for value in _ids(again.outputs)}
             arguments = {**again.arguments, RUN_AGAIN: True}
-            outputs = reading_copies(again.outputs)
+            outputs = _renamed(again.outputs, copies)
             yield replace(again, phase=operation.phase, inputs=inputs, outputs=outputs, arguments=arguments)
-        yield replace(operation, inputs=reading_copies(operation.inputs))
+        yield replace(operation, inputs=_renamed(operation.inputs, copies))
         made_here |= {value for value in _ids(operation.outputs) if graph.maker.get(value) == index}
         if ends_kernel(operation):
             made_here.clear()

@@ -138,7 +138,8 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False)
     run = _split_concatenations(run)
     operations = tuple(run if by_library else _with_compiled_calls(run))
     kernels = sum(operation.name == FUSED for operation in operations)
-    note = f"As torch.compile would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
+    runner = "a library of fused kernels" if by_library else "torch.compile"
+    note = f"As {runner} would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))
 
 

@@ -79,6 +79,10 @@ def check_kernels(kernels: str | Sequence[str]) -> tuple[str, ...]:
     Raises:
         InvalidArgumentError: A name is unknown, or two options fuse the same operations.
     """
+    if not isinstance(kernels, str | Sequence):
+        raise InvalidArgumentError(
+            f"kernels={shown(kernels)} is no list of names; expected some of {', '.join(KERNELS)}."
+        )
     names = [name.strip() for name in kernels.split(",")] if isinstance(kernels, str) else list(kernels)
     unknown = [name for name in names if name not in KERNELS and name not in ("", "eager")]
     if unknown:

@@ -183,6 +183,22 @@ def test_chain_of_activations_keeps_its_input_alone(length: int) -> None:
     assert kept_by_us(chain, (data,)) == 4  # the gradient of the sum, which is 1
 
 
+def test_chain_longer_than_a_kernel_is_written_in_parts() -> None:
+    """Inductor writes a result after 100 operations; 3,000 of them in one kernel ended in a RecursionError."""
+    with torch.device("meta"):
+        data = torch.empty(64, 64, requires_grad=True)
+
+    def step() -> None:
+        wide = data
+        for _ in range(3000):
+            wide = torch.sigmoid(wide)
+        wide.sum().backward()
+
+    forward = [one for one in fused(lp.capture(step, warmup_steps=0)).operations if one.phase == "forward"]
+    written = {tensor.id for one in forward for tensor in one.outputs if tensor.elements == 64 * 64}
+    assert len(written) == pytest.approx(3000 / 101, abs=1)
+
+
 def test_soft_cap_of_logits_costs_no_time_and_no_memory() -> None:
     """The cap is point-wise work inside kernels that read the 16-bit logits in any case."""
     with torch.device("meta"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -63,12 +64,13 @@ def test_options_are_applied_in_one_order_however_they_are_listed() -> None:
     ("kernels", "words"),
     [
         ("compiled", "kernels='compiled' is not known; expected eager or some of sdpa, channels_last, compile"),
+        (5, "kernels=5 is no list of names; expected some of sdpa, channels_last, compile"),
         ("compile,transformer_engine", "compile and transformer_engine fuse the same operations; give one"),
         ("channels_last", "kernels='channels_last' does not apply: the step convolves no images. Leave it out"),
         ("sdpa", "kernels='sdpa' does not apply: the step holds no attention that is written out. Leave it out"),
     ],
 )
-def test_unknown_and_inapplicable_kernels_are_rejected(tokens: lp.Trace, kernels: str, words: str) -> None:
+def test_unknown_and_inapplicable_kernels_are_rejected(tokens: lp.Trace, kernels: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         predict(tokens, kernels=kernels)
 

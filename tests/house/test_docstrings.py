@@ -52,16 +52,19 @@ def test_docstrings_name_what_exists() -> None:
     assert found == []
 
 
-OF_OTHERS = {"partitioners.py", "token_dispatcher.py"}
+OF_OTHERS = {"token_dispatcher.py", "torch/_functorch/partitioners.py"}
 """Files of other projects that the package names."""
 
 
 def test_docstrings_name_files_that_exist() -> None:
-    ours = {path.name for folder in (PACKAGE, Path(__file__).parents[2]) for path in folder.rglob("*.py")}
+    root = PACKAGE.parent
+    folders = (root / name for name in (PACKAGE.name, "benchmarks", "examples", "tests"))
+    parts = [path.relative_to(root).parts for folder in folders for path in folder.rglob("*.py")]
+    ours = {"/".join(path[-length:]) for path in parts for length in range(1, len(path) + 1)}
     named = {
         (str(path.relative_to(PACKAGE)), name)
         for path in PACKAGE.rglob("*.py")
-        for name in re.findall(r"`(?:\w+/)*(\w+\.py)`", path.read_text(encoding="utf-8"))
+        for name in re.findall(r"`((?:\w+/)*\w+\.py)`", path.read_text(encoding="utf-8"))
     }
     assert {(path, name) for path, name in named if name not in ours | OF_OTHERS} == set()
 
