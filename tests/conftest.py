@@ -127,14 +127,16 @@ def _own_garbage() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_gpus() -> Iterator[None]:
-    """Forget the GPUs that a test added: a list of those that are known is the same in every order of files."""
+    """Forget the GPUs and the rates that a test added: the catalogue is the same in every order of files."""
     from lightning_predict.hardware import lookup  # after the settings above, which the package and torch read
 
-    before = dict(lookup._OWN)
+    added, measured = dict(lookup._OWN), dict(lookup._MEASURED)
     yield
-    if before != lookup._OWN:
+    if (added, measured) != (lookup._OWN, lookup._MEASURED):
         lookup._OWN.clear()
-        lookup.add_to_catalogue(before.values())
+        lookup._MEASURED.clear()
+        lookup.add_to_catalogue(added.values())
+        lookup.set_measured(measured.values())
 
 
 _HISTORIES: Final = count()
