@@ -9,7 +9,7 @@ The public names are imported on first use, so torch is not loaded before a step
 * `best_layouts(trace, layouts)` ranks strategies for sharing a step among several GPUs.
 * `step_of("hf:Qwen/Qwen2.5-7B", length=2048)` records the step of a model by name, without a script.
 * `operator_seconds(operation, gpu, ...)` returns the device time of a single operation.
-* `gpu(name)` finds a `Gpu` in the catalogue; `gpu_names()` lists all names.
+* `gpu(name)` finds a `Gpu` in the catalogue; `gpu_names()` lists all names. `peak_flops(name, dtype)` is for MFU.
 * `watch(total_steps=...)` adds predictions and a budget to your own training loop.
 * `LightningPredictError` is the base class of all errors.
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lightning_predict.advice.advice_text import Advice
     from lightning_predict.base.errors import LightningPredictError
     from lightning_predict.cost.prediction import Prediction
-    from lightning_predict.hardware import Gpu, gpu, gpu_names
+    from lightning_predict.hardware import Gpu, gpu, gpu_names, peak_flops
     from lightning_predict.kernels.operator_times import operator_seconds
     from lightning_predict.layout_search.ranking import best_layouts
     from lightning_predict.observe.watched_loop import watch
@@ -57,6 +57,7 @@ __all__ = [
     "gpu_names",
     "import_trace",
     "operator_seconds",
+    "peak_flops",
     "predict",
     "step_of",
     "watch",
@@ -76,6 +77,7 @@ _HOMES = {
     "gpu_names": "lightning_predict.hardware",
     "import_trace": "lightning_predict.record.imports",
     "operator_seconds": "lightning_predict.kernels.operator_times",
+    "peak_flops": "lightning_predict.hardware",
     "predict": "lightning_predict.prediction",
     "step_of": "lightning_predict.record.named_models.step",
     "watch": "lightning_predict.observe.watched_loop",

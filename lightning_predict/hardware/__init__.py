@@ -8,7 +8,7 @@
     True
 """
 
-from lightning_predict.hardware.lookup import gpu, gpu_names
+from lightning_predict.hardware.lookup import gpu, gpu_names, peak_flops
 from lightning_predict.hardware.records import Gpu
 
-__all__ = ["Gpu", "gpu", "gpu_names"]
+__all__ = ["Gpu", "gpu", "gpu_names", "peak_flops"]

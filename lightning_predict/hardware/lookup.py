@@ -23,7 +23,7 @@ from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.base.units import bytes_to_gibibytes, gibibytes_to_bytes
 from lightning_predict.hardware.catalogue import load_catalogue
-from lightning_predict.hardware.records import Gpu
+from lightning_predict.hardware.records import DTYPE_WORDS, Gpu
 
 SEPARATORS: Final = re.compile(r"[\s_-]+")
 
@@ -109,21 +109,62 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
     """
     if memory_bytes is not None and not (math.isfinite(memory_bytes) and memory_bytes > 0):
         raise InvalidArgumentError(f"memory_bytes={memory_bytes!r} is not a size; expected bytes above 0.")
+    candidates = _candidates(name)
+    return candidates[0] if len(candidates) == 1 else _by_memory(name, candidates, memory_bytes)
+
+
+def peak_flops(name: str, dtype: str = "bfloat16") -> float:
+    """Return the dense matmul peak of a GPU in FLOP/s, the denominator of MFU (model FLOPs utilisation).
+
+    The peak is that of the vendor's data sheet at the boost clock, without structured sparsity; `gpu(name).sources` has
+    its page. Example::
+
+        >>> peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") / 1e12
+        989.4
+
+    Args:
+        name: Catalogue name, an alias, or the name that `torch.cuda.get_device_name` reports.
+        dtype: dtype of the inputs: `bfloat16`, `fp16`, `tf32`, `float32`, `float8` or `torch.half`.
+
+    Raises:
+        UnknownGpuError: No GPU matches, or cards with different peaks report this name.
+        InvalidArgumentError: The GPU's matmuls do not take this dtype.
+    """
+    word = str(dtype).removeprefix("torch.")
+    column = DTYPE_WORDS.get(word, word)
+    candidates = _candidates(name)
+    peaks = {card.name: None if column in card.emulated_dtypes else card.peak(column) for card in candidates}
+    if len(set(peaks.values())) > 1:
+        raise UnknownGpuError(
+            f"{name!r} is what several cards report: {' and '.join(peaks)}. Ask for one of these names."
+        )
+    card = candidates[0]
+    peak = peaks[card.name]
+    if peak is None:
+        known = ", ".join(sorted(card.peak_flops_per_second.keys() - card.emulated_dtypes))
+        raise InvalidArgumentError(f"dtype={word!r} has no peak on the {card.name}; choose of {known}.")
+    return peak
+
+
+def _candidates(name: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that have or report a name: several if only their memory sizes differ.
+
+    Raises:
+        UnknownGpuError: No GPU matches.
+    """
     candidates = _catalogue_index().get(normalise(name))
     if candidates is None and (parts := _SLICE.fullmatch(name)) is not None:
         from lightning_predict.hardware.slices import slice_of
 
-        return slice_of(gpu(parts["gpu"], memory_bytes=None), parts["profile"])
+        return (slice_of(gpu(parts["gpu"]), parts["profile"]),)
     if candidates is None and (parts := _VIRTUAL.fullmatch(name)) is not None:
         board = _VIRTUAL_BOARDS.get(parts["gpu"].upper(), parts["gpu"])
         if parts["slices"] is not None:
-            return gpu(f"{board} MIG {parts['slices']}g.{parts['gib']}gb")
-        return _virtual(gpu(board), int(parts["gib"]), parts["kind"])
+            return _candidates(f"{board} MIG {parts['slices']}g.{parts['gib']}gb")
+        return (_virtual(gpu(board), int(parts["gib"]), parts["kind"]),)
     if candidates is None:
         raise UnknownGpuError(_unknown_message(name))
-    if len(candidates) == 1:
-        return candidates[0]
-    return _by_memory(name, candidates, memory_bytes)
+    return candidates
 
 
 def other_forms(name: str, found: Gpu) -> tuple[str, ...]:

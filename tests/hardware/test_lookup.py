@@ -15,7 +15,7 @@ from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, 
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.hardware.catalogue import load_catalogue
 from lightning_predict.hardware.layouts import layout_of
-from lightning_predict.hardware.lookup import index_by_name, normalise, other_forms
+from lightning_predict.hardware.lookup import index_by_name, normalise, other_forms, peak_flops
 from tests.example_gpu import BIG, SMALL
 
 WORDS = [(word, row) for row in load_catalogue() for word in (row.name, *row.aliases, *row.reported_names)]
@@ -266,3 +266,38 @@ def test_cards_that_a_short_name_may_have_meant() -> None:
     assert layout_of("8x h100").requested_name == "h100"
     assert layout_of("T4").requested_name is None
     assert layout_of("8xH100") == layout_of("8xH100-SXM-80GB")  # the same GPUs, however they were asked for
+
+
+@pytest.mark.parametrize(
+    ("reported", "dtype", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),  # the data sheet's 1,979 with sparsity, halved
+        ("NVIDIA A100-SXM4-40GB", "bf16", 312.0),
+        ("NVIDIA A100-SXM4-40GB", "torch.float32", 19.5),
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("NVIDIA L40S", "tf32", 183.0),  # 366 with sparsity
+        ("NVIDIA B200", "bfloat16", 2250.0),  # HGX B200: 36 PFLOP/s of eight GPUs, with sparsity
+        ("Tesla T4", "tf32", 8.1),  # no TF32 units: cuBLAS computes in float32
+    ],
+)
+def test_peak_flops_are_dense_peaks_of_data_sheets(reported: str, dtype: str, teraflops: float) -> None:
+    assert peak_flops(reported, dtype) == pytest.approx(teraflops * 1e12, rel=0.01)
+
+
+def test_peak_flops_needs_no_memory_size_where_all_cards_of_a_name_have_one_peak() -> None:
+    shared = {word for word in {w for w, _ in WORDS} if len({row.name for w, row in WORDS if w == word}) > 1}
+    equal = [w for w in shared if len({row.peak("float32") for word, row in WORDS if word == w}) == 1]
+    for word in equal:
+        assert peak_flops(word, "float32") > 0
+    for word in shared.difference(equal):
+        with pytest.raises(UnknownGpuError, match=r"is what several cards report: .* and .*\. Ask for one of these"):
+            peak_flops(word, "float32")
+    assert shared
+
+
+def test_peak_flops_of_a_dtype_without_units_lists_those_that_exist() -> None:
+    message = r"dtype='bfloat16' has no peak on the V100-SXM2-16GB; choose of float16, float32, float64"
+    with pytest.raises(InvalidArgumentError, match=message):
+        peak_flops("V100-SXM2-16GB", "bfloat16")
+    with pytest.raises(UnknownGpuError):
+        peak_flops("H100 of my dreams")
