@@ -75,6 +75,7 @@ class Case:
         network_gbps: Network of a machine in Gbit/s; None for the usual one.
         kernels: Kernels that the source says ran, such as `compile` or `transformer_engine`. A step with kernels that
             `lp.predict` has no word for is predicted as recorded.
+        rates: FLOP/s by dtype that the machine sustains in large products, if its owners measured it.
         change: Name of the change whose gain was measured, as `lp.advise` names it.
         includes: What the figure holds beyond the step, such as a data loader; empty if nothing.
         said: What other tools said of the figure, by their name, as published beside it.
@@ -94,6 +95,7 @@ class Case:
     strategy: str = "ddp"
     network_gbps: float | None = None
     kernels: tuple[str, ...] = ()
+    rates: tuple[tuple[str, float], ...] = ()
     change: str | None = None
     includes: str = ""
     said: Mapping[str, float] = field(default_factory=dict)

@@ -115,7 +115,16 @@ def _asked_together(cases: Iterable[Case]) -> dict[Any, list[Case]]:
     groups: dict[Any, list[Case]] = defaultdict(list)
     for case in cases:
         alone = case.gpu if case.card is not None else ""
-        key = (case.release, case.strategy, case.network_gbps, case.kernels, case.change, case.further, alone)
+        key = (
+            case.release,
+            case.strategy,
+            case.network_gbps,
+            case.kernels,
+            case.rates,
+            case.change,
+            case.further,
+            alone,
+        )
         groups[key].append(case)
     return groups
 
@@ -188,6 +197,7 @@ def predictions_of(trace: lp.Trace, case: Case, gpus: Sequence[str]) -> list[lp.
         release=case.release,
         kernels=[name for name in case.kernels if name in PUBLIC_KERNELS],
         interconnect=interconnect,
+        measured=dict(case.rates),
         history=False,
     )
     return list(predictions.values())

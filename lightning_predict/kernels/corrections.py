@@ -34,6 +34,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
@@ -286,7 +287,7 @@ POWER_TWINS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def sustained_factors(
     problems: Sequence[OperationShape], gpus: Sequence[Gpu], seconds: Array, models: KernelModels | None
-) -> Array:
+) -> Interval[Array]:
     """Return the slowdown of matmuls and attention in a training loop, (gpus, problems) or 1 x 1.
 
     The neural networks were trained on bursts of milliseconds, in which power does not limit the clock yet. Let r be
@@ -295,6 +296,9 @@ def sustained_factors(
     changes less. Kernels of fused attention differ in their rate, so one slowdown applies to all. Memory-bound work has
     no slowdown, because power limits do not reduce the memory clock.
 
+    The catalogue's rate is that of one machine, and the machine of the bursts is another: the middle is between both,
+    and the ends are the two machines. A rate that the user measured applies as it is.
+
     Args:
         problems: Problems of any operation. The factor is 1 except for matmuls and fused attention in 16 bits.
         gpus: GPUs that run the problems.
@@ -302,9 +306,10 @@ def sustained_factors(
         models: Models that predicted the seconds.
     """
     if not any(gpu.sustained_flops_per_second or gpu.sustained_attention_share < 1 for gpu in gpus):
-        return np.ones((1, 1))
+        return Interval.from_factor(np.ones((1, 1)), 1.0)
     is_attention = [one.operation in FUSED_ATTENTION and one.dtype in ("float16", "bfloat16") for one in problems]
-    factors = np.where(is_attention, 1 / np.array([[gpu.sustained_attention_share] for gpu in gpus]), 1.0)
+    slowdowns = np.where(is_attention, 1 / np.array([[gpu.sustained_attention_share] for gpu in gpus]), 1.0)
+    limited = np.ones(slowdowns.shape)  # the share of a time at the rate that power limits
     columns: dict[tuple[str, str], list[int]] = {}
     for column, problem in enumerate(problems):
         if problem.operation in MATMULS:
@@ -312,13 +317,23 @@ def sustained_factors(
     for (_, dtype), found in columns.items():
         flops = batch_shapes([problems[column] for column in found]).flops
         for row, gpu in enumerate(gpus):
-            slowdown, burst = _slowdown(gpu, dtype, models)
-            factors[row, found] += (slowdown - 1) * np.minimum(flops / (burst * seconds[row, found]), 1.0)
-    return factors
+            slowdowns[row, found], burst = _slowdown(gpu, dtype, models)
+            limited[row, found] = np.minimum(flops / (burst * seconds[row, found]), 1.0)
+    is_own = np.array([[gpu.has_own_rates] for gpu in gpus]) & ~np.array(is_attention)
+    low, middle, high = (
+        1 + (slowdowns ** np.where(is_own, 1.0, exponent) - 1) * limited for exponent in MACHINES_BETWEEN
+    )
+    return Interval(low, middle, high)
+
+
+MACHINES_BETWEEN: Final = (0.0, 0.5, 1.0)
+"""Low end, middle and high end of a card's slowdown, as exponents of the one machine's whose rate is known.
+
+The machine of the bursts and this machine count alike."""
 
 
 def _slowdown(gpu: Gpu, dtype: str, models: KernelModels | None) -> tuple[float, float]:
-    """Return the time of a large matmul in a loop relative to a burst, and its FLOP/s in a burst."""
+    """Return the time of a large matmul in a machine's loop relative to a burst, and its FLOP/s in a burst."""
     sustained = gpu.sustained_flops_per_second
     known = next((one for one in (dtype, *POWER_TWINS.get(dtype, ())) if one in sustained), None)
     if known is None or dtype not in gpu.peak_flops_per_second:

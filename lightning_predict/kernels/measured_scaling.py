@@ -172,7 +172,8 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         older = torch_version_factors(problems, gpus, trace.software) * attention_factors(
             problems, names, gpus, trace.software
         )
-        of_release = times.interval.scaled(older * sustained_factors(problems, gpus, times.seconds, models))
+        in_loops = sustained_factors(problems, gpus, times.seconds, models)
+        of_release = times.interval.scaled(older).map(np.multiply, in_loops)
         interval = of_release.map(added)
         whole = np.where(interval.middle > 0, interval.middle, 1.0)
         base_share = added(of_release.middle * times.extrapolated_share) / whole

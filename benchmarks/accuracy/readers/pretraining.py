@@ -216,6 +216,11 @@ def _nemo_case(row: Mapping[str, str], seconds: float) -> Case:
 # --- Megatron-LM on eight B200, by SimuMax
 
 
+SIMUMAX_RATES: Final = (("bfloat16", 1103e12),)
+"""FLOP/s that SimuMax measured on the machine of its steps: the median of products of 3 ms and more in long loops
+(`measurements/simumax_operators.csv`)."""
+
+
 def simumax_cases(data: Path) -> Iterator[Case]:
     """Read Megatron-LM's steps on one machine of eight B200, with the memory of the fullest GPU."""
     for row in rows(data / "validation" / "simumax_steps.csv"):
@@ -239,6 +244,7 @@ def simumax_cases(data: Path) -> Iterator[Case]:
             step=llama_step(model, tokens, 1),
             measured=float(row["step_ms"]) / 1e3,
             kernels=("transformer_engine",),
+            rates=SIMUMAX_RATES,
             strategy=strategy_text(
                 "zero1",
                 tensor=tensor,
