@@ -3,14 +3,14 @@
 A half width is in log(seconds). A spread is the exponential of a half width: the factor to either end of an interval.
 Seven rules apply in this order:
 
-1. **One operation.** The half width of a network comes from its errors on held-out problems. The unknown rate of an
+1. **One operation.** The half width of a network comes from its errors on held-out shapes. The unknown rate of an
    unmeasured GPU is independent, so both half widths add in quadrature. Each formula has its own spread. A surrogate, a
    fallback to float32 or an odd size is a bias of unknown sign, so its spread is multiplied and does not average out.
 2. **Measured operations.** A time measured on this GPU varies from run to run. The ratio of the times on two GPUs has a
    minimum half width per kind of relation (`PAIR_HALF_WIDTHS`). Only a deviation beyond the networks' errors is
    transferred to another GPU.
-3. **The sum of a step's operations.** Half widths of repetitions of a problem add, because the repetitions have the
-   same error. Errors of problems and of families have a correlation r: h² = (1 - r) Σ h_i² + r (Σ h_i)².
+3. **The sum of a step's operations.** Half widths of repetitions of a shape add, because the repetitions have the
+   same error. Errors of shapes and of families have a correlation r: h² = (1 - r) Σ h_i² + r (Σ h_i)².
 4. **The whole step.** A new source has an error that all operations share: clocks, power, libraries, and the spread of
    14 % between machines of one name.
 5. **The host.** The interval of the host has factors on the launches and on the Python time between launches, which do
@@ -84,13 +84,13 @@ def independent(*half_widths: _Array | float) -> _Array:
 
 
 def convolution_interval(seconds: _Array, groups: _Array) -> Interval[_Array]:
-    """Return times from the convolution formula with their interval, shape (gpus, problems)."""
+    """Return times from the convolution formula with their interval, shape (gpus, shapes)."""
     down, up = CONVOLUTION_SPREAD
     return Interval(seconds / np.where(groups > 1, ASSUMED_SPREAD, down), seconds, seconds * up)
 
 
 def of_network(seconds: _Array, highest: _Array, half_widths: _Array, odd: _Array, bound: _Array) -> Interval[_Array]:
-    """Return times from networks with their interval, each (gpus, problems).
+    """Return times from networks with their interval, each (gpus, shapes).
 
     Args:
         seconds: Predicted times.
@@ -108,9 +108,9 @@ def above_minimum_work(times: Interval[_Array], bound: _Array, falls_back: _Bool
     """Raise times to the minimum work, and widen intervals to at least the scatter of repeated timings.
 
     Args:
-        times: Times of shape (gpus, problems).
+        times: Times of shape (gpus, shapes).
         bound: Seconds of the minimum work.
-        falls_back: Whether float32 replaces the dtype, shape (problems,). A replacement widens the interval.
+        falls_back: Whether float32 replaces the dtype, shape (shapes,). A replacement widens the interval.
     """
     spread = np.where(falls_back, ASSUMED_SPREAD, 1.0)
     seconds = np.maximum(times.middle, MEASURED_SPREAD * bound)
@@ -166,8 +166,8 @@ def ends_of_measured(step_seconds: Sequence[float]) -> tuple[float, float]:
 
 # --- 3. The sum of a step's operations
 
-PROBLEM_CORRELATION: Final = 0.5
-"""Correlation between the errors of two problems of one family."""
+SHAPE_CORRELATION: Final = 0.5
+"""Correlation between the errors of two shapes of one family."""
 FAMILY_CORRELATION: Final = 0.25
 """Correlation between the errors of two operation families on one GPU. The cause is that all operations were timed
 alone and in short bursts."""
@@ -176,7 +176,7 @@ alone and in short bursts."""
 def interval_of_sum(
     times: Interval[_Array],
     families: Sequence[str],
-    problems: Sequence[Hashable],
+    shapes: Sequence[Hashable],
     correlation: float | None = None,
     *,
     within: float | None = None,
@@ -186,23 +186,23 @@ def interval_of_sum(
     Args:
         times: Times of the items of work, (gpus, items).
         families: Family of each item. The networks of a family have the same bias.
-        problems: Problem of each item. Items with the same problem have the same error.
+        shapes: Shape of each item. Items with the same shape have the same error.
         correlation: Correlation between families, from 0 (independent) to 1; None for `FAMILY_CORRELATION`.
-        within: Correlation between the problems of one family; None for `PROBLEM_CORRELATION`.
+        within: Correlation between the shapes of one family; None for `SHAPE_CORRELATION`.
     """
     between = FAMILY_CORRELATION if correlation is None else correlation
-    inside = PROBLEM_CORRELATION if within is None else within
+    inside = SHAPE_CORRELATION if within is None else within
     numbers: dict[tuple[str, Hashable], int] = {}
     owners = np.array(
-        [numbers.setdefault(key, len(numbers)) for key in zip(families, problems, strict=True)], dtype=np.intp
+        [numbers.setdefault(key, len(numbers)) for key in zip(families, shapes, strict=True)], dtype=np.intp
     )  # (items,)
     every: dict[str, int] = {}
     family_of = np.array([every.setdefault(family, len(every)) for family, _ in numbers], dtype=np.intp)
 
     def half_width(own: _Array) -> _Array:
         """Combine half-widths of items, (gpus, items), to the half-width of their sum, (gpus,)."""
-        by_problem = summed_by_owner(own, owners, len(numbers))
-        by_family = partly_shared(by_problem, family_of, len(every), inside)
+        by_shape = summed_by_owner(own, owners, len(numbers))
+        by_family = partly_shared(by_shape, family_of, len(every), inside)
         return partly_shared(by_family, np.zeros(len(every), dtype=np.intp), 1, between)[:, 0]
 
     device = times.middle.sum(axis=1)
@@ -297,7 +297,7 @@ def read_spread(path: Path) -> StepSpread:
 def device_ends(
     times: Interval[_Array],
     families: Sequence[str],
-    problems: Sequence[Hashable],
+    shapes: Sequence[Hashable],
     spread: StepSpread,
     *,
     is_validated: _BoolArray,
@@ -308,13 +308,13 @@ def device_ends(
     Args:
         times: Times of the items of work, (gpus, items).
         families: Family of each item.
-        problems: Problem of each item.
+        shapes: Shape of each item.
         spread: Errors that all operations share. For ratios of measured kernels, these errors cancel.
         is_validated: Whether predictions for the GPU's vendor were compared with measurements.
         correlation: Correlation between families; None for `FAMILY_CORRELATION`.
     """
     device = times.middle.sum(axis=1)
-    low, high = interval_of_sum(times, families, problems, correlation)
+    low, high = interval_of_sum(times, families, shapes, correlation)
     is_known = device > 0
     least = np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD)
     most = np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD)

@@ -34,7 +34,7 @@ from lightning_predict.reports.table_rows import folded_gpus
 from lightning_predict.run.workload import Workload
 from lightning_predict.step_predictor import StepPredictor
 from tests.kept import example, numbers
-from tests.kernels.test_kept import GPUS, PROBLEMS
+from tests.kernels.test_kept import GPUS, SHAPES
 
 ROOT: Final = Path(__file__).parents[1]
 KERNELS: Final = ("HASWELL", "ZEN", "SANDYBRIDGE", "PRESCOTT", "SKYLAKEX")
@@ -99,18 +99,18 @@ Parts = Iterator[tuple[str, list[object]]]
 def _kernels() -> Parts:
     """Time every operation; tell what decided of some."""
     models = kernel_models(tuple(one.name for one in GPUS))
-    problems = [one for one in PROBLEMS if operation_spec(one.operation).units != "fabric"]
-    times = predict_operation_times(problems, GPUS, models)
-    for column, problem in enumerate(problems):
+    shapes = [one for one in SHAPES if operation_spec(one.operation).units != "fabric"]
+    times = predict_operation_times(shapes, GPUS, models)
+    for column, shape in enumerate(shapes):
         ends = (times.interval.low, times.interval.middle, times.interval.high)
         yield (
-            f"{column} {problem}",
+            f"{column} {shape}",
             numbers([one[:, column] for one in (*ends, times.extrapolated_share, *times.shares.values())]),
         )
-    for problem in problems[::7]:
+    for shape in shapes[::7]:
         for own in GPUS[::2]:
-            found = explain(problem, own, models)
-            yield f"{problem} explained on {own.name}", numbers((found.source, found.network_limits, found.limits))
+            found = explain(shape, own, models)
+            yield f"{shape} explained on {own.name}", numbers((found.source, found.network_limits, found.limits))
 
 
 NAMES: Final = ("T4", "L4", "A100-SXM-80GB", "RTX 4090", "H100-SXM-80GB", "H200", "V100-SXM2-16GB")

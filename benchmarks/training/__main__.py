@@ -21,9 +21,7 @@ from benchmarks.training.scores import score_table
 from benchmarks.training.weights import WIDTH, evaluate, evaluate_proxies, manifest_of, print_operators, train
 from lightning_predict.base.errors import LightningPredictError
 
-NO_SCORES = (
-    "No score: of each operation 15 % of the problems are held out, drawn by a hash of the shape: here none was."
-)
+NO_SCORES = "No score: of each operation 15 % of the shapes are held out, drawn by a hash of the shape: here none was."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Draw pairs of problems with one problem twice as large along one side, far beyond the measured range.
+"""Draw pairs of shapes with one shape twice as large along one side, far beyond the measured range.
 
 Example::
 
@@ -22,7 +22,7 @@ from lightning_predict.own_weights.training.networks import DoublingPairs, Side
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeRange:
-    """Random problems of one operation: whole numbers, even in the logarithm.
+    """Random shapes of one operation: whole numbers, even in the logarithm.
 
     Attributes:
         operation: The operation.

@@ -6,7 +6,7 @@ rests on their own errors; the base's interval, on the errors of bases that neve
 that is how the base is used. Families that are kin are fitted to the same rows, so they share their bases' trainings.
 
 The half width is the 90 % quantile of |log(predicted / measured)| on the calibration rows, which no fit saw, so that
-90 % of new problems of the same kind fall inside (Vovk et al., Algorithmic Learning in a Random World, 2005). Example::
+90 % of new shapes of the same kind fall inside (Vovk et al., Algorithmic Learning in a Random World, 2005). Example::
 
     results = train_families([RECIPES["attention"]], groups, gpus, seed=0)
     results["attention"].own["L40S"].interval["attention/bfloat16"]
@@ -33,7 +33,7 @@ from lightning_predict.own_weights.training.networks import (
     collect_rows,
     train_network,
 )
-from lightning_predict.own_weights.training.tables import Group, problem_shares, split_rows
+from lightning_predict.own_weights.training.tables import Group, shape_shares, split_rows
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, log_errors, weighted_quantile
 from lightning_predict.weights.records import CROSS_GPU, NetworkWeights
 
@@ -54,7 +54,7 @@ def interval_of(
 ) -> Mapping[str, float]:
     """Compute half widths in log(seconds), by "operation/dtype" and "*" for the widest; every GPU counts the same.
 
-    An operation is not known better on new problems than on those that were fitted to, and those are ten times as
+    An operation is not known better on new shapes than on those that were fitted to, and those are ten times as
     many: where few rows calibrate it and happen to be easy ones, the width of the fitted rows stands. Strangers saw
     none of either, so both calibrate them: of a table of 90 rows 7 alone would say as much as the worst of them.
     """
@@ -169,7 +169,7 @@ SHORTEST_DTYPE: Final = "float32"
 """dtype of the sources whose short rows show the launch."""
 
 DOUBLING_PAIRS: Final = 20_000
-"""Pairs of a problem and its double, drawn for each training."""
+"""Pairs of a shape and its double, drawn for each training."""
 
 
 @final
@@ -424,7 +424,7 @@ def _train(
 def _parts(
     recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], training: Training, seed: int
 ) -> tuple[TrainingRows, TrainingRows]:
-    """Split into fitted rows, with the shortest problems where sources cannot see them, and calibration rows."""
+    """Split into fitted rows, with the shortest shapes where sources cannot see them, and calibration rows."""
     if training.plan.group_rows is not None:
         groups = [_thinned(group, training.plan.group_rows, seed) for group in groups]
     floors = {group.gpu for group in groups if group.floor_seconds > 0 and group.batch.dtype == SHORTEST_DTYPE}
@@ -465,12 +465,12 @@ def _with_reached_rate(gpu: Gpu, group: Group) -> Gpu:
 
 def _thinned(group: Group, most_rows: int, seed: int) -> Group:
     """Keep about as many rows of a group at most, drawn by their shapes independently of the split."""
-    share = problem_shares(group.batch.columns, seed=seed + 1)
+    share = shape_shares(group.batch.columns, seed=seed + 1)
     return group.take(share * len(group.seconds) < most_rows)
 
 
 def _shortest(recipe: Recipe, gpu: str) -> list[Group]:
-    """Add tiny problems: nothing to compute or move, so as long as the shortest kernels that were measured."""
+    """Add tiny shapes: nothing to compute or move, so as long as the shortest kernels that were measured."""
     made = []
     for operation, words in recipe.shortest:
         grid = np.meshgrid(*words.values(), indexing="ij")

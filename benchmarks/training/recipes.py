@@ -1,4 +1,4 @@
-"""Recipes, one per family: training length, random problems to regularise the model, and the rows that are scored.
+"""Recipes, one per family: training length, random shapes to regularise the model, and the rows that are scored.
 
 Example::
 
@@ -38,8 +38,8 @@ class Recipe:
         scored_from_seconds: Kernels shorter than this are not scored.
         scored_calls_from_seconds: Timed calls shorter than this show the launch, and are not scored.
         sources: Sources that it is fitted to; None takes all.
-        shapes: Where problems are drawn that must not get faster by growing.
-        shortest: Tiny problems of the family (operation, shape words), for sources whose short rows show only the
+        shapes: Where shapes are drawn that must not get faster by growing.
+        shortest: Tiny shapes of the family (operation, shape words), for sources whose short rows show only the
             launch; empty where the tables have short rows.
         shortest_seconds: Device time of each of them.
     """

@@ -1,11 +1,11 @@
-"""Score models on problems that no fit saw, and simpler predictors on the same rows.
+"""Score models on shapes that no fit saw, and simpler predictors on the same rows.
 
 * `roofline`: the GPU's bound at full utilisation.
-* `peak ratio`: the time of the very same problem on another GPU, times the ratio of their peak FLOP/s for the work.
+* `peak ratio`: the time of the very same shape on another GPU, times the ratio of their peak FLOP/s for the work.
 * `bandwidth ratio`: the same with the bandwidths of the two memories.
 * `raw network`: a network on raw shapes and raw latency, the recipe of Habitat (Yu et al., USENIX ATC 2021).
 
-Both ratios know a measurement of the problem that the models do not have. Each other GPU that measured the problem
+Both ratios know a measurement of the shape that the models do not have. Each other GPU that measured the shape
 counts, so their errors are over pairs; without another GPU, there is no error. Example::
 
     scores = score_groups(models, groups, gpus, seed=0)
@@ -30,7 +30,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import Array, ShapeBatch, network_spec
 from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
-from lightning_predict.own_weights.training.tables import Group, problem_shares, split_rows
+from lightning_predict.own_weights.training.tables import Group, shape_shares, split_rows
 
 WIDTHS: Final = (256, 256, 256, 256)
 BATCH_ROWS: Final = 512
@@ -58,14 +58,14 @@ class RawNetwork:
     scale: Array
 
     def seconds(self, batch: ShapeBatch, gpu: Gpu) -> Array:
-        """Return predicted seconds of each problem, shape (problems,); nothing keeps them above 0."""
+        """Return predicted seconds of each shape, shape (shapes,); nothing keeps them above 0."""
         inputs = torch.tensor((raw_inputs(batch, gpu) - self.mean) / self.scale, dtype=torch.float32)
         with torch.no_grad():
             return np.asarray(milliseconds_to_seconds(1.0) * self.layers(inputs)[:, 0].double().numpy())
 
 
 def raw_inputs(batch: ShapeBatch, gpu: Gpu) -> Array:
-    """List shape parameters in their order, then memory, bandwidth, SMs and peak, shape (problems, inputs)."""
+    """List shape parameters in their order, then memory, bandwidth, SMs and peak, shape (shapes, inputs)."""
     figures = (
         gpu.memory_bytes,
         gpu.dram_bytes_per_second,
@@ -168,18 +168,18 @@ def baseline_errors(
 
 
 def ratio_errors(group: Group, others: Iterable[Group], gpus: Mapping[str, Gpu], figure: Figure) -> Array:
-    """Compute errors, predicted / measured - 1, of each row on each other GPU that measured the same problem.
+    """Compute errors, predicted / measured - 1, of each row on each other GPU that measured the same shape.
 
     predicted = seconds on the other GPU x figure of the other / figure of this GPU.
     """
-    shares = problem_shares(group.batch.columns, seed=0)  # equal for equal problems
+    shares = shape_shares(group.batch.columns, seed=0)  # equal for equal shapes
     own = figure(group.batch, gpus[group.gpu])
     errors = [np.empty(0)]
     for other in others:
         if other.gpu == group.gpu:
             continue
         _, here, there = np.intersect1d(
-            shares, problem_shares(other.batch.columns, seed=0), assume_unique=True, return_indices=True
+            shares, shape_shares(other.batch.columns, seed=0), assume_unique=True, return_indices=True
         )
         scaled = other.seconds[there] * figure(other.batch, gpus[other.gpu]) / own
         errors.append(scaled / group.seconds[here] - 1)
@@ -364,7 +364,7 @@ def score_cells(score: Score) -> tuple[str, ...]:
 
 BESIDE = (
     "Calls: where a launch was taken off the times, the error of prediction and launch over the whole calls. "
-    "Beside them, simpler predictors on the same rows: median / mean %. The ratios take the time of the same problem "
+    "Beside them, simpler predictors on the same rows: median / mean %. The ratios take the time of the same shape "
     "on another GPU, times the ratio of peak FLOP/s or of memory bandwidth, over all such pairs; empty where no other "
     "GPU measured it. The raw network maps shapes to latency, as Habitat's do, but is smaller; empty where none is."
 )
@@ -373,7 +373,7 @@ BESIDE = (
 
 def score_table(scores: Sequence[Score]) -> Table:
     """Return the scores for the terminal."""
-    table = Table(title="Errors on held-out problems", caption=BESIDE, box=box.SIMPLE)
+    table = Table(title="Errors on held-out shapes", caption=BESIDE, box=box.SIMPLE)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in HEADINGS[:4] else "right", no_wrap=True)
     for score in scores:

@@ -151,7 +151,7 @@ def _shares(timed: WorkTimes, row: int, memory: str) -> Mapping[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for column, (operation, item) in enumerate(zip(timed.families, timed.items, strict=True)):
         kind = next((name for name, pattern in KINDS if re.search(pattern, operation)), "memory")
-        dtype = item.problems[0].dtype if item.problems else ""
+        dtype = item.shapes[0].dtype if item.shapes else ""
         seconds[f"{kind}/{DTYPE_CLASSES.get(dtype, dtype)}{memory}"] += float(timed.seconds[row, column])
     total = math.fsum(seconds.values())
     return {kind: own / total for kind, own in seconds.items()} if total > 0 else {}

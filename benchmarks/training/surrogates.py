@@ -26,7 +26,7 @@ from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.base.units import milliseconds_to_seconds
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.families.recurrent import GATES
-from lightning_predict.kernels.operations import Array, OperationShape, problem
+from lightning_predict.kernels.operations import Array, OperationShape, operation_shape
 from lightning_predict.kernels.timing import KernelModels, predict_operation_times
 from lightning_predict.own_weights.training.tables import OWN_TABLES, plain_dtype
 
@@ -45,13 +45,13 @@ class Published:
 
     Attributes:
         gpu: The GPU as the table spells it; without a form factor, the catalogue's default.
-        problem: Step that ran.
+        shape: Step that ran.
         left_out: Parts of it that did not run.
         seconds: How long it took.
     """
 
     gpu: str
-    problem: OperationShape
+    shape: OperationShape
     left_out: tuple[OperationShape, ...] = ()
     seconds: float
 
@@ -98,16 +98,16 @@ def _recurrent(row: Row) -> Iterator[Published]:
     words, dtype = _words(row, "batch", "steps", "hidden"), _dtype(row)
     rows, hidden = words["batch"] * words["steps"], words["hidden"]
     gates = GATES[row["op"]] * hidden
-    forward = problem("linear", dtype, m=rows, n=gates, k=hidden)
+    forward = operation_shape("linear", dtype, m=rows, n=gates, k=hidden)
     if row["forward_ms"]:
-        yield _published(row, problem(row["op"], dtype, **words), row["forward_ms"], left_out=(forward,))
+        yield _published(row, operation_shape(row["op"], dtype, **words), row["forward_ms"], left_out=(forward,))
     if row["backward_input_ms"] and row["backward_weight_ms"]:
         both = float(row["backward_input_ms"]) + float(row["backward_weight_ms"])
         skipped = (
-            problem("linear", dtype, m=rows, n=hidden, k=gates),
-            problem("linear", dtype, m=gates, n=hidden, k=rows),
+            operation_shape("linear", dtype, m=rows, n=hidden, k=gates),
+            operation_shape("linear", dtype, m=gates, n=hidden, k=rows),
         )
-        yield _published(row, problem(f"{row['op']}_backward", dtype, **words), both, left_out=skipped)
+        yield _published(row, operation_shape(f"{row['op']}_backward", dtype, **words), both, left_out=skipped)
 
 
 def _norms(row: Row) -> Iterator[Published]:
@@ -115,7 +115,7 @@ def _norms(row: Row) -> Iterator[Published]:
         for suffix, column in (("", "forward_ms"), ("_backward", "backward_ms")):
             if row[column]:
                 yield _published(
-                    row, problem(row["op"] + suffix, _dtype(row), **_words(row, "rows", "cols")), row[column]
+                    row, operation_shape(row["op"] + suffix, _dtype(row), **_words(row, "rows", "cols")), row[column]
                 )
 
 
@@ -125,7 +125,9 @@ def _attentions(row: Row) -> Iterator[Published]:
         return
     words = _words(row, "batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim")
     causal = float(row["mask"] != "no_mask")
-    yield _published(row, problem("attention_backward", _dtype(row), **words, causal=causal), row["backward_ms"])
+    yield _published(
+        row, operation_shape("attention_backward", _dtype(row), **words, causal=causal), row["backward_ms"]
+    )
 
 
 def _half_convolutions(row: Row) -> Iterator[Published]:
@@ -135,7 +137,7 @@ def _half_convolutions(row: Row) -> Iterator[Published]:
     words = {word: float(row[column]) for column, word in CONVOLUTION_PASSES.words.items()}
     for column, suffix in CONVOLUTION_PASSES.times.items():
         if row[column]:
-            yield _published(row, problem(f"conv2d{suffix}", "float16", **words), row[column])
+            yield _published(row, operation_shape(f"conv2d{suffix}", "float16", **words), row[column])
 
 
 TABLES: Final[Mapping[str, Callable[[Row], Iterator[Published]]]] = {
@@ -151,7 +153,7 @@ def _published(
     row: Row, what: OperationShape, milliseconds: str | float, left_out: tuple[OperationShape, ...] = ()
 ) -> Published:
     seconds = milliseconds_to_seconds(float(milliseconds))
-    return Published(gpu=row["gpu"], problem=what, left_out=left_out, seconds=seconds)
+    return Published(gpu=row["gpu"], shape=what, left_out=left_out, seconds=seconds)
 
 
 def published_times(folder: Path) -> Iterator[Published]:
@@ -183,14 +185,14 @@ def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
             shapes = np.stack(list(batch.columns.values()), axis=1).tolist()
             for dims, seconds in zip(shapes, group.seconds.tolist(), strict=True):
                 what = OperationShape(batch.operation, batch.dtype, tuple(dims))
-                yield Published(gpu=group.gpu, problem=what, seconds=seconds)
+                yield Published(gpu=group.gpu, shape=what, seconds=seconds)
 
 
 def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
     """Score by operation, dtype and GPU, in that order, then over all GPUs."""
     groups: dict[tuple[str, str, str], list[Published]] = {}
     for each in (*published_times(folder), *own_times(folder, models)):
-        groups.setdefault((each.problem.operation, each.problem.dtype, each.gpu), []).append(each)
+        groups.setdefault((each.shape.operation, each.shape.dtype, each.gpu), []).append(each)
     compared = {key: compared_times(members, models) for key, members in sorted(groups.items())}
     together: dict[tuple[str, str], list[Array]] = {}
     for (operation, dtype, _), own in compared.items():
@@ -202,11 +204,11 @@ def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
 
 def compared_times(members: Sequence[Published], models: KernelModels) -> Array:
     """Compute the relative error of times on one GPU, and 1 inside the interval; shape (2, members)."""
-    problems = [part for each in members for part in (each.problem, *each.left_out)]
-    # (problems,): the member that each is part of
-    owner = np.array([index for index, each in enumerate(members) for _ in (each.problem, *each.left_out)])
+    shapes = [part for each in members for part in (each.shape, *each.left_out)]
+    # (shapes,): the member that each is part of
+    owner = np.array([index for index, each in enumerate(members) for _ in (each.shape, *each.left_out)])
     sign = np.array([1.0 if first else -1.0 for each in members for first in (True, *(False,) * len(each.left_out))])
-    times = predict_operation_times(problems, [find_gpu(members[0].gpu)], models)
+    times = predict_operation_times(shapes, [find_gpu(members[0].gpu)], models)
     predicted = times.interval.map(lambda seconds: np.bincount(owner, weights=sign * seconds[0]))  # (members,)
     measured = np.array([each.seconds for each in members])
     inside = (predicted.low <= measured) & (measured <= predicted.high)

@@ -4,14 +4,14 @@ A table is a CSV file (gzip where the name ends in `.gz`) of one row a measureme
 parameters and milliseconds. Sources time different things: `neusight` times a Python call with events, so its short
 rows hold the launch; `TIMED_CALLS` names such sources, and a group's `floor_seconds` is that launch. Where it grew
 while the table was measured, it is taken off, so there the order of the rows matters. Several software builds of one
-problem count once, by their mean.
+shape count once, by their mean.
 
 NeuSight's convolutions come in the order in which they were timed: random shapes, the same on every GPU. The shortest
 call of each stretch of rows gets longer and longer, on all GPUs alike and for all shapes: from about 0.07 ms at
 the top to 0.3 ms (V100) or 0.8 ms (P100, P4) at the bottom. The host took more time before each launch the more
 convolutions it had run. That is not GPU time, and no shape explains it, so it is subtracted.
 
-Which rows are fitted, which calibrate the intervals and which are held out is decided by a hash of the problem, so the
+Which rows are fitted, which calibrate the intervals and which are held out is decided by a hash of the shape, so the
 same shape is on the same side on every GPU, in every source and on every run. Example::
 
     groups = read_tables(Path("measurements"))

@@ -279,7 +279,7 @@ def print_operators(
     """Print the report.
 
     Args:
-        scores: Scores of the weights on held-out problems.
+        scores: Scores of the weights on held-out shapes.
         manifest: Results of the training for left-out GPUs; None omits them.
         proxies: Scores of operations without a network; an empty list omits them.
         console: Where to.

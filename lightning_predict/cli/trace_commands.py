@@ -146,28 +146,28 @@ EXPLAINED: Final = 30
 def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandAnswer:
     gpu, _ = _gpus_of(recorded, name)
     models = kernel_models((gpu.name,), weights)
-    counts = Counter(shape for item in work_items(recorded) for shape in item.problems)
+    counts = Counter(shape for item in work_items(recorded) for shape in item.shapes)
     found = [(explain(shape, gpu, models), times) for shape, times in counts.items()]
     found.sort(key=lambda one: -one[0].interval.middle * one[1])
     rows = [
         {
-            "operation": one.problem.operation,
+            "operation": one.shape.operation,
             "dtype": one.computed.dtype,
-            "shape": one.problem.shape,
+            "shape": one.shape.parameters,
             "times": times,
             "seconds": one.interval.middle,
             "seconds_low": one.interval.low,
             "seconds_high": one.interval.high,
             "source": one.source,
             "source_seconds": one.sourced_seconds,
-            "parts": [{"times": part.times, "operation": part.problem.operation} for part in one.parts],
+            "parts": [{"times": part.times, "operation": part.shape.operation} for part in one.parts],
             "network_held_to": list(one.network_limits),
             "held_to": [{"limit": limit, "seconds": seconds} for limit, seconds in one.limits],
         }
         for one, times in found
     ]
     return CommandAnswer(
-        data=lambda: {"gpu": gpu.name, "problems": rows}, show=lambda: print(_explained(gpu.name, found))
+        data=lambda: {"gpu": gpu.name, "shapes": rows}, show=lambda: print(_explained(gpu.name, found))
     )
 
 
@@ -176,10 +176,10 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
     total = math.fsum(one.interval.middle * times for one, times in found)
     rows = []
     for one, times in found[:EXPLAINED]:
-        shape = " ".join(f"{word}={value:g}" for word, value in one.problem.shape.items())
-        source = ", ".join(dict.fromkeys(part.problem.operation for part in one.parts))
+        shape = " ".join(f"{word}={value:g}" for word, value in one.shape.parameters.items())
+        source = ", ".join(dict.fromkeys(part.shape.operation for part in one.parts))
         held = [f"{limit} ({1e6 * seconds:.1f})" for limit, seconds in one.limits]
-        cells = f"{times}", f"{one.problem.operation} {one.computed.dtype}", f"{1e6 * one.interval.middle:.1f}"
+        cells = f"{times}", f"{one.shape.operation} {one.computed.dtype}", f"{1e6 * one.interval.middle:.1f}"
         share = f"{100 * times * one.interval.middle / total:.1f}"
         named = f"{one.source}: {source}" if source else one.source
         limits = ", ".join([*one.network_limits, *held])
@@ -187,7 +187,7 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
     headers = ["times", "operation", "µs", "% of all", "source", "its µs", "then held to (µs)", "shape"]
     last = "" if len(found) <= EXPLAINED else f"\n{len(found) - EXPLAINED} more; --json lists all."
     return (
-        f"{len(found)} problems on the {gpu}, {1e3 * total:.3f} ms by their shapes:\n"
+        f"{len(found)} shapes on the {gpu}, {1e3 * total:.3f} ms by their shapes:\n"
         + aligned(headers, rows, right={0, 2, 3, 5})
         + last
     )

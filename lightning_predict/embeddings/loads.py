@@ -199,18 +199,18 @@ def loads_of(
 ) -> tuple[Mapping[str, Load], ...]:
     """Return the load of each table by kind of sharding. A whole table is placed on the first GPU."""
     parts = {(table, kind): KINDS[kind].parts(table, layout.count, samples) for table in tables for kind in kinds}
-    problems = list(
+    shapes = list(
         dict.fromkeys(
-            problem
+            shape
             for (table, kind), pieces in parts.items()
             for piece in pieces
             for step in _operations(table, kind, piece, optimizer)
-            for problem in step
+            for shape in step
         )
     )
-    times = predict_operation_times(problems, [layout.gpu], models).interval
-    columns = np.stack([times.middle[0], times.low[0], times.high[0]])  # (3, problems)
-    seconds = {problem: columns[:, index] for index, problem in enumerate(problems)}
+    times = predict_operation_times(shapes, [layout.gpu], models).interval
+    columns = np.stack([times.middle[0], times.low[0], times.high[0]])  # (3, shapes)
+    seconds = {shape: columns[:, index] for index, shape in enumerate(shapes)}
     loads = {key: _load(*key, pieces, layout, samples, optimizer, seconds) for key, pieces in parts.items()}
     return tuple({kind: loads[table, kind] for kind in kinds} for table in tables)
 
@@ -244,9 +244,9 @@ def _load(
     local = 0 if sharding.replicates else local_samples(samples, gpus)
     for part in parts:
         forwards, backwards = _operations(table, kind, part, optimizer)
-        forward.append(sum(seconds[problem] for problem in forwards))
+        forward.append(sum(seconds[shape] for shape in forwards))
         state = np.zeros(3) if sharding.replicates else _state_seconds(part, backwards[0], layout, optimizer)
-        backward.append(sum((seconds[problem] for problem in backwards), state))
+        backward.append(sum((seconds[shape] for shape in backwards), state))
         held = part.rows * part.dim * table.value_bytes
         memory.append(held * (2 if sharding.replicates else 1) + optimizer.size_bytes(part.rows, part.dim))
         found = part.rows / table.rows

@@ -199,9 +199,9 @@ def _samples(operation: Operation, trace: Trace) -> int:
 
 def _vectors_and_lookups(operation: Operation, trace: Trace) -> tuple[float, float]:
     """Return the number of output vectors of a lookup, and the number of rows that the lookup reads."""
-    (problem,) = translate(operation, trace.flags)
-    if problem.operation == "embedding_bag":
-        bags, lookups, *_ = problem.dims
+    (shape,) = translate(operation, trace.flags)
+    if shape.operation == "embedding_bag":
+        bags, lookups, *_ = shape.dims
         return bags, bags * lookups
     indices = float(operation.inputs[1].elements)
     return indices, indices

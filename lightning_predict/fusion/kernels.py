@@ -484,10 +484,10 @@ def _is_worth_fusing(group: Sequence[int], trace: Trace) -> bool:
     if len(group) != 1:
         return bool(group)
     operation = trace.operations[group[0]]
-    problems = translate(operation, trace.flags)
-    kinds = [operation_spec(problem.operation) for problem in problems]
+    shapes = translate(operation, trace.flags)
+    kinds = [operation_spec(shape.operation) for shape in shapes]
     is_own = operation.name in _OWN or operation.name in _SCANS
-    return is_own or len(problems) > 1 or any(map(_is_limited, kinds))
+    return is_own or len(shapes) > 1 or any(map(_is_limited, kinds))
 
 
 def _is_limited(kind: OperationSpec) -> bool:
@@ -509,8 +509,8 @@ def _is_pointwise(operation: Operation, trace: Trace) -> bool:
         return False
     if "softmax" in operation.name and operation.outputs[0].shape and _row_length(operation) > LONGEST_ROW_IN_A_KERNEL:
         return False
-    problems = translate(operation, trace.flags)
-    return bool(problems) and all(operation_spec(one.operation).units == "vector" for one in problems)
+    shapes = translate(operation, trace.flags)
+    return bool(shapes) and all(operation_spec(one.operation).units == "vector" for one in shapes)
 
 
 def _row_length(operation: Operation) -> int:

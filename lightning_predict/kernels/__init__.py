@@ -16,7 +16,7 @@
 
 Terms in these files:
 
-* Problem: an operation with its shape and dtype.
+* Shape (`OperationShape`): an operation with its shape parameters and dtype.
 * Product: a matrix product (matmul), unless stated otherwise.
 * Base: the neural networks for GPUs without their own weights. About a GPU, base networks only know its data sheet.
 * Public tables: the published measurements on which the neural networks are trained.

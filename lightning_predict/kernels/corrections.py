@@ -38,8 +38,7 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
-from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_spec
-from lightning_predict.kernels.operations import problem as shape_of
+from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_shape, operation_spec
 from lightning_predict.kernels.roofline import transposed_ratio
 from lightning_predict.kernels.timing import KernelModels, computes_in_float32, predict_operation_times
 from lightning_predict.kernels.translation import WorkItem
@@ -79,31 +78,27 @@ _YEARS: Final[Mapping[tuple[int, int], float]] = {
 """Release dates of torch versions, in years."""
 
 
-def torch_version_factors(
-    problems: Sequence[OperationShape], gpus: Sequence[Gpu], software: Mapping[str, str]
-) -> Array:
-    """Return the slowdown of problems under a torch version, (gpus, problems) or 1 x 1; see `torch_version_factor`."""
+def torch_version_factors(shapes: Sequence[OperationShape], gpus: Sequence[Gpu], software: Mapping[str, str]) -> Array:
+    """Return the slowdown of shapes under a torch version, (gpus, shapes) or 1 x 1; see `torch_version_factor`."""
     factor = torch_version_factor(software)
     if factor == 1:
         return np.ones((1, 1))
     has_wide_loads = (release_of(software) or _CURRENT) >= FIRST_WIDE_LOADS
-    gains = [
-        [_improves_with_libraries(problem, gpu, has_wide_loads=has_wide_loads) for problem in problems] for gpu in gpus
-    ]
+    gains = [[_improves_with_libraries(shape, gpu, has_wide_loads=has_wide_loads) for shape in shapes] for gpu in gpus]
     return np.where(np.array(gains, dtype=np.bool_), factor, 1.0)
 
 
-def _improves_with_libraries(problem: OperationShape, gpu: Gpu, *, has_wide_loads: bool) -> bool:
+def _improves_with_libraries(shape: OperationShape, gpu: Gpu, *, has_wide_loads: bool) -> bool:
     """Return whether newer libraries are faster: norms, and matmuls except float32 or float64 without tensor cores."""
-    if operation_spec(problem.operation).units != "tensor":
-        is_narrow = problem.dtype in ("float16", "bfloat16") and not has_wide_loads
-        return is_narrow or any(word in problem.operation for word in REWRITTEN)
-    return not _runs_on_lanes(problem, gpu)
+    if operation_spec(shape.operation).units != "tensor":
+        is_narrow = shape.dtype in ("float16", "bfloat16") and not has_wide_loads
+        return is_narrow or any(word in shape.operation for word in REWRITTEN)
+    return not _runs_on_lanes(shape, gpu)
 
 
-def _runs_on_lanes(problem: OperationShape, gpu: Gpu) -> bool:
+def _runs_on_lanes(shape: OperationShape, gpu: Gpu) -> bool:
     """Return whether a matmul runs on CUDA cores, in float32 or float64."""
-    return problem.dtype in ("float32", "float64") or computes_in_float32(problem.dtype, gpu)
+    return shape.dtype in ("float32", "float64") or computes_in_float32(shape.dtype, gpu)
 
 
 def torch_version_factor(software: Mapping[str, str]) -> float:
@@ -207,8 +202,8 @@ def layout_factors(
     transposed = transposed_matmuls(operations)
     columns: dict[str, list[int]] = {}
     for column, item in enumerate(items):
-        if item.problems and not transposed.isdisjoint(item.operations):
-            columns.setdefault(item.problems[0].dtype, []).append(column)
+        if item.shapes and not transposed.isdisjoint(item.operations):
+            columns.setdefault(item.shapes[0].dtype, []).append(column)
     for dtype, found in columns.items():
         ratios = np.array([[transposed_ratio(gpu, dtype)] for gpu in gpus])  # (gpus, 1)
         factor[:, found] += base_share[:, found] * (ratios - 1)
@@ -286,9 +281,9 @@ POWER_TWINS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def sustained_factors(
-    problems: Sequence[OperationShape], gpus: Sequence[Gpu], seconds: Array, models: KernelModels | None
+    shapes: Sequence[OperationShape], gpus: Sequence[Gpu], seconds: Array, models: KernelModels | None
 ) -> Interval[Array]:
-    """Return the slowdown of matmuls and attention in a training loop, (gpus, problems) or 1 x 1.
+    """Return the slowdown of matmuls and attention in a training loop, (gpus, shapes) or 1 x 1.
 
     The neural networks were trained on bursts of milliseconds, in which power does not limit the clock yet. Let r be
     the known sustained rate of a card, and b the rate that the networks predict for a large matmul. Then each FLOP at
@@ -300,22 +295,22 @@ def sustained_factors(
     and the ends are the two machines. A rate that the user measured applies as it is.
 
     Args:
-        problems: Problems of any operation. The factor is 1 except for matmuls and fused attention in 16 bits.
-        gpus: GPUs that run the problems.
-        seconds: Predicted seconds of the problems in bursts, shape (gpus, problems).
+        shapes: Shapes of any operation. The factor is 1 except for matmuls and fused attention in 16 bits.
+        gpus: GPUs that run the shapes.
+        seconds: Predicted seconds of the shapes in bursts, shape (gpus, shapes).
         models: Models that predicted the seconds.
     """
     if not any(gpu.sustained_flops_per_second or gpu.sustained_attention_share < 1 for gpu in gpus):
         return Interval.from_factor(np.ones((1, 1)), 1.0)
-    is_attention = [one.operation in FUSED_ATTENTION and one.dtype in ("float16", "bfloat16") for one in problems]
+    is_attention = [one.operation in FUSED_ATTENTION and one.dtype in ("float16", "bfloat16") for one in shapes]
     slowdowns = np.where(is_attention, 1 / np.array([[gpu.sustained_attention_share] for gpu in gpus]), 1.0)
     limited = np.ones(slowdowns.shape)  # the share of a time at the rate that power limits
     columns: dict[tuple[str, str], list[int]] = {}
-    for column, problem in enumerate(problems):
-        if problem.operation in MATMULS:
-            columns.setdefault((problem.operation, problem.dtype), []).append(column)
+    for column, shape in enumerate(shapes):
+        if shape.operation in MATMULS:
+            columns.setdefault((shape.operation, shape.dtype), []).append(column)
     for (_, dtype), found in columns.items():
-        flops = batch_shapes([problems[column] for column in found]).flops
+        flops = batch_shapes([shapes[column] for column in found]).flops
         for row, gpu in enumerate(gpus):
             slowdowns[row, found], burst = _slowdown(gpu, dtype, models)
             limited[row, found] = np.minimum(flops / (burst * seconds[row, found]), 1.0)
@@ -338,7 +333,7 @@ def _slowdown(gpu: Gpu, dtype: str, models: KernelModels | None) -> tuple[float,
     known = next((one for one in (dtype, *POWER_TWINS.get(dtype, ())) if one in sustained), None)
     if known is None or dtype not in gpu.peak_flops_per_second:
         return 1.0, math.inf
-    products = [shape_of("linear", one, m=LARGE_SIDE, n=LARGE_SIDE, k=LARGE_SIDE) for one in (known, dtype)]
+    products = [operation_shape("linear", one, m=LARGE_SIDE, n=LARGE_SIDE, k=LARGE_SIDE) for one in (known, dtype)]
     bursts = 2.0 * LARGE_SIDE**3 / predict_operation_times(products, [gpu], models).seconds[0]
     return float(bursts[0]) / sustained[known], float(bursts[1])
 

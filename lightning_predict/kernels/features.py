@@ -1,6 +1,6 @@
-"""Input features of the neural networks for a problem on a GPU: physical quantities, never the name of the GPU.
+"""Input features of the neural networks for a shape on a GPU: physical quantities, never the name of the GPU.
 
-Every feature is computed from the shape of the problem and the catalogue's figures, so a new GPU needs only a row in
+Every feature is computed from the shape and the catalogue's figures, so a new GPU needs only a row in
 the catalogue. Most features are base-2 logarithms of ratios: work over peak, traffic over cache size, blocks of a tiled
 kernel over multiprocessors. The families (`families/`) combine the functions of this file. Example::
 
@@ -33,7 +33,7 @@ MACHINE_FEATURES: Final = (
     *("cache_over_memory", "cache_per_multiprocessor", "watts_per_lane"),
     *("volta_or_later", "ampere_or_later", "hopper_or_later", "blackwell_datacentre"),
 )
-"""Names of `machine_features`. Their values are equal for all problems of a dtype, so they identify the GPU."""
+"""Names of `machine_features`. Their values are equal for all shapes of a dtype, so they identify the GPU."""
 
 ENOUGH_BASE_CLOCK: Final = 0.6
 """Minimum base clock, as a share of the boost clock, of a GPU that sustains its boost clock."""
@@ -50,14 +50,14 @@ def multiprocessors(gpus: Sequence[Gpu]) -> Array:
 
 
 def reference_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the reference time of utilisation, shape (gpus, problems). No kernel is faster than the reference.
+    """Return the reference time of utilisation, shape (gpus, shapes). No kernel is faster than the reference.
 
     The reference is a kernel launch plus the longer of two times: the compute time (fewest FLOPs of any algorithm) and
     the memory time. Traffic up to the size of the L2 cache may come from the cache; further traffic comes from memory.
     Unlike the roofline, this reference has no jump at the size of the L2 cache.
     """
-    compute = batch.minimum_flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
-    moved = batch.bytes_moved[None, :]  # (1, problems)
+    compute = batch.minimum_flops[None, :] / compute_peak(batch, gpus)  # (gpus, shapes)
+    moved = batch.bytes_moved[None, :]  # (1, shapes)
     capacity = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
     cache = per_gpu(gpus, lambda gpu: max(gpu.l2_bytes_per_second, gpu.dram_bytes_per_second))
     memory = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
@@ -93,7 +93,7 @@ def clock_features(gpus: Sequence[Gpu]) -> dict[str, Array]:
 
 def work_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
     """Return ratios of the work to the GPU: compute, memory and launch time, and size relative to the L2 cache."""
-    compute = batch.flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
+    compute = batch.flops[None, :] / compute_peak(batch, gpus)  # (gpus, shapes)
     memory = batch.bytes_moved[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
     bound = roofline_seconds(batch, gpus)
     return {
@@ -122,8 +122,8 @@ def tile_features(
     named: dict[str, Array] = {}
     slots = multiprocessors(gpus)
     for tile_rows, tile_cols in tiles:
-        down, across = np.ceil(rows / tile_rows), np.ceil(cols / tile_cols)  # each (problems,)
-        waves, tail = wave_quantisation((copies * down * across)[None, :], slots)  # each (gpus, problems)
+        down, across = np.ceil(rows / tile_rows), np.ceil(cols / tile_cols)  # each (shapes,)
+        waves, tail = wave_quantisation((copies * down * across)[None, :], slots)  # each (gpus, shapes)
         label = f"{tile_rows}x{tile_cols}"
         named[f"waves_{label}"] = log2(waves)
         named[f"tail_{label}"] = log2(tail)
@@ -132,7 +132,7 @@ def tile_features(
 
 
 def alignment(values: Array, largest: int = 128) -> Array:
-    """Return log2 of the largest power of two, up to `largest`, that divides each value, shape (1, problems)."""
+    """Return log2 of the largest power of two, up to `largest`, that divides each value, shape (1, shapes)."""
     whole = np.maximum(np.rint(values), 1.0).astype(np.int64)
     power = whole & -whole
     aligned: Array = np.log2(np.minimum(power, largest).astype(np.float64))

@@ -75,7 +75,7 @@ that the other GPU cannot run, such as FlashAttention 3."""
 RATIO_EXPONENTS: Final[Mapping[KernelRelation, float]] = {"same code": 1.0, "same units": 0.75, "other units": 0.0}
 """Power of (measured / predicted time on the origin) by which the prediction for another GPU is multiplied.
 
-The powers were chosen on 1,370 pairs of GPUs that ran the same problems, which no neural network was fitted to.
+The powers were chosen on 1,370 pairs of GPUs that ran the same shapes, which no neural network was fitted to.
 Errors at the powers 0, 1/2, 3/4 and 1 are 0.046, 0.040, 0.034 and 0.029 for the same code; 0.102, 0.094, 0.099 and
 0.109 for the same units; 0.366, 0.382, 0.455 and 0.514 for other units. Each GPU left out of the choice gives 0.029,
 0.096 and 0.356. For the same units, whole steps select 3/4 (`timeline/same_gpu_check.py`). The
@@ -155,11 +155,11 @@ def predict_work_times(
 def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> WorkTimes:
     """Predict times from shapes alone, with the software versions of the trace.
 
-    An item without a known problem (a fused kernel) takes zero seconds.
+    An item without a known shape (a fused kernel) takes zero seconds.
     """
-    problems = [problem for item in items for problem in item.problems]
-    owner = np.array([index for index, item in enumerate(items) for _ in item.problems], dtype=np.intp)
-    times = predict_operation_times(problems, gpus, models) if problems else None
+    shapes = [shape for item in items for shape in item.shapes]
+    owner = np.array([index for index, item in enumerate(items) for _ in item.shapes], dtype=np.intp)
+    times = predict_operation_times(shapes, gpus, models) if shapes else None
     shape = (len(gpus), len(items))
 
     def added(values: Array) -> Array:
@@ -169,10 +169,10 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
     shares: dict[str, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
     if times is not None:
         names = [trace.operations[items[index].operations[0]].name for index in owner]
-        older = torch_version_factors(problems, gpus, trace.software) * attention_factors(
-            problems, names, gpus, trace.software
+        older = torch_version_factors(shapes, gpus, trace.software) * attention_factors(
+            shapes, names, gpus, trace.software
         )
-        in_loops = sustained_factors(problems, gpus, times.seconds, models)
+        in_loops = sustained_factors(shapes, gpus, times.seconds, models)
         of_release = times.interval.scaled(older).map(np.multiply, in_loops)
         interval = of_release.map(added)
         whole = np.where(interval.middle > 0, interval.middle, 1.0)
@@ -192,9 +192,9 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
 
 
 def _family(trace: Trace, item: WorkItem) -> str:
-    if not item.problems:
+    if not item.shapes:
         return trace.operations[item.operations[0]].name
-    return item.problems[0].operation.removesuffix("_backward")
+    return item.shapes[0].operation.removesuffix("_backward")
 
 
 def _without_last(timed: WorkTimes) -> WorkTimes:
@@ -264,7 +264,7 @@ def _groups(direct: WorkTimes, by_ratio: BoolArray) -> IndexArray:
     numbers: dict[tuple[str, str], int] = {}
     return np.array(
         [
-            numbers.setdefault((family, item.problems[0].dtype), len(numbers)) if goes else -1
+            numbers.setdefault((family, item.shapes[0].dtype), len(numbers)) if goes else -1
             for item, family, goes in zip(direct.items, direct.families, by_ratio.tolist(), strict=True)
         ],
         dtype=np.intp,
@@ -294,7 +294,7 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
     """Return whether an item ran on the GPU but has no recorded kernels; communication has no kernels of its own."""
     operations = [trace.operations[index] for index in item.operations]
-    if not item.problems or any(one.kernels or one.name.startswith("c10d::") for one in operations):
+    if not item.shapes or any(one.kernels or one.name.startswith("c10d::") for one in operations):
         return False
     return any(tensor.device == "cuda" for one in operations for tensor in (*one.inputs, *one.outputs))
 
@@ -302,38 +302,38 @@ def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
 def _own_rates(items: Sequence[WorkItem], measured: Array, predicted: Array, missing: BoolArray) -> Array:
     """Return the machine's own rate, measured over predicted seconds on the origin, for each item.
 
-    The rate is of items with the same problems, otherwise of all matmuls or all other work. Clock, power and cooling
+    The rate is of items with the same shapes, otherwise of all matmuls or all other work. Clock, power and cooling
     belong to the machine, so other GPUs do not take it. Without a fifth of the
     kernels of 15 recordings, the mean error was 15.5 % from shapes, and 6.0 % with the rate (at commit 35902dc1).
     """
     totals: dict[Hashable, tuple[float, float]] = {}
-    units = [operation_spec(item.problems[0].operation).units if item.problems else "" for item in items]
+    units = [operation_spec(item.shapes[0].operation).units if item.shapes else "" for item in items]
     for index in map(int, np.flatnonzero(~missing & (measured > 0) & (predicted > 0))):
-        for key in (items[index].problems, units[index]):
+        for key in (items[index].shapes, units[index]):
             seen = totals.get(key, (0.0, 0.0))
             totals[key] = seen[0] + float(measured[index]), seen[1] + float(predicted[index])
-    found = (totals.get(item.problems) or totals.get(own) or (1.0, 1.0) for item, own in zip(items, units, strict=True))
+    found = (totals.get(item.shapes) or totals.get(own) or (1.0, 1.0) for item, own in zip(items, units, strict=True))
     return np.array([seconds / expected for seconds, expected in found])
 
 
 def _goes_by_ratio(direct: WorkTimes, column: int, method: Method) -> bool:
     """Return whether an item scales by a ratio; with `auto`, vector operations without a network scale by waves."""
     item = direct.items[column]
-    if method != "auto" or not item.problems:
+    if method != "auto" or not item.shapes:
         return method == "mlp"
     if item.unknown:
         return False
     by_figures = direct.shares["formula"][:, column] + direct.shares["roofline"][:, column]  # (gpus,)
     is_modelled = bool((by_figures < 0.5).all())
-    return is_modelled or operation_spec(item.problems[0].operation).units != "vector"
+    return is_modelled or operation_spec(item.shapes[0].operation).units != "vector"
 
 
 def _kinships(items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu], origin: Gpu) -> IndexArray:
-    """Return the index in `KERNEL_RELATIONS` for each item and GPU, by the dominant problem of the item."""
+    """Return the index in `KERNEL_RELATIONS` for each item and GPU, by the dominant shape of the item."""
     known: dict[tuple[str, str], list[int]] = {}
     table = np.zeros((len(gpus), len(items)), dtype=np.intp)
     for column in map(int, np.flatnonzero(by_ratio)):
-        leading = items[column].problems[0]
+        leading = items[column].shapes[0]
         key = leading.operation, leading.dtype
         if key not in known:
             known[key] = [KERNEL_RELATIONS.index(kernel_relation(*key, origin, target)) for target in gpus]
@@ -382,7 +382,7 @@ def _wave_scaled(
     seconds = np.zeros((len(gpus), len(items)))
     by_name = set() if method == "wave" else {index for index, item in enumerate(items) if _is_outside(trace, item)}
     for index, (item, launched) in enumerate(zip(items, kernels, strict=True)):
-        intensity, dtype = _intensity(item.problems)
+        intensity, dtype = _intensity(item.shapes)
         for kernel in launched:
             if index in by_name and (matrix := _matrix_seconds(kernel, gpus, origin, trace.flags)) is not None:
                 seconds[:, index] += matrix
@@ -415,13 +415,13 @@ def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, targ
     return scaled_seconds(kernel, origin=origin, destination=target, gamma=gamma) / kernel.seconds
 
 
-def _intensity(problems: Sequence[OperationShape]) -> tuple[float, str]:
+def _intensity(shapes: Sequence[OperationShape]) -> tuple[float, str]:
     """Return FLOPs per byte of an item, and its compute dtype. Unknown work counts as memory-bound."""
     flops = moved = 0.0
     dtype = "float32"
-    for problem in problems:
-        batch = batch_shapes([problem])
+    for shape in shapes:
+        batch = batch_shapes([shape])
         flops += float(batch.flops[0])
         moved += float(batch.bytes_moved[0])
-        dtype = problem.dtype if batch.spec.units == "tensor" else dtype
+        dtype = shape.dtype if batch.spec.units == "tensor" else dtype
     return (flops / moved if moved else 0.0), dtype

@@ -50,11 +50,11 @@ def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace)
     flops = 0.0
     for work, part in zip(kinds, shares, strict=True):
         forward, total = 0.0, 0.0
-        for (problem, phase), count in _counted(work).items():
-            own = count * _flops(problem)
+        for (shape, phase), count in _counted(work).items():
+            own = count * _flops(shape)
             total += own
             forward += own if phase == "forward" else 0.0
-            by_dtype[problem.dtype] += part * own
+            by_dtype[shape.dtype] += part * own
         flops += part * (min(total, BACKWARD_RATIO * forward) if forward else total)
     tokens = _tokens(trace)
     if not flops:
@@ -63,17 +63,17 @@ def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace)
 
 
 def _counted(work: WorkTimes) -> Counter[tuple[OperationShape, str]]:
-    """Count the operations in `MATMULS` by problem and phase, so that each distinct problem is computed once."""
+    """Count the operations in `MATMULS` by shape and phase, so that each distinct shape is computed once."""
     counts = Counter(
-        [(problem, phase) for item, phase in zip(work.items, work.phases, strict=True) for problem in item.problems]
+        [(shape, phase) for item, phase in zip(work.items, work.phases, strict=True) for shape in item.shapes]
     )
-    products = {name for name in {problem.operation for problem, _ in counts} if any(part in name for part in MATMULS)}
+    products = {name for name in {shape.operation for shape, _ in counts} if any(part in name for part in MATMULS)}
     return Counter({key: count for key, count in counts.items() if key[0].operation in products})
 
 
-def _flops(problem: OperationShape) -> float:
-    columns = {name: np.array([value], dtype=np.float64) for name, value in problem.shape.items()}
-    return float(np.asarray(operation_spec(problem.operation).flops(columns)).ravel()[0])
+def _flops(shape: OperationShape) -> float:
+    columns = {name: np.array([value], dtype=np.float64) for name, value in shape.parameters.items()}
+    return float(np.asarray(operation_spec(shape.operation).flops(columns)).ravel()[0])
 
 
 def _tokens(trace: Trace) -> int | None:

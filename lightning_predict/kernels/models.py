@@ -107,7 +107,7 @@ class BundledModels:
         return self.networks.measured_factor(gpu_name, operation, dtype)
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
+        """Estimate seconds and their 90 % interval, each of shape (gpus, shapes)."""
         return self._serving(batch.operation).estimate(batch, gpus)
 
     def _serving(self, operation: str) -> CollectiveCurves | UtilisationModels:
@@ -250,16 +250,16 @@ def upper_bound_from_dominated_gpus(
     Args:
         gpus: GPUs without measurements.
         dominated: GPUs with measurements.
-        high_seconds: Upper interval ends of the dominated GPUs, shape (dominated, problems).
+        high_seconds: Upper interval ends of the dominated GPUs, shape (dominated, shapes).
         dtype: Compute dtype.
 
     Returns:
-        Upper bounds of shape (gpus, problems); infinite if a GPU dominates no measured GPU.
+        Upper bounds of shape (gpus, shapes); infinite if a GPU dominates no measured GPU.
     """
     beaten = np.array([[dominates(gpu, other, dtype) for other in dominated] for gpu in gpus], dtype=np.bool_)
     limits = np.where(
         beaten.reshape(len(gpus), len(dominated), 1), high_seconds[None], np.inf
-    )  # (gpus, dominated, problems)
+    )  # (gpus, dominated, shapes)
     least: Array = limits.min(axis=1, initial=np.inf)
     return least
 
@@ -401,7 +401,7 @@ class UtilisationModels:
         networks = [self._network(spec, gpu, batch) for gpu in gpus]
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
         flat, half_widths, by_base = self._wanted_seconds(spec, networks, batch, gpus, everything)
-        predicted = flat.reshape(everything.shape)  # (gpus, problems)
+        predicted = flat.reshape(everything.shape)  # (gpus, shapes)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
         bounded = np.minimum(predicted, longest)
         floor = np.maximum(spec.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
@@ -415,7 +415,7 @@ class UtilisationModels:
         return Estimate(interval, by_base.reshape(everything.shape), held)
 
     def _longest(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-        """Return upper bounds on times from the base network, from measured dominated GPUs, shape (gpus, problems)."""
+        """Return upper bounds on times from the base network, from measured dominated GPUs, shape (gpus, shapes)."""
         key = batch.operation, batch.dtype
         longest = np.full((len(gpus), len(batch)), np.inf)
         unmeasured = [index for index, gpu in enumerate(gpus) if not self.has_own_weights(gpu.name, *key)]
@@ -426,13 +426,13 @@ class UtilisationModels:
             if self.has_own_weights(gpu.name, *key) and any(dominates(other, gpu, batch.dtype) for other in stronger)
         ]
         if dominated:
-            high = self.estimate(batch, dominated).interval.high  # (dominated, problems)
+            high = self.estimate(batch, dominated).interval.high  # (dominated, shapes)
             longest[unmeasured] = upper_bound_from_dominated_gpus(stronger, dominated, high, batch.dtype)
         return longest
 
     def _shortest_of_chip(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return lower bounds on times from the base network, from measured greater boards of the same chip."""
-        shortest = np.zeros((len(gpus), len(batch)))  # (gpus, problems)
+        shortest = np.zeros((len(gpus), len(batch)))  # (gpus, shapes)
         key = batch.operation, batch.dtype
         is_matmul = batch.operation in ("linear", "bmm")
         served = [
@@ -448,13 +448,13 @@ class UtilisationModels:
             and (rows := [row for row in served if is_lesser_board(gpus[row], other, batch.dtype)])
         }
         if greater:
-            seconds = self._estimated(batch, tuple(greater)).seconds  # (greater, problems)
+            seconds = self._estimated(batch, tuple(greater)).seconds  # (greater, shapes)
             for rows, least in zip(greater.values(), seconds, strict=True):
                 shortest[rows] = np.maximum(shortest[rows], least)
         return shortest
 
     def _longest_of_chip(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-        """Return upper bounds on times of measured GPUs, from the GPUs that they outrank, shape (gpus, problems)."""
+        """Return upper bounds on times of measured GPUs, from the GPUs that they outrank, shape (gpus, shapes)."""
         longest = np.full((len(gpus), len(batch)), np.inf)
         key = batch.operation, batch.dtype
         for row, gpu in enumerate(gpus):
@@ -488,9 +488,9 @@ class UtilisationModels:
         gpus: Sequence[Gpu],
         wanted: BoolArray,
     ) -> tuple[Array, Array, BoolArray]:
-        """Predict the problems in a mask: seconds, interval half widths, and whether the base network was used.
+        """Predict the shapes in a mask: seconds, interval half widths, and whether the base network was used.
 
-        A problem uses the neural network of its GPU if this network was trained on similar problems, otherwise the base
+        A shape uses the neural network of its GPU if this network was trained on similar shapes, otherwise the base
         network. All results are flat.
         """
         rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
@@ -564,7 +564,7 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
     """Compute the log utilisation, in [log(lowest), 0], by the same network for all GPUs.
 
     Returns:
-        Mean over the ensemble, shape (gpus, problems).
+        Mean over the ensemble, shape (gpus, shapes).
     """
     rows = features.reshape(-1, features.shape[-1])
     return predict_log_utilisations([network], np.zeros(len(rows), dtype=np.intp), rows).reshape(features.shape[:2])

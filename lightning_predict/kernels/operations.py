@@ -69,7 +69,7 @@ class OperationShape:
     dims: tuple[float, ...]
 
     @property
-    def shape(self) -> dict[str, float]:
+    def parameters(self) -> dict[str, float]:
         """Shape parameters by name."""
         return dict(zip(operation_spec(self.operation).shape, self.dims, strict=True))
 
@@ -80,11 +80,11 @@ class CountedShape:
     """Operation with its shape and dtype, and the number of times that it runs."""
 
     times: float
-    problem: OperationShape
+    shape: OperationShape
 
 
 NamedFeatures = Mapping[str, Array]
-"""Arrays by feature name, of shape (gpus, problems). An axis without influence has the length 1."""
+"""Arrays by feature name, of shape (gpus, shapes). An axis without influence has the length 1."""
 
 Translator = Callable[[Operation, Flags], tuple[OperationShape, ...] | None]
 """Function that returns the operations, with shapes, that a recorded call computes; None if it does not support the
@@ -116,10 +116,10 @@ class NetworkSpec:
         name: Name in weights files.
         dtypes: Supported compute dtypes.
         describe: Computes the features of a batch on GPUs.
-        floor: Minimum seconds of problems for which slow kernels are known, shape (gpus, problems); 0 for others.
+        floor: Minimum seconds of shapes for which slow kernels are known, shape (gpus, shapes); 0 for others.
         built_for: Rounds shapes up to the sizes for which kernels are built, if kernels pad other sizes.
-        upper_interval_factor: Additional factor to the upper interval end for problems whose library kernels may be
-            slow, shape (problems,).
+        upper_interval_factor: Additional factor to the upper interval end for shapes whose library kernels may be
+            slow, shape (shapes,).
         unmeasured: Returns the GPU description that the base network gets for GPUs without measurements.
         log_uncertainty: Half width in log(seconds) of the error of this GPU description, for a GPU and dtype.
     """
@@ -134,7 +134,7 @@ class NetworkSpec:
     log_uncertainty: Callable[[Gpu, str], float] = _no_uncertainty
 
     def least_seconds(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-        """Return the seconds of `floor`, shape (gpus, problems)."""
+        """Return the seconds of `floor`, shape (gpus, shapes)."""
         return np.zeros((len(gpus), len(batch))) if self.floor is None else self.floor(batch, gpus)
 
     @property
@@ -143,7 +143,7 @@ class NetworkSpec:
         return tuple(spec.name for spec in _SPECS.values() if self in spec.estimators)
 
     def described(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Return the feature names, and their float32 values in the same order, shape (gpus, problems, features)."""
+        """Return the feature names, and their float32 values in the same order, shape (gpus, shapes, features)."""
         named = self.describe(batch, gpus)
         matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
         for index, values in enumerate(named.values()):
@@ -155,7 +155,7 @@ class NetworkSpec:
         return tuple(self.describe(batch, gpus))
 
     def feature_matrix(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
-        """Return the features as float32, shape (gpus, problems, features)."""
+        """Return the features as float32, shape (gpus, shapes, features)."""
         return self.described(batch, gpus)[1]
 
 
@@ -165,18 +165,18 @@ class Alternative:
     """Alternative algorithm for an operation.
 
     Attributes:
-        problem: Returns the operation that the algorithm computes instead; None if the algorithm does not apply.
+        shape: Returns the operation that the algorithm computes instead; None if the algorithm does not apply.
         is_on: Whether libraries provide the algorithm on a generation of GPUs.
         bounds_networks: Whether the time of the algorithm is an upper bound on all GPUs; otherwise only on GPUs without
             measurements.
     """
 
-    problem: Callable[[OperationShape], OperationShape | None]
+    shape: Callable[[OperationShape], OperationShape | None]
     is_on: Callable[[Generation], bool] = lambda _: True
     bounds_networks: bool = False
 
 
-def _every_problem(_problem: OperationShape) -> bool:
+def _every_shape(_shape: OperationShape) -> bool:
     return True
 
 
@@ -186,12 +186,12 @@ class Formula:
     """Predicts an operation's time from tiles, caches or instructions, only together with trained networks.
 
     Attributes:
-        seconds: Seconds and their interval, shape (gpus, problems).
+        seconds: Seconds and their interval, shape (gpus, shapes).
         supports: Whether the formula supports a shape.
     """
 
     seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]
-    supports: Callable[[OperationShape], bool] = _every_problem
+    supports: Callable[[OperationShape], bool] = _every_shape
 
 
 @final
@@ -228,11 +228,11 @@ def _nothing(c: Columns) -> Array:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSpec:
-    """All properties of one operation. Formulas map columns of shape (problems,) to an array of the same shape.
+    """All properties of one operation. Formulas map columns of shape (shapes,) to an array of the same shape.
 
     Attributes:
         name: Name in `operator_seconds` and in the measurement tables.
-        shape: Shape parameters of every problem, in the order of `OperationShape.dims`.
+        shape: Names of the shape parameters, in the order of `OperationShape.dims`.
         defaults: Default values of shape parameters. A string means the value of another parameter.
         spellings: Alternative names, mapped to the parameters that they set: `{"image_size": ("height", "width")}`.
         units: `tensor` if tensor cores can do the work, `vector` if only CUDA cores can, `link` for copies over the
@@ -249,7 +249,7 @@ class OperationSpec:
         estimators: Ways to predict the time, in order: the first that supports a shape does. Before a surrogate, a
             network of a sibling dtype is tried. An `Alternative` is an upper bound on what precedes it. The roofline
             comes last, at its typical efficiency if there is no `RooflineEfficiency`.
-        latency: Minimum seconds on a GPU for instructions and waiting, shape (problems,); None without such a limit.
+        latency: Minimum seconds on a GPU for instructions and waiting, shape (shapes,); None without such a limit.
     """
 
     name: str
@@ -292,12 +292,12 @@ class ShapeBatch:
 
     @cached_property
     def flops(self) -> Array:
-        """Floating-point operations, shape (problems,)."""
+        """Floating-point operations, shape (shapes,)."""
         return np.asarray(self.spec.flops(self.columns), dtype=np.float64)
 
     @cached_property
     def minimum_flops(self) -> Array:
-        """Minimum floating-point operations of any algorithm in use, shape (problems,)."""
+        """Minimum floating-point operations of any algorithm in use, shape (shapes,)."""
         least = self.spec.minimum_flops
         return self.flops if least is None else np.asarray(least(self.columns), dtype=np.float64)
 
@@ -309,17 +309,17 @@ class ShapeBatch:
 
     @cached_property
     def bytes_read(self) -> Array:
-        """Bytes that must be read at least once, shape (problems,)."""
+        """Bytes that must be read at least once, shape (shapes,)."""
         return np.asarray(self.spec.reads(self.columns), dtype=np.float64) * self.element_bytes
 
     @cached_property
     def bytes_written(self) -> Array:
-        """Bytes that must be written at least once, shape (problems,)."""
+        """Bytes that must be written at least once, shape (shapes,)."""
         return np.asarray(self.spec.writes(self.columns), dtype=np.float64) * self.element_bytes
 
     @cached_property
     def bytes_moved(self) -> Array:
-        """Minimum traffic in bytes: each input read once, each output written once, shape (problems,)."""
+        """Minimum traffic in bytes: each input read once, each output written once, shape (shapes,)."""
         return self.bytes_read + self.bytes_written
 
 
@@ -421,9 +421,9 @@ def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
     return None
 
 
-def surrogates_of(problem: OperationShape) -> tuple[CountedShape, ...]:
+def surrogates_of(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Return the surrogates of an operation, whose times add up to the operation's time; empty without a surrogate."""
-    return next((surrogate.parts(problem) for surrogate in operation_spec(problem.operation).of(Surrogate)), ())
+    return next((surrogate.parts(shape) for surrogate in operation_spec(shape.operation).of(Surrogate)), ())
 
 
 def operation_names() -> tuple[str, ...]:
@@ -472,16 +472,16 @@ def shape_batch(operation: str, dtype: str, **words: float | Sequence[float] | n
     return ShapeBatch(operation, dtype, {w: column.ravel() for w, column in zip(spec.shape, columns, strict=True)})
 
 
-def batch_shapes(problems: Sequence[OperationShape]) -> ShapeBatch:
-    """Combine problems of one operation and dtype into a batch."""
-    first = problems[0]
-    values = np.array([problem.dims for problem in problems], dtype=np.float64)
-    shape = operation_spec(first.operation).shape
-    return ShapeBatch(first.operation, first.dtype, {name: values[:, i] for i, name in enumerate(shape)})
+def batch_shapes(shapes: Sequence[OperationShape]) -> ShapeBatch:
+    """Combine shapes of one operation and dtype into a batch."""
+    first = shapes[0]
+    values = np.array([shape.dims for shape in shapes], dtype=np.float64)
+    names = operation_spec(first.operation).shape
+    return ShapeBatch(first.operation, first.dtype, {name: values[:, i] for i, name in enumerate(names)})
 
 
-def problem(operation: str, dtype: str, **parameters: float) -> OperationShape:
-    """Build one problem from shape parameters. Raises the errors of `shape_batch`."""
+def operation_shape(operation: str, dtype: str, **parameters: float) -> OperationShape:
+    """Build one shape from shape parameters. Raises the errors of `shape_batch`."""
     batch = shape_batch(operation, dtype, **parameters)
     return OperationShape(operation, dtype, tuple(float(column[0]) for column in batch.columns.values()))
 
@@ -500,10 +500,10 @@ def _expand(
     strangers = [word for word in parameters if word not in spec.shape and word not in spellings]
     missing = [word for word in spec.shape if word not in expanded and word not in spec.defaults]
     if strangers or missing:
-        problems = [f"does not take {strangers}"] if strangers else []
-        problems += [f"needs {missing}"] if missing else []
+        reasons = [f"does not take {strangers}"] if strangers else []
+        reasons += [f"needs {missing}"] if missing else []
         raise UnknownOperationError(
-            f"Operation {spec.name!r} {' and '.join(problems)}. Its shape parameters: {_describe(spec)}."
+            f"Operation {spec.name!r} {' and '.join(reasons)}. Its shape parameters: {_describe(spec)}."
         )
     return expanded
 

@@ -55,8 +55,8 @@ def operator_seconds(
     shape.pop("implementation", None)  # all fused kernels of one class have the same predicted time
     batch = shape_batch(operation, compute_dtype_on(dtype, target), **shape)
     columns = np.stack(list(batch.columns.values()), axis=1)
-    problems = [OperationShape(operation, batch.dtype, tuple(row)) for row in columns.tolist()]
-    seconds = predict_operation_times(problems, [target], kernel_models((target.name,), weights)).seconds[0]
+    shapes = [OperationShape(operation, batch.dtype, tuple(row)) for row in columns.tolist()]
+    seconds = predict_operation_times(shapes, [target], kernel_models((target.name,), weights)).seconds[0]
     if all(np.ndim(value) == 0 for value in shape.values()):
         return float(seconds[0])
     broadcast: npt.NDArray[np.float64] = seconds.reshape(np.broadcast_shapes(*map(np.shape, shape.values())))

@@ -72,7 +72,7 @@ def compute_peak(batch: ShapeBatch, gpus: Sequence[Gpu], *, least: bool = False)
     does not support gets the float32 rate, because libraries emulate the dtype.
 
     Args:
-        batch: Problems to compute.
+        batch: Shapes to compute.
         gpus: GPUs that compute them.
         least: Whether to return an upper bound on the rate. The bound uses the highest clock instead of the boost
             clock. For an emulated dtype, it uses the rate of the underlying units instead of the catalogue's rate.
@@ -96,7 +96,7 @@ def link_bandwidth(gpu: Gpu) -> float:
 
 
 def memory_bandwidth(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the memory bandwidth in bytes per second, (gpus, problems): L2 if the data fit in it, else DRAM."""
+    """Return the memory bandwidth in bytes per second, (gpus, shapes): L2 if the data fit in it, else DRAM."""
     if batch.spec.units in ("link", "fabric"):
         on_fabric = batch.spec.units == "fabric"
         speeds = per_gpu(gpus, lambda gpu: link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second)
@@ -110,22 +110,22 @@ def memory_bandwidth(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
 def roofline_seconds(
     batch: ShapeBatch, gpus: Sequence[Gpu], *, least: bool = False, bandwidth: Array | None = None
 ) -> Array:
-    """Compute the seconds of each problem on each GPU at full utilisation, shape (gpus, problems).
+    """Compute the seconds of each shape on each GPU at full utilisation, shape (gpus, shapes).
 
     Args:
-        batch: Problems to compute.
+        batch: Shapes to compute.
         gpus: GPUs that compute them.
         least: Whether to use the minimum FLOPs of any algorithm in use, and the rate of the units for emulated dtypes.
-        bandwidth: Bytes per second of memory, (gpus, problems); None uses `memory_bandwidth`.
+        bandwidth: Bytes per second of memory, (gpus, shapes); None uses `memory_bandwidth`.
     """
     flops = batch.minimum_flops if least else batch.flops
-    compute = flops[None, :] / compute_peak(batch, gpus, least=least)  # (gpus, problems)
+    compute = flops[None, :] / compute_peak(batch, gpus, least=least)  # (gpus, shapes)
     fed = memory_bandwidth(batch, gpus) if bandwidth is None else bandwidth
     return np.maximum(compute, batch.bytes_moved[None, :] / fed)
 
 
 def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
-    """Compute the rooflines of problems in two dtypes, at one bandwidth for both, (gpus, problems) each.
+    """Compute the rooflines of shapes in two dtypes, at one bandwidth for both, (gpus, shapes) each.
 
     Both use the slower of their memories. Otherwise, a dtype whose data alone fit in the L2 cache would have a much
     higher bandwidth. Measured times show no such jump: the weights of a layer come from DRAM in both dtypes.
@@ -299,9 +299,9 @@ def _latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     return np.maximum(c["cycles"] / issue_rate(gpu), waiting)
 
 
-def _as_transfer(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _as_transfer(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Return a transfer of the same bytes, to predict the time by memory traffic alone."""
-    return (CountedShape(1.0, OperationShape("transfer", "float32", problem.dims[:3])),)
+    return (CountedShape(1.0, OperationShape("transfer", "float32", shape.dims[:3])),)
 
 
 register(
@@ -337,15 +337,15 @@ def limited_transfer(
     return OperationShape(LIMITED, "float32", (read_bytes, written_bytes, flops, cycles, blocks, block_cycles))
 
 
-def minimum_latencies(problems: Sequence[OperationShape], gpus: Sequence[Gpu]) -> Array:
-    """Return the minimum seconds for instructions and waiting, shape (gpus, problems); 0 without such a limit."""
-    seconds = np.zeros((len(gpus), len(problems)))
+def minimum_latencies(shapes: Sequence[OperationShape], gpus: Sequence[Gpu]) -> Array:
+    """Return the minimum seconds for instructions and waiting, shape (gpus, shapes); 0 without such a limit."""
+    seconds = np.zeros((len(gpus), len(shapes)))
     groups: dict[tuple[str, str], list[int]] = {}
-    for index, item in enumerate(problems):
+    for index, item in enumerate(shapes):
         if operation_spec(item.operation).latency is not None:
             groups.setdefault((item.operation, item.dtype), []).append(index)
     for (operation, _), indices in groups.items():
-        latency, batch = operation_spec(operation).latency, batch_shapes([problems[index] for index in indices])
+        latency, batch = operation_spec(operation).latency, batch_shapes([shapes[index] for index in indices])
         assert latency is not None  # by the loop above
         seconds[:, indices] = [latency(batch, gpu) for gpu in gpus]
     return seconds

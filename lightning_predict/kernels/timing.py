@@ -8,13 +8,13 @@ layer norm in float16, on a GPU without measurements, takes
     → at most as long as another algorithm → at least the latency of its blocks → at least its minimum work
     → at most as long as in float32
 
-A source gets batches of one operation and dtype. A bound gets arrays of all problems to which the bound applies.
+A source gets batches of one operation and dtype. A bound gets arrays of all shapes to which the bound applies.
 `explain` returns the source and the bounds that determined a time. If a GPU computes a matrix dtype no faster than
 float32, sources use float32 instead (`TimingRequest.computed`). Example::
 
     >>> from lightning_predict.hardware import gpu
-    >>> from lightning_predict.kernels.operations import problem
-    >>> add = problem("add", "float32", rows=4096, cols=4096)
+    >>> from lightning_predict.kernels.operations import operation_shape
+    >>> add = operation_shape("add", "float32", rows=4096, cols=4096)
     >>> times = predict_operation_times([add], [gpu("T4")], models=None)
     >>> times.seconds.shape, float(times.shares["roofline"][0, 0])
     ((1, 1), 1.0)
@@ -85,7 +85,7 @@ tiles or caches. `roofline`: peak arithmetic and bandwidth alone."""
 @final
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted times of problems, arrays of shape (gpus, problems).
+    """Predicted times of shapes, arrays of shape (gpus, shapes).
 
     Attributes:
         interval: Seconds.
@@ -119,13 +119,13 @@ class KernelModels(Protocol):
         """Return the factor from this GPU's own measurements, for an operation without a neural network of this GPU."""
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
+        """Estimate seconds and their 90 % interval, each of shape (gpus, shapes)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class OperationTimes:
-    """Seconds of problems, arrays of shape (gpus, problems).
+    """Seconds of shapes, arrays of shape (gpus, shapes).
 
     Attributes:
         interval: Seconds.
@@ -162,10 +162,10 @@ def float8_becomes_bfloat16(gpu: Gpu) -> bool:
     return gpu.peak("float8") is None and not uses_float32_fallback("bfloat16", gpu)
 
 
-def in_bfloat16(problem: OperationShape) -> OperationShape:
-    """Return a float8 matmul as a bfloat16 matmul; other problems unchanged."""
-    is_matmul = problem.dtype == "float8" and operation_spec(problem.operation).units == "tensor"
-    return replace(problem, dtype="bfloat16") if is_matmul else problem
+def in_bfloat16(shape: OperationShape) -> OperationShape:
+    """Return a float8 matmul as a bfloat16 matmul; other shapes unchanged."""
+    is_matmul = shape.dtype == "float8" and operation_spec(shape.operation).units == "tensor"
+    return replace(shape, dtype="bfloat16") if is_matmul else shape
 
 
 def uses_float32_fallback(dtype: str, gpu: Gpu) -> bool:
@@ -185,7 +185,7 @@ def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
     return uses_float32_fallback(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
 
 
-# --- Times of all problems
+# --- Times of all shapes
 
 SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensor": {
@@ -207,17 +207,17 @@ LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
 
 
 def predict_operation_times(
-    problems: Sequence[OperationShape], gpus: Sequence[Gpu], models: KernelModels | None
+    shapes: Sequence[OperationShape], gpus: Sequence[Gpu], models: KernelModels | None
 ) -> OperationTimes:
-    """Predict the times of problems on GPUs, (gpus, problems). Duplicates are computed once.
+    """Predict the times of shapes on GPUs, (gpus, shapes). Duplicates are computed once.
 
     Args:
-        problems: Problems in any order, possibly with duplicates.
+        shapes: Shapes in any order, possibly with duplicates.
         gpus: GPUs to predict.
         models: Trained models; None uses the roofline alone.
     """
     position: dict[OperationShape, int] = {}
-    columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)  # (problems,)
+    columns = np.array([position.setdefault(item, len(position)) for item in shapes], dtype=np.intp)  # (shapes,)
     distinct = list(position)
     dtypes = {item.dtype for item in distinct if operation_spec(item.operation).units == "tensor"}
     serving = [models if models is None else models.for_gpu(gpu.name) for gpu in gpus]
@@ -238,7 +238,7 @@ def predict_operation_times(
     ]
 
     def joined(*tables: Array) -> Array:
-        """Combine the groups' tables, (rows, distinct problems), to a table of shape (gpus, problems)."""
+        """Combine the groups' tables, (rows, distinct shapes), to a table of shape (gpus, shapes)."""
         whole = np.empty((len(gpus), len(distinct)))
         for rows, table in zip(groups.values(), tables, strict=True):
             whole[rows] = table
@@ -250,10 +250,10 @@ def predict_operation_times(
 @final
 @dataclass(frozen=True)
 class TimingRequest:
-    """Distinct problems, and GPUs that all compute the same matrix dtypes in float32.
+    """Distinct shapes, and GPUs that all compute the same matrix dtypes in float32.
 
     Attributes:
-        requested: Problems in their requested dtypes.
+        requested: Shapes in their requested dtypes.
         gpus: GPUs to predict.
         models: Trained models, or None.
         as_float32: Matrix dtypes that these GPUs compute in float32.
@@ -266,7 +266,7 @@ class TimingRequest:
 
     @cached_property
     def computed(self) -> Sequence[OperationShape]:
-        """Problems with the dtypes in which the GPUs compute."""
+        """Shapes with the dtypes in which the GPUs compute."""
         return [
             replace(item, dtype="float32")
             if item.dtype in self.as_float32 and operation_spec(item.operation).units == "tensor"
@@ -276,22 +276,22 @@ class TimingRequest:
 
     @cached_property
     def least(self) -> Array:
-        """Lower bound on the seconds of any kernel, (gpus, problems)."""
+        """Lower bound on the seconds of any kernel, (gpus, shapes)."""
         return _rooflines(self.requested, self.gpus, least=True)
 
     @property
     def is_float32_fallback(self) -> BoolArray:
-        """Whether float32 replaces another dtype, shape (problems,). TF32 without TF32 units counts as float32."""
+        """Whether float32 replaces another dtype, shape (shapes,). TF32 without TF32 units counts as float32."""
         pairs = zip(self.computed, self.requested, strict=True)
         return np.array([one != asked and asked.dtype != "tf32" for one, asked in pairs], dtype=np.bool_)
 
     def subset(self, columns: Sequence[int]) -> TimingRequest:
-        """Return a request for some of the problems."""
+        """Return a request for some of the shapes."""
         return replace(self, requested=[self.requested[column] for column in columns])
 
-    def for_shapes(self, problems: Sequence[OperationShape]) -> TimingRequest:
-        """Return a request for other problems in their own dtypes, with the same GPUs and models."""
-        return TimingRequest(problems, self.gpus, self.models)
+    def for_shapes(self, shapes: Sequence[OperationShape]) -> TimingRequest:
+        """Return a request for other shapes in their own dtypes, with the same GPUs and models."""
+        return TimingRequest(shapes, self.gpus, self.models)
 
 
 # --- Sources of times
@@ -336,7 +336,7 @@ def _timed_by(source: TimeSource, shape: OperationShape, models: KernelModels | 
 
 
 def _sibling(operation: str, dtype: str, models: KernelModels) -> str | None:
-    """Return the sibling dtype whose neural network replaces a missing network of the problem's dtype, or None."""
+    """Return the sibling dtype whose neural network replaces a missing network of the shape's dtype, or None."""
     siblings = SIBLING_DTYPES[operation_spec(operation).units].get(dtype, ())
     return next((sibling for sibling in siblings if models.supports(operation, sibling)), None)
 
@@ -350,7 +350,7 @@ def _by_sibling(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels) ->
         return Estimate(_as_tf32(found.interval, batch, twin, gpus), found.is_extrapolated)
     # The minimum kernel time is the same for both dtypes.
     own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
-    ratio = (SHORTEST_KERNEL_SECONDS + own) / (SHORTEST_KERNEL_SECONDS + other)  # (gpus, problems)
+    ratio = (SHORTEST_KERNEL_SECONDS + own) / (SHORTEST_KERNEL_SECONDS + other)  # (gpus, shapes)
     return Estimate(found.interval.scaled(ratio), found.is_extrapolated)
 
 
@@ -361,7 +361,7 @@ def _as_tf32(of_twin: Interval[Array], batch: ShapeBatch, twin: ShapeBatch, gpus
     the roofline. XLA's matmuls that take 4 to 12 µs in bfloat16 take 2 to 9 µs more in TF32, on the B200 and the H100.
     """
     own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
-    slower = own / other  # (gpus, problems)
+    slower = own / other  # (gpus, shapes)
 
     def longer(seconds: Array) -> Array:
         started = np.minimum(seconds, SHORTEST_KERNEL_SECONDS)
@@ -395,16 +395,16 @@ def _by_roofline(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
     kernels = 1 if untrained.sequential_kernels is None else untrained.sequential_kernels(batch.columns)
     seconds = (
         roofline_seconds(batch, gpus) / TYPICAL_UTILISATION[batch.spec.units] + SHORTEST_KERNEL_SECONDS * kernels
-    )  # (gpus, problems)
+    )  # (gpus, shapes)
     return Estimate(Interval.from_factor(seconds, untrained.spread or FORMULA_SPREAD))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A problem whose time a source predicts directly."""
+    """A shape whose time a source predicts directly."""
 
-    problem: OperationShape
+    shape: OperationShape
     source: TimeSource
     timed_by: TimedBy
 
@@ -412,11 +412,11 @@ class _Leaf:
 @final
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """Leaves into which a problem is expanded, each with a multiplier.
+    """Leaves into which a shape is expanded, each with a multiplier.
 
     Attributes:
         spread: Factor by which the interval is widened because of a surrogate.
-        is_surrogate: Whether the leaves are other operations than the problem.
+        is_surrogate: Whether the leaves are other operations than the shape.
     """
 
     parts: tuple[tuple[_Leaf, float], ...]
@@ -428,20 +428,20 @@ class _Expansion:
         return "proxy" if self.is_surrogate and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
 
 
-def _expand(problem: OperationShape, models: KernelModels | None) -> _Expansion:
-    source = source_of(problem, models)
+def _expand(shape: OperationShape, models: KernelModels | None) -> _Expansion:
+    source = source_of(shape, models)
     if source != "proxy":
-        leaf = _Leaf(problem, source, _timed_by(source, problem, models))
+        leaf = _Leaf(shape, source, _timed_by(source, shape, models))
         return _Expansion(((leaf, 1.0),), SURROGATE_SPREAD if leaf.timed_by == "proxy" else 1.0)
-    expanded = [(_expand(part.problem, models), part.times) for part in surrogates_of(problem)]
+    expanded = [(_expand(part.shape, models), part.times) for part in surrogates_of(shape)]
     leaves = tuple((leaf, count * times) for inner, times in expanded for leaf, count in inner.parts)
     return _Expansion(leaves, SURROGATE_SPREAD * max(inner.spread for inner, _ in expanded), is_surrogate=True)
 
 
 def _unclamped_times(request: TimingRequest) -> OperationTimes:
-    """Predict the time of each problem before any bound: the sum of the times of its leaves."""
-    problems = request.computed
-    expansions = [_expand(item, request.models) for item in problems]
+    """Predict the time of each shape before any bound: the sum of the times of its leaves."""
+    shapes = request.computed
+    expansions = [_expand(item, request.models) for item in shapes]
     leaves = list(dict.fromkeys(leaf for expansion in expansions for leaf, _ in expansion.parts))
     found, by_base = _leaf_times(leaves, request)  # each (gpus, leaves)
     position = {leaf: index for index, leaf in enumerate(leaves)}
@@ -451,15 +451,15 @@ def _unclamped_times(request: TimingRequest) -> OperationTimes:
     leaf_of = np.array([position[leaf] for *_, leaf, _ in pairs], dtype=np.intp)  # (pairs,)
     times = np.array([count for *_, count in pairs])  # (pairs,)
     methods = np.array([expansion.timed_by(leaf) for _, expansion, leaf, _ in pairs], dtype=np.str_)
-    spread = np.array([expansion.spread for expansion in expansions])  # (problems,)
+    spread = np.array([expansion.spread for expansion in expansions])  # (shapes,)
 
     def added(values: Array) -> Array:
-        return summed_by_owner(values[:, leaf_of] * times, owner, len(problems))
+        return summed_by_owner(values[:, leaf_of] * times, owner, len(shapes))
 
-    interval = found.map(added).widened(spread)  # (gpus, problems)
+    interval = found.map(added).widened(spread)  # (gpus, shapes)
     whole = interval.middle
     shares: dict[TimedBy, Array] = {
-        method: summed_by_owner(found.middle[:, leaf_of] * times * (methods == method), owner, len(problems)) / whole
+        method: summed_by_owner(found.middle[:, leaf_of] * times * (methods == method), owner, len(shapes)) / whole
         for method in get_args(TimedBy)
     }
     return OperationTimes(interval, shares, added(found.middle * by_base) / whole)
@@ -472,9 +472,9 @@ def _leaf_times(leaves: Sequence[_Leaf], request: TimingRequest) -> tuple[Interv
     by_base = np.zeros(shape, dtype=np.bool_)
     groups: dict[tuple[str, str, TimeSource], list[int]] = {}
     for index, leaf in enumerate(leaves):
-        groups.setdefault((leaf.problem.operation, leaf.problem.dtype, leaf.source), []).append(index)
+        groups.setdefault((leaf.shape.operation, leaf.shape.dtype, leaf.source), []).append(index)
     for (_, _, source), indices in groups.items():
-        batch = batch_shapes([leaves[index].problem for index in indices])
+        batch = batch_shapes([leaves[index].shape for index in indices])
         found = _estimate(source, batch, request.gpus, request.models)
         low[:, indices], middle[:, indices], high[:, indices] = (
             found.interval.low,
@@ -496,8 +496,8 @@ class TimeBound:
 
     Attributes:
         name: Name of the bound, as in "held to ...".
-        applies_to: Returns whether the bound may apply to a problem, which is given as requested and as computed.
-        clamp: Clamps the times of the problems to which the bound applies.
+        applies_to: Returns whether the bound may apply to a shape, which is given as requested and as computed.
+        clamp: Clamps the times of the shapes to which the bound applies.
     """
 
     name: str
@@ -505,9 +505,9 @@ class TimeBound:
     clamp: Callable[[OperationTimes, TimingRequest], OperationTimes]
 
 
-def _alternative(problem: OperationShape) -> tuple[Alternative, OperationShape] | None:
-    for alternative in operation_spec(problem.operation).of(Alternative):
-        other = alternative.problem(problem)
+def _alternative(shape: OperationShape) -> tuple[Alternative, OperationShape] | None:
+    for alternative in operation_spec(shape.operation).of(Alternative):
+        other = alternative.shape(shape)
         return None if other is None else (alternative, other)
     return None
 
@@ -525,11 +525,11 @@ def _clamp_to_alternative(times: OperationTimes, request: TimingRequest) -> Oper
     as convolutions.
     """
     found = [pair for item in request.computed if (pair := _alternative(item)) is not None]
-    other = _unclamped_times(request.for_shapes([problem for _, problem in found]))
+    other = _unclamped_times(request.for_shapes([shape for _, shape in found]))
     kinds = [alternative for alternative, _ in found]
     has_it = np.array([[kind.is_on(gpu.generation) for kind in kinds] for gpu in request.gpus])
     counts = (times.extrapolated_share > 0.5) | np.array([kind.bounds_networks for kind in kinds])
-    faster = has_it & counts & clearly_less(other.seconds, times.seconds)  # (gpus, problems)
+    faster = has_it & counts & clearly_less(other.seconds, times.seconds)  # (gpus, shapes)
     shares: dict[TimedBy, Array] = {
         method: np.where(faster, 1.0 if method == "proxy" else 0.0, share) for method, share in times.shares.items()
     }
@@ -551,7 +551,7 @@ def _clamp_to_latency(times: OperationTimes, request: TimingRequest) -> Operatio
 
 def _raised(times: OperationTimes, floor: Array, request: TimingRequest) -> OperationTimes:
     """Raise times to a lower bound from instructions or latency (`roofline.minimum_latencies`)."""
-    binds = clearly_less(times.seconds, floor)  # (gpus, problems)
+    binds = clearly_less(times.seconds, floor)  # (gpus, shapes)
     served: TimedBy = "roofline" if request.models is None else "proxy"
     shares: dict[TimedBy, Array] = {
         method: np.where(binds, float(method == served), share) for method, share in times.shares.items()
@@ -583,7 +583,7 @@ def _clamp_to_matmuls_without_winograd(times: OperationTimes, request: TimingReq
 def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
     if computed.operation != "conv2d" or computed.dtype != "float32":
         return False
-    shape = computed.shape
+    shape = computed.parameters
     return shape["groups"] == 1 and shape["in_channels"] < TENSOR_ALIGNMENT
 
 
@@ -596,7 +596,7 @@ def _clamp_to_tf32(times: OperationTimes, request: TimingRequest) -> OperationTi
     fast to 17 % too slow (training data).
     """
     has_units = np.array([["tf32" in gpu.peak_flops_per_second] for gpu in request.gpus])
-    wanted = has_units & (times.extrapolated_share > 0.5)  # (gpus, problems)
+    wanted = has_units & (times.extrapolated_share > 0.5)  # (gpus, shapes)
     if not wanted.any():
         return times
     twins = [replace(item, dtype="tf32") for item in request.computed]
@@ -638,7 +638,7 @@ def _scaled_as_measured(times: OperationTimes, request: TimingRequest) -> Operat
     ]
     if not any(one is not None for row in found for one in row):
         return times
-    is_measured = np.array([[one is not None for one in row] for row in found])  # (gpus, problems)
+    is_measured = np.array([[one is not None for one in row] for row in found])  # (gpus, shapes)
     factor = np.array([[1.0 if one is None else one.factor for one in row] for row in found])
     spread = np.exp([[0.0 if one is None else one.half_width for one in row] for row in found])
     middle = times.seconds * factor
@@ -659,7 +659,7 @@ def _clamp_to_minimum_work(times: OperationTimes, request: TimingRequest) -> Ope
 
     If float32 replaces another dtype, the float32 kernels count as a proxy, and the interval is wider.
     """
-    stands_in = request.is_float32_fallback  # (problems,)
+    stands_in = request.is_float32_fallback  # (shapes,)
     trained, copied = times.shares["mlp"], times.shares["bytes"]
     shares: dict[TimedBy, Array] = {
         "mlp": np.where(stands_in, 0.0, trained),
@@ -673,7 +673,7 @@ def _clamp_to_minimum_work(times: OperationTimes, request: TimingRequest) -> Ope
 
 
 def _float32_holds(asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    """Return whether float32 kernels could compute the problem, and its time does not come from them already.
+    """Return whether float32 kernels could compute the shape, and its time does not come from them already.
 
     For grouped convolutions in channels-last layout, libraries choose 16-bit kernels although these are slower. A copy
     that is counted in bytes moves the same bytes in any dtype.
@@ -681,7 +681,7 @@ def _float32_holds(asked: OperationShape, computed: OperationShape, _models: Ker
     kind = operation_spec(asked.operation)
     if kind.element_bytes is not None:
         return False
-    if asked.shape.get("channels_last") and asked.shape.get("groups", 1) > 1:
+    if asked.parameters.get("channels_last") and asked.parameters.get("groups", 1) > 1:
         return False
     on_gpu = kind.units in ("tensor", "vector")
     return on_gpu and asked.dtype in LOWER_PRECISIONS and asked == computed
@@ -695,7 +695,7 @@ def _clamp_to_float32(times: OperationTimes, request: TimingRequest) -> Operatio
     """
     twins = [replace(item, dtype="float32") for item in request.requested]
     least, bound = _rooflines(twins, request.gpus, least=True), request.least
-    may_gain = clearly_less(least, times.seconds) & ~clearly_less(least, bound)  # (gpus, problems)
+    may_gain = clearly_less(least, times.seconds) & ~clearly_less(least, bound)  # (gpus, shapes)
     doubtful = np.flatnonzero(may_gain.any(axis=0))
     if not doubtful.size:
         return times
@@ -761,11 +761,11 @@ def _predict_times(request: TimingRequest) -> OperationTimes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Source and bounds that determined the time of a problem on a GPU.
+    """Source and bounds that determined the time of a shape on a GPU.
 
     Attributes:
-        problem: Problem in its requested dtype.
-        computed: Problem in the dtype in which the GPU computes.
+        shape: Shape in its requested dtype.
+        computed: Shape in the dtype in which the GPU computes.
         source: Source of the time.
         parts: Surrogates whose times add up to the time, if the source is a proxy.
         sourced_seconds: Time from the source, before any bound.
@@ -774,7 +774,7 @@ class Explanation:
         interval: Seconds.
     """
 
-    problem: OperationShape
+    shape: OperationShape
     computed: OperationShape
     source: TimeSource
     parts: tuple[CountedShape, ...]
@@ -784,25 +784,25 @@ class Explanation:
     interval: Interval[float]
 
 
-def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> Explanation:
-    """Return the source of a problem's time on a GPU, and the bounds that changed the time.
+def explain(shape: OperationShape, gpu: Gpu, models: KernelModels | None) -> Explanation:
+    """Return the source of a shape's time on a GPU, and the bounds that changed the time.
 
     Args:
-        problem: Problem to predict.
-        gpu: GPU that computes the problem.
+        shape: Shape to predict.
+        gpu: GPU that computes the shape.
         models: Trained models; None uses the roofline alone.
     """
-    problem = in_bfloat16(problem) if float8_becomes_bfloat16(gpu) else problem
-    is_matrix = operation_spec(problem.operation).units == "tensor"
-    as_float32 = frozenset({problem.dtype} if is_matrix and computes_in_float32(problem.dtype, gpu) else ())
-    request = TimingRequest([problem], [gpu], models, as_float32)
+    shape = in_bfloat16(shape) if float8_becomes_bfloat16(gpu) else shape
+    is_matrix = operation_spec(shape.operation).units == "tensor"
+    as_float32 = frozenset({shape.dtype} if is_matrix and computes_in_float32(shape.dtype, gpu) else ())
+    request = TimingRequest([shape], [gpu], models, as_float32)
     stages = [(name, times.interval.map(lambda table: float(table[0, 0]))) for name, times in _stages(request)]
     seconds = [interval.middle for _, interval in stages]
     (computed,) = request.computed
     source = source_of(computed, models)
     held = {} if source == "proxy" else _estimate(source, batch_shapes([computed]), [gpu], models).held
     return Explanation(
-        problem=problem,
+        shape=shape,
         computed=computed,
         source=source,
         parts=surrogates_of(computed) if source == "proxy" else (),
@@ -835,7 +835,7 @@ def _columns(times: OperationTimes, columns: IndexArray) -> OperationTimes:
 
 
 def _merged(times: OperationTimes, columns: IndexArray, part: OperationTimes) -> OperationTimes:
-    """Insert the times of some problems into the times of all problems."""
+    """Insert the times of some shapes into the times of all shapes."""
 
     def placed(whole: Array, own: Array) -> Array:
         result = whole.copy()
@@ -845,12 +845,12 @@ def _merged(times: OperationTimes, columns: IndexArray, part: OperationTimes) ->
     return _each(times, placed, part)
 
 
-def _rooflines(problems: Sequence[OperationShape], gpus: Sequence[Gpu], *, least: bool = False) -> Array:
-    """Compute the roofline of problems of any operation and dtype, (gpus, problems)."""
-    seconds = np.empty((len(gpus), len(problems)))
+def _rooflines(shapes: Sequence[OperationShape], gpus: Sequence[Gpu], *, least: bool = False) -> Array:
+    """Compute the roofline of shapes of any operation and dtype, (gpus, shapes)."""
+    seconds = np.empty((len(gpus), len(shapes)))
     groups: dict[tuple[str, str], list[int]] = {}
-    for index, item in enumerate(problems):
+    for index, item in enumerate(shapes):
         groups.setdefault((item.operation, item.dtype), []).append(index)
     for indices in groups.values():
-        seconds[:, indices] = roofline_seconds(batch_shapes([problems[index] for index in indices]), gpus, least=least)
+        seconds[:, indices] = roofline_seconds(batch_shapes([shapes[index] for index in indices]), gpus, least=least)
     return seconds

@@ -1,6 +1,6 @@
-"""Translates the operations of a trace into problems (operations with shapes) whose time a kernel model can predict.
+"""Translates the operations of a trace into `OperationShape`s whose time a kernel model can predict.
 
-A translator maps one dispatcher call to the problems that it computes: `aten::addmm` to a `linear`,
+A translator maps one dispatcher call to the shapes that it computes: `aten::addmm` to a `linear`,
 `aten::convolution_backward` to the two halves of a convolution's backward pass. Translators are defined in the file of
 their family and are found by the name of the call. If a call has no translator, its time is predicted from its bytes. A
 call that only changes metadata takes no time.
@@ -62,7 +62,7 @@ COMPLEX_MATMULS: Final = 4
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
-    """Return the problems that an operation computes on a GPU; empty if the operation only changes metadata.
+    """Return the shapes that an operation computes on a GPU; empty if the operation only changes metadata.
 
     Raises:
         Exception: Any exception of a translator, only if `STRICT_VARIABLE` is set.
@@ -71,19 +71,19 @@ def translate(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
 
 
 def _translated(operation: Operation, flags: Flags) -> tuple[tuple[OperationShape, ...], str | None]:
-    """Return the problems of an operation, and the error message if its translator failed."""
+    """Return the shapes of an operation, and the error message if its translator failed."""
     if is_free(operation):
         return (), None
     try:
         is_sparse = any(tensor.stored_bytes is not None for tensor in operation.inputs)
         translator = translator_of(ON_SPARSE_TENSORS if is_sparse else operation.name)
-        problems = None if translator is None or not operation.inputs else translator(operation, flags)
+        shapes = None if translator is None or not operation.inputs else translator(operation, flags)
     except Exception as error:
         if os.environ.get(STRICT_VARIABLE, "0") != "0":
             raise
-        shapes = ", ".join(f"{list(tensor.shape)} {tensor.dtype}" for tensor in operation.inputs)
-        return untranslated(operation), f"{type(error).__name__}: {error}; its tensors: {shapes}"
-    return (transfer_of(operation) if problems is None else problems), None
+        tensors = ", ".join(f"{list(tensor.shape)} {tensor.dtype}" for tensor in operation.inputs)
+        return untranslated(operation), f"{type(error).__name__}: {error}; its tensors: {tensors}"
+    return (transfer_of(operation) if shapes is None else shapes), None
 
 
 def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
@@ -121,18 +121,18 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Problems of one place in the trace.
+    """Shapes of one place in the trace.
 
     Attributes:
         operations: Indices of the operations in the trace; several if the GPU runs them as one operation.
-        problems: Problems that the operations compute.
+        shapes: Shapes that the operations compute.
         launches: Number of kernels that the host launches.
         unknown: Names of operations with known bytes only, without duplicates.
         error: Error message of a translator; None without a failure.
     """
 
     operations: tuple[int, ...]
-    problems: tuple[OperationShape, ...]
+    shapes: tuple[OperationShape, ...]
     launches: int
     unknown: tuple[str, ...] = ()
     error: str | None = None
@@ -165,29 +165,29 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
         if operation.name == "aten::t":
             transposed.update((tensor.id, tensor.shape) for tensor in operation.outputs if tensor.id is not None)
         if index in dropouts:
-            items.append(WorkItem(dropouts[index], _dropout_problem(operation), 1))
+            items.append(WorkItem(dropouts[index], _dropout_shape(operation), 1))
         if index in inside:
             continue
         error = None
         if operation.name == "aten::mul" and any(tensor.id in masks for tensor in operation.inputs):
-            problems = _dropout_backward(operation, masks)
+            shapes = _dropout_backward(operation, masks)
         elif elsewhere and operation.name == "aten::scatter_add" and operation.phase == "backward":
-            problems = _added_in_place(operation)
+            shapes = _added_in_place(operation)
         else:
             first = firsts[index]
             if first not in translated:
                 translated[first] = _translated(operation, trace.flags)
-            problems, error = translated[first]
+            shapes, error = translated[first]
             if operation.name == "aten::mm" and any((one.id, one.shape) in transposed for one in operation.inputs[:1]):
-                problems = tuple(map(_of_transposed_left, problems))
-        if not problems and not operation.kernels:
+                shapes = tuple(map(_of_transposed_left, shapes))
+        if not shapes and not operation.kernels:
             continue
         if firsts[index] not in known:
             known[firsts[index]] = is_known(operation)
-        unknown = () if not problems or known[firsts[index]] else (operation.name,)
-        item = WorkItem((index,), problems, len(operation.kernels) or len(problems), unknown, error)
+        unknown = () if not shapes or known[firsts[index]] else (operation.name,)
+        item = WorkItem((index,), shapes, len(operation.kernels) or len(shapes), unknown, error)
         is_single = operation.phase == "optimizer" and not operation.name.startswith(MULTI_TENSOR)
-        if merges and is_single and problems and all(map(_is_vector_work, problems)):
+        if merges and is_single and shapes and all(map(_is_vector_work, shapes)):
             updates.setdefault(operation.name, []).append(item)
         else:
             items.append(item)
@@ -241,17 +241,17 @@ def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> W
     """Merge equal single-tensor updates of the optimizer into one multi-tensor operation."""
     indices = tuple([index for item in items for index in item.operations])
     transfers = {first: transfer_of(trace.operations[first]) for first in {firsts[index] for index in indices}}
-    problem = _sum_transfers([transfers[firsts[index]] for index in indices])
+    shape = _sum_transfers([transfers[firsts[index]] for index in indices])
     errors = (item.error for item in items if item.error is not None)
-    return WorkItem(indices, (problem,), 1, items[0].unknown, next(errors, None))
+    return WorkItem(indices, (shape,), 1, items[0].unknown, next(errors, None))
 
 
-def _is_vector_work(problem: OperationShape) -> bool:
-    return operation_spec(problem.operation).units == "vector"
+def _is_vector_work(shape: OperationShape) -> bool:
+    return operation_spec(shape.operation).units == "vector"
 
 
 def _sum_transfers(transfers: Iterable[tuple[OperationShape, ...]]) -> OperationShape:
-    dims = [problem.dims for problems in transfers for problem in problems]
+    dims = [shape.dims for shapes in transfers for shape in shapes]
     read, written, flops = (math.fsum(column) for column in zip(*dims, strict=True))
     return OperationShape("transfer", "float32", (read, written, flops))
 
@@ -276,7 +276,7 @@ def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[in
     return found
 
 
-def _dropout_problem(drawn: Operation) -> tuple[OperationShape, ...]:
+def _dropout_shape(drawn: Operation) -> tuple[OperationShape, ...]:
     """Return the dropout of a tensor with the shape of the mask."""
     mask = drawn.inputs[0]
     rows, columns = rows_and_columns(mask.shape)

@@ -125,7 +125,7 @@ def _grouped_experts(trace: Trace, operation: Operation) -> int:
     if experts_module(operation.module) is None:
         return 0
     grouped = (shape for shape in translate(operation, trace.flags) if shape.operation == "bmm")
-    return max((round(shape.shape["b"]) for shape in grouped), default=0)
+    return max((round(shape.parameters["b"]) for shape in grouped), default=0)
 
 
 def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:

@@ -222,7 +222,7 @@ def _weight_shares(trace: Trace, timed: WorkTimes, model: SplitModel) -> Array:
             passes += seconds
             operation = trace.operations[item.operations[0]]
             block = model.block(operation.module)
-            if any(is_weight_gradient(shape, operation.phase, model, block) for shape in item.problems):
+            if any(is_weight_gradient(shape, operation.phase, model, block) for shape in item.shapes):
                 weights += seconds
     return np.divide(weights, passes, out=np.zeros_like(passes), where=passes > 0)
 
@@ -384,7 +384,7 @@ def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator
         yield f"The recorded batch is split into {micro_batches} sequential micro-batches."
     if strategy.accumulate > 1:
         yield f"A step is {strategy.accumulate} batches as large as the recorded one, whose gradients add up."
-    unknown = sum(not item.problems for item in timed.items)
+    unknown = sum(not item.shapes for item in timed.items)
     if unknown:
         yield f"{unknown} operations of unknown shape (fused kernels) are taken to be whole on each GPU."
 

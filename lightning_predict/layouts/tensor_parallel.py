@@ -237,7 +237,7 @@ def _ring_bytes(unit: _Unit) -> float:
     total = 0.0
     for shape, fused in _attentions(unit.shapes()):
         if fused:
-            keys = math.prod(shape.shape[word] for word in ("batch", "kv_heads", "kv_seq", "head_dim"))
+            keys = math.prod(shape.parameters[word] for word in ("batch", "kv_heads", "kv_seq", "head_dim"))
             total += 2 * keys * COMPUTE_BYTES[shape.dtype]
     return total
 
@@ -496,7 +496,7 @@ class WorkSharder:
             tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*operation.inputs, *operation.outputs))
             is_expert = experts_module(operation.module) is not None
             own_uses = tuple(uses[factor] for factor in factors[index])
-            key = (item.problems, operation.phase, kind, is_expert, tensors, own_uses)
+            key = (item.shapes, operation.phase, kind, is_expert, tensors, own_uses)
             if key not in first:
                 first[key] = len(first)
                 self._first.append(item)
@@ -512,7 +512,7 @@ class WorkSharder:
         if spec.fp8 is not None:
             for gpu in self._timer.gpus:
                 compute_dtype_on("float8", gpu)
-        whole = self._timer.shape_seconds([item.problems for item in self._first])
+        whole = self._timer.shape_seconds([item.shapes for item in self._first])
         least = whole
         for degree in _degrees(model, spec.tensor):
             smaller = replace(spec, tensor=degree)
@@ -537,11 +537,11 @@ def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None
     slower matmuls with row-wise float8 scales.
     """
     factor = 1.0
-    if any(shape.operation in FUSED_ATTENTION for shape in item.problems):
+    if any(shape.operation in FUSED_ATTENTION for shape in item.shapes):
         factor /= spec.context
     if spec.capacity > 1 and experts_module(operation.module) is not None:
         factor *= spec.capacity
-    if spec.fp8 == "rowwise" and block is not None and any(_is_matmul(one, operation) for one in item.problems):
+    if spec.fp8 == "rowwise" and block is not None and any(_is_matmul(one, operation) for one in item.shapes):
         factor *= ROWWISE_TIME
     return factor
 
@@ -577,12 +577,12 @@ def _part_of(
 ) -> tuple[OperationShape, ...]:
     operation = trace.operations[item.operations[0]]
     if operation.phase == "optimizer":
-        return tuple(scaled(shape, spec.updated) for shape in item.problems)
+        return tuple(scaled(shape, spec.updated) for shape in item.shapes)
     if operation.phase == "other":
-        return item.problems
+        return item.shapes
     block = model.block(operation.module)
     found, shares = list[OperationShape](), iter(1 / count for count in uses)
-    for shape in item.problems:
+    for shape in item.shapes:
         part = part_of(shape, operation, model, block, spec)
         is_matmul = _is_matmul(shape, operation)
         is_gradient = is_matmul and _is_gradient(shape, operation, model, block)
@@ -622,7 +622,7 @@ FACTOR_OF: Final = 2
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     """Return the storage ids of both operands of each matmul of an item that can run in float8."""
     found = list[int | None]()
-    for shape in item.problems:
+    for shape in item.shapes:
         if _is_matmul(shape, operation):
             batches, m, n, k = shape.dims
             sizes = batches * m * k, batches * n * k
@@ -698,12 +698,12 @@ def _of_experts(
     shape: OperationShape, is_gradient: bool, block: TransformerBlock | None, spec: ShardSpec
 ) -> OperationShape:
     """Return one GPU's part of a grouped matmul: its experts, the tokens of their group, part of the inner width."""
-    sizes = shape.shape
+    sizes = shape.parameters
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
     inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
     split = spec.expert_tensor or spec.tensor
     shared = _divide(shape, {"b": spec.expert, rows: spec.rows * spec.tensor // split, inner: split})
-    return replace(shared, dims=tuple((shared.shape | {rows: shared.shape[rows] * spec.expert}).values()))
+    return replace(shared, dims=tuple((shared.parameters | {rows: shared.parameters[rows] * spec.expert}).values()))
 
 
 def _is_gradient(

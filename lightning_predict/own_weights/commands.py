@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_predict.own_weights.measuring.run import Measured
 
 NO_SCORES: Final = (
-    "No score: no row was held out (15 % per operation, drawn by a hash of the shape). Measure more problems of an "
+    "No score: no row was held out (15 % per operation, drawn by a hash of the shape). Measure more shapes of an "
     "operation (`measure --problems 200`)."
 )
 """Text that replaces an empty table of scores."""
@@ -88,9 +88,9 @@ def measure(
             output,
             operations=tuple(BENCHMARKS) if operations is None else _names(operations),
             dtypes=_names(usual if dtypes is None else dtypes),
-            problems=1 if is_try and problems is None else problems,
+            shapes=1 if is_try and problems is None else problems,
             minutes=minutes,
-            problem_seconds=problem_seconds,
+            shape_seconds=problem_seconds,
             seed=seed,
             device=device,
             gpu=gpu,
@@ -172,16 +172,16 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
     return CommandAnswer(data=lambda: json_value(data), show=lambda: print("\n".join(lines)))
 
 
-def _announced(problems: int, seconds: float | None, minutes: float | None) -> str:
+def _announced(shapes: int, seconds: float | None, minutes: float | None) -> str:
     """Return a sentence with the expected duration, shown before the measurement starts."""
     from lightning_predict.reports.format import duration
 
     if seconds is None:
-        return f"Measuring {problems:,} problems."
+        return f"Measuring {shapes:,} shapes."
     if minutes is not None and minutes_to_seconds(minutes) < seconds:
         limit, whole = duration(minutes_to_seconds(minutes)), duration(seconds)
-        return f"Measuring for {limit}; all {problems:,} problems would take about {whole}."
-    return f"Measuring {problems:,} problems, in about {duration(seconds)}."
+        return f"Measuring for {limit}; all {shapes:,} shapes would take about {whole}."
+    return f"Measuring {shapes:,} shapes, in about {duration(seconds)}."
 
 
 def first_hour(

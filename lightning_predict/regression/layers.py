@@ -191,14 +191,14 @@ def _coefficients(layers: Sequence[TimedLayer]) -> Array:
 def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, TimedLayer]]:
     """Yield the calls with a known amount of work, as (position, work item, layer without its time)."""
     for place, item in enumerate(work_items(trace)):
-        if item.problems and not item.unknown:
+        if item.shapes and not item.unknown:
             phase = trace.operations[item.operations[0]].phase
             # A bias, or the missing input gradient of a first layer, does not make a separate kind.
-            products = [one for one in item.problems if operation_spec(one.operation).units == "tensor"]
-            names = {one.operation.partition("_backward")[0] for one in products or item.problems}
+            products = [one for one in item.shapes if operation_spec(one.operation).units == "tensor"]
+            names = {one.operation.partition("_backward")[0] for one in products or item.shapes}
             dtypes = {"float32" if trace.device == "cpu" and one.dtype == "tf32" else one.dtype for one in products}
             kind = f"{'+'.join(sorted(names))} ({', '.join([*sorted(dtypes), phase])})"
-            batches = [batch_shapes([one]) for one in products or item.problems]
+            batches = [batch_shapes([one]) for one in products or item.shapes]
             moved = math.fsum(float(one.bytes_moved[0]) for one in batches)
             flops = math.fsum(float(one.flops[0]) for one in batches) if products else 0.0
             yield place, item, TimedLayer(kind, moved, 0.0, flops)

@@ -121,7 +121,7 @@ def describe(trace: Trace) -> StepDescription:
     """Return kind of model and precision of a recorded step, and whether the step trains."""
     counts: Counter[str] = Counter()
     flops: Counter[str] = Counter()
-    for shape in (shape for item in work_items(trace) for shape in item.problems):
+    for shape in (shape for item in work_items(trace) for shape in item.shapes):
         counts[shape.operation] += 1
         if operation_spec(shape.operation).units == "tensor":
             flops[shape.dtype] += int(batch_shapes([shape]).flops[0])

@@ -192,14 +192,14 @@ def _calibration(before: Trace, predicted: Mapping[int, tuple[float, WorkItem]])
 
 
 def _is_tensor_work(item: WorkItem) -> bool:
-    return bool(item.problems) and operation_spec(item.problems[0].operation).units == "tensor"
+    return bool(item.shapes) and operation_spec(item.shapes[0].operation).units == "tensor"
 
 
 def _altered(
     measured: float, before: float, after: float, old: WorkItem | None, new: WorkItem | None, origin: Gpu
 ) -> float:
     """Return the time of an altered operation, from its measured seconds and two predictions."""
-    if old is not None and new is not None and old.problems == new.problems and old.launches == new.launches:
+    if old is not None and new is not None and old.shapes == new.shapes and old.launches == new.launches:
         return measured
     if measured <= 0 or before <= 0 or after <= 0:
         return after if measured <= 0 < after and old is None else measured
@@ -211,7 +211,7 @@ def _altered(
 
 
 def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:
-    dtype = item.problems[0].dtype
+    dtype = item.shapes[0].dtype
     return dtype != "float32" and gpu.peak(dtype) is not None
 
 

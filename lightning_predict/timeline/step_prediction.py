@@ -248,7 +248,7 @@ def _ends(
     least, most = device_ends(
         timed.interval,
         timed.families,
-        [item.problems for item in timed.items],
+        [item.shapes for item in timed.items],
         shared,
         is_validated=np.array([gpu.vendor == NVIDIA for gpu in gpus], dtype=np.bool_),
         correlation=correlation,

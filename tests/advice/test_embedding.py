@@ -47,8 +47,8 @@ def test_tables_and_interaction_become_one_call_per_pass(step: Trace) -> None:
 
 
 def test_interaction_reads_vectors_once_and_writes_the_input_of_the_top_layers(step: Trace) -> None:
-    problems = {
-        fused.operations[item.operations[0]].name: item.problems
+    shapes = {
+        fused.operations[item.operations[0]].name: item.shapes
         for fused in [with_fused_tables(step)]
         for item in work_items(fused)
     }
@@ -57,11 +57,11 @@ def test_interaction_reads_vectors_once_and_writes_the_input_of_the_top_layers(s
     vectors = BATCH * VECTORS * WIDTH * size
     result = BATCH * (WIDTH + VECTORS * (VECTORS - 1) // 2 + 1) * size
     flops = 0 if is_short else 2 * BATCH * VECTORS**2 * WIDTH
-    assert [problem.dims for problem in problems[INTERACTION]] == [(vectors, result, flops)]
-    backward = [problem.dims for problem in problems[f"{INTERACTION}_backward"]]
+    assert [shape.dims for shape in shapes[INTERACTION]] == [(vectors, result, flops)]
+    backward = [shape.dims for shape in shapes[f"{INTERACTION}_backward"]]
     assert backward == [(vectors + result, vectors, 2 * flops)]
-    assert [problem.dims[2] for problem in problems[LOOK_UPS]] == list(ROWS)
-    assert [problem.dims[:4] for problem in problems[UPDATES]] == [(BATCH, 1, rows, WIDTH) for rows in reversed(ROWS)]
+    assert [shape.dims[2] for shape in shapes[LOOK_UPS]] == list(ROWS)
+    assert [shape.dims[:4] for shape in shapes[UPDATES]] == [(BATCH, 1, rows, WIDTH) for rows in reversed(ROWS)]
 
 
 def test_fused_tables_are_faster_and_sparse_gradients_cost_some_of_it(step: Trace) -> None:

@@ -105,13 +105,13 @@ def test_view_needs_a_known_gpu(trace: Path, run: Run) -> None:
 def test_explain_names_source_of_each_time(trace: Path, run: Run) -> None:
     found = run("trace", "explain", trace, "--gpu", "T4", "--json").json
     assert found["gpu"] == "T4"
-    products = [one for one in found["problems"] if one["operation"] == "linear"]
+    products = [one for one in found["shapes"] if one["operation"] == "linear"]
     assert products
     assert all(one["source"] == "network" and one["dtype"] == "float32" for one in products)
-    longest = [one["times"] * one["seconds"] for one in found["problems"]]
+    longest = [one["times"] * one["seconds"] for one in found["shapes"]]
     assert longest == sorted(longest, reverse=True)
     text = run("trace", "explain", trace, "--gpu", "T4").out
-    assert f"{len(found['problems'])} problems on the T4, {1e3 * sum(longest):.3f} ms by their shapes:" in text
+    assert f"{len(found['shapes'])} shapes on the T4, {1e3 * sum(longest):.3f} ms by their shapes:" in text
     assert "then held to (µs)" in text
 
 

@@ -10,7 +10,7 @@ from lightning_predict.embeddings.loads import KINDS, Load, TablePart, empty_loa
 from lightning_predict.embeddings.tables import OPTIMIZERS, EmbeddingTable
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.operations import operation_shape
 from lightning_predict.kernels.timing import predict_operation_times
 
 A100 = "A100-SXM-80GB"
@@ -24,7 +24,7 @@ def load(table: EmbeddingTable, kind: str, gpus: int, samples: int = 1024, optim
 
 
 def seconds(operation: str, **words: float) -> float:
-    given = problem(operation, "float32", **words)
+    given = operation_shape(operation, "float32", **words)
     return float(predict_operation_times([given], [lp.gpu(A100)], kernel_models((A100,))).seconds[0, 0])
 
 

@@ -54,8 +54,8 @@ def test_chain_is_one_kernel_of_external_tensors() -> None:
     assert numbers(kernel.outputs) == [4]
     assert kernel.arguments == {"operations": ["aten::mul", "aten::tanh", "aten::add"]}
     # Two tensors read and one written, of 4 kB each; apart they are five and three.
-    (problem,) = translate(kernel, Flags())
-    assert problem.dims[:2] == (2 * 4 * SIZE, 4 * SIZE)
+    (shape,) = translate(kernel, Flags())
+    assert shape.dims[:2] == (2 * 4 * SIZE, 4 * SIZE)
 
 
 def test_backward_pass_runs_a_cheap_operation_again_instead_of_reading_its_result() -> None:
@@ -261,7 +261,7 @@ def test_a_sum_over_channels_is_read_again() -> None:
 
 
 def test_the_host_calls_compiled_code_once_a_pass() -> None:
-    """KernelBench's small problems take 0.12 ms and more compiled, however few kernels are left (T4, L40S)."""
+    """KernelBench's small shapes take 0.12 ms and more compiled, however few kernels are left (T4, L40S)."""
     step = trace(*CHAIN, operation("tanh_backward", (9, 3), 10, "backward"), operation("neg", (10,), 11, "backward"))
     calls = [(one.name, one.phase) for one in fused(step).operations if one.name == COMPILED_CALL]
     assert calls == [(COMPILED_CALL, "forward"), (COMPILED_CALL, "backward")]
@@ -283,8 +283,8 @@ def test_a_mean_loss_reads_its_inputs_once() -> None:
     mean = TensorInfo((), "float32", id=2)
     loss = Operation(name="aten::smooth_l1_loss", phase="forward", inputs=(x, y), outputs=(mean,))
     (kernel,) = compiled(trace(loss))
-    (problem,) = translate(kernel, Flags())
-    assert problem.dims[:2] == (2 * 4 * SIZE, 4)  # eager mode writes 4 kB between and reads them again
+    (shape,) = translate(kernel, Flags())
+    assert shape.dims[:2] == (2 * 4 * SIZE, 4)  # eager mode writes 4 kB between and reads them again
 
 
 def test_small_windows_are_written_by_the_compiler_and_large_ones_are_not() -> None:
@@ -323,8 +323,8 @@ def test_a_16_bit_product_of_odd_sizes_is_padded_to_sixteen_bytes(dtype: str, co
     (padded,) = compiled(trace(product))
     # 50,257 = 8 x 6,282 + 1; all other sides are even.
     assert [tensor.shape for tensor in padded.inputs] == [(512, 768), (768, columns)]
-    (problem,) = translate(padded, Flags())
-    assert problem.shape == {"b": 1, "m": 512, "n": columns, "k": 768}
+    (shape,) = translate(padded, Flags())
+    assert shape.parameters == {"b": 1, "m": 512, "n": columns, "k": 768}
 
 
 def test_copies_and_vectors_of_a_padded_product_keep_their_number() -> None:

@@ -173,7 +173,7 @@ def test_after_a_failed_capture_random_numbers_and_captures_go_on() -> None:
 
 
 def test_minutes_of_measuring_train_weights_that_a_prediction_uses(tmp_path: Path, record_property: Note) -> None:
-    done = measure(tmp_path / "tables", operations=["linear"], dtypes=["float16"], problems=700, minutes=5)
+    done = measure(tmp_path / "tables", operations=["linear"], dtypes=["float16"], shapes=700, minutes=5)
     assert done.rows > 600
     scores = tune_weights(tmp_path / "tables", tmp_path / "weights")
     record_property("error", f"{scores[0].before:.1%} before, {scores[0].after:.1%} after")

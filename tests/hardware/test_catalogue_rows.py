@@ -11,7 +11,7 @@ import pytest
 from lightning_predict.hardware import Gpu, gpu
 from lightning_predict.hardware.catalogue import CATALOGUE_FOLDER, load_catalogue
 from lightning_predict.hardware.records import NVIDIA
-from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.operations import operation_shape
 from lightning_predict.kernels.timing import predict_operation_times
 
 CATALOGUE = load_catalogue()
@@ -254,7 +254,7 @@ def test_the_quadro_with_voltas_chip_has_the_rates_that_its_clock_gives() -> Non
 def test_a_turing_without_tensor_cores_is_slower_in_16_bits() -> None:
     row = gpu("NVIDIA GeForce GTX 1660 Ti")
     assert row.dram_bytes_per_second == pytest.approx(192 * 12e9 / 8)
-    large = [problem("linear", dtype, m=8192, n=8192, k=8192) for dtype in ("float32", "float16")]
+    large = [operation_shape("linear", dtype, m=8192, n=8192, k=8192) for dtype in ("float32", "float16")]
     float32, float16 = predict_operation_times(large, [row], models=None).seconds[0]
     assert float16 == pytest.approx(2 * 8192**3 / 0.61e12)  # the measured rate; in float32 5.24e12
     assert float16 > 4 * float32

@@ -1,4 +1,4 @@
-"""Networks that know one number: the same utilisation for every problem, so that times can be derived by hand."""
+"""Networks that know one number: the same utilisation for every shape, so that times can be derived by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.example_gpu import SMALL
 LOWEST = 0.01
 
 
-def _any_problem(family: str) -> ShapeBatch:
+def _any_shape(family: str) -> ShapeBatch:
     words: dict[str, dict[str, float]] = {
         "matmul_single": {"m": 8, "n": 8, "k": 8},
         "matmul_half": {"m": 8, "n": 8, "k": 8},
@@ -30,7 +30,7 @@ def constant_network(
     family: str, *, utilisation: float, interval: float, trained: tuple[tuple[str, str], ...] = ()
 ) -> NetworkWeights:
     """One layer whose weights are zero: log(utilisation) = log(LOWEST) x sigmoid(bias)."""
-    names = network_specs()[family].feature_names(_any_problem(family), [SMALL])
+    names = network_specs()[family].feature_names(_any_shape(family), [SMALL])
     share = math.log(utilisation) / math.log(LOWEST)
     bias = math.log(share / (1 - share))
     count = len(names)

@@ -4,7 +4,7 @@ import pytest
 
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.operations import operation_shape
 from lightning_predict.kernels.timing import explain, predict_operation_times
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
@@ -15,7 +15,9 @@ SHAPE = {"batch": 16, "heads": 12, "seq": 512, "head_dim": 64}
 def _seconds(operation: str, name: str) -> float:
     card = gpu(name)
     return float(
-        predict_operation_times([problem(operation, "float32", **SHAPE)], [card], kernel_models((name,))).seconds[0, 0]
+        predict_operation_times(
+            [operation_shape(operation, "float32", **SHAPE)], [card], kernel_models((name,))
+        ).seconds[0, 0]
     )
 
 
@@ -27,13 +29,13 @@ def test_float32_attention_stays_float32_where_products_may_use_tf32(call: str) 
     query = TensorInfo((16, 12, 512, 64), "float32")
     operation = Operation(name=call, phase="forward", inputs=(query, query, query))
     (found,) = translate(operation, Flags(matmul_tf32=True))
-    assert found == problem("attention", "float32", **SHAPE)
+    assert found == operation_shape("attention", "float32", **SHAPE)
 
 
 def test_float32_attention_is_timed_by_its_products_alone() -> None:
     card = gpu("A100-SXM-40GB")
     models = kernel_models((card.name,))
-    item = problem("attention", "float32", **SHAPE)
+    item = operation_shape("attention", "float32", **SHAPE)
     assert explain(item, card, models).source == "formula"
     seconds = predict_operation_times([item], [card], models).seconds[0, 0]
     # 4 x 16 x 12 x 512^2 x 64 FLOPs at a tenth of 156 TFLOP/s, and 5 µs.
@@ -54,7 +56,7 @@ def test_its_backward_pass_takes_five_products_to_two() -> None:
 
 
 def _fused_seconds(head_dim: int, *, keys: int = 4096) -> float:
-    item = problem(
+    item = operation_shape(
         "attention", "float16", batch=8, heads=8, kv_heads=8, seq=4096, kv_seq=keys, head_dim=head_dim, causal=0
     )
     a100 = gpu("A100-SXM-80GB")

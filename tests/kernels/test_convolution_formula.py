@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.families.convolution import PLACING_CYCLES
 from lightning_predict.kernels.models import BundledModels, kernel_models
-from lightning_predict.kernels.operations import Array, Formula, OperationShape, batch_shapes, operation_spec, problem
+from lightning_predict.kernels.operations import (
+    Array,
+    Formula,
+    OperationShape,
+    batch_shapes,
+    operation_shape,
+    operation_spec,
+)
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
@@ -28,10 +35,10 @@ def models() -> BundledModels:
     return kernel_models(())
 
 
-def by_formula(*problems: OperationShape) -> Array:
-    """Seconds of problems of one operation and dtype, shape (gpus, problems)."""
-    formula, *_ = operation_spec(problems[0].operation).of(Formula)
-    return formula.seconds(batch_shapes(problems), GPUS).middle
+def by_formula(*shapes: OperationShape) -> Array:
+    """Seconds of shapes of one operation and dtype, shape (gpus, shapes)."""
+    formula, *_ = operation_spec(shapes[0].operation).of(Formula)
+    return formula.seconds(batch_shapes(shapes), GPUS).middle
 
 
 @st.composite
@@ -41,7 +48,7 @@ def convolutions(draw: st.DrawFn) -> OperationShape:
     groups = draw(st.sampled_from([1, 1, width, *(each for each in (4, 8, 32) if width % each == 0)]))
     size = draw(st.sampled_from([7, 14, 29, 56, 112]))
     taps = draw(st.sampled_from([1, 3, 5, 7]))
-    return problem(
+    return operation_shape(
         draw(st.sampled_from(PASSES)),
         draw(st.sampled_from(DTYPES)),
         batch=draw(st.sampled_from([1, 3, 16, 100])),
@@ -57,7 +64,7 @@ def convolutions(draw: st.DrawFn) -> OperationShape:
 
 
 def changed(item: OperationShape, **words: float) -> OperationShape:
-    return problem(item.operation, item.dtype, **(item.shape | words))
+    return operation_shape(item.operation, item.dtype, **(item.parameters | words))
 
 
 @settings(max_examples=25, deadline=None)
@@ -77,7 +84,7 @@ def test_nothing_beats_its_flops_and_its_bytes(item: OperationShape) -> None:
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_twice_the_batch_never_takes_less(item: OperationShape) -> None:
-    once, twice = by_formula(item, changed(item, batch=2 * item.shape["batch"])).T
+    once, twice = by_formula(item, changed(item, batch=2 * item.parameters["batch"])).T
     assert (twice >= once * (1 - 1e-6)).all()
 
 
@@ -85,7 +92,7 @@ def test_twice_the_batch_never_takes_less(item: OperationShape) -> None:
 @pytest.mark.parametrize("operation", PASSES)
 def test_depthwise_filters_of_four_bytes_wait_for_each_tap_with_channels_last(operation: str, dtype: str) -> None:
     words = {"batch": 64, "in_channels": 192, "out_channels": 192, "image_size": 56, "kernel_size": 7, "padding": 3}
-    item = problem(operation, dtype, **words, groups=192, channels_last=1)
+    item = operation_shape(operation, dtype, **words, groups=192, channels_last=1)
     seconds = by_formula(item)[[one.name for one in GPUS].index("L40S"), 0]
     # 142 multiprocessors hold 1,536 threads each; every one takes 1.05 µs for one tap of one output.
     assert seconds == pytest.approx(64 * 192 * 56 * 56 * 49 * 1.05e-6 / (142 * 1536), rel=1e-3)
@@ -97,17 +104,17 @@ def test_small_squares_of_four_bytes_take_as_long_as_their_traffic_and_few_chann
     """KernelBench's modules 82 and 83 on the H100-PCIe: 1.4 and 27 ms compiled, with the copies of their images."""
     where = [one.name for one in GPUS].index("H100-PCIe-80GB")
     words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 512, "groups": 64, "channels_last": 1}
-    square = by_formula(problem("conv2d", "tf32", kernel_size=3, **words))[where, 0]
+    square = by_formula(operation_shape("conv2d", "tf32", kernel_size=3, **words))[where, 0]
     assert square == pytest.approx(1.4e-3, rel=0.25)
     words |= {"batch": 64, "in_channels": 8, "out_channels": 8, "groups": 8}
-    row = by_formula(problem("conv2d", "tf32", kernel_height=3, kernel_width=1, **words))[where, 0]
+    row = by_formula(operation_shape("conv2d", "tf32", kernel_height=3, kernel_width=1, **words))[where, 0]
     assert 27e-3 / 2 <= row <= 27e-3  # an eighth of a tile
 
 
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_channels_last_is_never_slower_without_groups(item: OperationShape) -> None:
-    assume(item.shape["groups"] == 1 and item.shape["in_channels"] != 3)  # odd channels are padded
+    assume(item.parameters["groups"] == 1 and item.parameters["in_channels"] != 3)  # odd channels are padded
     first, last = by_formula(changed(item, channels_last=0), changed(item, channels_last=1)).T
     assert (last <= first).all()
 
@@ -116,7 +123,7 @@ def grouped(operation: str, width: int, *, channels_last: int, taps: int = 3) ->
     channels = 16 * width
     shape = {"batch": 64, "in_channels": channels, "out_channels": channels, "image_size": 28}
     shape |= {"kernel_size": taps, "padding": taps // 2, "groups": 16 if width > 1 else channels}
-    return problem(operation, "float16", channels_last=channels_last, **shape)
+    return operation_shape(operation, "float16", channels_last=channels_last, **shape)
 
 
 @pytest.mark.parametrize("width", [24, 56, 64, 128])
@@ -132,7 +139,7 @@ def test_gradients_in_groups_are_several_times_slower_channels_last(width: int) 
 def test_groups_without_a_kernel_are_copied_to_32_channels() -> None:
     """Our own H200 takes 368 us for this layer of RegNetY-032: 300 of them copy images and results."""
     sizes = {"batch": 128, "in_channels": 576, "out_channels": 576, "image_size": 14, "kernel_size": 3, "padding": 1}
-    item = problem("conv2d", "bfloat16", groups=24, channels_last=1, **sizes)
+    item = operation_shape("conv2d", "bfloat16", groups=24, channels_last=1, **sizes)
     card = gpu("H200-SXM-141GB")
     cycles = 2 * 128 * 576 * 14 * 14 * 32 / 24 * PLACING_CYCLES  # images and results, padded
     copies = cycles / (card.streaming_multiprocessors * card.boost_clock_hz)
@@ -176,7 +183,7 @@ def test_depthwise_filters_in_float16_are_handed_to_the_library_as_torch_does(
     shape = {"batch": 256, "in_channels": 192, "image_size": 56, "kernel_size": 3, "padding": 1, **words}
     shape |= {"out_channels": shape["in_channels"], "groups": shape["in_channels"]}
     half, brain = (
-        by_formula(problem("conv2d", dtype, **shape))[GPUS.index(gpu("A100-SXM-40GB")), 0]
+        by_formula(operation_shape("conv2d", dtype, **shape))[GPUS.index(gpu("A100-SXM-40GB")), 0]
         for dtype in ("float16", "bfloat16")
     )
     assert bool(half < 0.9 * brain) is is_served
@@ -188,9 +195,9 @@ def test_depthwise_filters_in_float16_are_handed_to_the_library_as_torch_does(
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_groups_are_never_slower_than_the_dense_convolution(item: OperationShape) -> None:
-    skips = max(item.shape["stride_height"], item.shape["stride_width"]) > 1
+    skips = max(item.parameters["stride_height"], item.parameters["stride_width"]) > 1
     assume(not (skips and item.operation == "conv2d_backward_input"))  # four times as slow: see GROUPED_GRADIENT
-    assume(not item.shape["channels_last"])  # which leaves some groups slow kernels: see GROUPED_LAST_GRADIENT
+    assume(not item.parameters["channels_last"])  # which leaves some groups slow kernels: see GROUPED_LAST_GRADIENT
     in_groups, dense = by_formula(item, changed(item, groups=1)).T
     assert (in_groups <= dense * (1 + 1e-6)).all()
 
@@ -198,7 +205,7 @@ def test_groups_are_never_slower_than_the_dense_convolution(item: OperationShape
 @settings(max_examples=5, deadline=None)
 @given(convolutions())
 def test_a_lower_precision_is_never_slower_than_float32(item: OperationShape) -> None:
-    assume(not (item.shape["channels_last"] and item.shape["groups"] > 1))
+    assume(not (item.parameters["channels_last"] and item.parameters["groups"] > 1))
     shipped = kernel_models(())
     single = predict_operation_times([replace(item, dtype="float32")], GPUS, shipped).seconds[:, 0]
     for dtype in ("tf32", "float16"):
@@ -210,7 +217,9 @@ def test_a_lower_precision_is_never_slower_than_float32(item: OperationShape) ->
 
 def test_two_gpus_of_one_peak_and_bandwidth_get_one_time(models: BundledModels) -> None:
     """Weights for the products of one of them are no reason for another time of its convolutions."""
-    item = problem("conv2d", "float16", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3)
+    item = operation_shape(
+        "conv2d", "float16", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3
+    )
     times = predict_operation_times([item], [gpu("A100-SXM-80GB"), gpu("A800-SXM-80GB")], models)
     assert models.has_own_weights("A100-SXM-80GB", "linear", "bfloat16")
     assert not models.has_own_weights("A800-SXM-80GB", "linear", "bfloat16")
@@ -220,7 +229,9 @@ def test_two_gpus_of_one_peak_and_bandwidth_get_one_time(models: BundledModels) 
 
 def test_float64_is_computed_at_its_own_rate() -> None:
     """GeForce boards have one lane for it in 32 or 64."""
-    item = problem("conv2d", "float64", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3)
+    item = operation_shape(
+        "conv2d", "float64", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3
+    )
     least = float(batch_shapes([item]).flops[0]) / np.array([one.peak("float64") or math.nan for one in GPUS])
     seconds = by_formula(item)[:, 0]
     assert (seconds > least)[~np.isnan(least)].all()
@@ -229,7 +240,7 @@ def test_float64_is_computed_at_its_own_rate() -> None:
 def test_the_matrix_of_patches_is_no_traffic(models: BundledModels) -> None:
     """On an L4, 2 x 51 MB of images and outputs in float32 take 0.34 ms; nine copies of the images would be 1.7 ms."""
     words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 56, "kernel_size": 3, "padding": 1}
-    item = problem("conv2d", "tf32", **words, channels_last=1)
+    item = operation_shape("conv2d", "tf32", **words, channels_last=1)
     seconds = predict_operation_times([item], [gpu("L4")], models).seconds[0, 0]
     assert 0.34e-3 < seconds < 0.9e-3
 
@@ -237,7 +248,7 @@ def test_the_matrix_of_patches_is_no_traffic(models: BundledModels) -> None:
 def test_depthwise_filters_take_about_their_traffic(models: BundledModels) -> None:
     """ConvNeXt's: 64 x 96 x 56 x 56 in 16 bits are 38.5 MB, read and written at an A100's 1.56 TB/s in 50 µs."""
     words = {"batch": 64, "in_channels": 96, "out_channels": 96, "groups": 96, "image_size": 56, "padding": 3}
-    item = problem("conv2d", "float16", kernel_size=7, channels_last=1, **words)
+    item = operation_shape("conv2d", "float16", kernel_size=7, channels_last=1, **words)
     a100, v100 = predict_operation_times([item], [gpu("A100-SXM-40GB"), gpu("V100-SXM2-16GB")], models).seconds[:, 0]
     assert 50e-6 < a100 < 1.2e-3  # it was 5.9 ms
     assert a100 < v100
@@ -247,7 +258,7 @@ def test_only_filters_that_gather_are_converted() -> None:
     """Images and outputs of 64 x 64 x 56 x 56 in 16 bits are 25.7 MB each, read and written once more."""
     words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 56}
     for taps, converts in ((3, True), (1, False)):
-        item = problem("conv2d", "float16", kernel_size=taps, padding=taps // 2, **words)
+        item = operation_shape("conv2d", "float16", kernel_size=taps, padding=taps // 2, **words)
         first, last = by_formula(item, changed(item, channels_last=1))[GPUS.index(gpu("T4"))]
         # The T4's L2 holds 4 MiB, so that both ways go to DRAM, at 320 GB/s and 85 % of them.
         expected = 2 * 2 * 64 * 64 * 56 * 56 * 2 / (0.85 * 320e9) if converts else 0.0
@@ -261,7 +272,7 @@ RESNET = [((64, 56, 1), 99), ((128, 28, 1), 70), ((256, 14, 1), 63), ((512, 7, 1
 @pytest.mark.parametrize(("shape", "microseconds"), RESNET)
 def test_the_kernels_of_a_resnet_step_on_an_a100(shape: tuple[int, int, int], microseconds: float) -> None:
     width, size, stride = shape
-    item = problem(
+    item = operation_shape(
         "conv2d",
         "tf32",
         batch=32,
@@ -280,7 +291,7 @@ def test_the_kernels_of_a_resnet_step_on_an_a100(shape: tuple[int, int, int], mi
 @pytest.mark.parametrize(("pass_", "padded"), [("", "in_channels"), ("_backward_input", "out_channels")])
 def test_matrix_units_multiply_eight_channels_at_least(pass_: str, padded: str) -> None:
     words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 64, "kernel_size": 3, "padding": 1}
-    three, eight = (problem(f"conv2d{pass_}", "tf32", **(words | {padded: width})) for width in (3, 8))
+    three, eight = (operation_shape(f"conv2d{pass_}", "tf32", **(words | {padded: width})) for width in (3, 8))
     times = by_formula(three, eight)
     # Products of 8 channels either way; of the bytes, which take less, the 64 channels on the other side have most.
     units = GPUS.index(gpu("L40S"))
@@ -295,7 +306,7 @@ def test_matrix_units_multiply_eight_channels_at_least(pass_: str, padded: str) 
 def test_volumes_of_few_channels_take_as_long_as_of_padded_ones(pass_: str, padded: str, widest: int) -> None:
     words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 64, "kernel_size": 3, "padding": 1}
     three, most, more = (
-        problem(f"conv3d{pass_}", "tf32", **(words | {padded: width})) for width in (3, widest, 4 * widest)
+        operation_shape(f"conv3d{pass_}", "tf32", **(words | {padded: width})) for width in (3, widest, 4 * widest)
     )
     times = by_formula(three, most, more)
     for row in (GPUS.index(gpu("L40S")), GPUS.index(gpu("V100-SXM2-16GB"))):
@@ -330,7 +341,7 @@ def test_transposed_volumes_match_measurements(
         "stride": 2,
         "padding": 1,
     }
-    item = problem("conv3d_backward_input", "tf32", **words, **sides)
+    item = operation_shape("conv3d_backward_input", "tf32", **words, **sides)
     seconds = predict_operation_times([item], [gpu("H100-PCIe-80GB"), gpu("L40S")], models).seconds[:, 0]
     # 3 to 16 channels were 2.8 and 4.3 times too fast.
     assert np.abs(np.log(seconds * 1e3 / measured)).max() < math.log(2.0)
@@ -348,7 +359,7 @@ ODD_GRADIENTS = [
 def test_no_kernel_skips_positions_of_odd_gradients(
     shape: dict[str, float], measured: tuple[float, float], models: BundledModels
 ) -> None:
-    item = problem("conv2d_backward_input", "tf32", batch=16, in_channels=64, out_channels=32, **shape)
+    item = operation_shape("conv2d_backward_input", "tf32", batch=16, in_channels=64, out_channels=32, **shape)
     seconds = predict_operation_times([item], [gpu("H100-PCIe-80GB"), gpu("L40S")], models).seconds[:, 0]
     assert np.abs(np.log(seconds * 1e3 / measured)).max() < math.log(3.0)  # 81 was six times too fast
 
@@ -370,9 +381,9 @@ def test_a_bias_is_one_more_pass_over_the_output(is_last: bool) -> None:
     (plain,) = translate(convolution_of(images, weight, groups=1, is_last=is_last, bias=False), Flags())
     same, added = translate(convolution_of(images, weight, groups=1, is_last=is_last, bias=True), Flags())
     assert plain == same
-    assert plain.shape["channels_last"] == is_last
+    assert plain.parameters["channels_last"] == is_last
     # 2 x 16 x 10 x 10 outputs of two bytes, read and written.
-    assert added == problem("transfer", "float32", read_bytes=6400, write_bytes=6400, flops=3200)
+    assert added == operation_shape("transfer", "float32", read_bytes=6400, write_bytes=6400, flops=3200)
 
 
 @pytest.mark.parametrize(("is_last", "passes"), [(False, 1), (True, 2)])
@@ -394,7 +405,7 @@ def test_a_transposed_volume_stays_one() -> None:
     (found,) = translate(operation, Flags(cudnn_tf32=False))
     # Its output is the image: (6 - 1) x 2 - 2 + 3 = 11 positions, and 13 and 15.
     assert found.operation == "conv3d_backward_input"
-    assert [found.shape[side] for side in ("in_channels", "out_channels", "depth", "height", "width")] == [
+    assert [found.parameters[side] for side in ("in_channels", "out_channels", "depth", "height", "width")] == [
         4,
         8,
         11,
@@ -406,7 +417,7 @@ def test_a_transposed_volume_stays_one() -> None:
 def test_a_first_layer_with_a_large_filter_falls_to_a_slow_path() -> None:
     """3 channels of 11 x 11 take 1.7 to 1.8 times the formula on the H100-PCIe and L40S (KernelBench)."""
     words = {"batch": 256, "in_channels": 3, "out_channels": 96, "image_size": 224, "stride": 4, "padding": 2}
-    large, small = (by_formula(problem("conv2d", "tf32", kernel_size=taps, **words))[:, 0] for taps in (11, 9))
+    large, small = (by_formula(operation_shape("conv2d", "tf32", kernel_size=taps, **words))[:, 0] for taps in (11, 9))
     names = [one.name for one in GPUS]
     for name in ("H100-PCIe-80GB", "L40S"):
         place = names.index(name)
@@ -416,7 +427,7 @@ def test_a_first_layer_with_a_large_filter_falls_to_a_slow_path() -> None:
 def test_gaps_slow_down_gradients_that_skip_positions() -> None:
     words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 64, "kernel_size": 3, "stride": 2}
     plain, gaps = (
-        by_formula(problem("conv2d_backward_input", "tf32", dilation=dilation, padding=dilation, **words))[:, 0]
+        by_formula(operation_shape("conv2d_backward_input", "tf32", dilation=dilation, padding=dilation, **words))[:, 0]
         for dilation in (1, 2)
     )
     units = np.array(["tf32" in one.peak_flops_per_second for one in GPUS])

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict as lp
 from lightning_predict.kernels.families.convolution import PASSES
-from lightning_predict.kernels.operations import batch_shapes, problem, surrogates_of
+from lightning_predict.kernels.operations import batch_shapes, operation_shape, surrogates_of
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.trace import Flags
 
@@ -50,7 +50,7 @@ def test_it_has_the_flops_that_torch_counts_forward_and_backward(name: str, sett
     with FlopCounterMode(display=False) as counter:
         output = layer(data)
     forward, *backward = (
-        float(batch_shapes([problem(name + suffix, "float32", **words_of(name, settings))]).flops[0])
+        float(batch_shapes([operation_shape(name + suffix, "float32", **words_of(name, settings))]).flops[0])
         for suffix in PASSES
     )
     assert forward == counter.get_total_flops()
@@ -66,9 +66,9 @@ def test_operation_seconds_equal_the_translated_call(name: str, settings: dict[s
     layer, data = layer_and_data(name, settings)
     trace = lp.capture(lambda: layer(data), warmup_steps=0)
     (operation,) = (one for one in trace.operations if one.name == "aten::convolution")
-    own = problem(name, "float32", **words_of(name, settings))
+    own = operation_shape(name, "float32", **words_of(name, settings))
     parts = surrogates_of(own)  # a volume has a formula of its own
-    expected = own if name == "conv3d" else parts[0].problem
+    expected = own if name == "conv3d" else parts[0].shape
     assert translate(operation, Flags(cudnn_tf32=False)) == (expected,)
     assert [part.times for part in parts] == ([] if name == "conv3d" else [1.0])
 
@@ -76,14 +76,14 @@ def test_operation_seconds_equal_the_translated_call(name: str, settings: dict[s
 def test_the_passes_of_a_transposed_convolution_change_places() -> None:
     words = words_of("conv_transpose2d", {})
     names = [
-        surrogates_of(problem(f"conv_transpose2d{suffix}", "float32", **words))[0].problem.operation
+        surrogates_of(operation_shape(f"conv_transpose2d{suffix}", "float32", **words))[0].shape.operation
         for suffix in PASSES
     ]
     assert names == ["conv2d_backward_input", "conv2d", "conv2d_backward_weight"]
 
 
 def test_a_volume_is_read_once_and_not_once_for_each_tap_of_depth() -> None:
-    item = problem("conv3d", "float32", batch=2, in_channels=3, out_channels=5, image_size=8, kernel_size=3)
+    item = operation_shape("conv3d", "float32", batch=2, in_channels=3, out_channels=5, image_size=8, kernel_size=3)
     # 2 x 3 x 8³ read, 5 x 3 x 27 filters, 2 x 5 x 6³ written.
     assert float(batch_shapes([item]).bytes_moved[0]) == 4 * (2 * 3 * 8**3 + 5 * 3 * 27 + 2 * 5 * 6**3)
 
@@ -100,5 +100,5 @@ def test_output_padding_makes_the_output_larger() -> None:
     }
     layer = torch.nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1, bias=False, device="meta")
     image = layer(torch.empty(1, 4, 7, 7, device="meta"))
-    (part,) = surrogates_of(problem("conv_transpose2d", "float32", output_padding=1, **words))
-    assert part.problem.dims[3:5] == tuple(image.shape[2:])
+    (part,) = surrogates_of(operation_shape("conv_transpose2d", "float32", output_padding=1, **words))
+    assert part.shape.dims[3:5] == tuple(image.shape[2:])

@@ -1,4 +1,4 @@
-"""No prediction is faster than a data sheet allows: all GPUs, precisions and kinds of large problems."""
+"""No prediction is faster than a data sheet allows: all GPUs, precisions and kinds of large shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRODUCTS: dict[str, list[tuple[str, dict[str, float]]]] = {
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 
 
-def problem(operation: str, dtype: str, shape: dict[str, float]) -> OperationShape:
+def operation_shape(operation: str, dtype: str, shape: dict[str, float]) -> OperationShape:
     columns = shape_batch(operation, dtype, **shape).columns
     return OperationShape(operation, dtype, tuple(float(column[0]) for column in columns.values()))
 
@@ -46,13 +46,13 @@ def highest_rate(card: Gpu, operation: str, dtype: str) -> float:
     [(kind, dtype) for kind in PRODUCTS for dtype in DTYPES if (kind, dtype) != ("attention", "tf32")],
 )
 def test_no_product_is_faster_than_its_units(kind: str, dtype: str) -> None:
-    problems = [problem(operation, dtype, shape) for operation, shape in PRODUCTS[kind]]
-    times = predict_operation_times(problems, GPUS, kernel_models(tuple(card.name for card in GPUS))).seconds
-    batches = [batch_shapes([one]) for one in problems]
+    shapes = [operation_shape(operation, dtype, shape) for operation, shape in PRODUCTS[kind]]
+    times = predict_operation_times(shapes, GPUS, kernel_models(tuple(card.name for card in GPUS))).seconds
+    batches = [batch_shapes([one]) for one in shapes]
     # Winograd's algorithm saves multiplications, but not in float64.
     work = [float((one.flops if dtype == "float64" else one.minimum_flops)[0]) for one in batches]
     for card, row in zip(GPUS, times, strict=True):
-        for one, flops, seconds in zip(problems, work, row, strict=True):
+        for one, flops, seconds in zip(shapes, work, row, strict=True):
             rate = highest_rate(card, one.operation, dtype)
             assert flops / seconds <= 1.001 * rate, (card.name, one, flops / seconds / 1e12, rate / 1e12)
 
@@ -60,7 +60,7 @@ def test_no_product_is_faster_than_its_units(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("operation", ["add", "relu", "softmax", "layer_norm", "gelu"])
 def test_nothing_moves_faster_than_the_memory(operation: str, dtype: str) -> None:
-    one = problem(operation, dtype, {"rows": 262144, "cols": 8192})  # 4 to 8 GiB: no cache holds them
+    one = operation_shape(operation, dtype, {"rows": 262144, "cols": 8192})  # 4 to 8 GiB: no cache holds them
     times = predict_operation_times([one], GPUS, kernel_models(tuple(card.name for card in GPUS))).seconds[:, 0]
     moved = float(batch_shapes([one]).bytes_moved[0])
     bandwidths = np.array([card.dram_bytes_per_second for card in GPUS])

@@ -45,14 +45,14 @@ LOSSES = [
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_a_mean_loss_writes_each_element_and_reads_it_again(loss: object) -> None:
     trace = recorded(lambda x: loss(x, x), 1024)  # type: ignore[operator]
-    each, mean = (problem for one in trace.operations for problem in translate(one, Flags()))
+    each, mean = (shape for one in trace.operations for shape in translate(one, Flags()))
     assert each.dims[:2] == (2 * SIZE, SIZE)
     assert mean.dims[:2] == (SIZE, 4.0)
 
 
 def test_a_loss_without_reduction_writes_each_element_once() -> None:
     trace = recorded(lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"), 1024)
-    (each,) = (problem for one in trace.operations for problem in translate(one, Flags()))
+    (each,) = (shape for one in trace.operations for shape in translate(one, Flags()))
     assert each.dims[:2] == (2 * SIZE, SIZE)
 
 
@@ -68,9 +68,9 @@ def test_smooth_l1_matches_measurements() -> None:
 def test_a_logarithm_of_sums_of_exponentials_passes_six_times() -> None:
     """The maximum, the difference, its exponentials, their sum: four reads of 1,024 numbers and two writes."""
     trace = recorded(lambda x: torch.logsumexp(x, dim=1), 32, 32)
-    problems = [problem for one in trace.operations for problem in translate(one, Flags())]
+    shapes = [shape for one in trace.operations for shape in translate(one, Flags())]
     kept = 32 * 4.0
-    assert [problem.dims[:2] for problem in problems] == [(SIZE, kept), (SIZE + kept, SIZE), (SIZE, SIZE), (SIZE, kept)]
+    assert [shape.dims[:2] for shape in shapes] == [(SIZE, kept), (SIZE + kept, SIZE), (SIZE, SIZE), (SIZE, kept)]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_float16_weights_take_pytorchs_own_batch_norm(
     output.sum().backward()
     session.stop()
     norms = [one for one in session.trace().operations if "batch_norm" in one.name]
-    problems = [problem for one in norms for problem in translate(one, Flags())]
-    assert [f"{problem.operation}/{problem.dtype}" for problem in problems] == counted
+    shapes = [shape for one in norms for shape in translate(one, Flags())]
+    assert [f"{shape.operation}/{shape.dtype}" for shape in shapes] == counted
 
 
 def test_batch_norm_with_channels_last_takes_about_its_bytes() -> None:
@@ -122,15 +122,15 @@ def test_batch_norm_with_channels_last_takes_about_its_bytes() -> None:
 
 def test_a_scan_passes_three_times() -> None:
     trace = recorded(lambda x: torch.cumsum(x, dim=0), 1024)
-    (scan,) = (problem for one in trace.operations for problem in translate(one, Flags()))
+    (scan,) = (shape for one in trace.operations for shape in translate(one, Flags()))
     assert scan.dims[:2] == (2 * SIZE, SIZE)
 
 
 def test_pooling_counts_the_elements_of_its_windows() -> None:
     def cycles(step: object) -> float:
         operations = recorded(step, 1, 1, 64, 64).operations
-        (problem,) = (problem for one in operations for problem in translate(one, Flags()))
-        return problem.dims[3]
+        (shape,) = (shape for one in operations for shape in translate(one, Flags()))
+        return shape.dims[3]
 
     functional = torch.nn.functional
     # 61 x 61 windows of 16 elements, at 1.5 cycles and 0.26 more for each element.
@@ -161,18 +161,18 @@ def test_a_cast_in_a_file_writes_the_dtype_that_it_was_asked_for() -> None:
     x, half = TensorInfo((1024,), "float32"), TensorInfo((1024,), "bfloat16")
     casts = [(x, "bfloat16"), (half, "float32")]
     found = [Operation(name="aten::_to_copy", phase="other", inputs=(y,), arguments={"dtype": to}) for y, to in casts]
-    problems = [translate(one, Flags())[0] for one in found]
-    assert [one.dims[:2] for one in problems] == [(4096, 2048), (2048, 4096)]
-    assert [one.operation for one in problems] == ["transfer", "limited_transfer"]
+    shapes = [translate(one, Flags())[0] for one in found]
+    assert [one.dims[:2] for one in shapes] == [(4096, 2048), (2048, 4096)]
+    assert [one.operation for one in shapes] == ["transfer", "limited_transfer"]
 
 
 def test_the_targets_of_a_loss_are_looked_up_by_one_block() -> None:
     """4,096 rows, 32 at a time, 1,500 cycles each: 0.12 ms on a T4 (0.146 ms with the softmax, KernelBench v0)."""
     logits, targets = TensorInfo((4096, 10), "float32"), TensorInfo((4096,), "int64")
     loss = Operation(name="aten::nll_loss_forward", phase="forward", inputs=(logits, targets))
-    (problem,) = translate(loss, Flags())
+    (shape,) = translate(loss, Flags())
     t4 = find_gpu("T4")
-    assert minimum_latencies([problem], [t4])[0, 0] == pytest.approx(128 * 1500 / t4.boost_clock_hz)
+    assert minimum_latencies([shape], [t4])[0, 0] == pytest.approx(128 * 1500 / t4.boost_clock_hz)
     of_images = Operation(name="aten::nll_loss2d_forward", phase="forward", inputs=(logits, targets))
     assert minimum_latencies(translate(of_images, Flags()), [t4])[0, 0] == 0
 
@@ -210,8 +210,8 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(step
     half = recorded(step, rows, 256, dtype=torch.bfloat16)
     names = gpu_names()
     own, doubled, in_half = (device_seconds(trace, *names) for trace in (single, more, half))
-    problems = [problem for one in single.operations for problem in translate(one, Flags())]
-    moved = sum(float(batch_shapes([problem]).bytes_moved[0]) for problem in problems)
+    shapes = [shape for one in single.operations for shape in translate(one, Flags())]
+    moved = sum(float(batch_shapes([shape]).bytes_moved[0]) for shape in shapes)
     gpus = [find_gpu(name) for name in names]
     fastest = np.array([max(one.dram_bytes_per_second, one.l2_bytes_per_second) for one in gpus])
     assert (own >= moved / fastest).all()

@@ -34,7 +34,7 @@ from tests.kept import Kept, example, many_calls, overall
 
 GPUS: Final = tuple(map(gpu, ("V100-SXM2-16GB", "T4", "A100-SXM-80GB", "RTX 4090", "H100-SXM-80GB")))
 DTYPES: Final = ("float32", "float16")
-SHAPES: Final = (
+SHAPE_PARAMETERS: Final = (
     {
         **dict.fromkeys(("rows", "parameters", "bags", "read_bytes", "message_bytes", "size_bytes"), 40_009),
         **dict.fromkeys(("cols", "m", "write_bytes", "seq", "length", "flops"), 1031),
@@ -76,36 +76,36 @@ def dims(kind: OperationSpec, sizes: dict[str, float]) -> Iterator[float]:
     yield from (found[word] for word in kind.shape)
 
 
-PROBLEMS: Final = [
+SHAPES: Final = [
     OperationShape(name, dtype, tuple(dims(operation_spec(name), sizes)))
     for name in operation_names()
     for dtype in DTYPES
-    for sizes in SHAPES
+    for sizes in SHAPE_PARAMETERS
 ]
 
 
 def test_seconds_by_networks(kept: Kept) -> None:
     """One number for each operation: the mean over GPUs, dtypes and shapes, which each of them moves."""
-    problems = [one for one in PROBLEMS if operation_spec(one.operation).units != "fabric"]
-    interval = predict_operation_times(problems, GPUS, kernel_models(tuple(one.name for one in GPUS))).interval
-    found = means(problems, interval.middle, lambda problem: problem.operation)
+    shapes = [one for one in SHAPES if operation_spec(one.operation).units != "fabric"]
+    interval = predict_operation_times(shapes, GPUS, kernel_models(tuple(one.name for one in GPUS))).interval
+    found = means(shapes, interval.middle, lambda shape: shape.operation)
     tables = (interval.low, interval.high)
     kept("seconds by networks", found | {"low and high ends": [overall(table.ravel()) for table in tables]})
 
 
 def test_seconds_by_rooflines(kept: Kept) -> None:
-    problems = [one for one in PROBLEMS if operation_spec(one.operation).units != "fabric"]
-    seconds = predict_operation_times(problems, GPUS, None).interval.middle
-    kept("seconds by rooflines", means(problems, seconds, lambda problem: operation_spec(problem.operation).units))
+    shapes = [one for one in SHAPES if operation_spec(one.operation).units != "fabric"]
+    seconds = predict_operation_times(shapes, GPUS, None).interval.middle
+    kept("seconds by rooflines", means(shapes, seconds, lambda shape: operation_spec(shape.operation).units))
 
 
 def means(
-    problems: Sequence[OperationShape], seconds: Array, group: Callable[[OperationShape], str]
+    shapes: Sequence[OperationShape], seconds: Array, group: Callable[[OperationShape], str]
 ) -> dict[str, object]:
-    """Return the mean time of each group of problems over GPUs; `seconds` has the axes (gpus, problems)."""
+    """Return the mean time of each group of shapes over GPUs; `seconds` has the axes (gpus, shapes)."""
     columns = defaultdict[str, list[int]](list)
-    for column, problem in enumerate(problems):
-        columns[group(problem)].append(column)
+    for column, shape in enumerate(shapes):
+        columns[group(shape)].append(column)
     return {name: overall(seconds[:, own].ravel()) for name, own in columns.items()}
 
 
@@ -137,9 +137,9 @@ def test_fusion(kept: Kept) -> None:
     found = {}
     for name in ("resnet", "gpt2", "vit"):
         trace = fused(example(name))
-        problems = [problem for item in work_items(trace) for problem in item.problems]
-        moved = sum(float(batch_shapes([one]).bytes_moved[0]) for one in set(problems))
-        found[name] = [len(trace.operations), len(problems), moved]
+        shapes = [shape for item in work_items(trace) for shape in item.shapes]
+        moved = sum(float(batch_shapes([one]).bytes_moved[0]) for one in set(shapes))
+        found[name] = [len(trace.operations), len(shapes), moved]
     kept("fused", found)
 
 
@@ -177,27 +177,27 @@ def called(name: str) -> Iterator[tuple[str, Operation]]:
                 )
 
 
-def weight(problems: Iterable[OperationShape]) -> float:
+def weight(shapes: Iterable[OperationShape]) -> float:
     """Add up the logarithms of all sizes, each place with a weight of its own."""
-    return sum(math.log1p(abs(one)) * (3 + place) for problem in problems for place, one in enumerate(problem.dims))
+    return sum(math.log1p(abs(one)) * (3 + place) for shape in shapes for place, one in enumerate(shape.dims))
 
 
 def test_translators(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Problems of all calls, grouped by the module of their translators."""
+    """Shapes of all calls, grouped by the module of their translators."""
     monkeypatch.setenv(STRICT_VARIABLE, "0")  # an error is a note, and counts
-    problems = defaultdict[str, list[OperationShape]](list)
+    shapes = defaultdict[str, list[OperationShape]](list)
     for name, translator in sorted(operations._TRANSLATORS.items()):
         module = getattr(translator, "func", translator).__module__.rpartition(".")[2]
         for _, operation in called(name):
-            problems[module] += translate(operation, Flags(matmul_tf32=True))
-    kept("translators", {module: [len(found), weight(found)] for module, found in problems.items()})
+            shapes[module] += translate(operation, Flags(matmul_tf32=True))
+    kept("translators", {module: [len(found), weight(found)] for module, found in shapes.items()})
 
 
 def test_known_calls_cut_short(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STRICT_VARIABLE, "0")
     found = dict[str, list[float]]()
     for trace in (many_calls(), example("dlrm"), example("resnet"), example("lora")):
-        problems = list[OperationShape]()
+        shapes = list[OperationShape]()
         for operation in {one.name: one for one in trace.operations}.values():
             ways = [operation, replace(operation, arguments={}), replace(operation, outputs=())]
             ways += [replace(operation, inputs=operation.inputs[:count]) for count in range(len(operation.inputs))]
@@ -205,8 +205,8 @@ def test_known_calls_cut_short(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> N
                 replace(operation, inputs=tuple(replace(one, shape=change(one.shape)) for one in operation.inputs))
                 for change in (lambda shape: (1,) * len(shape), lambda shape: (0, *shape[1:]), lambda shape: shape[:-1])
             ]
-            problems += [problem for way in ways for problem in translate(way, Flags(matmul_tf32=False))]
-        found[str(len(found))] = [len(problems), weight(problems)]
+            shapes += [shape for way in ways for shape in translate(way, Flags(matmul_tf32=False))]
+        found[str(len(found))] = [len(shapes), weight(shapes)]
     kept("calls cut short", found)
 
 

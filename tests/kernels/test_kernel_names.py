@@ -159,7 +159,7 @@ def test_another_hopper_runs_flash_attention_3_as_fast() -> None:
 def test_flash_attention_without_kernels_is_no_copy() -> None:
     trace = called("flash_attn_3::_flash_attn_forward", 1900, HEADS, FLASH_3)
     (item,) = work_items(trace)
-    assert [one.operation for one in item.problems] == ["attention"]
+    assert [one.operation for one in item.shapes] == ["attention"]
     seconds = predict_work_times(trace, [H100], origin=None, models=kernel_models((H100.name,))).seconds.sum()
     own = lp.operator_seconds("attention", H100.name, dtype="bfloat16", batch=8, heads=16, seq=4096, head_dim=128)
     assert seconds == pytest.approx(float(own), rel=0.01)
@@ -169,7 +169,7 @@ def test_the_causal_mask_of_flash_attention_is_read_from_its_arguments() -> None
     causal = ["", "", "", "0.", "0.088", "True"]
     trace = called("flash_attn::_flash_attn_forward", 900, HEADS, FLASH_3, **{"Concrete Inputs": causal})
     (item,) = work_items(trace)
-    assert [one.operation for one in item.problems] == ["causal_attention"]
+    assert [one.operation for one in item.shapes] == ["causal_attention"]
 
 
 def test_memory_bound_kernels_of_a_graph_keep_the_ratio_of_bandwidths() -> None:

@@ -8,7 +8,7 @@ import pytest
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware import gpu_names
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_shape
 from lightning_predict.kernels.roofline import limited_transfer, minimum_latencies, roofline_seconds
 from lightning_predict.kernels.timing import predict_operation_times
 
@@ -16,8 +16,8 @@ GPUS = tuple(find_gpu(name) for name in gpu_names())
 H100, A100, T4 = (find_gpu(name) for name in ("H100-SXM-80GB", "A100-SXM-80GB", "T4"))
 
 
-def seconds(*problems: OperationShape, gpus: tuple[str, ...] = ("A100-SXM-80GB",)) -> np.ndarray:
-    return predict_operation_times(problems, [find_gpu(name) for name in gpus], kernel_models(gpus)).seconds
+def seconds(*shapes: OperationShape, gpus: tuple[str, ...] = ("A100-SXM-80GB",)) -> np.ndarray:
+    return predict_operation_times(shapes, [find_gpu(name) for name in gpus], kernel_models(gpus)).seconds
 
 
 def test_cycles_are_shared_by_all_multiprocessors() -> None:
@@ -38,7 +38,7 @@ def test_layer_norm_over_few_long_rows_has_a_block_a_row() -> None:
 
     Their bytes take 0.3 and 0.6 ms.
     """
-    few = problem("layer_norm", "float32", rows=16, cols=64 * 256 * 256)
+    few = operation_shape("layer_norm", "float32", rows=16, cols=64 * 256 * 256)
     h100, l40s = seconds(few, gpus=("H100-PCIe-80GB", "L40S"))[:, 0] * 1e3
     assert h100 == pytest.approx(9.0, rel=0.1)
     assert l40s == pytest.approx(6.2, rel=0.1)
@@ -58,14 +58,14 @@ def test_16_bits_gain_nothing_where_elements_are_loaded_one_by_one() -> None:
 
 def test_softmax_reads_long_rows_three_times() -> None:
     """Rows of 393,216 numbers took 14.3 ms on an H100-PCIe (KernelBench); read once, 6.4 GB would take 6.9 ms."""
-    wide = problem("softmax", "float32", rows=4096, cols=393216)
+    wide = operation_shape("softmax", "float32", rows=4096, cols=393216)
     assert seconds(wide, gpus=("H100-PCIe-80GB",))[0, 0] * 1e3 == pytest.approx(14.3, rel=0.12)
 
 
 def test_batch_norm_has_a_block_a_channel() -> None:
     """16 channels of 64 x 63 x 63 x 63 numbers: 8 to 9 ms on an H100-PCIe with their convolution (KernelBench)."""
-    few = problem("batch_norm", "float32", rows=1024, cols=63**3, channels=16)
-    many = problem("batch_norm", "float32", rows=1024, cols=63**3, channels=1024)
+    few = operation_shape("batch_norm", "float32", rows=1024, cols=63**3, channels=16)
+    many = operation_shape("batch_norm", "float32", rows=1024, cols=63**3, channels=1024)
     on_few, on_many = seconds(few, many, gpus=("H100-PCIe-80GB",))[0] * 1e3
     # Three times 64 x 63^3 numbers a channel, at 4.4e9 a second, take 10.9 ms.
     assert on_few == pytest.approx(10.9, rel=0.02)
@@ -78,7 +78,10 @@ def test_batch_norm_in_training_waits_per_element_in_every_dtype() -> None:
     An A100 reads what 16 bits hold no faster there: 64 blocks fetch one number at a time.
     """
     forward, backward = (
-        {dtype: problem(name, dtype, rows=32 * 64, cols=112 * 112, channels=64) for dtype in ("float32", "float16")}
+        {
+            dtype: operation_shape(name, dtype, rows=32 * 64, cols=112 * 112, channels=64)
+            for dtype in ("float32", "float16")
+        }
         for name in ("batch_norm", "batch_norm_backward")
     )
     for passes, measured in ((forward, 387e-6), (backward, 805e-6)):
@@ -86,13 +89,16 @@ def test_batch_norm_in_training_waits_per_element_in_every_dtype() -> None:
         assert single == pytest.approx(measured, rel=0.15)
         assert half > 0.8 * single
     # 256 and more fill the GPU, where bandwidth decides: 421 us backward for 256 channels of 32 x 56 x 56.
-    wide = problem("batch_norm_backward", "float32", rows=32 * 256, cols=56 * 56, channels=256)
+    wide = operation_shape("batch_norm_backward", "float32", rows=32 * 256, cols=56 * 56, channels=256)
     assert seconds(wide, gpus=("A100-SXM-40GB",))[0, 0] == pytest.approx(421e-6, rel=0.15)
 
 
 def test_batch_norm_in_16_bits_waits_less_on_gddr() -> None:
     """Steps of timm's models and of ResNet-50 in FP16 on GeForce and workstation boards ask for half as much again."""
-    few = [problem("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32) for dtype in ("float32", "float16")]
+    few = [
+        operation_shape("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32)
+        for dtype in ("float32", "float16")
+    ]
     single, half = seconds(*few, gpus=("RTX-3090",))[0]
     # 3 x 256 x 32 x 112^2 numbers by 32 blocks: 2.83 ms at 3.4e9 a second, and 1.89 ms at 5.1e9; the bytes alone take
     # 1.2 and 0.6 ms at 0.936 TB/s, which adds by the root of squares.
@@ -102,7 +108,8 @@ def test_batch_norm_in_16_bits_waits_less_on_gddr() -> None:
 
 def test_batch_norm_in_bfloat16_moves_its_own_bytes_and_waits_as_in_float32() -> None:
     items = [
-        problem("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32) for dtype in ("float32", "bfloat16")
+        operation_shape("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32)
+        for dtype in ("float32", "bfloat16")
     ]
     single, half = seconds(*items, gpus=("RTX-3090",))[0]
     # As above, 2.83 ms by 32 blocks for either type; their bytes take 1.34 and 0.67 ms at nine tenths of the bandwidth.
@@ -111,7 +118,9 @@ def test_batch_norm_in_bfloat16_moves_its_own_bytes_and_waits_as_in_float32() ->
 
 def test_group_norm_loads_numbers_one_by_one() -> None:
     """Liger's take 1.71 and 2.37 ms on the A100-SXM-40GB for 128 x 2,048 channels of 512 numbers, in groups of 4."""
-    passes = [problem(name, "float32", rows=128 * 512, cols=2048) for name in ("group_norm", "group_norm_backward")]
+    passes = [
+        operation_shape(name, "float32", rows=128 * 512, cols=2048) for name in ("group_norm", "group_norm_backward")
+    ]
     found = seconds(*passes, gpus=("A100-SXM-40GB", "B200-SXM-180GB"))
     assert found[0] == pytest.approx([1.71e-3, 2.37e-3], rel=0.1)
     # More bandwidth does not help: 148 multiprocessors at their clock, over 108 at 1.41 GHz.
@@ -122,16 +131,16 @@ def test_group_norm_loads_numbers_one_by_one() -> None:
 def test_short_rows_stream_on_gpus_without_measurements_of_their_own() -> None:
     """Layer norm and softmax over up to 1,024 numbers take as long as a copy on the measured T4, L4 and A100."""
     rows, cols = 2**18, 512
-    copy = problem("add_scalar", "float32", rows=rows, cols=cols)
+    copy = operation_shape("add_scalar", "float32", rows=rows, cols=cols)
     for name in ("layer_norm", "softmax"):
-        copied, normed = seconds(copy, problem(name, "float32", rows=rows, cols=cols), gpus=("RTX-3090",))[0]
+        copied, normed = seconds(copy, operation_shape(name, "float32", rows=rows, cols=cols), gpus=("RTX-3090",))[0]
         assert copied < normed < 1.25 * copied
 
 
 @pytest.mark.parametrize(("cols", "measured"), [(4096, 0.331e-3), (8192, 0.644e-3), (16384, 1.408e-3)])
 def test_softmax_streams_rows_of_any_length_there(cols: int, measured: float) -> None:
     """Liger's cross entropies of 16,384 rows on an A100-SXM-80GB, less 0.545 ms in which they look the targets up."""
-    row = problem("softmax", "float32", rows=16384, cols=cols)
+    row = operation_shape("softmax", "float32", rows=16384, cols=cols)
     assert seconds(row, gpus=("A100-SXM-80GB",))[0, 0] == pytest.approx(measured, rel=0.15)
 
 
@@ -146,7 +155,7 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(
     operation: str, rows: int, cols: int
 ) -> None:
     single, half, more = (
-        problem(operation, dtype, rows=rows * times, cols=cols)
+        operation_shape(operation, dtype, rows=rows * times, cols=cols)
         for dtype, times in (("float32", 1), ("bfloat16", 1), ("float32", 2))
     )
     models = kernel_models(gpu_names())
@@ -162,7 +171,7 @@ def test_norms_take_cycles_for_each_row_and_element_where_bandwidth_is_plenty() 
     b200 = find_gpu("B200-SXM-180GB")
     cycles = b200.streaming_multiprocessors * b200.boost_clock_hz
     rows, columns = 16384, 4096
-    half = [problem(name, "bfloat16", rows=rows, cols=columns) for name in ("layer_norm", "rms_norm_backward")]
+    half = [operation_shape(name, "bfloat16", rows=rows, cols=columns) for name in ("layer_norm", "rms_norm_backward")]
     by_hand = [rows * (370 + 0.31 * columns) / cycles, rows * (1030 + 0.58 * columns) / cycles]
     assert minimum_latencies(half, [b200])[0] == pytest.approx(by_hand)
     # As measured on the GB200, of the same multiprocessors and memory (0.178 ms; training data), not 6 bytes at 8 TB/s.
@@ -176,9 +185,11 @@ def test_batch_norm_with_channels_last_takes_cycles_except_in_cudnns_float16() -
     h200 = find_gpu("H200-SXM-141GB")
     names = ("batch_norm_last", "batch_norm_last_backward")
     measured = [0.3762e-3, 0.3192e-3]
-    found = minimum_latencies([problem(name, "bfloat16", rows=4688, cols=16216) for name in names], [h200])[0]
+    found = minimum_latencies([operation_shape(name, "bfloat16", rows=4688, cols=16216) for name in names], [h200])[0]
     assert found == pytest.approx(measured, rel=0.02)
-    assert not minimum_latencies([problem(name, "float16", rows=4688, cols=16216) for name in names], [h200]).any()
+    assert not minimum_latencies(
+        [operation_shape(name, "float16", rows=4688, cols=16216) for name in names], [h200]
+    ).any()
 
 
 @pytest.mark.parametrize(
@@ -193,5 +204,5 @@ def test_batch_norm_with_channels_last_takes_cycles_except_in_cudnns_float16() -
 def test_instructions_take_as_long_as_measured_on_the_h200(
     name: str, words: dict[str, float], milliseconds: float
 ) -> None:
-    found = minimum_latencies([problem(name, "bfloat16", **words)], [find_gpu("H200-SXM-141GB")])[0, 0]
+    found = minimum_latencies([operation_shape(name, "bfloat16", **words)], [find_gpu("H200-SXM-141GB")])[0, 0]
     assert 1e3 * found == pytest.approx(milliseconds, rel=0.08)

@@ -11,7 +11,7 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.hardware import gpu
-from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec, problem
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_shape, operation_spec
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
@@ -23,14 +23,14 @@ def recorded(step: Callable[[], Any]) -> Trace:
     return lp.capture(step, warmup_steps=0)
 
 
-def problems_of(step: Callable[[], Any], *, units: tuple[str, ...] = ("tensor",)) -> list[OperationShape]:
+def shapes_of(step: Callable[[], Any], *, units: tuple[str, ...] = ("tensor",)) -> list[OperationShape]:
     trace = recorded(step)
     found = [one for operation in trace.operations for one in translate(operation, trace.flags)]
     return [one for one in found if operation_spec(one.operation).units in units]
 
 
-def flops_of(problems: list[OperationShape]) -> float:
-    return math.fsum(float(batch_shapes([one]).flops[0]) for one in problems)
+def flops_of(shapes: list[OperationShape]) -> float:
+    return math.fsum(float(batch_shapes([one]).flops[0]) for one in shapes)
 
 
 def meta(*shape: int, **kwargs: Any) -> torch.Tensor:
@@ -67,7 +67,7 @@ SYMMETRIC_SOLVE = 2 * N**3  # two triangular solves for N right-hand sides: N² 
     ],
 )
 def test_a_factorisation_has_its_textbook_flops(step: Callable[[], Any], expected: float) -> None:
-    assert flops_of(problems_of(step)) == pytest.approx(expected)
+    assert flops_of(shapes_of(step)) == pytest.approx(expected)
 
 
 def test_least_squares_are_a_factorisation_its_reflectors_and_a_solve() -> None:
@@ -80,8 +80,8 @@ def test_least_squares_are_a_factorisation_its_reflectors_and_a_solve() -> None:
 
 def test_the_backward_pass_of_a_solve_solves_again() -> None:
     matrix = meta(N, N, requires_grad=True)
-    forward = flops_of(problems_of(lambda: torch.linalg.solve(matrix, SQUARE)))
-    both = flops_of(problems_of(lambda: torch.linalg.solve(matrix, SQUARE).sum().backward()))
+    forward = flops_of(shapes_of(lambda: torch.linalg.solve(matrix, SQUARE)))
+    both = flops_of(shapes_of(lambda: torch.linalg.solve(matrix, SQUARE).sum().backward()))
     # Two triangular solves for the gradient of the right-hand sides, and a product for the matrix's.
     assert both == pytest.approx(forward + 2 * N**3 + 2 * N**3)
 
@@ -92,9 +92,9 @@ def test_no_factorisation_is_faster_than_the_peak_and_its_interval_is_wide(name:
     given = (matrix, matrix) if name == "solve" else (matrix,)
     trace = recorded(lambda: getattr(torch.linalg, name)(*given))
     (prediction,) = lp.predict(trace, gpus=[H100]).values()
-    problems = [one for operation in trace.operations for one in translate(operation, trace.flags)]
+    shapes = [one for operation in trace.operations for one in translate(operation, trace.flags)]
     # A copy of the matrix takes 0.06 ms; its Cholesky alone, the cheapest, 4096³ / 3 FLOPs at 67 TFLOP/s 0.34 ms.
-    assert prediction.iteration_seconds_low >= flops_of(problems) / gpu(H100).peak_flops_per_second["float32"]
+    assert prediction.iteration_seconds_low >= flops_of(shapes) / gpu(H100).peak_flops_per_second["float32"]
     assert prediction.iteration_seconds_high > 3 * prediction.iteration_seconds
 
 
@@ -144,7 +144,7 @@ def test_a_recorded_grouped_product_is_bound_by_its_flops() -> None:
 def test_a_bilinear_layer_is_a_product_an_output() -> None:
     layer = torch.nn.Bilinear(20, 30, 40, device="meta")
     first, second = meta(128, 20), meta(128, 30)
-    found = problems_of(lambda: layer(first, second))
+    found = shapes_of(lambda: layer(first, second))
     # For each of 40 outputs: (128 x 20) by (20 x 30), and a scalar product of 30 for each of 128 rows.
     assert len(found) == 2 * 40
     assert flops_of(found) == 40 * (2 * 128 * 20 * 30 + 2 * 128 * 30)
@@ -152,8 +152,8 @@ def test_a_bilinear_layer_is_a_product_an_output() -> None:
 
 def test_complex_products_are_four_real_ones() -> None:
     left = meta(8, 16, dtype=torch.complex64)
-    assert flops_of(problems_of(lambda: left @ left.T)) == 4 * 2 * 8 * 16 * 8
-    double = problems_of(lambda: left.to(torch.complex128) @ left.T.to(torch.complex128))
+    assert flops_of(shapes_of(lambda: left @ left.T)) == 4 * 2 * 8 * 16 * 8
+    double = shapes_of(lambda: left.to(torch.complex128) @ left.T.to(torch.complex128))
     assert double[0].dtype == "float64"
 
 
@@ -167,29 +167,29 @@ def test_complex_products_are_four_real_ones() -> None:
     ],
 )
 def test_a_fourier_transform_has_five_n_log_n(step: Callable[[], Any], flops: float) -> None:
-    found = [one for one in problems_of(step, units=("vector",)) if one.operation == "fft"]
+    found = [one for one in shapes_of(step, units=("vector",)) if one.operation == "fft"]
     assert flops_of(found) == pytest.approx(flops)
 
 
 def test_sorts_of_long_rows_pass_over_their_keys_again_and_again() -> None:
-    (long,) = problems_of(lambda: torch.sort(meta(10**6)), units=("vector",))
-    assert long == problem("sort", "float32", rows=1, cols=10**6)
+    (long,) = shapes_of(lambda: torch.sort(meta(10**6)), units=("vector",))
+    assert long == operation_shape("sort", "float32", rows=1, cols=10**6)
     # Four passes of 8 bits, each reads and writes a key of 4 bytes and its place of 8.
     assert float(batch_shapes([long]).bytes_moved[0]) == 4 * 2 * 12 * 10**6
-    (short,) = problems_of(lambda: torch.argsort(meta(1000, 64)), units=("vector",))
+    (short,) = shapes_of(lambda: torch.argsort(meta(1000, 64)), units=("vector",))
     # In one block: the keys read, keys and places written.
     assert short.dims[:2] == (4.0 * 64000, (4 + 8.0) * 64000)
-    (chosen,) = problems_of(lambda: torch.topk(meta(10, 5000), 3), units=("vector",))
-    assert chosen == problem("topk", "float32", rows=10, cols=5000)
+    (chosen,) = shapes_of(lambda: torch.topk(meta(10, 5000), 3), units=("vector",))
+    assert chosen == operation_shape("topk", "float32", rows=10, cols=5000)
 
 
 def test_a_search_halves_its_boundaries() -> None:
-    (found,) = problems_of(lambda: torch.bucketize(meta(1000), meta(64)), units=("vector",))
+    (found,) = shapes_of(lambda: torch.bucketize(meta(1000), meta(64)), units=("vector",))
     assert found.dims == (4.0 * (1000 + 64), 8.0 * 1000, 1000.0 * math.log2(64))
 
 
 def test_distances_are_a_sum_over_every_pair() -> None:
-    (found,) = problems_of(lambda: torch.cdist(meta(100, 7), meta(50, 7), p=1.0), units=("vector",))
+    (found,) = shapes_of(lambda: torch.cdist(meta(100, 7), meta(50, 7), p=1.0), units=("vector",))
     assert found.dims[2] == 3 * 100 * 50 * 7
 
 

@@ -18,8 +18,8 @@ from lightning_predict.kernels.operations import (
     OperationShape,
     batch_shapes,
     operation_names,
+    operation_shape,
     operation_spec,
-    problem,
 )
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.timing import explain, predict_operation_times, uses_float32_fallback
@@ -73,7 +73,8 @@ def models() -> BundledModels:
 def of_every_size(name: str) -> list[OperationShape]:
     words = operation_spec(name).shape
     return [
-        problem(name, "float32", **{word: SIZES[word][size] for word in words if word in SIZES}) for size in range(3)
+        operation_shape(name, "float32", **{word: SIZES[word][size] for word in words if word in SIZES})
+        for size in range(3)
     ]
 
 
@@ -110,7 +111,11 @@ def test_no_convolution_with_groups_is_slower_in_fewer_bits(suffix: str, models:
         {"in_channels": 144, "out_channels": 144, "groups": 144, "kernel_size": 3, "padding": 1},  # MobileNet
         {"in_channels": 128, "out_channels": 128, "groups": 32, "kernel_size": 3, "padding": 1},  # ResNeXt
     ]
-    check([problem(f"conv2d{suffix}", "float32", batch=64, image_size=56, **shape) for shape in shapes], models, KINDS)
+    check(
+        [operation_shape(f"conv2d{suffix}", "float32", batch=64, image_size=56, **shape) for shape in shapes],
+        models,
+        KINDS,
+    )
 
 
 @pytest.mark.parametrize("name", ["A100-SXM-40GB", "P100-PCIe-16GB"])
@@ -130,11 +135,12 @@ def test_the_interval_reaches_down_as_far_as_the_dtypes_own_kernels_may(models: 
     card = gpu("L40S")
     words = {"batch": 16, "in_channels": 3, "out_channels": 64, "kernel_size": 3, "height": 256, "width": 256}
     single, half = (
-        predict_operation_times([problem("conv2d", dtype, **words)], [card], models) for dtype in ("float32", "float16")
+        predict_operation_times([operation_shape("conv2d", dtype, **words)], [card], models)
+        for dtype in ("float32", "float16")
     )
     assert half.seconds[0, 0] == single.seconds[0, 0]
     # Half of the bytes, and bytes decide: its own kernels may gain as much, though never less than the bytes do.
-    bound = roofline_seconds(batch_shapes([problem("conv2d", "float16", **words)]), [card])
+    bound = roofline_seconds(batch_shapes([operation_shape("conv2d", "float16", **words)]), [card])
     expected = max(single.interval.low[0, 0] / SURROGATE_SPREAD / 2, bound[0, 0])
     assert half.interval.low[0, 0] == pytest.approx(expected, rel=0.05)
     assert half.shares["proxy"][0, 0] == 1
@@ -168,7 +174,7 @@ def test_no_product_is_more_than_twice_as_fast_in_float8_as_in_16_bits() -> None
 def test_float32s_convolutions_are_no_faster_than_tf32s_where_only_the_base_knows_them(models: BundledModels) -> None:
     """Eleven by eleven taps of three channels, for which the base predicts a third less than TF32's kernels take."""
     words = {"batch": 256, "in_channels": 3, "out_channels": 96, "kernel_size": 11, "image_size": 224, "stride": 4}
-    single, tf32 = (problem("conv2d", dtype, **words, padding=2) for dtype in ("float32", "tf32"))
+    single, tf32 = (operation_shape("conv2d", dtype, **words, padding=2) for dtype in ("float32", "tf32"))
     unmeasured, measured = gpu("L40S"), gpu("A100-PCIe-80GB")
     limits = [dict(explain(single, card, models).limits) for card in (unmeasured, measured, gpu("T4"))]
     assert ["TF32's kernels" in held for held in limits] == [True, False, False]  # the T4 has no such kernels
@@ -180,7 +186,7 @@ def test_a_float8_product_on_a_gpu_without_float8_takes_the_time_of_bfloat16() -
     """It was predicted in float32, 14 times as slow on an A100."""
     cards, models = [gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB"), gpu("T4")], kernel_models(())
     eight, sixteen, single = (
-        problem("linear", kind, m=4096, n=4096, k=4096) for kind in ("float8", "bfloat16", "float32")
+        operation_shape("linear", kind, m=4096, n=4096, k=4096) for kind in ("float8", "bfloat16", "float32")
     )
     times = predict_operation_times([eight, sixteen, single], cards, models).seconds
     assert times[0, 0] == times[0, 1]

@@ -18,7 +18,7 @@ from lightning_predict.kernels.measured_scaling import (
     transferable_residuals,
 )
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import batch_shapes, problem
+from lightning_predict.kernels.operations import batch_shapes, operation_shape
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.record.trace import Flags, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.uncertainty import FORMULA_SPREAD, MEASURED_SPREAD, PAIR_HALF_WIDTHS, SCATTER
@@ -56,7 +56,7 @@ def trace(*, measured: bool) -> Trace:
 
 def test_without_measurements_each_item_is_predicted_directly() -> None:
     timed = predict_work_times(trace(measured=False), [SMALL, BIG], origin=None, models=MODELS)
-    item = problem("linear", "float32", m=4096, n=4096, k=4096)
+    item = operation_shape("linear", "float32", m=4096, n=4096, k=4096)
     np.testing.assert_allclose(timed.seconds[:, 0], 2 * roofline_seconds(batch_shapes([item]), [SMALL, BIG])[:, 0])
     np.testing.assert_array_equal(timed.shares["mlp"], [[1, 0], [1, 0]])
     np.testing.assert_array_equal(timed.shares["roofline"], [[0, 1], [0, 1]])

@@ -8,8 +8,8 @@ from lightning_predict.kernels.operations import (
     NetworkSpec,
     Surrogate,
     operation_names,
+    operation_shape,
     operation_spec,
-    problem,
     shape_batch,
 )
 from lightning_predict.kernels.roofline import LIMITED
@@ -65,6 +65,6 @@ def test_a_kernel_is_no_faster_for_computing_less_than_an_addition() -> None:
     """An addition in float32 computes once for 12 bytes, the least that networks have seen; a reduction counts none."""
     gpus = [lp.gpu(name) for name in lp.gpu_names()]
     words = {"read_bytes": 8e9, "write_bytes": 4e9}
-    none, few = (problem("transfer", "float32", **words, flops=flops) for flops in (0, 1e9))
+    none, few = (operation_shape("transfer", "float32", **words, flops=flops) for flops in (0, 1e9))
     times = predict_operation_times([none, few], gpus, kernel_models(tuple(lp.gpu_names()))).seconds
     assert (times[:, 0] == times[:, 1]).all()

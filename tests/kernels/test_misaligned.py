@@ -66,15 +66,15 @@ def test_the_gradient_of_a_weight_with_an_odd_number_of_rows_is_slow() -> None:
         model = torch.nn.Linear(512, 50257, dtype=torch.float16)
         data = torch.empty(4096, 512, dtype=torch.float16, requires_grad=True)
     trace = lp.capture(lambda: model(data).backward(torch.empty(4096, 50257, dtype=torch.float16, device="meta")))
-    products = [p for item in work_items(trace) for p in item.problems if p.operation == "linear"]
+    products = [p for item in work_items(trace) for p in item.shapes if p.operation == "linear"]
     # Output, and the gradients of the data and of the weight: the gradient of the output, with rows of 50257, is a
     # factor of both, in the last as a transposed view. That product is (50257, 512, 4096), its rows in memory 50257.
-    assert [problem.dims for problem in products] == [
+    assert [shape.dims for shape in products] == [
         (1, 4096, 50257, 512),
         (1, 4096, 512, 50257),
         (1, 512, 50257, 4096),
     ]
-    assert all(least_seconds(batch_shapes([problem])).item() > 0 for problem in products)
+    assert all(least_seconds(batch_shapes([shape])).item() > 0 for shape in products)
 
 
 def test_an_odd_number_of_samples_slows_no_gradient() -> None:
@@ -83,13 +83,13 @@ def test_an_odd_number_of_samples_slows_no_gradient() -> None:
         model = torch.nn.Linear(512, 1024, dtype=torch.float16)
         data = torch.empty(4095, 512, dtype=torch.float16, requires_grad=True)
     trace = lp.capture(lambda: model(data).square().sum().backward())
-    products = [p for item in work_items(trace) for p in item.problems if p.operation == "linear"]
-    assert [problem.dims for problem in products] == [
+    products = [p for item in work_items(trace) for p in item.shapes if p.operation == "linear"]
+    assert [shape.dims for shape in products] == [
         (1, 4095, 1024, 512),
         (1, 4095, 512, 1024),
         (1, 1024, 512, 4096),  # a depth that is no multiple of 8 takes as long as the next one
     ]
-    assert not any(least_seconds(batch_shapes([problem])).any() for problem in products)
+    assert not any(least_seconds(batch_shapes([shape])).any() for shape in products)
 
 
 def test_on_hopper_odd_tokens_are_harmless_and_odd_features_are_not() -> None:

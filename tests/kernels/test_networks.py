@@ -55,11 +55,11 @@ def by_definition(network: NetworkWeights, row: Float32Array) -> float:
     return float(np.log(network.lowest_utilisation) * np.mean(shares))
 
 
-@pytest.mark.parametrize("problems", [1, STRIP_ROWS - 1, STRIP_ROWS, 2 * STRIP_ROWS + 3])
-def test_estimate_of_a_row_is_independent_of_its_neighbours(problems: int) -> None:
+@pytest.mark.parametrize("shapes", [1, STRIP_ROWS - 1, STRIP_ROWS, 2 * STRIP_ROWS + 3])
+def test_estimate_of_a_row_is_independent_of_its_neighbours(shapes: int) -> None:
     one, other = random_network(1), random_network(2)
-    rows = np.random.default_rng(0).normal(size=(3 * problems, FEATURES)).astype(np.float32)
-    owners = np.tile([0, 2, 1], problems)
+    rows = np.random.default_rng(0).normal(size=(3 * shapes, FEATURES)).astype(np.float32)
+    owners = np.tile([0, 2, 1], shapes)
     networks = [one, other, one]
     together = predict_log_utilisations(networks, owners, rows)
     expected = [by_definition(networks[owner], row) for owner, row in zip(owners, rows, strict=True)]
@@ -98,7 +98,7 @@ def _batches() -> list[ShapeBatch]:
 
 
 @pytest.mark.parametrize("batch", _batches(), ids=lambda batch: f"{batch.operation}-{batch.dtype}")
-def test_all_gpus_at_once_are_the_loop_over_gpus_and_problems(batch: ShapeBatch) -> None:
+def test_all_gpus_at_once_are_the_loop_over_gpus_and_shapes(batch: ShapeBatch) -> None:
     gpus = [gpu(name) for name in gpu_names()]
     models = UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
     together = models.estimate(batch, gpus)

@@ -1,4 +1,4 @@
-"""A new operation is one registration: its call is translated, its problem timed, and its name listed.
+"""A new operation is one registration: its call is translated, its shape timed, and its name listed.
 
 A new GPU is one row of a TOML file; the two are predicted together.
 """
@@ -24,8 +24,8 @@ def _of_toy(name: str, operation: Operation, _flags: Flags) -> tuple[OperationSh
     return (OperationShape(name, "float32", (float(operation.inputs[0].elements),)),)
 
 
-def _as_transfer(problem: OperationShape) -> tuple[CountedShape, ...]:
-    size = 4 * problem.shape["length"]
+def _as_transfer(shape: OperationShape) -> tuple[CountedShape, ...]:
+    size = 4 * shape.parameters["length"]
     return (CountedShape(1.0, OperationShape("transfer", "float32", (size, size, 0.0))),)
 
 

@@ -13,7 +13,7 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.hardware import gpu
-from lightning_predict.kernels.operations import OperationShape, problem
+from lightning_predict.kernels.operations import OperationShape, operation_shape
 from lightning_predict.kernels.roofline import minimum_latencies
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.imports import import_trace
@@ -94,10 +94,10 @@ def test_joined_tensors_of_a_file_are_all_written() -> None:
 def test_softmax_takes_cycles_an_element_by_where_a_row_is_kept() -> None:
     columns = (1000, 1024, 1032, 24_576, 24_584)  # a warp keeps 1,024, a block 48 KiB of shared memory
     for operation in ("softmax", "log_softmax"):
-        problems = [problem(operation, "bfloat16", rows=264 * 10, cols=one) for one in columns]
-        cycles = minimum_latencies(problems, [H100])[0] * H100.boost_clock_hz * 132 / (264 * 10 * np.array(columns))
+        shapes = [operation_shape(operation, "bfloat16", rows=264 * 10, cols=one) for one in columns]
+        cycles = minimum_latencies(shapes, [H100])[0] * H100.boost_clock_hz * 132 / (264 * 10 * np.array(columns))
         assert cycles == pytest.approx([0.43, 0.43, 0.8, 0.43, 0.7])
-    wide = minimum_latencies([problem("softmax", "float32", rows=264 * 10, cols=12_292)], [H100])[0, 0]
+    wide = minimum_latencies([operation_shape("softmax", "float32", rows=264 * 10, cols=12_292)], [H100])[0, 0]
     assert wide * H100.boost_clock_hz * 132 / (264 * 10 * 12_292) == pytest.approx(0.7)  # 4 bytes an element
 
 

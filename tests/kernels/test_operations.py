@@ -9,8 +9,8 @@ from lightning_predict.kernels.operations import (
     OperationSpec,
     batch_shapes,
     operation_names,
+    operation_shape,
     operation_spec,
-    problem,
     register,
     shape_batch,
 )
@@ -23,18 +23,24 @@ def test_scalars_and_arrays_broadcast_to_one_length() -> None:
 
 
 def test_a_default_may_copy_another_word() -> None:
-    assert problem("conv2d", "float32", batch=1, in_channels=1, out_channels=1, height=7, kernel_height=3).dims[4] == 7
+    assert (
+        operation_shape("conv2d", "float32", batch=1, in_channels=1, out_channels=1, height=7, kernel_height=3).dims[4]
+        == 7
+    )
 
 
 def test_a_spelling_sets_its_words_and_a_word_wins_over_it() -> None:
-    item = problem(
+    item = operation_shape(
         "conv2d", "float32", batch=1, in_channels=1, out_channels=1, image_size=8, width=4, kernel_size=3, padding=1
     )
     assert item.dims[3:7] == (8.0, 4.0, 3.0, 3.0)
 
 
 def test_batch_of_restores_the_columns() -> None:
-    items = [problem("bmm", "float32", b=2, m=3, n=5, k=7), problem("bmm", "float32", b=1, m=1, n=1, k=1)]
+    items = [
+        operation_shape("bmm", "float32", b=2, m=3, n=5, k=7),
+        operation_shape("bmm", "float32", b=1, m=1, n=1, k=1),
+    ]
     np.testing.assert_array_equal(batch_shapes(items).columns["n"], [5, 1])
 
 
@@ -62,7 +68,7 @@ def test_a_size_must_be_positive_and_finite(value: float) -> None:
 
 
 def test_a_word_whose_default_is_zero_may_be_zero() -> None:
-    assert problem("transfer", "float32", read_bytes=8).dims == (8.0, 0.0, 0.0)
+    assert operation_shape("transfer", "float32", read_bytes=8).dims == (8.0, 0.0, 0.0)
 
 
 def test_lengths_that_do_not_broadcast_are_an_error() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import BundledModels, UtilisationModels
-from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.operations import operation_shape
 from lightning_predict.kernels.timing import predict_operation_times
 from tests.kernels.example_networks import constant_weights, with_own
 
@@ -25,7 +25,7 @@ def models(trained: tuple[tuple[str, str], ...]) -> tuple[BundledModels, Bundled
 def test_own_weights_of_16_bit_convolutions_time_them_on_their_gpu_alone() -> None:
     """They were trained and never used: only families of the cross-GPU weights counted as supported."""
     before, after = models((("conv2d", "float16"),))
-    convolution = problem("conv2d", "float16", **SIZES)
+    convolution = operation_shape("conv2d", "float16", **SIZES)
     old, new = (predict_operation_times([convolution], CARDS, one) for one in (before, after))
     assert new.shares["mlp"][0, 0] == 1.0
     assert new.extrapolated_share[0, 0] == 0.0
@@ -35,7 +35,7 @@ def test_own_weights_of_16_bit_convolutions_time_them_on_their_gpu_alone() -> No
 
 def test_dtypes_that_they_were_not_trained_on_keep_their_formula() -> None:
     before, after = models((("conv2d", "float16"),))
-    other = problem("conv2d_backward_input", "tf32", **SIZES)
+    other = operation_shape("conv2d_backward_input", "tf32", **SIZES)
     old, new = (predict_operation_times([other], CARDS[:1], one) for one in (before, after))
     assert new.shares["formula"] == old.shares["formula"]
     assert new.seconds == pytest.approx(old.seconds)

@@ -9,7 +9,7 @@ import torch
 import lightning_predict as lp
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.corrections import torch_version_factor, torch_version_factors
-from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.operations import operation_shape
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,9 @@ def test_a_step_is_predicted_for_the_release_that_it_was_recorded_with(dtype: to
 
 @pytest.mark.parametrize(("name", "years"), [("relu", 0.0), ("layer_norm", 3.0), ("batch_norm_backward", 3.0)])
 def test_what_streams_memory_gained_nothing_and_norms_did(name: str, years: float) -> None:
-    (factor,) = torch_version_factors([problem(name, "float32", rows=4096, cols=512)], [gpu("L4")], {"torch": "1.7.1"})
+    (factor,) = torch_version_factors(
+        [operation_shape(name, "float32", rows=4096, cols=512)], [gpu("L4")], {"torch": "1.7.1"}
+    )
     assert factor == pytest.approx([math.exp(0.05 * years)], rel=1e-3)
 
 
@@ -55,5 +57,7 @@ def test_what_streams_memory_gained_nothing_and_norms_did(name: str, years: floa
     ("dtype", "version", "years"), [("float16", "1.4", 3.8), ("float16", "1.5", 0.0), ("float32", "1.4", 0.0)]
 )
 def test_before_wide_loads_16_bit_work_element_by_element_lagged(dtype: str, version: str, years: float) -> None:
-    (factor,) = torch_version_factors([problem("relu", dtype, rows=4096, cols=512)], [gpu("L4")], {"torch": version})
+    (factor,) = torch_version_factors(
+        [operation_shape("relu", dtype, rows=4096, cols=512)], [gpu("L4")], {"torch": version}
+    )
     assert factor == pytest.approx([math.exp(0.05 * years)], rel=1e-3)

@@ -14,7 +14,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.hardware.slices import slice_of
 from lightning_predict.kernels.corrections import sustained_factors
 from lightning_predict.kernels.models import OTHER_16_BIT, kernel_models
-from lightning_predict.kernels.operations import problem, shape_batch
+from lightning_predict.kernels.operations import operation_shape, shape_batch
 from lightning_predict.kernels.roofline import (
     HEADROOM,
     REDUCED,
@@ -47,7 +47,7 @@ def test_a_product_takes_the_rate_that_the_gpu_sustains() -> None:
     """A product of memory-bound shape keeps its time; a large one runs at the sustained rate."""
     own = gpu_with_rates(gpu("H200-SXM-141GB"), {"bf16": 600e12})
     models = kernel_models((own.name,))
-    large, thin = (problem("linear", "bfloat16", m=m, n=8192, k=8192) for m in (8192, 1))
+    large, thin = (operation_shape("linear", "bfloat16", m=m, n=8192, k=8192) for m in (8192, 1))
     seconds = predict_operation_times([large, thin], [own], models).seconds
     slowdowns = sustained_factors([large, thin], [own], seconds, models)
     factors = slowdowns.middle
@@ -61,7 +61,7 @@ def test_the_rate_of_one_machine_counts_as_much_as_that_of_the_bursts() -> None:
     """The catalogue's 1,103 TFLOP/s are one B200's; the networks' bursts were timed on another."""
     card = gpu("B200")
     models = kernel_models((card.name,))
-    large = [problem("linear", "bfloat16", m=8192, n=8192, k=8192)]
+    large = [operation_shape("linear", "bfloat16", m=8192, n=8192, k=8192)]
     seconds = predict_operation_times(large, [card], models).seconds
     slowdown = 1 / 1103e12 / (seconds[0, 0] / (2 * 8192**3))
     found = sustained_factors(large, [card], seconds, models)
@@ -74,15 +74,15 @@ def test_attention_in_16_bits_takes_the_share_that_the_gpu_sustains(name: str, s
     card = gpu(name)
     shape = {"batch": 4, "heads": 16, "kv_heads": 16, "seq": 8192, "head_dim": 128}
     kinds = ("attention", "attention_backward", "causal_attention", "causal_attention_backward")
-    passes = [problem(kind, "bfloat16", **shape) for kind in kinds]
+    passes = [operation_shape(kind, "bfloat16", **shape) for kind in kinds]
     memory_bound = [
-        problem("layer_norm", "bfloat16", rows=65536, cols=4096),
-        problem("add", "bfloat16", rows=65536, cols=4096),
+        operation_shape("layer_norm", "bfloat16", rows=65536, cols=4096),
+        operation_shape("add", "bfloat16", rows=65536, cols=4096),
     ]
-    problems = [*passes, *memory_bound, problem("attention", "float32", **shape)]
+    shapes = [*passes, *memory_bound, operation_shape("attention", "float32", **shape)]
     models = kernel_models((card.name,))
-    seconds = predict_operation_times(problems, [card], models).seconds
-    factors = np.broadcast_to(sustained_factors(problems, [card], seconds, models).middle, seconds.shape)
+    seconds = predict_operation_times(shapes, [card], models).seconds
+    factors = np.broadcast_to(sustained_factors(shapes, [card], seconds, models).middle, seconds.shape)
     assert factors[0].tolist() == pytest.approx([slowdown] * 4 + [1.0] * 3)
 
 

@@ -8,14 +8,16 @@ import pytest
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import OperationShape, problem
+from lightning_predict.kernels.operations import OperationShape, operation_shape
 from lightning_predict.kernels.timing import BOUNDS, KernelModels, explain, predict_operation_times, source_of
 from tests.example_gpu import SMALL
 from tests.kernels.example_models import half_speed
 
-LINEAR = problem("linear", "float32", m=512, n=512, k=512)
-GROUPED = problem("conv2d", "float32", batch=8, in_channels=64, out_channels=64, image_size=16, kernel_size=3, groups=8)
-PLAIN = problem("conv2d", "float32", batch=8, in_channels=64, out_channels=64, image_size=16, kernel_size=3)
+LINEAR = operation_shape("linear", "float32", m=512, n=512, k=512)
+GROUPED = operation_shape(
+    "conv2d", "float32", batch=8, in_channels=64, out_channels=64, image_size=16, kernel_size=3, groups=8
+)
+PLAIN = operation_shape("conv2d", "float32", batch=8, in_channels=64, out_channels=64, image_size=16, kernel_size=3)
 
 
 @pytest.mark.parametrize(
@@ -26,27 +28,27 @@ PLAIN = problem("conv2d", "float32", batch=8, in_channels=64, out_channels=64, i
         (GROUPED, half_speed("conv2d/float32"), "formula"),  # networks saw no groups
         (replace(PLAIN, dtype="tf32"), half_speed("conv2d/bfloat16"), "formula"),  # before the sibling's network
         (replace(LINEAR, dtype="tf32"), half_speed("linear/bfloat16"), "sibling dtype"),
-        (problem("linear_backward", "float32", m=8, n=8, k=8), half_speed("linear/float32"), "proxy"),
+        (operation_shape("linear_backward", "float32", m=8, n=8, k=8), half_speed("linear/float32"), "proxy"),
         (LINEAR, half_speed("add/float32"), "roofline"),
         (GROUPED, None, "roofline"),
-        (problem("linear_backward", "float32", m=8, n=8, k=8), None, "roofline"),
+        (operation_shape("linear_backward", "float32", m=8, n=8, k=8), None, "roofline"),
     ],
 )
-def test_the_first_source_that_knows_a_problem_times_it(
+def test_the_first_source_that_knows_a_shape_times_it(
     item: OperationShape, models: KernelModels | None, name: str
 ) -> None:
     assert source_of(item, models) == name
     assert explain(item, SMALL, models).source == name
 
 
-def test_the_last_source_knows_every_problem() -> None:
+def test_the_last_source_knows_every_shape() -> None:
     assert source_of(GROUPED, None) == "roofline"
 
 
 def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None:
     models = kernel_models(("H200-SXM-141GB",))
     # Rows of 49,160 numbers do not stay in shared memory: they are read again from memory.
-    item = problem("softmax", "float32", rows=8192, cols=12290 * 4)
+    item = operation_shape("softmax", "float32", rows=8192, cols=12290 * 4)
     found = explain(item, gpu("H200-SXM-141GB"), models)
     times = predict_operation_times([item], [gpu("H200-SXM-141GB")], models)
     assert found.interval.middle == times.seconds[0, 0]
@@ -72,15 +74,15 @@ def test_every_time_keeps_to_the_least_work_and_to_float32() -> None:
 
 
 def test_a_proxy_names_its_parts() -> None:
-    item = problem("linear_backward", "float32", m=8, n=16, k=32)
+    item = operation_shape("linear_backward", "float32", m=8, n=16, k=32)
     parts = explain(item, SMALL, half_speed("linear/float32")).parts
-    assert [part.problem.dims for part in parts] == [(1.0, 8.0, 32.0, 16.0), (1.0, 32.0, 16.0, 8.0)]
+    assert [part.shape.dims for part in parts] == [(1.0, 8.0, 32.0, 16.0), (1.0, 32.0, 16.0, 8.0)]
 
 
 def test_all_of_a_product_but_its_start_takes_twice_as_long_in_tf32() -> None:
     b200 = gpu("B200-SXM-180GB")  # half of bfloat16's rate in TF32, and twice the bytes
     sizes = ({"m": 64, "n": 512, "k": 2048}, {"m": 512, "n": 2048, "k": 2048}, {"m": 8192, "n": 8192, "k": 8192})
-    items = [problem("linear", dtype, **size) for dtype in ("bfloat16", "tf32") for size in sizes]
+    items = [operation_shape("linear", dtype, **size) for dtype in ("bfloat16", "tf32") for size in sizes]
     half, whole = predict_operation_times(items, [b200], kernel_models((b200.name,))).seconds[0].reshape(2, 3)
     start = 2e-6  # of a kernel with nothing to do
     np.testing.assert_allclose(whole, start + 2 * (half - start), rtol=1e-6)

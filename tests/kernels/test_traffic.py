@@ -38,7 +38,7 @@ def test_bytes_by_hand(
     assert traffic(name, *inputs, outputs=outputs) == expected
 
 
-def test_nothing_read_and_nothing_written_is_no_problem() -> None:
+def test_nothing_read_and_nothing_written_is_no_shape() -> None:
     assert transfer_of(Operation(name="my::marker", phase="forward")) == ()
 
 

@@ -11,7 +11,7 @@ import lightning_predict.kernels  # registers the translators
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels import operations
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
-from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem, translates
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_shape, translates
 from lightning_predict.kernels.translation import translate, work_items
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
@@ -29,12 +29,12 @@ def translated(
 
 
 def test_products() -> None:
-    expected = problem("linear", "float32", m=8, n=4, k=16)
+    expected = operation_shape("linear", "float32", m=8, n=4, k=16)
     assert translated("aten::mm", tensor(8, 16), tensor(16, 4)) == (expected,)
     assert translated("aten::addmm", tensor(4), tensor(8, 16), tensor(16, 4)) == (expected,)
     assert translated("aten::linear", tensor(2, 4, 16), tensor(4, 16)) == (expected,)
-    assert translated("aten::mv", tensor(8, 16), tensor(16)) == (problem("linear", "float32", m=8, n=1, k=16),)
-    batched = problem("bmm", "float32", b=3, m=8, n=4, k=16)
+    assert translated("aten::mv", tensor(8, 16), tensor(16)) == (operation_shape("linear", "float32", m=8, n=1, k=16),)
+    batched = operation_shape("bmm", "float32", b=3, m=8, n=4, k=16)
     assert translated("aten::bmm", tensor(3, 8, 16), tensor(3, 16, 4)) == (batched,)
     assert translated("aten::baddbmm", tensor(3, 8, 4), tensor(3, 8, 16), tensor(3, 16, 4)) == (batched,)
 
@@ -51,14 +51,14 @@ def test_a_convolution() -> None:
     got = translated("aten::convolution", tensor(2, 3, 8, 6), tensor(4, 3, 3, 5), stride=[2, 1], padding=[1, 2])
     words = {"batch": 2, "in_channels": 3, "out_channels": 4, "height": 8, "width": 6}
     words |= {"kernel_height": 3, "kernel_width": 5, "stride_height": 2, "stride_width": 1}
-    assert got == (problem("conv2d", "float32", **words, padding_height=1, padding_width=2),)
+    assert got == (operation_shape("conv2d", "float32", **words, padding_height=1, padding_width=2),)
 
 
 def test_a_line_is_an_image_of_height_one() -> None:
     got = translated("aten::convolution", tensor(2, 3, 100), tensor(4, 3, 5), stride=[2], padding=[2], dilation=[1])
     words = {"batch": 2, "in_channels": 3, "out_channels": 4, "height": 1, "width": 100, "kernel_height": 1}
     words |= {"kernel_width": 5, "stride_height": 1, "stride_width": 2, "padding_width": 2}
-    assert got == (problem("conv2d", "float32", **words),)
+    assert got == (operation_shape("conv2d", "float32", **words),)
 
 
 def test_a_volume_folds_into_an_image_with_the_same_flops() -> None:
@@ -83,7 +83,7 @@ def test_a_transposed_convolution_is_the_gradient_of_a_convolution() -> None:
     got = translated("aten::convolution", tensor(2, 16, 4, 4), tensor(16, 8, 4, 4), **arguments)
     # It writes 2 x 8 x 8 x 8: (4 - 1)·2 - 2 + 3 + 1 = 8; the matching convolution reads that and gives 16 channels.
     words = {"batch": 2, "in_channels": 8, "out_channels": 16, "image_size": 8, "kernel_size": 4}
-    assert got == (problem("conv2d_backward_input", "float32", **words, stride=2, padding=1),)
+    assert got == (operation_shape("conv2d_backward_input", "float32", **words, stride=2, padding=1),)
     backward = translated(
         "aten::convolution_backward",
         tensor(2, 8, 8, 8),
@@ -101,9 +101,9 @@ def test_attention_whole() -> None:
     words = {"batch": 2, "heads": 8, "kv_heads": 2, "seq": 128, "kv_seq": 256, "head_dim": 64}
     for is_causal, name in ((False, "attention"), (True, "causal_attention")):
         got = translated("aten::scaled_dot_product_attention", query, key, key, is_causal=is_causal)
-        assert got == (problem(name, "bfloat16", **words),)
+        assert got == (operation_shape(name, "bfloat16", **words),)
         back = translated("aten::scaled_dot_product_attention_backward", query, key, key, is_causal=is_causal)
-        assert back == (problem(f"{name}_backward", "bfloat16", **words),)
+        assert back == (operation_shape(f"{name}_backward", "bfloat16", **words),)
 
 
 def test_attention_in_double_precision_has_no_fused_kernel() -> None:
@@ -118,9 +118,9 @@ def test_softmax_takes_two_kernels_backward() -> None:
     """`softmax_backward_cuda_out` makes `grad * output` first; `log_softmax_backward_cuda_out` does not."""
     grad = tensor(4, 8, 128, dtype="bfloat16")
     matrix = {"rows": 32, "cols": 128}
-    summed = problem("softmax_backward", "bfloat16", **matrix)
+    summed = operation_shape("softmax_backward", "bfloat16", **matrix)
     got = translated("aten::_softmax_backward_data", grad, grad, dim=-1)
-    assert got == (summed, problem("mul", "bfloat16", **matrix))
+    assert got == (summed, operation_shape("mul", "bfloat16", **matrix))
     assert translated("aten::_log_softmax_backward_data", grad, grad, dim=-1) == (summed,)
     assert translated("aten::_softmax_backward_data", tensor(0, 8), tensor(0, 8), dim=-1) == ()
 
@@ -130,7 +130,7 @@ def test_a_recurrent_layer_whole(batch_first: bool) -> None:
     data = tensor(4, 20, 32) if batch_first else tensor(20, 4, 32)
     got = translated("aten::lstm", data, tensor(4, 4, 64), num_layers=2, bidirectional=True, batch_first=batch_first)
     words = {"batch": 4, "steps": 20, "input_size": 32, "hidden": 64, "layers": 2, "directions": 2}
-    assert got == (problem("lstm", "float32", **words),)
+    assert got == (operation_shape("lstm", "float32", **words),)
     assert translated("aten::rnn_relu_backward", data, tensor(1, 4, 64), num_layers=1)[0].operation == "rnn_backward"
 
 
@@ -148,7 +148,7 @@ def test_autocast_inside_a_whole_call_decides_its_dtype() -> None:
 def test_a_packed_sequence_has_steps_of_the_mean_batch() -> None:
     data, sizes, hidden = tensor(30, 8), tensor(10, dtype="int64"), tensor(1, 4, 16)
     got = translated("aten::lstm", data, sizes, hidden, num_layers=1, packed=True)
-    assert got == (problem("lstm", "float32", batch=3, steps=10, input_size=8, hidden=16),)
+    assert got == (operation_shape("lstm", "float32", batch=3, steps=10, input_size=8, hidden=16),)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_packed_sequence_has_steps_of_the_mean_batch() -> None:
 )
 def test_vector_operations_are_rows_and_columns(name: str, arguments: dict[str, Any], expected: str) -> None:
     inputs = [tensor(2, 4, 16)] * (2 if expected in ("add", "mul") else 1)
-    assert translated(name, *inputs, **arguments) == (problem(expected, "float32", rows=8, cols=16),)
+    assert translated(name, *inputs, **arguments) == (operation_shape(expected, "float32", rows=8, cols=16),)
 
 
 def test_a_number_as_second_operand_is_the_scalar_form() -> None:
@@ -182,7 +182,7 @@ def test_broadcasting_moves_only_the_bytes_there_are() -> None:
 
 def test_norms_over_channels() -> None:
     got = translated("aten::native_batch_norm", tensor(4, 8, 5, 5), tensor(8), training=True)
-    assert got == (problem("batch_norm", "float32", rows=32, cols=25, channels=8),)
+    assert got == (operation_shape("batch_norm", "float32", rows=32, cols=25, channels=8),)
     frozen = translated("aten::native_batch_norm", tensor(4, 8, 5, 5), tensor(8), training=False)
     assert frozen[0].operation == "transfer"
 
@@ -200,7 +200,7 @@ def test_batch_norms_with_float16_weights_run_in_pytorchs_kernels_as_in_bfloat16
 def test_an_embedding_reads_its_rows_and_its_gradient_writes_the_table() -> None:
     indices = tensor(4, 6, dtype="int64")
     assert translated("aten::embedding", tensor(1000, 32), indices) == (
-        problem("embedding", "float32", rows=24, cols=32),
+        operation_shape("embedding", "float32", rows=24, cols=32),
     )
     got = translated("aten::embedding_dense_backward", tensor(4, 6, 32), indices, num_weights=1000)
     size = 4 * 24 * 32
@@ -209,7 +209,7 @@ def test_an_embedding_reads_its_rows_and_its_gradient_writes_the_table() -> None
     half = translated("aten::embedding_dense_backward", tensor(4, 6, 32, dtype="float16"), indices, num_weights=1000)
     assert list(half[0].dims) == [2 * size, 2 * 1000 * 32 + size, 24 * 32]
     bag = translated("aten::_embedding_bag", tensor(1000, 32), tensor(24, dtype="int64"), tensor(4, dtype="int64"))
-    assert bag == (problem("embedding_bag", "float32", bags=4, lookups=6, rows=1000, dim=32),)
+    assert bag == (operation_shape("embedding_bag", "float32", bags=4, lookups=6, rows=1000, dim=32),)
 
 
 @pytest.mark.parametrize("name", ["aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward"])
@@ -218,7 +218,7 @@ def test_the_gradient_of_a_table_is_zeroed_and_each_row_is_added_to_it(name: str
     zeroed, added = translated(name, gradient, indices, num_weights=1000, sparse=False)
     # 24 indices of 8 bytes are read and, sorted, written; 1,000 rows of 32 numbers of 4 bytes are zeroed.
     assert list(zeroed.dims) == [8 * 24, 4 * 1000 * 32 + 8 * 24, 0]
-    assert added == problem("embedding_bag_backward", "float32", bags=4, lookups=6, rows=1000, dim=32)
+    assert added == operation_shape("embedding_bag_backward", "float32", bags=4, lookups=6, rows=1000, dim=32)
 
 
 def test_a_sparse_gradient_is_a_row_for_each_row_looked_up() -> None:
@@ -252,7 +252,9 @@ def test_views_are_free_unless_they_ran_a_kernel() -> None:
 
 def test_an_unknown_operation_is_timed_by_its_bytes() -> None:
     operation = Operation(name="my::op", phase="forward", inputs=(tensor(100),), outputs=(tensor(50),))
-    assert translate(operation, Flags()) == (problem("transfer", "float32", read_bytes=400, write_bytes=200, flops=50),)
+    assert translate(operation, Flags()) == (
+        operation_shape("transfer", "float32", read_bytes=400, write_bytes=200, flops=50),
+    )
 
 
 @pytest.mark.parametrize("name", sorted(operations._TRANSLATORS))
@@ -268,7 +270,7 @@ def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing(name: str) -
 
 def test_products_of_anything_but_matrices_count_by_their_bytes() -> None:
     got = translated("aten::mm", tensor(8, 16))
-    assert got == (problem("transfer", "float32", read_bytes=512, write_bytes=512, flops=128),)
+    assert got == (operation_shape("transfer", "float32", read_bytes=512, write_bytes=512, flops=128),)
 
 
 def _break_addmm(monkeypatch: pytest.MonkeyPatch) -> Trace:
@@ -354,7 +356,7 @@ def test_single_tensor_updates_become_one_multi_tensor_update_off_cuda() -> None
     # A product inside an optimizer (Muon, Shampoo) stays a product.
     assert [item.operations for item in items] == [(0,), (6,), (1, 2, 3), (5,)]
     # Three times two tensors of 40 bytes read and one written.
-    assert items[2].problems == (problem("transfer", "float32", read_bytes=240, write_bytes=120, flops=30),)
+    assert items[2].shapes == (operation_shape("transfer", "float32", read_bytes=240, write_bytes=120, flops=30),)
     assert items[2].launches == 1
 
 
@@ -377,7 +379,7 @@ def _dropout_trace(device: str, *, same_mask: bool = True) -> Trace:
 def test_dropout_in_three_steps_is_one_kernel_on_a_gpu() -> None:
     (item,) = work_items(_dropout_trace("cpu"))
     assert item.operations == (1, 2, 3)
-    assert item.problems == (problem("dropout", "float32", rows=8, cols=16),)
+    assert item.shapes == (operation_shape("dropout", "float32", rows=8, cols=16),)
 
 
 def test_the_backward_pass_of_a_dropout_reads_a_byte_of_the_mask_for_each_element() -> None:
@@ -388,9 +390,9 @@ def test_the_backward_pass_of_a_dropout_reads_a_byte_of_the_mask_for_each_elemen
     unrelated = Operation(name="aten::mul", phase="backward", inputs=(gradient, gradient))
     items = work_items(replace(trace, operations=(*trace.operations, backward, unrelated)))
     # 128 elements of 4 bytes and a mask of 128 bytes are read, 4 bytes an element written.
-    expected = problem("transfer", "float32", read_bytes=512 + 128, write_bytes=512, flops=256)
-    assert items[1].problems == (expected,)
-    assert items[2].problems[0].operation == "mul"
+    expected = operation_shape("transfer", "float32", read_bytes=512 + 128, write_bytes=512, flops=256)
+    assert items[1].shapes == (expected,)
+    assert items[2].shapes[0].operation == "mul"
 
 
 @pytest.mark.parametrize("trace", [_dropout_trace("cuda"), _dropout_trace("cpu", same_mask=False)])
@@ -408,5 +410,5 @@ def test_dropout_as_torch_runs_it_on_the_cpu_is_recognised() -> None:
     torch.nn.functional.dropout(torch.ones(8, 16), 0.5)
     recorder.stop()
     trace = Trace(operations=tuple(recorder.operations), device="cpu", recorder="dispatch")
-    assert [item.problems[0].operation for item in work_items(trace)][-1] == "dropout"
-    assert not any(item.problems[0].operation == "mul" for item in work_items(trace))
+    assert [item.shapes[0].operation for item in work_items(trace)][-1] == "dropout"
+    assert not any(item.shapes[0].operation == "mul" for item in work_items(trace))

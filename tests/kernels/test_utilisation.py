@@ -110,7 +110,7 @@ def convolution_weights() -> LoadedWeights:
     return replace(loaded, gpus={"SMALL": of_three_by_three(loaded.gpus["SMALL"])})
 
 
-def test_problems_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base() -> None:
+def test_shapes_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base() -> None:
     models = UtilisationModels(convolution_weights())
     batch = shape_batch(
         "conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=[3, 1, 5], image_size=56
@@ -212,7 +212,7 @@ def test_the_catalogue_still_says_what_the_weights_were_trained_with() -> None:
 
 SIZES = st.floats(0, 20).map(lambda power: float(round(2**power)))
 SHORT = st.floats(0, 11).map(lambda power: float(round(2**power)))
-PROBLEMS = st.one_of(
+SHAPES = st.one_of(
     st.builds(
         lambda op, dtype, b, m, n, k: shape_batch(op, dtype, b=b, m=m, n=n, k=k),
         st.sampled_from(["linear", "bmm"]),
@@ -256,7 +256,7 @@ PROBLEMS = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(PROBLEMS)
+@given(SHAPES)
 def test_no_prediction_breaks_the_bound_on_any_kind_of_gpu(shipped: UtilisationModels, batch: ShapeBatch) -> None:
     gpus = KINDS
     estimate = shipped.estimate(batch, gpus)

@@ -122,7 +122,7 @@ def test_a_weaker_gpu_is_the_better_one_undone() -> None:
 
 
 def drawn(seed: int = 0, count: int = 40) -> dict[str, ShapeBatch]:
-    """Problems of all families, even in the logarithm."""
+    """Shapes of all families, even in the logarithm."""
     draw = np.random.default_rng(seed)
 
     def sizes(largest: float, unit: int = 1) -> Array:

@@ -524,7 +524,7 @@ def test_model_that_cannot_be_divided_is_refused() -> None:
 def test_note_names_work_of_unknown_shape() -> None:
     trace, seconds = trace_of(2)
     timed = timed_as(trace, seconds)
-    fused = replace(timed, items=(replace(timed.items[0], problems=()), *timed.items[1:]))
+    fused = replace(timed, items=(replace(timed.items[0], shapes=()), *timed.items[1:]))
     found = step_on(trace, "tensor=2", 2, timed=fused, step=single(2))
     assert any("1 operations of unknown shape (fused kernels) are taken to be whole" in note for note in found.notes)
 

@@ -19,8 +19,8 @@ from lightning_predict.kernels.operations import (
     OperationShape,
     batch_shapes,
     operation_names,
+    operation_shape,
     operation_spec,
-    problem,
 )
 from lightning_predict.kernels.roofline import limited_transfer
 from lightning_predict.kernels.translation import translate
@@ -80,7 +80,7 @@ def part(
 
 
 def linear(m: int, n: int, k: int) -> OperationShape:
-    return problem("linear", "float32", b=1, m=m, n=n, k=k)
+    return operation_shape("linear", "float32", b=1, m=m, n=n, k=k)
 
 
 WIDE = 3 * HIDDEN
@@ -118,17 +118,17 @@ SCORES, INNER = matrix(32, 256, 256), matrix(4, 256, 4096)
         (
             "aten::scaled_dot_product_attention",
             (HEAD,) * 3,
-            problem("attention", "float32", batch=4, heads=2, seq=256, head_dim=128),
+            operation_shape("attention", "float32", batch=4, heads=2, seq=256, head_dim=128),
         ),
-        ("aten::bmm", (SCORES, matrix(32, 256, 128)), problem("bmm", "float32", b=8, m=256, n=128, k=256)),
-        ("aten::_softmax", (SCORES,), problem("softmax", "float32", rows=32 * 256 / 4, cols=256)),
+        ("aten::bmm", (SCORES, matrix(32, 256, 128)), operation_shape("bmm", "float32", b=8, m=256, n=128, k=256)),
+        ("aten::_softmax", (SCORES,), operation_shape("softmax", "float32", rows=32 * 256 / 4, cols=256)),
         # Scores that are as long as the stream is wide are divided, too.
         (
             "aten::_softmax",
             (matrix(4, HEADS, HIDDEN, HIDDEN),),
-            problem("softmax", "float32", rows=8 * HIDDEN, cols=HIDDEN),
+            operation_shape("softmax", "float32", rows=8 * HIDDEN, cols=HIDDEN),
         ),
-        ("aten::add", (INNER, INNER), problem("add", "float32", rows=TOKENS / 4, cols=4096)),
+        ("aten::add", (INNER, INNER), operation_shape("add", "float32", rows=TOKENS / 4, cols=4096)),
     ],
 )
 def test_heads_and_inner_width_are_divided(name: str, inputs: tuple[TensorInfo, ...], expected: OperationShape) -> None:
@@ -161,7 +161,7 @@ def test_first_dimensions_of_a_part(
 def test_micro_batches_divide_rows_but_not_weights() -> None:
     assert part("aten::native_layer_norm", STREAM, spec=MICRO_BATCHES).dims == (TOKENS / 4, HIDDEN)
     heads = part("aten::scaled_dot_product_attention", HEAD, HEAD, HEAD, spec=MICRO_BATCHES)
-    assert heads == problem("attention", "float32", batch=1, heads=HEADS, seq=256, head_dim=128)
+    assert heads == operation_shape("attention", "float32", batch=1, heads=HEADS, seq=256, head_dim=128)
     weight = Operation(name="aten::_to_copy", phase="forward", inputs=(matrix(WIDE, HIDDEN),))
     assert part("aten::_to_copy", *weight.inputs, spec=MICRO_BATCHES) == translate(weight, Flags())[0]
 
@@ -193,8 +193,8 @@ def test_work_of_each_operation_follows_its_share(name: str) -> None:
     operation = Operation(name="aten::any", phase="forward", inputs=(matrix(4, 64),), outputs=(matrix(4, 64),))
     quarter = part_of(whole, operation, split_model(TRACE, needs_blocks=False), None, ShardSpec(micro_batches=4))
 
-    def work(problem: OperationShape) -> float:
-        columns = batch_shapes([problem]).columns
+    def work(shape: OperationShape) -> float:
+        columns = batch_shapes([shape]).columns
         return float((spec.flops(columns) + spec.reads(columns) + spec.writes(columns))[0])
 
     # Weights are read whole for any rows, and a kernel's inputs may overlap.
@@ -364,6 +364,6 @@ def test_distributed_experts_process_tokens_of_all_groups() -> None:
 
     tokens, results = matrix(experts, rows, HIDDEN), matrix(experts, rows, inner)
     forward = of_experts("forward", tokens, matrix(experts, HIDDEN, inner), result=results)
-    assert forward == problem("bmm", "float32", b=2, m=4 * rows, n=inner // 2, k=HIDDEN)
+    assert forward == operation_shape("bmm", "float32", b=2, m=4 * rows, n=inner // 2, k=HIDDEN)
     gradient = of_experts("backward", matrix(experts, HIDDEN, rows), results, result=matrix(experts, HIDDEN, inner))
-    assert gradient == problem("bmm", "float32", b=2, m=HIDDEN, n=inner // 2, k=4 * rows)
+    assert gradient == operation_shape("bmm", "float32", b=2, m=HIDDEN, n=inner // 2, k=4 * rows)

@@ -68,7 +68,7 @@ def _attention(*shape: int) -> Trace:
 def test_five_dimensional_attention_is_not_fused() -> None:
     # 2 images of 4 windows of 196 tokens, 3 heads of 32: torch's fused kernels take four dimensions, and refuse five.
     four, five = _attention(8, 3, 196, 32), _attention(2, 3, 4, 196, 32)
-    names = [[one.operation for item in work_items(trace) for one in item.problems] for trace in (four, five)]
+    names = [[one.operation for item in work_items(trace) for one in item.shapes] for trace in (four, five)]
     assert "attention" in names[0]
     assert "attention_backward" in names[0]
     assert "eager_attention" in names[1]

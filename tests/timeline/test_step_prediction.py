@@ -8,7 +8,7 @@ import pytest
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
-from lightning_predict.kernels.operations import Array, problem
+from lightning_predict.kernels.operations import Array, operation_shape
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.record.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.timeline.calibration import GAP_SECONDS
@@ -54,7 +54,7 @@ def test_large_operation_is_device_bound() -> None:
 
 
 def summands(work: WorkTimes) -> tuple[Interval[Array], tuple[str, ...], list[object]]:
-    return work.interval, work.families, [item.problems for item in work.items]
+    return work.interval, work.families, [item.shapes for item in work.items]
 
 
 def test_tiny_operations_are_host_bound_on_any_gpu() -> None:
@@ -77,7 +77,7 @@ def test_errors_of_same_shape_add(correlation: float) -> None:
 @pytest.mark.parametrize(("within", "half"), [(0, 0.5), (0.5, math.sqrt(0.37)), (1, 0.7)])  # as families, below
 def test_errors_of_two_shapes_add_by_correlation(within: float, half: float) -> None:
     work = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
-    other = replace(work.items[1], problems=(problem("linear", "float32", b=1, m=2, n=2, k=2),))
+    other = replace(work.items[1], shapes=(operation_shape("linear", "float32", b=1, m=2, n=2, k=2),))
     low, high = interval_of_sum(*summands(replace(work, items=(work.items[0], other))), 0.25, within=within)
     assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
 

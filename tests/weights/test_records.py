@@ -7,7 +7,7 @@ import numpy as np
 from tests.weights.example import network
 
 
-def test_a_network_knows_problems_that_agree_in_what_all_trained_ones_had_in_common() -> None:
+def test_a_network_knows_shapes_that_agree_in_what_all_trained_ones_had_in_common() -> None:
     plain = network()
     low, high = plain.low.copy(), plain.high.copy()
     low[0] = high[0] = 3.0  # the same in all that it was trained on

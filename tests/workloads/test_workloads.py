@@ -84,10 +84,10 @@ def tensor_flops(trace: Trace) -> float:
     """FLOPs of products, convolutions, recurrent layers and attention, a causal mask not counted as a saving."""
     total = []
     for operation in trace.operations:
-        for problem in translate(operation, trace.flags):
-            if operation_spec(problem.operation).units != "tensor":
+        for shape in translate(operation, trace.flags):
+            if operation_spec(shape.operation).units != "tensor":
                 continue
-            flops = float(batch_shapes([problem]).flops[0])
+            flops = float(batch_shapes([shape]).flops[0])
             is_causal = bool(operation.arguments.get("is_causal"))
             total.append(flops * (2 if is_causal else 1))
     return math.fsum(total)

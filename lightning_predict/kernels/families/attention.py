@@ -118,7 +118,7 @@ def attention_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     A block of the kernel handles a strip of queries of one head and loops over the keys. The number of blocks is
     therefore batch x heads x ceil(seq / strip).
     """
-    c = batch.columns  # each (problems,)
+    c = batch.columns  # each (shapes,)
     names = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim")
     named: dict[str, Array] = {name: log2(c[name])[None, :] for name in names}
     named["copies"] = log2(c["batch"] * c["heads"])[None, :]
@@ -172,7 +172,7 @@ SINGLE_RATE: Final = 0.1
 
 
 def _single_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
-    """Predict fused attention in float32 by its FLOPs, because the scores are never in memory; (gpus, problems)."""
+    """Predict fused attention in float32 by its FLOPs, because the scores are never in memory; (gpus, shapes)."""
     rates = per_gpu(gpus, _single_rate)
     seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_KERNEL_SECONDS
     return Interval.from_factor(seconds, FORMULA_SPREAD)
@@ -186,52 +186,52 @@ def _single_rate(gpu: Gpu) -> float:
     return SINGLE_RATE * min(tf32, widest)
 
 
-def _is_single(problem: OperationShape) -> bool:
-    return problem.dtype == "float32"
+def _is_single(shape: OperationShape) -> bool:
+    return shape.dtype == "float32"
 
 
 SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, supports=_is_single)
 
 
-def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _as_matmuls(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Split attention into two batched matmuls. The softmax between them is fused."""
-    w = problem.shape
+    w = shape.parameters
     b = w["batch"] * w["heads"]
     visible = 0.5 if w["causal"] else 1.0
-    scores = OperationShape("bmm", problem.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
-    values = OperationShape("bmm", problem.dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
+    scores = OperationShape("bmm", shape.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
+    values = OperationShape("bmm", shape.dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
     return CountedShape(visible, scores), CountedShape(visible, values)
 
 
-def _as_forward_pass(problem: OperationShape) -> tuple[CountedShape, ...]:
-    return (CountedShape(BACKWARD_MATMULS, OperationShape("attention", problem.dtype, problem.dims)),)
+def _as_forward_pass(shape: OperationShape) -> tuple[CountedShape, ...]:
+    return (CountedShape(BACKWARD_MATMULS, OperationShape("attention", shape.dtype, shape.dims)),)
 
 
-def _without_a_mask(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _without_a_mask(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Return the share of unmasked attention that blocks cannot skip."""
-    columns = {word: np.array([value]) for word, value in problem.shape.items()}
+    columns = {word: np.array([value]) for word, value in shape.parameters.items()}
     share = float(_visible_share(_under_a_mask(columns))[0])
-    times = BACKWARD_MATMULS if problem.operation.endswith("_backward") else 1.0
-    return (CountedShape(times * share, OperationShape("attention", problem.dtype, (*problem.dims, 0.0))),)
+    times = BACKWARD_MATMULS if shape.operation.endswith("_backward") else 1.0
+    return (CountedShape(times * share, OperationShape("attention", shape.dtype, (*shape.dims, 0.0))),)
 
 
-def _as_a_server(problem: OperationShape) -> OperationShape:
+def _as_a_server(shape: OperationShape) -> OperationShape:
     """Return the attention operation that the servers' tables measured."""
-    return OperationShape(problem.operation.removeprefix("causal_"), problem.dtype, (*problem.dims, 1.0))
+    return OperationShape(shape.operation.removeprefix("causal_"), shape.dtype, (*shape.dims, 1.0))
 
 
-def _eager_attention(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _eager_attention(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Return the parts: scores, scaling, mask (if causal), softmax, matmul with the values.
 
     The backward pass has two matmuls per forward matmul, the gradient of the softmax in two kernels, and the scaling.
     """
-    w = problem.shape
-    b, dtype = w["batch"] * w["heads"], problem.dtype
+    w = shape.parameters
+    b, dtype = w["batch"] * w["heads"], shape.dtype
     scores = OperationShape("bmm", dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
     values = OperationShape("bmm", dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
     matrix = (b * w["seq"], w["kv_seq"])
     scaling = CountedShape(1.0, OperationShape("mul_scalar", dtype, matrix))
-    if problem.operation.endswith("_backward"):
+    if shape.operation.endswith("_backward"):
         softmax = (CountedShape(1.0, OperationShape(name, dtype, matrix)) for name in SOFTMAX_BACKWARD)
         transposed = OperationShape("bmm", dtype, (b, w["kv_seq"], w["head_dim"], w["seq"]))
         return (CountedShape(1.0, scores), CountedShape(1.0, values), CountedShape(2.0, transposed), *softmax, scaling)
@@ -274,7 +274,7 @@ register(
         flops=lambda c: _flops(_under_a_mask(c)),
         reads=_read_forward,
         writes=_queries,
-        estimators=(Surrogate(_without_a_mask), Alternative(problem=_as_a_server, bounds_networks=True)),
+        estimators=(Surrogate(_without_a_mask), Alternative(shape=_as_a_server, bounds_networks=True)),
     ),
     OperationSpec(
         name="causal_attention_backward",
@@ -284,7 +284,7 @@ register(
         flops=lambda c: BACKWARD_MATMULS * _flops(_under_a_mask(c)),
         reads=_read_backward,
         writes=_gradients,
-        estimators=(Surrogate(_without_a_mask), Alternative(problem=_as_a_server, bounds_networks=True)),
+        estimators=(Surrogate(_without_a_mask), Alternative(shape=_as_a_server, bounds_networks=True)),
     ),
     # Eager: all scores are computed and written to memory, masked or not, and kept for the backward pass.
     OperationSpec(

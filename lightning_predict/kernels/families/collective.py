@@ -104,11 +104,11 @@ class CollectiveCurves:
         return gpu_name in self.curves
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Estimate seconds and their 90 % interval, each of shape (gpus, problems).
+        """Estimate seconds and their 90 % interval, each of shape (gpus, shapes).
 
         Unmeasured GPUs have wider intervals.
         """
-        seconds = np.stack([self._seconds(batch, target) for target in gpus])  # (gpus, problems)
+        seconds = np.stack([self._seconds(batch, target) for target in gpus])  # (gpus, shapes)
         fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]  # (gpus, 1)
         spread = np.exp(self.half_width) * np.where(fitted, 1.0, FORMULA_SPREAD)
         bound = roofline_seconds(batch, gpus, least=True)
@@ -124,7 +124,7 @@ class CollectiveCurves:
         by_count = self.curves[source][MEASURED_SUBSTITUTE.get(batch.operation, batch.operation)]
         counts = np.array(sorted(by_count), dtype=np.float64)  # (counts,)
         wanted = batch.columns["num_gpus"]
-        log_messages = np.log(batch.columns["message_bytes"])  # (problems,)
+        log_messages = np.log(batch.columns["message_bytes"])  # (shapes,)
         if batch.operation == "broadcast":
             log_messages = log_messages + np.log(np.maximum(wanted, 2.0) / (np.maximum(wanted, 2.0) - 1))
         scaled = [on_curve(self.log_sizes, by_count[int(count)], log_messages + np.log(scale)) for count in counts]

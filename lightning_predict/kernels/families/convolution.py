@@ -87,7 +87,7 @@ WINOGRAD_GAIN: Final = 2.25
 
 
 def output_size(c: Columns, side: str) -> Array:
-    """Return the number of output positions along `height`, `width` or `depth`, at least 1, shape (problems,)."""
+    """Return the number of output positions along `height`, `width` or `depth`, at least 1, shape (shapes,)."""
     reach = c[f"dilation_{side}"] * (c[f"kernel_{side}"] - 1) + 1
     steps = (c[side] + 2 * c[f"padding_{side}"] - reach) / c[f"stride_{side}"]
     positions: Array = np.maximum(np.floor(steps) + 1, 1)
@@ -136,7 +136,7 @@ WINOGRAD_TILES: Final = ((32, 128), (64, 64), (128, 64), (128, 128))
 
 
 def _implicit_matmul(operation: str, c: Columns) -> tuple[Array, Array, Array]:
-    """Return rows, columns and depth of the matmul of one group, each of shape (problems,)."""
+    """Return rows, columns and depth of the matmul of one group, each of shape (shapes,)."""
     taps = c["kernel_height"] * c["kernel_width"]
     in_channels, out_channels = c["in_channels"] / c["groups"], c["out_channels"] / c["groups"]
     outputs = c["batch"] * output_size(c, "height") * output_size(c, "width")
@@ -159,17 +159,17 @@ def _winograd_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Arra
     through memory. Fused F(2x2, 3x3) has blocks of 16 x 8 outputs of one image by 32 channels. Both match the launch
     grids in the public tables exactly.
     """
-    c = batch.columns  # each (problems,)
+    c = batch.columns  # each (shapes,)
     allowed = _may_winograd(c)
     height, width = output_size(c, "height"), output_size(c, "width")
     squares = c["batch"] * np.ceil(height / 4) * np.ceil(width / 4)
     copies = 36 * np.ones_like(squares)
     tiles = tile_features(squares, c["out_channels"], copies, gpus, WINOGRAD_TILES)
-    named = {f"winograd_{name}": values * allowed for name, values in tiles.items()}  # (gpus, problems)
+    named = {f"winograd_{name}": values * allowed for name, values in tiles.items()}  # (gpus, shapes)
     element_bytes = COMPUTE_BYTES[batch.dtype]
     transformed = 2 * 36 * (squares * (c["in_channels"] + c["out_channels"]) + c["in_channels"] * c["out_channels"])
-    traffic = transformed * element_bytes + batch.bytes_moved  # (problems,)
-    compute = 2 * 36 * squares * c["in_channels"] * c["out_channels"] / compute_peak(batch, gpus)  # (gpus, problems)
+    traffic = transformed * element_bytes + batch.bytes_moved  # (shapes,)
+    compute = 2 * 36 * squares * c["in_channels"] * c["out_channels"] / compute_peak(batch, gpus)  # (gpus, shapes)
     memory = traffic[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
     reference = log2(reference_seconds(batch, gpus))
     named["winograd_compute"] = allowed * (log2(compute) - reference)
@@ -185,7 +185,7 @@ def _winograd_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Arra
 
 
 def _plane_features(c: Columns) -> dict[str, Array]:
-    """Return the features that depend only on the shape, each of shape (1, problems)."""
+    """Return the features that depend only on the shape, each of shape (1, shapes)."""
     height, width = output_size(c, "height"), output_size(c, "width")
     named = {
         "image_height": log2(c["height"]),
@@ -216,7 +216,7 @@ def convolution_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeature
     rows, cols, depth = _implicit_matmul(batch.operation, c)
     shape = {"rows": rows, "cols": cols, "depth": depth}
     shape |= {name: c[name] for name in ("batch", "in_channels", "out_channels")}
-    named: dict[str, Array] = {name: log2(values)[None, :] for name, values in shape.items()}  # (1, problems)
+    named: dict[str, Array] = {name: log2(values)[None, :] for name, values in shape.items()}  # (1, shapes)
     for name in ("batch", "in_channels", "out_channels"):
         named[f"{name}_alignment"] = alignment(c[name])
     named |= _plane_features(c)
@@ -363,7 +363,7 @@ SHORTEST_SECONDS: Final = 3e-06
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionWork:
-    """One pass of convolutions, each array of shape (problems,).
+    """One pass of convolutions, each array of shape (shapes,).
 
     Attributes:
         backward: Empty for the forward pass, else the half of the backward pass: `_backward_input` or
@@ -422,7 +422,7 @@ class ConvolutionWork:
 
 
 def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
-    """Predict convolutions without a network: on tensor cores, grouped, or of volumes; shape (gpus, problems).
+    """Predict convolutions without a network: on tensor cores, grouped, or of volumes; shape (gpus, shapes).
 
     An implicit matmul is computed in output tiles, one per multiprocessor at a time. A tile takes the time of its FLOPs
     at the multiprocessor's share of the sustained rate, plus the time to load its operands. With F FLOPs per clock
@@ -442,12 +442,12 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
 
     The formula has the same constants for every GPU. `constants.toml` names the tables on which they were chosen.
     """
-    rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
+    rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (shapes,)
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))
 
 
 def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
-    memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))  # (problems,)
+    memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))  # (shapes,)
     least_merged = work.groups if work.is_volume else np.clip(MERGED_CHANNELS / work.channels, 1, work.groups)
     dense = _by_matmuls(work, gpu, memory, work.groups)
     grouped = _by_matmuls(work, gpu, memory, least_merged)
@@ -472,7 +472,7 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
         return np.zeros_like(work.rows)
     rate = sustained_flops(gpu, work.dtype)
     width = work.channels
-    flops = 2 * work.groups * work.rows * work.cols * work.depth  # (problems,)
+    flops = 2 * work.groups * work.rows * work.cols * work.depth  # (shapes,)
     is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0) | (width > 64)
     padded = np.where(is_served, 0.0, (work.images + work.outputs) * _padded(width, 32))
     padding = padded * PLACING_CYCLES / issue_rate(gpu)
@@ -525,7 +525,7 @@ def _bandwidth(moved_bytes: Array, gpu: Gpu) -> Array:
 
 def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     """Return the time of implicit matmuls of merged groups, with the fastest tile size."""
-    copies, rows, cols, depth = work.of_merged_groups(merged)  # each (problems,)
+    copies, rows, cols, depth = work.of_merged_groups(merged)  # each (shapes,)
     single = gpu.peak_flops_per_second["float32"]
     has_units = _has_units(work, gpu)
     is_padded = has_units or work.is_volume
@@ -571,7 +571,7 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
 
 
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
-    instructions = work.single_outputs * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
+    instructions = work.single_outputs * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (shapes,)
     instructions = instructions * np.where(work.is_cudnn, DEPTHWISE_LIBRARY, 1.0)
     lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and core; a multiply-add is two FLOPs
     threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
@@ -639,7 +639,7 @@ def _padded(channels: Array, multiple: int) -> Array:
 
 
 def _is_cudnn(dtype: str, c: Columns) -> BoolArray:
-    """Return which depthwise convolutions PyTorch passes to cuDNN, booleans of shape (problems,)."""
+    """Return which depthwise convolutions PyTorch passes to cuDNN, booleans of shape (shapes,)."""
     side, step, width, channels = (c[name] for name in ("kernel_width", "stride_width", "width", "in_channels"))
     is_even = (side == c["kernel_height"]) & (step == c["stride_height"])
     is_whole = (c["dilation_height"] == 1) & (c["dilation_width"] == 1)
@@ -649,29 +649,29 @@ def _is_cudnn(dtype: str, c: Columns) -> BoolArray:
     return (found & (dtype == "float16")) | (c["channels_last"] > 0)
 
 
-def _has_groups(problem: OperationShape) -> bool:
-    return problem.shape["groups"] > 1
+def _has_groups(shape: OperationShape) -> bool:
+    return shape.parameters["groups"] > 1
 
 
-def _is_beyond_networks(problem: OperationShape) -> bool:
-    """Return whether networks do not support the problem: grouped, or an input gradient with stride and dilation."""
-    shape = problem.shape
-    skips, has_gaps = (max(shape[f"{name}_{side}"] for side in _PLANE) > 1 for name in ("stride", "dilation"))
-    return _has_groups(problem) or (problem.operation.endswith("_backward_input") and skips and has_gaps)
+def _is_beyond_networks(shape: OperationShape) -> bool:
+    """Return whether networks do not support the shape: grouped, or an input gradient with stride and dilation."""
+    sizes = shape.parameters
+    skips, has_gaps = (max(sizes[f"{name}_{side}"] for side in _PLANE) > 1 for name in ("stride", "dilation"))
+    return _has_groups(shape) or (shape.operation.endswith("_backward_input") and skips and has_gaps)
 
 
-def as_matmul(problem: OperationShape) -> OperationShape | None:
+def as_matmul(shape: OperationShape) -> OperationShape | None:
     """Return the implicit matmul of a two-dimensional convolution or of half of its gradient; None if grouped.
 
     Libraries always provide this algorithm ("implicit GEMM" in cuDNN's developer guide). The input gradient sums over
     the filters, at the output's positions.
     """
-    if _has_groups(problem):
+    if _has_groups(shape):
         return None
-    is_input = problem.operation == "conv2d_backward_input"
-    name = "conv2d" if is_input else problem.operation
-    rows, cols, depth = (float(side[0]) for side in _implicit_matmul(name, batch_shapes([problem]).columns))
-    return OperationShape("linear", problem.dtype, (1.0, rows, depth, cols) if is_input else (1.0, rows, cols, depth))
+    is_input = shape.operation == "conv2d_backward_input"
+    name = "conv2d" if is_input else shape.operation
+    rows, cols, depth = (float(side[0]) for side in _implicit_matmul(name, batch_shapes([shape]).columns))
+    return OperationShape("linear", shape.dtype, (1.0, rows, depth, cols) if is_input else (1.0, rows, cols, depth))
 
 
 # --- The operations
@@ -775,10 +775,10 @@ def _kind(variant: _Variant, suffix: str) -> OperationSpec:
         total: Array = np.sum(sizes, axis=0)
         return total
 
-    def as_plane(problem: OperationShape) -> tuple[CountedShape, ...]:
-        plane = variant.as_plane(batch_shapes([problem]).columns)
+    def as_plane(shape: OperationShape) -> tuple[CountedShape, ...]:
+        plane = variant.as_plane(batch_shapes([shape]).columns)
         dims = tuple(float(plane[name][0]) for name in _PLANE_SHAPE)
-        return (CountedShape(1.0, OperationShape(f"conv2d{plane_pass}", problem.dtype, dims)),)
+        return (CountedShape(1.0, OperationShape(f"conv2d{plane_pass}", shape.dtype, dims)),)
 
     def by_formula(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
         work = _work(plane_pass, batch, variant.as_plane(batch.columns), is_volume="depth" in variant.sides)
@@ -791,7 +791,7 @@ def _kind(variant: _Variant, suffix: str) -> OperationSpec:
         estimators = (formula,)
     if variant.name == "conv2d":
         beyond = replace(formula, supports=_is_beyond_networks)
-        estimators = (beyond, CONVOLUTION, TENSOR_CONVOLUTION, formula, Alternative(problem=as_matmul))
+        estimators = (beyond, CONVOLUTION, TENSOR_CONVOLUTION, formula, Alternative(shape=as_matmul))
     return OperationSpec(
         name=variant.name + suffix,
         shape=shape,
@@ -822,10 +822,10 @@ def _numbers(operation: Operation, name: str, dimensions: int, default: float) -
     return numbers * dimensions if len(numbers) == 1 else numbers
 
 
-def _convolution_problem(
+def _convolution_shape(
     name: str, operation: Operation, flags: Flags, images: TensorInfo, weight: TensorInfo
 ) -> OperationShape:
-    """Return the problem for `images` (N, C, *sizes) and `weight` (O, C / groups, *taps), with lines of height 1."""
+    """Return the shape for `images` (N, C, *sizes) and `weight` (O, C / groups, *taps), with lines of height 1."""
     sizes, taps = list(images.shape[2:]), list(weight.shape[2:])
     dimensions = len(sizes)
     stride = _numbers(operation, "stride", dimensions, 1)
@@ -890,23 +890,23 @@ def _forward(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] |
     if operation.arguments.get("transposed") or "transpose" in operation.name:
         # A transposed convolution is the same computation as the input gradient of a convolution.
         images = _transposed_images(operation, data, weight)
-        problem = _convolution_problem("conv2d_backward_input", operation, flags, images, weight)
+        shape = _convolution_shape("conv2d_backward_input", operation, flags, images, weight)
     else:
-        problem = _convolution_problem("conv2d", operation, flags, data, weight)
-    return problem, *_added_bias(operation, problem)
+        shape = _convolution_shape("conv2d", operation, flags, data, weight)
+    return shape, *_added_bias(operation, shape)
 
 
 _ADDS_BIAS: Final = frozenset({"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"})
 
 
-def _added_bias(operation: Operation, problem: OperationShape) -> tuple[OperationShape, ...]:
+def _added_bias(operation: Operation, shape: OperationShape) -> tuple[OperationShape, ...]:
     """Return the bias addition, which PyTorch runs as a separate kernel after cuDNN (`Convolution.cpp`, `output.add_`).
 
     PyTorch's depthwise kernel includes the bias.
     """
-    shape, batch = problem.shape, batch_shapes([problem])
-    is_depthwise = shape["groups"] == shape["in_channels"] > 1
-    is_own = is_depthwise and not bool(_is_cudnn(problem.dtype, batch.columns)[0])
+    sizes, batch = shape.parameters, batch_shapes([shape])
+    is_depthwise = sizes["groups"] == sizes["in_channels"] > 1
+    is_own = is_depthwise and not bool(_is_cudnn(shape.dtype, batch.columns)[0])
     if operation.name not in _ADDS_BIAS or len(operation.inputs) < 3 or is_own:
         return ()
     output = float(batch.bytes_written[0])
@@ -921,13 +921,13 @@ def _backward(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] 
     wanted = operation.arguments.get("output_mask", (True, True, True))
     transposed = bool(operation.arguments.get("transposed"))
     images = gradient if transposed else data
-    problems: list[OperationShape] = []
+    shapes: list[OperationShape] = []
     if wanted[0]:
         name = "conv2d" if transposed else "conv2d_backward_input"
-        problems.append(_convolution_problem(name, operation, flags, images, weight))
+        shapes.append(_convolution_shape(name, operation, flags, images, weight))
     if wanted[1]:
-        problems.append(_convolution_problem("conv2d_backward_weight", operation, flags, images, weight))
+        shapes.append(_convolution_shape("conv2d_backward_weight", operation, flags, images, weight))
     if wanted[2]:
         read = float(gradient.size_bytes)
-        problems.append(OperationShape("transfer", "float32", (read, 0.0, float(gradient.elements))))
-    return tuple(problems)
+        shapes.append(OperationShape("transfer", "float32", (read, 0.0, float(gradient.elements))))
+    return tuple(shapes)

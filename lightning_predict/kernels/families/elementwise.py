@@ -67,7 +67,7 @@ def vector_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     normalisations), the row length is an input, too.
     """
     read, written = batch.bytes_read, batch.bytes_written
-    total = np.maximum(read + written, 1.0)  # (problems,)
+    total = np.maximum(read + written, 1.0)  # (shapes,)
     if "flops" in batch.columns:
         flops = np.maximum(batch.columns["flops"], MIN_FLOPS_PER_BYTE * total)
         batch = replace(batch, columns={**batch.columns, "flops": flops})
@@ -121,8 +121,8 @@ def as_transfer(times: float = 1.0) -> Surrogate:
         times: Measured time relative to such a transfer.
     """
 
-    def parts(problem: OperationShape) -> tuple[CountedShape, ...]:
-        batch = batch_shapes([problem])
+    def parts(shape: OperationShape) -> tuple[CountedShape, ...]:
+        batch = batch_shapes([shape])
         half = float(batch.bytes_moved[0]) / 2
         return (CountedShape(times, OperationShape("transfer", "float32", (half, half, float(batch.flops[0])))),)
 
@@ -143,7 +143,7 @@ def by_element(name: str, reads: float, writes: float, flops: float = 1) -> Oper
 
 
 def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[OperationShape, ...]:
-    """Return the problem of an operation on a tensor viewed as (rows, columns); empty if the tensor is empty."""
+    """Return the shape of an operation on a tensor viewed as (rows, columns); empty if the tensor is empty."""
     if rows < 1 or columns < 1:
         return ()
     return (OperationShape(name, compute_dtype(tensor), (float(rows), float(columns))),)

@@ -140,7 +140,7 @@ def zipf_exponent(different: float, asked: float, rows: float) -> float:
 
 
 def unique_rows(c: Columns) -> Array:
-    """Return the expected number of distinct rows of a batch, shape (problems,)."""
+    """Return the expected number of distinct rows of a batch, shape (shapes,)."""
     asked = c["bags"] * c["lookups"]
     rows: Array = c["rows"] * -np.expm1(asked * np.log1p(-1 / np.maximum(c["rows"], 1 + 1e-9)))
     for place in np.flatnonzero(c["alpha"]).tolist():
@@ -149,10 +149,10 @@ def unique_rows(c: Columns) -> Array:
 
 
 def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_bags: bool = False) -> Array:
-    """Estimate the L2 hit rate of look-ups, shape (gpus, problems).
+    """Estimate the L2 hit rate of look-ups, shape (gpus, shapes).
 
     Args:
-        c: Columns of the problems.
+        c: Columns of the shapes.
         gpus: GPUs that look up.
         value_bytes: Bytes of a number.
         whole_bags: Whether a bag hits only if all of its rows are cached, as in the backward pass.
@@ -163,7 +163,7 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
     tables = np.ceil(warps / c["bags"])
     held = np.minimum(np.minimum(l2 / tables / (value_bytes * c["dim"]), c["rows"]), asked)
     unique = unique_rows(c)
-    found = _set_products(held, c["rows"], c["lookups"]) if whole_bags else held / c["rows"]  # (gpus, problems)
+    found = _set_products(held, c["rows"], c["lookups"]) if whole_bags else held / c["rows"]  # (gpus, shapes)
     filled = held.copy()
     for place in np.flatnonzero(c["alpha"]).tolist():
         counts, chances = _zipf(float(c["rows"][place]), float(c["alpha"][place]))
@@ -189,7 +189,7 @@ _log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
 
 
 def _set_products(held: Array, rows: Array, lookups: Array) -> Array:
-    """Return the ratio of sets of cached rows to all sets of rows, C(X, L) / C(E, L), shape (gpus, problems)."""
+    """Return the ratio of sets of cached rows to all sets of rows, C(X, L) / C(E, L), shape (gpus, shapes)."""
     rows, lookups = np.broadcast_to(rows, held.shape), np.broadcast_to(np.maximum(lookups, 1.0), held.shape)
     size = np.minimum(lookups, held)
     log_share = _log_gamma(held + 1) - _log_gamma(held - size + 1) - _log_gamma(rows + 1) + _log_gamma(rows - size + 1)
@@ -198,7 +198,7 @@ def _set_products(held: Array, rows: Array, lookups: Array) -> Array:
 
 
 def bag_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
-    """Predict the seconds of bags and their interval, shape (gpus, problems)."""
+    """Predict the seconds of bags and their interval, shape (gpus, shapes)."""
     c = batch.columns
     value_bytes = COMPUTE_BYTES[batch.dtype]
     row_bytes = _sectors(value_bytes * c["dim"])
@@ -340,7 +340,7 @@ def _all_look_ups(operation: Operation, flags: Flags) -> tuple[OperationShape, .
         return None
     each = [operation.inputs[place : place + 3] for place in range(0, len(operation.inputs), 3)]
     found = [_forward(replace(operation, inputs=inputs), flags) for inputs in each]
-    return tuple(problem for problems in found for problem in problems or ())
+    return tuple(shape for shapes in found for shape in shapes or ())
 
 
 @translates(UPDATES)
@@ -351,18 +351,18 @@ def _all_updates(operation: Operation, _flags: Flags) -> tuple[OperationShape, .
     """
     if len(operation.inputs) % 3:
         return None
-    problems = []
+    shapes = []
     for place in range(0, len(operation.inputs), 3):
         table, gradient, indices = operation.inputs[place : place + 3]
         bags = gradient.elements // max(gradient.shape[-1], 1)
         if min(bags, indices.elements, *table.shape) < 1:
             continue
         dims = (bags, max(indices.elements / bags, 1.0), *table.shape, operation.arguments.get(ZIPF, 0.0))
-        problems.append(OperationShape("embedding_bag_backward", compute_dtype(table), tuple(map(float, dims))))
+        shapes.append(OperationShape("embedding_bag_backward", compute_dtype(table), tuple(map(float, dims))))
         if operation.arguments.get("sparse"):
             values = float(indices.elements * gradient.size_bytes / bags)
-            problems.append(OperationShape("transfer", "float32", (2 * values, 2 * values, 0.0)))
-    return tuple(problems)
+            shapes.append(OperationShape("transfer", "float32", (2 * values, 2 * values, 0.0)))
+    return tuple(shapes)
 
 
 @translates(INTERACTION, f"{INTERACTION}_backward")

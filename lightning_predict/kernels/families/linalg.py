@@ -181,7 +181,7 @@ class _Matrices:
     def is_empty(self) -> bool:
         return min(self.batch, self.rows, self.columns) < 1
 
-    def problem(self, operation: str, *dims: float) -> OperationShape:
+    def operation_shape(self, operation: str, *dims: float) -> OperationShape:
         """Return the factorisation of all matrices; `dims` follow the batch."""
         return OperationShape(operation, self.dtype, (float(self.batch), *map(float, dims)))
 
@@ -204,11 +204,11 @@ _Recipe = Callable[[_Matrices, float, Operation], tuple[OperationShape, ...]]
 
 
 def _lu(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("lu", a.columns, a.rows),)
+    return (a.operation_shape("lu", a.columns, a.rows),)
 
 
 def _two_solves(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("triangular_solve", a.rows, columns),) * 2
+    return (a.operation_shape("triangular_solve", a.rows, columns),) * 2
 
 
 def _solve(a: _Matrices, columns: float, operation: Operation) -> tuple[OperationShape, ...]:
@@ -220,11 +220,11 @@ def _inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[Opera
 
 
 def _triangular(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("triangular_solve", a.rows, columns),)
+    return (a.operation_shape("triangular_solve", a.rows, columns),)
 
 
 def _cholesky(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("cholesky", a.columns),)
+    return (a.operation_shape("cholesky", a.columns),)
 
 
 def _cholesky_inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
@@ -232,12 +232,12 @@ def _cholesky_inverse(a: _Matrices, _columns: float, operation: Operation) -> tu
 
 
 def _qr(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("qr", a.columns, a.rows, operation.arguments.get("mode") == "r"),)
+    return (a.operation_shape("qr", a.columns, a.rows, operation.arguments.get("mode") == "r"),)
 
 
 def _only_r(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     """Count reflectors, or their product, as half of a QR factorisation with Q."""
-    return (a.problem("qr", a.columns, a.rows, 1),)
+    return (a.operation_shape("qr", a.columns, a.rows, 1),)
 
 
 def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
@@ -246,25 +246,28 @@ def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[Ope
 
 
 def _least_squares(a: _Matrices, columns: float, operation: Operation) -> tuple[OperationShape, ...]:
-    r = (a.problem("qr", a.columns, a.rows, 1), a.problem("triangular_solve", min(a.rows, a.columns), columns))
+    r = (
+        a.operation_shape("qr", a.columns, a.rows, 1),
+        a.operation_shape("triangular_solve", min(a.rows, a.columns), columns),
+    )
     return (*r, *_reflected(a, columns, operation))
 
 
 def _eigh(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("eigh", a.columns, operation.arguments.get("compute_v") is False),)
+    return (a.operation_shape("eigh", a.columns, operation.arguments.get("compute_v") is False),)
 
 
 def _eig(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("eig", a.columns, 0),)
+    return (a.operation_shape("eig", a.columns, 0),)
 
 
 def _eigenvalues(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("eig", a.columns, 1),)
+    return (a.operation_shape("eig", a.columns, 1),)
 
 
 def _svd(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     values_only = operation.arguments.get("compute_uv") is False
-    found = (a.problem("svd", a.columns, a.rows, values_only),)
+    found = (a.operation_shape("svd", a.columns, a.rows, values_only),)
     shorter, longer = sorted((a.rows, a.columns))
     if values_only or not operation.arguments.get("full_matrices") or shorter == longer:
         return found
@@ -282,7 +285,7 @@ def _pseudo_inverse(a: _Matrices, columns: float, operation: Operation) -> tuple
 
 
 def _exponential(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.problem("matrix_exponential", a.columns),)
+    return (a.operation_shape("matrix_exponential", a.columns),)
 
 
 _BY_FIRST: Final[dict[str, _Recipe]] = {
@@ -320,7 +323,7 @@ _BY_SECOND: Final[dict[str, _Recipe]] = {
 @translates(*(f"aten::{name}" for name in _BY_FIRST))
 def _matrix_first(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     sides = operation.inputs[-1] if len(operation.inputs) > 1 else None
-    return _problems(_BY_FIRST[operation.name.removeprefix("aten::")], operation, operation.inputs[0], sides)
+    return _shapes(_BY_FIRST[operation.name.removeprefix("aten::")], operation, operation.inputs[0], sides)
 
 
 @translates(*(f"aten::{name}" for name in _BY_SECOND))
@@ -328,10 +331,10 @@ def _matrix_second(operation: Operation, _flags: Flags) -> tuple[OperationShape,
     if len(operation.inputs) < 2:
         return None
     sides, matrix = operation.inputs[:2]
-    return _problems(_BY_SECOND[operation.name.removeprefix("aten::")], operation, matrix, sides)
+    return _shapes(_BY_SECOND[operation.name.removeprefix("aten::")], operation, matrix, sides)
 
 
-def _problems(
+def _shapes(
     recipe: _Recipe, operation: Operation, matrix: TensorInfo, sides: TensorInfo | None
 ) -> tuple[OperationShape, ...] | None:
     matrices = _matrices(matrix)

@@ -78,7 +78,7 @@ def matmul_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 
     A linear layer is one matmul with all rows folded together. A batched matmul is `b` separate matmuls.
     """
-    copies, rows, cols, depth = canonical_shape(batch)  # each (problems,)
+    copies, rows, cols, depth = canonical_shape(batch)  # each (shapes,)
     shape = {"copies": copies, "rows": rows, "cols": cols, "depth": depth}
     named: dict[str, Array] = {name: log2(values)[None, :] for name, values in shape.items()}
     named["narrow"] = log2(np.minimum(rows, cols))[None, :]
@@ -104,8 +104,8 @@ ODD_ELEMENTS_PER_CLOCK: Final = 2.0
 
 
 def _is_no_multiple(batch: ShapeBatch, unit: int) -> BoolArray:
-    """Return whether rows in memory (n or k elements) are not multiples of `unit`, shape (problems,)."""
-    sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
+    """Return whether rows in memory (n or k elements) are not multiples of `unit`, shape (shapes,)."""
+    sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, shapes)
     uneven: BoolArray = np.logical_or.reduce((sizes % unit > 0) & (sizes > 1))
     return uneven
 
@@ -115,14 +115,14 @@ def _alignment_uncertainty(batch: ShapeBatch) -> Array:
 
 
 def unaligned_matmul_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the minimum seconds of matmuls with unaligned sizes, shape (gpus, problems); 0 for aligned matmuls.
+    """Return the minimum seconds of matmuls with unaligned sizes, shape (gpus, shapes); 0 for aligned matmuls.
 
     Wide loads need rows that start at multiples of their width. Unaligned rows reach tensor cores one or two elements
     at a time, at a rate that does not increase with newer tensor cores. Before cuBLAS 11, no tensor cores were used.
     Since Hopper, the elements of odd sizes, few of which are used often in attention, limit the time, too.
     """
     is_odd, is_uneven = _is_no_multiple(batch, 2), _is_no_multiple(batch, TENSOR_ALIGNMENT // 2)
-    uneven = np.where(is_uneven, batch.flops, 0.0)  # (problems,)
+    uneven = np.where(is_uneven, batch.flops, 0.0)  # (shapes,)
     clocks = per_gpu(gpus, issue_rate)
     if batch.dtype == "tf32":
         rates = [
@@ -174,15 +174,15 @@ def _of_columns(b: float, m: float, n: float, k: float) -> tuple[float, float, f
     return (b, n, m, k) if m % TENSOR_ALIGNMENT > 0 == n % TENSOR_ALIGNMENT else (b, m, n, k)
 
 
-def _matmul_backward(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _matmul_backward(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Split into two matmuls: gradient x weight for the data, data x gradient for the weight."""
-    b, m, n, k = problem.dims
-    if problem.operation == "linear_backward":
-        shapes = ((1.0, b * m, k, n), _of_columns(1.0, k, n, b * m))
+    b, m, n, k = shape.dims
+    if shape.operation == "linear_backward":
+        products = ((1.0, b * m, k, n), _of_columns(1.0, k, n, b * m))
     else:
-        shapes = ((b, m, k, n), _of_columns(b, k, n, m))
-    name = problem.operation.removesuffix("_backward")
-    return tuple(CountedShape(1.0, OperationShape(name, problem.dtype, shape)) for shape in shapes)
+        products = ((b, m, k, n), _of_columns(b, k, n, m))
+    name = shape.operation.removesuffix("_backward")
+    return tuple(CountedShape(1.0, OperationShape(name, shape.dtype, dims)) for dims in products)
 
 
 register(
@@ -241,10 +241,10 @@ def _matmul(operation: Operation, place: int, flags: Flags) -> tuple[OperationSh
     dims: tuple[float, float, float, float] = (math.prod(batch), m, right.shape[-1], k)
     if operation.arguments.get(FIRST_TRANSPOSED) and not operation.arguments.get(SECOND_TRANSPOSED):
         dims = _of_columns(*dims)
-    return _problems("bmm" if batch else "linear", left, dims, flags)
+    return _shapes("bmm" if batch else "linear", left, dims, flags)
 
 
-def _problems(
+def _shapes(
     name: str, data: TensorInfo, dims: tuple[float, float, float, float], flags: Flags
 ) -> tuple[OperationShape, ...]:
     """Return one matmul of (b, m, n, k); empty if a side is empty. A packed four-bit element holds two numbers."""
@@ -276,7 +276,7 @@ def _linear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | 
         return None
     data, weight = operation.inputs[:2]
     n, k = weight.shape
-    return _problems("linear", data, (1, math.prod(data.shape[:-1]), n, k), flags)
+    return _shapes("linear", data, (1, math.prod(data.shape[:-1]), n, k), flags)
 
 
 @translates("_Linear", "_LayerNormLinear")
@@ -294,9 +294,7 @@ def _transformer_engine_linear(operation: Operation, flags: Flags) -> tuple[Oper
     data, weight = matrices
     if any(matrix_dtype(kernel.name) == "float8" for kernel in operation.kernels):
         return None
-    return _problems(
-        "linear", data, (1, math.prod(data.shape[:-1]), math.prod(weight.shape[:-1]), data.shape[-1]), flags
-    )
+    return _shapes("linear", data, (1, math.prod(data.shape[:-1]), math.prod(weight.shape[:-1]), data.shape[-1]), flags)
 
 
 @translates("aten::mv", "aten::dot", "aten::vdot")
@@ -314,7 +312,7 @@ def _matrix_vector_with_addend(operation: Operation, flags: Flags) -> tuple[Oper
 
 def _with_vector(left: TensorInfo, flags: Flags) -> tuple[OperationShape, ...]:
     m, k = (1, *left.shape)[-2:]
-    return _problems("linear", left, (1, m, 1, k), flags)
+    return _shapes("linear", left, (1, m, 1, k), flags)
 
 
 @translates("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
@@ -352,7 +350,7 @@ def _grouped_matmul(operation: Operation, flags: Flags) -> tuple[OperationShape,
         return ()
     count, rows, columns, depth = dims
     # A group has at least one row, column or layer; with fewer rows than groups, some groups are empty.
-    return _problems("bmm", left, (count, max(rows, 1.0), max(columns, 1.0), max(depth, 1.0)), flags)
+    return _shapes("bmm", left, (count, max(rows, 1.0), max(columns, 1.0), max(depth, 1.0)), flags)
 
 
 @translates("aten::_trilinear")
@@ -375,7 +373,7 @@ def _trilinear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]
     between, dims = _contracted(first, second, summed - third.keys())
     _, last_dims = _contracted(between, third, summed)
     data = operation.inputs[0]
-    return (*_problems("bmm", data, dims, flags), *_problems("bmm", data, last_dims, flags)) * times
+    return (*_shapes("bmm", data, dims, flags), *_shapes("bmm", data, last_dims, flags)) * times
 
 
 def _contracted(

@@ -127,7 +127,7 @@ def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxy
 LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.67, 430.0)}
 """SM cycles of layer norm per element, and for the statistics of a row, in 16 bits (False) and in float32 (True).
 
-On the H200 with torch 2.11 (own measurements, 2026-11-27), large problems with rows of 608 and 4,120 elements take
+On the H200 with torch 2.11 (own measurements, 2026-11-27), large shapes with rows of 608 and 4,120 elements take
 0.84 and
 0.40 cycles per element in 16 bits, and 1.12 and 0.78 in float32. Older torch takes 0.64 to 0.74 in cudnn-frontend's
 tables (H200, GB200, GB300), and 1.03 to 1.42 in Liger's float32 rows (two A100s, H100)."""
@@ -188,7 +188,7 @@ def _passes(batch: ShapeBatch, gpu: Gpu, *, passes: int) -> Array:
 
 
 def _softmax_cycles(batch: ShapeBatch) -> Array:
-    """Return cycles per element, by the place where PyTorch keeps a row, shape (problems,)."""
+    """Return cycles per element, by the place where PyTorch keeps a row, shape (shapes,)."""
     columns = batch.columns["cols"]
     is_kept = columns * batch.element_bytes <= SHARED_ROW_BYTES
     by_block = np.where(is_kept, SOFTMAX_CYCLES["warp"], SOFTMAX_CYCLES["again"])
@@ -213,12 +213,12 @@ def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ShapeBat
 def _streamed(longest: float) -> Callable[[OperationShape], OperationShape | None]:
     """Make the alternative of a norm or softmax that takes as long as a transfer if one block keeps a row."""
 
-    def alternative(problem: OperationShape) -> OperationShape | None:
-        rows, columns = problem.dims
+    def alternative(shape: OperationShape) -> OperationShape | None:
+        rows, columns = shape.dims
         if columns > longest:
             return None
-        size = STREAMED_RATIO * rows * columns * COMPUTE_BYTES[problem.dtype]
-        return OperationShape("transfer", "float32", (size, size, float(batch_shapes([problem]).flops[0])))
+        size = STREAMED_RATIO * rows * columns * COMPUTE_BYTES[shape.dtype]
+        return OperationShape("transfer", "float32", (size, size, float(batch_shapes([shape]).flops[0])))
 
     return alternative
 
@@ -261,23 +261,23 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Operati
     columns = math.prod(data.shape[2:])
     if operation.arguments.get("training") is False:  # statistics are known: one pass over the data
         return None
-    problems = of_matrix(name, data, data.elements // max(columns, 1), columns)
+    shapes = of_matrix(name, data, data.elements // max(columns, 1), columns)
     if not name.startswith("batch_norm"):
-        return problems
+        return shapes
     # cuDNN takes float16 only with float32 weights, and no bfloat16. With float16 weights, PyTorch's kernels run, as in
     # bfloat16. On GTX 1080 Ti, RTX 2080 Ti, RTX 3090 and TITAN V, VGG's batch norms with float16 weights err by 10 %
     # in the mean with bfloat16's time, and by 42 % with float32's (training data).
     is_own = any(one.dtype == "float16" for one in operation.inputs if len(one.shape) == 1)
-    problems = tuple(replace(one, dtype="bfloat16" if is_own else one.dtype) for one in problems)
+    shapes = tuple(replace(one, dtype="bfloat16" if is_own else one.dtype) for one in shapes)
     if operation.arguments.get(CHANNELS_LAST):
-        return tuple(replace(one, operation=name.replace("batch_norm", "batch_norm_last")) for one in problems)
+        return tuple(replace(one, operation=name.replace("batch_norm", "batch_norm_last")) for one in shapes)
     channels = float(data.shape[1] if len(data.shape) > 1 else data.elements)
-    return tuple(replace(one, dims=(*one.dims, channels)) for one in problems)
+    return tuple(replace(one, dims=(*one.dims, channels)) for one in shapes)
 
 
 def _times(ratio: float, name: str) -> Surrogate:
     """Make a surrogate: another operation of the same shape, multiplied by a factor."""
-    return Surrogate(lambda problem: (CountedShape(ratio, OperationShape(name, problem.dtype, problem.dims)),))
+    return Surrogate(lambda shape: (CountedShape(ratio, OperationShape(name, shape.dtype, shape.dims)),))
 
 
 register(
@@ -286,7 +286,7 @@ register(
         by_element("softmax", 1, 1, 5),
         aten=("aten::_softmax", "aten::_log_softmax"),
         translator=_along_dimension,
-        estimators=(VECTOR, Alternative(problem=_streamed(math.inf), is_on=lambda chip: chip.streams_softmax)),
+        estimators=(VECTOR, Alternative(shape=_streamed(math.inf), is_on=lambda chip: chip.streams_softmax)),
         reduces_rows=True,
         latency=_softmax_latency,
     ),
@@ -309,7 +309,7 @@ register(
         by_element("layer_norm", 1, 1, 8),
         aten=("aten::native_layer_norm",),
         translator=_normalised,
-        estimators=(VECTOR, Alternative(problem=_streamed(STREAMED_COLUMNS), is_on=lambda chip: chip.streams_norms)),
+        estimators=(VECTOR, Alternative(shape=_streamed(STREAMED_COLUMNS), is_on=lambda chip: chip.streams_norms)),
         reduces_rows=True,
         latency=_layer_norm_latency,
     ),

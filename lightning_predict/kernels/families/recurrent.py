@@ -52,7 +52,7 @@ KERNELS_BETWEEN_STEPS: Final = 5
 """Minimum kernel times per step of a recurrent layer: its matmul and its gates."""
 
 
-def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
+def _as_matmuls(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Split into one input matmul per layer, for all steps, and dependent steps.
 
     A step is a small matmul, a pass over its gates, and short kernels in between. Matmuls that a library runs in
@@ -61,10 +61,10 @@ def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
     the next layer starts (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). The
     gradients of both weights are one matmul over all steps.
     """
-    w = problem.shape
-    is_backward = problem.operation.endswith("_backward")
-    gates = GATES[problem.operation.removesuffix("_backward")] * w["hidden"]
-    rows, hidden, dtype = w["batch"] * w["steps"], w["hidden"], problem.dtype
+    w = shape.parameters
+    is_backward = shape.operation.endswith("_backward")
+    gates = GATES[shape.operation.removesuffix("_backward")] * w["hidden"]
+    rows, hidden, dtype = w["batch"] * w["steps"], w["hidden"], shape.dtype
     parts = []
     for layer in range(int(w["layers"])):
         features = w["input_size"] if layer == 0 else hidden * w["directions"]
@@ -72,7 +72,7 @@ def _as_matmuls(problem: OperationShape) -> tuple[CountedShape, ...]:
             once = [(rows, features, gates), (gates, features, rows), (gates, hidden, rows)]
         else:
             once = [(rows, gates, features)]
-        parts += [CountedShape(w["directions"], OperationShape("linear", dtype, (1.0, *shape))) for shape in once]
+        parts += [CountedShape(w["directions"], OperationShape("linear", dtype, (1.0, *dims))) for dims in once]
     together = w["layers"] if w["directions"] == 1 else w["directions"]
     chain = w["layers"] * w["directions"] * w["steps"] / together
     step = (w["batch"], hidden, gates) if is_backward else (w["batch"], gates, hidden)

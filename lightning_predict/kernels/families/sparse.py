@@ -7,7 +7,7 @@ operations on sparse tensors move their values and indices (`memory_bound.py`). 
     >>> adjacency = TensorInfo((1000, 1000), "float32", stored_elements=50, stored_bytes=1000)
     >>> dense = TensorInfo((1000, 8), "float32")
     >>> product = Operation(name="aten::_sparse_mm", phase="forward", inputs=(adjacency, dense))
-    >>> sparse_problems(product, Flags())[0].dims[2]  # 2 x 50 x 8
+    >>> sparse_shapes(product, Flags())[0].dims[2]  # 2 x 50 x 8
     800.0
 """
 
@@ -46,8 +46,8 @@ _FACTORS_AFTER_ADDEND: Final = frozenset(
 
 
 @translates(ON_SPARSE_TENSORS)
-def sparse_problems(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Return the problems of an operation on sparse tensors; None if its bytes determine its time."""
+def sparse_shapes(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
+    """Return the shapes of an operation on sparse tensors; None if its bytes determine its time."""
     if operation.name == "aten::sparse_mask" or operation.name.endswith("_"):
         return _where_stored(operation)
     if operation.name in _FACTORS_FIRST:

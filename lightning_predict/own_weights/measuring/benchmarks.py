@@ -4,8 +4,8 @@ Sizes are drawn log-uniformly, mostly from the range of real models. The calls a
 the backward pass under its own name. All tensors are created before a call, so only the operation is timed. To add an
 operation, add a row to `BENCHMARKS`. Example::
 
-    >>> problems = draw_problems("linear", 3, seed=0)
-    >>> len(problems), sorted(problems[0])
+    >>> shapes = draw_shapes("linear", 3, seed=0)
+    >>> len(shapes), sorted(shapes[0])
     (3, ['k', 'm', 'n'])
     >>> calls = BENCHMARKS["relu"].calls({"rows": 4, "cols": 8}, torch.float32, torch.device("cpu"))
     >>> sorted(calls)
@@ -593,7 +593,7 @@ def benchmark_of(operation: str) -> Benchmark:
     return benchmark
 
 
-def draw_problems(operation: str, count: int, *, seed: int) -> list[Words]:
+def draw_shapes(operation: str, count: int, *, seed: int) -> list[Words]:
     """Return `count` random shapes of an operation; they depend only on the seed."""
     benchmark = benchmark_of(operation)
     draw = random.Random(f"{operation} {seed}")

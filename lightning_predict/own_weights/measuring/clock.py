@@ -45,7 +45,7 @@ FLUSH_TIMES_L2: Final = 2
 HOST_SECONDS: Final = 0.02
 """Maximum duration of all repetitions on a CPU, in seconds."""
 
-PROBLEM_SECONDS: Final = 2.0
+SHAPE_SECONDS: Final = 2.0
 """Default maximum duration of all repetitions of one call, in seconds."""
 
 
@@ -91,7 +91,7 @@ def time_call(
     device: torch.device,
     *,
     replays: int = REPLAYS,
-    problem_seconds: float = PROBLEM_SECONDS,
+    shape_seconds: float = SHAPE_SECONDS,
     load_seconds: float | None = None,
 ) -> Timing:
     """Time a call. On CUDA, use `time_call` inside `own_stream`.
@@ -100,12 +100,12 @@ def time_call(
         call: Function without arguments that can be repeated.
         device: Device of the call.
         replays: Maximum number of repetitions of each kind.
-        problem_seconds: Maximum duration of all repetitions, in seconds. Long calls have fewer repetitions.
+        shape_seconds: Maximum duration of all repetitions, in seconds. Long calls have fewer repetitions.
         load_seconds: Duration of a load of this call, above 0, at whose end the sustained time is measured; None for
             no load. A power limit lowers the clock under load.
 
     Raises:
-        RuntimeError: A single call takes longer than `problem_seconds`.
+        RuntimeError: A single call takes longer than `shape_seconds`.
     """
     if device.type != "cuda":
         own = _host_time(call, replays)
@@ -113,9 +113,9 @@ def time_call(
     call()  # loads libraries and selects algorithms
     torch.cuda.synchronize(device)
     one = _event_times(call, 1, before=None)
-    if one > problem_seconds:
-        raise RuntimeError(f"one call takes {one:.3g} s, over the limit of {problem_seconds:g} s a problem")
-    replays = repetitions_that_fit(one, replays=replays, problem_seconds=problem_seconds)
+    if one > shape_seconds:
+        raise RuntimeError(f"one call takes {one:.3g} s, over the limit of {shape_seconds:g} s a shape")
+    replays = repetitions_that_fit(one, replays=replays, shape_seconds=shape_seconds)
     for _ in range(min(WARM_UPS, replays)):
         call()
     eager = _event_times(call, replays, before=None)
@@ -136,11 +136,11 @@ def time_call(
     return replace(timing, sustained_seconds=sustained, sustained_clock_hz=read_state(device).clock_hz)
 
 
-def repetitions_that_fit(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
-    """Return the number of repetitions of each kind that fit in `problem_seconds`, at least `MIN_REPLAYS`."""
+def repetitions_that_fit(one_seconds: float, *, replays: int, shape_seconds: float) -> int:
+    """Return the number of repetitions of each kind that fit in `shape_seconds`, at least `MIN_REPLAYS`."""
     if one_seconds <= 0:
         return replays
-    return max(min(replays, int(problem_seconds / REPETITION_KINDS / one_seconds)), min(MIN_REPLAYS, replays))
+    return max(min(replays, int(shape_seconds / REPETITION_KINDS / one_seconds)), min(MIN_REPLAYS, replays))
 
 
 def _host_time(call: Callable[[], object], replays: int) -> float:

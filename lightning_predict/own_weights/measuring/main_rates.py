@@ -173,7 +173,7 @@ def equivalent_bandwidth(
     """
     known = [(OperationShape(name, "float32", tuple(words.values())), seconds) for name, words, seconds in timed]
     own = kernel_models((gpu.name,)) if models is None else models
-    predicted = predict_operation_times([problem for problem, _ in known], [gpu], own).seconds[0]
+    predicted = predict_operation_times([shape for shape, _ in known], [gpu], own).seconds[0]
     ratios = [math.log(told / seconds) for told, (_, seconds) in zip(predicted, known, strict=True)]
     return gpu.dram_bytes_per_second * math.exp(math.fsum(ratios) / len(ratios))
 

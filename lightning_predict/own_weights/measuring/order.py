@@ -2,9 +2,9 @@
 
 A network is tuned only if its family of operations has at least `MIN_OWN_ROWS` rows; otherwise, the rows are not used.
 Therefore the families in `FAMILY_ORDER` are measured one after another, each until it has enough rows. Then, each other
-operation gets `FACTOR_PROBLEMS` shapes, for a correction factor. Other families and further shapes follow. Example::
+operation gets `FACTOR_SHAPES` shapes, for a correction factor. Other families and further shapes follow. Example::
 
-    order = problems_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
+    order = shapes_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
     order[0].operation, order[0].passes
 """
 
@@ -29,15 +29,15 @@ from lightning_predict.kernels.operations import (
     operation_spec,
     shape_batch,
 )
-from lightning_predict.own_weights.measuring.benchmarks import Words, draw_problems
-from lightning_predict.own_weights.training.factors import FACTOR_PROBLEMS
+from lightning_predict.own_weights.measuring.benchmarks import Words, draw_shapes
+from lightning_predict.own_weights.training.factors import FACTOR_SHAPES
 from lightning_predict.own_weights.training.tables import split_rows
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS
 
 FAMILY_ORDER: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
 """Families of operations with the largest shares of a typical training step, largest share first."""
 
-USUAL_PROBLEMS: Final = 200
+USUAL_SHAPES: Final = 200
 """Default number of shapes per operation and dtype."""
 
 LOADED_SHAPES: Final = 2
@@ -52,25 +52,25 @@ MARGIN: Final = 1.05
 
 @final
 @dataclass(frozen=True, slots=True)
-class MeasuringProblem:
+class ShapeToMeasure:
     """A shape of an operation in one dtype, to be measured.
 
     Attributes:
         operation: Name of the benchmark.
         dtype: A key of `run.DTYPES`.
-        shape: Shape parameters.
+        parameters: Shape parameters.
         calls: Names of the calls to time. A row of the first call marks the shape as measured.
         is_loaded: Whether the sustained time is measured, too.
     """
 
     operation: str
     dtype: str
-    shape: Words = field(hash=False)
+    parameters: Words = field(hash=False)
     calls: tuple[str, ...]
     is_loaded: bool = False
 
     def __str__(self) -> str:
-        return f"{self.operation} {self.dtype} {self.shape}"
+        return f"{self.operation} {self.dtype} {self.parameters}"
 
 
 @cache
@@ -80,17 +80,17 @@ def calls_of(operation: str) -> tuple[str, ...]:
     return (operation, *found)
 
 
-def problems_by_worth(
+def shapes_by_worth(
     operations: Sequence[str],
     dtypes: Sequence[str],
-    problems: int | None,
+    count: int | None,
     *,
     seed: int,
-    is_possible: Callable[[MeasuringProblem], bool] = lambda _: True,
-) -> list[MeasuringProblem]:
+    is_possible: Callable[[ShapeToMeasure], bool] = lambda _: True,
+) -> list[ShapeToMeasure]:
     """Return all shapes to measure, most useful shapes first; arguments as in `run.measure`."""
-    shapes = _Shapes(seed, problems)
-    order: list[MeasuringProblem] = []
+    shapes = _Shapes(seed, count)
+    order: list[ShapeToMeasure] = []
     known = network_specs()
     for name in FAMILY_ORDER:
         order += _of_family(known[name], operations, dtypes, shapes, is_possible)
@@ -98,7 +98,7 @@ def problems_by_worth(
     for name in known:
         if name not in FAMILY_ORDER:
             order += _of_family(known[name], operations, dtypes, shapes, is_possible)
-    rest = USUAL_PROBLEMS if problems is None else problems
+    rest = USUAL_SHAPES if count is None else count
     order += _round_robin(
         (operation, dtype, calls_of(operation), shapes.of(operation, rest))
         for operation in operations
@@ -121,19 +121,19 @@ def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
     return dtypes
 
 
-def spread_first(problems: Sequence[Words]) -> list[Words]:
+def spread_first(shapes: Sequence[Words]) -> list[Words]:
     """Sort shapes so that each shape is the farthest from all shapes before it, in log sizes.
 
     The first shape is the shape nearest to the mean.
     """
-    if not problems:
+    if not shapes:
         return []
-    points = np.log2(np.array([list(words.values()) for words in problems], dtype=np.float64) + 1)  # (problems, words)
+    points = np.log2(np.array([list(words.values()) for words in shapes], dtype=np.float64) + 1)  # (shapes, words)
     place = int(np.argmin(_distances(points, points.mean(axis=0))))
-    nearest = np.full(len(problems), math.inf)
+    nearest = np.full(len(shapes), math.inf)
     order = []
-    for _ in problems:
-        order.append(problems[place])
+    for _ in shapes:
+        order.append(shapes[place])
         nearest = np.where(nearest < 0, nearest, np.minimum(nearest, _distances(points, points[place])))
         nearest[place] = -1.0  # taken
         place = int(np.argmax(nearest))
@@ -158,11 +158,11 @@ class _Shapes:
         """Return `count` shapes of an operation. A larger count starts with the shapes of a smaller count."""
         count = count if self.most is None else min(count, self.most)
         # Shapes are drawn in blocks of one size, so the first shapes do not depend on the total number.
-        size = min(USUAL_PROBLEMS, self.most or USUAL_PROBLEMS)
+        size = min(USUAL_SHAPES, self.most or USUAL_SHAPES)
         blocks = math.ceil(count / size)
         key = operation, blocks
         if key not in self._drawn:
-            drawn = draw_problems(operation, blocks * size, seed=self.seed)
+            drawn = draw_shapes(operation, blocks * size, seed=self.seed)
             self._drawn[key] = [
                 words for block in range(blocks) for words in spread_first(drawn[block * size : (block + 1) * size])
             ]
@@ -178,8 +178,8 @@ def _of_family(
     operations: Sequence[str],
     dtypes: Sequence[str],
     shapes: _Shapes,
-    is_possible: Callable[[MeasuringProblem], bool],
-) -> list[MeasuringProblem]:
+    is_possible: Callable[[ShapeToMeasure], bool],
+) -> list[ShapeToMeasure]:
     """Return the shapes of a family to measure until the family has enough rows."""
     needed = MARGIN * MIN_OWN_ROWS
     pairs = [
@@ -208,16 +208,16 @@ def _learned(family: NetworkSpec, operation: str, dtype: str) -> tuple[str, ...]
     return tuple(name for name in calls_of(operation) if network_spec(name, dtype) is family)
 
 
-def _is_fitted(one: MeasuringProblem) -> bool:
-    columns = shape_batch(one.operation, one.dtype, **one.shape).columns
+def _is_fitted(one: ShapeToMeasure) -> bool:
+    columns = shape_batch(one.operation, one.dtype, **one.parameters).columns
     return bool(split_rows(columns, seed=0).fitted[0])
 
 
-def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[MeasuringProblem]:
+def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[ShapeToMeasure]:
     """Return shapes for every call that has no trainable network."""
     return list(
         _round_robin(
-            (operation, dtype, passes, shapes.of(operation, FACTOR_PROBLEMS))
+            (operation, dtype, passes, shapes.of(operation, FACTOR_SHAPES))
             for operation in operations
             for dtype in dtypes_of(operation, dtypes)
             if (passes := tuple(name for name in calls_of(operation) if network_spec(name, dtype) is None))
@@ -225,17 +225,17 @@ def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shap
     )
 
 
-def _round_robin(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[MeasuringProblem]:
+def _round_robin(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[ShapeToMeasure]:
     """Yield the first shape of each part, then the second shape of each part, and so on."""
     rows = [
-        [MeasuringProblem(operation, dtype, words, passes) for words in shapes]
+        [ShapeToMeasure(operation, dtype, words, passes) for words in shapes]
         for operation, dtype, passes, shapes in parts
     ]
     for turn in zip_longest(*rows):
         yield from (one for one in turn if one is not None)
 
 
-def _with_loads(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
+def _with_loads(order: Sequence[ShapeToMeasure]) -> list[ShapeToMeasure]:
     """Mark the first `LOADED_SHAPES` long shapes of each operation and dtype that are measured under load, too."""
     marked, count = [], Counter[tuple[str, str]]()
     for one in order:
@@ -245,21 +245,21 @@ def _with_loads(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
     return marked
 
 
-def _is_long(one: MeasuringProblem) -> bool:
+def _is_long(one: ShapeToMeasure) -> bool:
     family = network_spec(one.calls[0], one.dtype)
-    batch = shape_batch(one.operation, one.dtype, **one.shape)
+    batch = shape_batch(one.operation, one.dtype, **one.parameters)
     is_matrix = family is not None and family.name in FAMILY_ORDER and batch.spec.units == "tensor"
     return is_matrix and float(batch.flops[0]) >= LOADED_FLOPS
 
 
-def _once(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
+def _once(order: Sequence[ShapeToMeasure]) -> list[ShapeToMeasure]:
     """Remove calls that an earlier entry of the order measures."""
     seen: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
     kept = []
     for one in order:
-        words = tuple(sorted(one.shape.items()))
+        words = tuple(sorted(one.parameters.items()))
         new = tuple(name for name in one.calls if (name, one.dtype, words) not in seen)
         seen |= {(name, one.dtype, words) for name in new}
         if new:
-            kept.append(MeasuringProblem(one.operation, one.dtype, one.shape, new))
+            kept.append(ShapeToMeasure(one.operation, one.dtype, one.parameters, new))
     return kept

@@ -8,7 +8,7 @@ launches, and `train` ignores the row.
 The most useful shapes are measured first (`order.py`), and every row is written immediately, so an interrupted run can
 be continued. If an operation fails repeatedly in a dtype, it is not tried again. Example::
 
-    measure("tables", operations=["conv2d"], dtypes=["bfloat16", "tf32"], problems=200, minutes=30)
+    measure("tables", operations=["conv2d"], dtypes=["bfloat16", "tf32"], shapes=200, minutes=30)
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from lightning_predict.kernels.operations import Array, network_spec, operation_
 from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER, benchmark_of
 from lightning_predict.own_weights.measuring.clock import (
     NOT_CUDA,
-    PROBLEM_SECONDS,
     REPETITION_KINDS,
     REPLAYS,
+    SHAPE_SECONDS,
     Timing,
     own_stream,
     time_call,
 )
-from lightning_predict.own_weights.measuring.order import MeasuringProblem, problems_by_worth
+from lightning_predict.own_weights.measuring.order import ShapeToMeasure, shapes_by_worth
 from lightning_predict.own_weights.training.factors import is_enough_for_a_factor
 from lightning_predict.own_weights.training.tables import read_own_tables
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, fitted_rows
@@ -139,9 +139,9 @@ def measure(
     *,
     operations: Sequence[str] = tuple(BENCHMARKS),
     dtypes: Sequence[str] = ("float32", "tf32", "float16", "bfloat16"),
-    problems: int | None = None,
+    shapes: int | None = None,
     minutes: float | None = None,
-    problem_seconds: float = PROBLEM_SECONDS,
+    shape_seconds: float = SHAPE_SECONDS,
     seed: int = 0,
     device: str = "cuda",
     gpu: str | None = None,
@@ -162,16 +162,16 @@ def measure(
         UnknownOperationError: An operation has no benchmark.
         UnknownGpuError: The catalogue does not have this GPU.
     """
-    _check_arguments(operations, dtypes, problems, minutes, problem_seconds)
+    _check_arguments(operations, dtypes, shapes, minutes, shape_seconds)
     check_device(device)
-    tables = _Run(Path(folder), operations, name_of(device, gpu), device, problem_seconds, is_trial)
-    requested = problems_by_worth(
-        operations, dtypes, problems, seed=seed, is_possible=lambda one: tables.reason_to_skip(one) is None
+    tables = _Run(Path(folder), operations, name_of(device, gpu), device, shape_seconds, is_trial)
+    requested = shapes_by_worth(
+        operations, dtypes, shapes, seed=seed, is_possible=lambda one: tables.reason_to_skip(one) is None
     )
     due = [one for one in requested if not tables.has(one)]
     if announce is not None:
         record = tables.record
-        announce(len(due), None if record is None else estimate_seconds(due, record, problem_seconds=problem_seconds))
+        announce(len(due), None if record is None else estimate_seconds(due, record, shape_seconds=shape_seconds))
     until = math.inf if minutes is None else clock() + minutes_to_seconds(minutes)
     done = 0
     for one in due:
@@ -195,18 +195,18 @@ def measure(
 def _check_arguments(
     operations: Sequence[str],
     dtypes: Sequence[str],
-    problems: int | None,
+    shapes: int | None,
     minutes: float | None,
-    problem_seconds: float,
+    shape_seconds: float,
 ) -> None:
-    if any(dtype not in DTYPES for dtype in dtypes) or (problems is not None and problems < 1):
+    if any(dtype not in DTYPES for dtype in dtypes) or (shapes is not None and shapes < 1):
         raise InvalidArgumentError(
-            f"Got dtypes={list(dtypes)} and problems={problems}; expected dtypes out of {list(DTYPES)} and at least 1 "
+            f"Got dtypes={list(dtypes)} and problems={shapes}; expected dtypes out of {list(DTYPES)} and at least 1 "
             "problem."
         )
-    if (minutes is not None and not minutes > 0) or not problem_seconds > 0:
+    if (minutes is not None and not minutes > 0) or not shape_seconds > 0:
         raise InvalidArgumentError(
-            f"Got minutes={minutes} and problem_seconds={problem_seconds}; expected times above 0, or no minutes to "
+            f"Got minutes={minutes} and problem_seconds={shape_seconds}; expected times above 0, or no minutes to "
             "measure everything."
         )
     for operation in operations:
@@ -218,10 +218,10 @@ class _Run:
     """Tables of a run, its results so far, and failed shapes, which are not tried again."""
 
     def __init__(
-        self, folder: Path, operations: Iterable[str], gpu: str, device: str, problem_seconds: float, is_trial: bool
+        self, folder: Path, operations: Iterable[str], gpu: str, device: str, shape_seconds: float, is_trial: bool
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.gpu, self.device, self.problem_seconds, self.is_trial = gpu, device, problem_seconds, is_trial
+        self.gpu, self.device, self.shape_seconds, self.is_trial = gpu, device, shape_seconds, is_trial
         self.record = find_gpu(gpu) if device == "cuda" else None
         self.paths = {operation: folder / f"own_{operation}.csv.gz" for operation in operations}
         self._known = {operation: _keys_of(path, operation) for operation, path in self.paths.items()}
@@ -231,31 +231,33 @@ class _Run:
         self._failures: dict[tuple[str, str], int] = {}  # consecutive failed shapes, by operation and dtype
         self._failed: set[str] = set()
 
-    def has(self, one: MeasuringProblem) -> bool:
+    def has(self, one: ShapeToMeasure) -> bool:
         """Return whether an earlier run measured a shape."""
         known = self._known[one.operation]
         return bool(known) and (self.gpu, one.calls[0], one.dtype, tuple(_columns(one).values())) in known
 
-    def reason_to_skip(self, one: MeasuringProblem) -> str | None:
+    def reason_to_skip(self, one: ShapeToMeasure) -> str | None:
         """Return why a shape is not measured; None if it is."""
         if self.is_trial and _is_large(one):
             return "too large to try on a processor"
-        return None if self.record is None else reason_too_long(one, self.record, self.problem_seconds)
+        return None if self.record is None else reason_too_long(one, self.record, self.shape_seconds)
 
-    def measure(self, one: MeasuringProblem) -> None:
+    def measure(self, one: ShapeToMeasure) -> None:
         """Measure a shape, unless it has failed before, or `MAX_FAILURES` shapes of its operation and dtype."""
         if str(one) in self._failed or self._failures.get((one.operation, one.dtype), 0) >= MAX_FAILURES:
             return
         if reason := self.reason_to_skip(one):
             self.skipped.append(f"{one}: {reason}")
             return
-        timings = _timed(one, torch.device(self.device), self.problem_seconds)
+        timings = _timed(one, torch.device(self.device), self.shape_seconds)
         if isinstance(timings, str):
             self._failed.add(str(one))
             self.skipped.append(f"{one}: {timings}{self._count_failure(one, timings)}")
             return
         reasons = [
-            f"{operation} {one.dtype} {one.shape}: {timing.reason}" for operation, timing in timings if timing.reason
+            f"{operation} {one.dtype} {one.parameters}: {timing.reason}"
+            for operation, timing in timings
+            if timing.reason
         ]
         if any(timing.reason in (None, NOT_CUDA) for _, timing in timings):
             self._failures.pop((one.operation, one.dtype), None)
@@ -265,7 +267,7 @@ class _Run:
         _append(self.paths[one.operation], one.operation, [_row(self.gpu, *timed, one) for timed in timings])
         self.rows += len(timings)
 
-    def _count_failure(self, one: MeasuringProblem, reason: str) -> str:
+    def _count_failure(self, one: ShapeToMeasure, reason: str) -> str:
         """Count a failed shape, unless only the shape caused the failure. Return a text to append to the reason."""
         if any(words in reason for words in SHAPE_FAILURES):
             return ""
@@ -274,17 +276,17 @@ class _Run:
         return NOT_AGAIN if self._failures[key] >= MAX_FAILURES else ""
 
 
-def reason_too_long(problem: MeasuringProblem, gpu: Gpu, problem_seconds: float) -> str | None:
+def reason_too_long(shape: ShapeToMeasure, gpu: Gpu, shape_seconds: float) -> str | None:
     """Return why a shape takes too long by the GPU's peak rates; None if it does not."""
-    least = float(_least_seconds([problem], gpu)[0])
-    if least <= problem_seconds:
+    least = float(_least_seconds([shape], gpu)[0])
+    if least <= shape_seconds:
         return None
-    return f"one call takes at least {least:.3g} s, over the limit of {problem_seconds:g} s a problem"
+    return f"one call takes at least {least:.3g} s, over the limit of {shape_seconds:g} s a shape"
 
 
-def _is_large(problem: MeasuringProblem) -> bool:
+def _is_large(shape: ShapeToMeasure) -> bool:
     """Return whether a call takes seconds on a CPU."""
-    batch = shape_batch(problem.operation, problem.dtype, **problem.shape)
+    batch = shape_batch(shape.operation, shape.dtype, **shape.parameters)
     return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
 
 
@@ -322,28 +324,26 @@ def count_rows(folder: Path, gpu: str) -> RowCounts:
     )
 
 
-def estimate_seconds(
-    problems: Iterable[MeasuringProblem], gpu: Gpu, *, problem_seconds: float = PROBLEM_SECONDS
-) -> float:
+def estimate_seconds(shapes: Iterable[ShapeToMeasure], gpu: Gpu, *, shape_seconds: float = SHAPE_SECONDS) -> float:
     """Return the expected duration of measurements: repetitions at `USUAL_UTILISATION`, plus overhead."""
-    alike: dict[tuple[str, str, tuple[str, ...]], list[MeasuringProblem]] = {}
-    for one in problems:
-        alike.setdefault((one.operation, one.dtype, tuple(one.shape)), []).append(one)
+    alike: dict[tuple[str, str, tuple[str, ...]], list[ShapeToMeasure]] = {}
+    for one in shapes:
+        alike.setdefault((one.operation, one.dtype, tuple(one.parameters)), []).append(one)
     total = 0.0
     for group in alike.values():
-        least = _least_seconds(group, gpu)  # (problems,)
+        least = _least_seconds(group, gpu)  # (shapes,)
         passes = np.array([len(one.calls) for one in group])
-        each = np.minimum(REPETITION_KINDS * REPLAYS * least / USUAL_UTILISATION, problem_seconds) + SECONDS_AROUND
-        total += float((passes * each)[least <= problem_seconds].sum()) + LOAD_SECONDS * sum(
+        each = np.minimum(REPETITION_KINDS * REPLAYS * least / USUAL_UTILISATION, shape_seconds) + SECONDS_AROUND
+        total += float((passes * each)[least <= shape_seconds].sum()) + LOAD_SECONDS * sum(
             one.is_loaded for one in group
         )
     return total
 
 
-def _least_seconds(problems: Sequence[MeasuringProblem], gpu: Gpu) -> Array:
+def _least_seconds(shapes: Sequence[ShapeToMeasure], gpu: Gpu) -> Array:
     """Return the minimum times of the forward calls of one operation and dtype, from the GPU's peak rates."""
-    first = problems[0]
-    words = {word: np.array([one.shape[word] for one in problems], dtype=np.float64) for word in first.shape}
+    first = shapes[0]
+    words = {word: np.array([one.parameters[word] for one in shapes], dtype=np.float64) for word in first.parameters}
     batch = shape_batch(first.operation, first.dtype, **words)
     is_matrix = batch.spec.units == "tensor"
     peak = (gpu.peak(first.dtype) if is_matrix else None) or gpu.peak_flops_per_second["float32"]
@@ -351,23 +351,23 @@ def _least_seconds(problems: Sequence[MeasuringProblem], gpu: Gpu) -> Array:
     return least
 
 
-def _timed(problem: MeasuringProblem, device: torch.device, problem_seconds: float) -> list[tuple[str, Timing]] | str:
+def _timed(shape: ShapeToMeasure, device: torch.device, shape_seconds: float) -> list[tuple[str, Timing]] | str:
     """Time the calls of a shape, or return the reason why the shape cannot run; its tensors are freed afterwards."""
     try:
-        with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
-            calls = benchmark_of(problem.operation).calls(problem.shape, DTYPES[problem.dtype], device)
+        with tf32_switched(allowed=shape.dtype == "tf32"), own_stream(device):
+            calls = benchmark_of(shape.operation).calls(shape.parameters, DTYPES[shape.dtype], device)
             return [
                 (
                     name,
                     time_call(
                         call,
                         device,
-                        problem_seconds=problem_seconds,
-                        load_seconds=LOAD_SECONDS if problem.is_loaded and name == problem.calls[0] else None,
+                        shape_seconds=shape_seconds,
+                        load_seconds=LOAD_SECONDS if shape.is_loaded and name == shape.calls[0] else None,
                     ),
                 )
                 for name, call in calls.items()
-                if name in problem.calls
+                if name in shape.calls
             ]
     except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
@@ -429,13 +429,13 @@ def _keys_of(path: Path, operation: str) -> Collection[_Key]:
     return {(row["gpu"], row["op"], row["dtype"], tuple(row[word] for word in shape)) for row in rows}
 
 
-def _columns(problem: MeasuringProblem) -> dict[str, str]:
+def _columns(shape: ShapeToMeasure) -> dict[str, str]:
     """Return every shape parameter as written in the table, including defaults."""
-    batch = shape_batch(problem.operation, problem.dtype, **problem.shape)
-    return {word: f"{batch.columns[word][0]:.15g}" for word in operation_spec(problem.operation).shape}
+    batch = shape_batch(shape.operation, shape.dtype, **shape.parameters)
+    return {word: f"{batch.columns[word][0]:.15g}" for word in operation_spec(shape.operation).shape}
 
 
-def _row(gpu: str, operation: str, timing: Timing, problem: MeasuringProblem) -> dict[str, object]:
+def _row(gpu: str, operation: str, timing: Timing, shape: ShapeToMeasure) -> dict[str, object]:
     """Return one row, with the device time or, without a graph, the time of ordinary calls."""
     by_graph = timing.flushed_seconds is not None
     own = timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
@@ -443,8 +443,8 @@ def _row(gpu: str, operation: str, timing: Timing, problem: MeasuringProblem) ->
     return {
         "gpu": gpu,
         "op": operation,
-        "dtype": problem.dtype,
-        **_columns(problem),
+        "dtype": shape.dtype,
+        **_columns(shape),
         "latency_ms": _milliseconds(own),
         "warm_ms": _milliseconds(timing.warm_seconds),
         "eager_ms": _milliseconds(timing.eager_seconds),

@@ -122,13 +122,13 @@ def measured_shares(gpu: Gpu, tuned: Collection[str], factors: Collection[str]) 
 def measured_share(trace: Trace, gpu: Gpu, tuned: Collection[str], factors: Collection[str]) -> float:
     """Return the share of a step's GPU time in operations that are measured, directly or as their surrogates."""
 
-    def is_measured(problem: OperationShape) -> bool:
-        family = network_spec(problem.operation, problem.dtype)
-        if (family is not None and family.name in tuned) or f"{problem.operation}/{problem.dtype}" in factors:
+    def is_measured(shape: OperationShape) -> bool:
+        family = network_spec(shape.operation, shape.dtype)
+        if (family is not None and family.name in tuned) or f"{shape.operation}/{shape.dtype}" in factors:
             return True
-        parts = surrogates_of(problem)
-        return bool(parts) and all(is_measured(part.problem) for part in parts)
+        parts = surrogates_of(shape)
+        return bool(parts) and all(is_measured(part.shape) for part in parts)
 
     timed = predict_work_times(trace, [gpu], origin=None, models=kernel_models((gpu.name,)))
-    found = [bool(item.problems) and all(map(is_measured, item.problems)) for item in timed.items]
+    found = [bool(item.shapes) and all(map(is_measured, item.shapes)) for item in timed.items]
     return float((timed.seconds[0] * found).sum() / timed.seconds[0].sum())

@@ -24,7 +24,7 @@ from lightning_predict.kernels.timing import KernelModels, predict_operation_tim
 from lightning_predict.own_weights.training.tables import Group, split_rows
 from lightning_predict.weights.records import MeasuredFactor
 
-FACTOR_PROBLEMS: Final = 12
+FACTOR_SHAPES: Final = 12
 """Number of shapes to measure for a factor."""
 
 MIN_FACTOR_ROWS: Final = 6
@@ -81,8 +81,8 @@ def is_enough_for_a_factor(group: Group, *, seed: int) -> bool:
 def log_residuals(group: Group, gpu: Gpu, models: KernelModels | None) -> Array:
     """Return log(measured / predicted) of every row, shape (rows,)."""
     columns = np.stack(list(group.batch.columns.values()), axis=1)  # (rows, words)
-    problems = [OperationShape(group.batch.operation, group.batch.dtype, tuple(row)) for row in columns.tolist()]
-    residuals: Array = np.log(group.seconds) - np.log(predict_operation_times(problems, [gpu], models).seconds[0])
+    shapes = [OperationShape(group.batch.operation, group.batch.dtype, tuple(row)) for row in columns.tolist()]
+    residuals: Array = np.log(group.seconds) - np.log(predict_operation_times(shapes, [gpu], models).seconds[0])
     return residuals
 
 

@@ -49,7 +49,7 @@ ADDED_LATER: Final = frozenset({"channels_last"})
 a shape, so the shape stays in its split."""
 
 
-def problem_shares(columns: Columns, *, seed: int) -> Array:
+def shape_shares(columns: Columns, *, seed: int) -> Array:
     """Return a number in [0, 1) for each row, shape (rows,), which depends only on the row's shape and the seed."""
     state = np.full(len(next(iter(columns.values()))), _mix_word("seed", seed), dtype=np.uint64)
     for word in sorted(columns):
@@ -61,7 +61,7 @@ def problem_shares(columns: Columns, *, seed: int) -> Array:
 
 def split_rows(columns: Columns, *, seed: int) -> Split:
     """Split shapes into fitted, calibration and held-out rows."""
-    share = problem_shares(columns, seed=seed)
+    share = shape_shares(columns, seed=seed)
     held_out = share < HELD_OUT_SHARE
     calibration = ~held_out & (share < HELD_OUT_SHARE + CALIBRATION_SHARE)
     return Split(~held_out & ~calibration, calibration, held_out)
@@ -118,11 +118,11 @@ class Group:
         gpu: Name of the GPU in the table.
         source: A key of `SOURCES`, or the user's own source.
         batch: The shapes, without duplicates.
-        seconds: Measured time of each shape, shape (problems,).
+        seconds: Measured time of each shape, shape (shapes,).
         floor_seconds: Launch time that rows include; 0 if the source measures device time.
         build: Name of the timed software, without its version; empty if builds are averaged.
         taken_off_seconds: Launch time that was subtracted from each time (`benchmarks/training/tables.py`), shape
-            (problems,); None if nothing was subtracted.
+            (shapes,); None if nothing was subtracted.
     """
 
     gpu: str
@@ -228,9 +228,9 @@ def plain_dtype(text: str) -> str:
 def group_of(key: Key, table: Array, kind: TableKind) -> Group:
     """Return rows as a group, averaged over rows of equal shape."""
     gpu, operation, dtype, source, build = key
-    shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)  # (problems, words), (rows,)
+    shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)  # (shapes, words), (rows,)
     inverse = inverse.reshape(-1)
-    seconds = np.bincount(inverse, weights=table[:, -1]) / np.bincount(inverse)  # (problems,)
+    seconds = np.bincount(inverse, weights=table[:, -1]) / np.bincount(inverse)  # (shapes,)
     columns = _columns(operation, dtype, kind.words.values(), shapes)
     return Group(gpu, source, ShapeBatch(operation, dtype, columns), seconds, 0.0, build)
 

@@ -223,7 +223,7 @@ def _too_few(groups: Sequence[Group], seed: int) -> str:
     most = max(counts, key=lambda name: counts[name])
     return (
         f"No family of operations has {MIN_OWN_ROWS} rows to fit on one GPU, and no operation enough for a factor. "
-        f"Most rows are of {most}: {counts[most]}. Measure more problems of "
+        f"Most rows are of {most}: {counts[most]}. Measure more shapes of "
         f"{', '.join(network_specs()[most].operations)} "
         "(`measure --problems`)."
     )

@@ -39,8 +39,8 @@ def found(own: Gpu = A10) -> MainRates:
     return MainRates(gpu=own, flops_per_second={"float16": RATE, "float32": 11e12}, dram_bytes_per_second=550e9)
 
 
-def seconds_of(problem: OperationShape, on: Gpu) -> float:
-    return float(predict_operation_times([problem], [on], kernel_models((on.name,))).seconds[0, 0])
+def seconds_of(shape: OperationShape, on: Gpu) -> float:
+    return float(predict_operation_times([shape], [on], kernel_models((on.name,))).seconds[0, 0])
 
 
 def test_a_large_product_takes_as_long_as_its_measured_rate_says() -> None:
@@ -110,7 +110,7 @@ def test_a_rate_needs_a_peak(tmp_path: Path) -> None:
     ("name", "side"),
     [("H100-SXM-80GB", 8192), ("K80", 8192), ("Quadro-P600", 4096)],  # a quarter of 2 GiB: three of 64 MiB, not of 256
 )
-def test_problems_fit_into_a_quarter_of_the_memory(name: str, side: int) -> None:
+def test_shapes_fit_into_a_quarter_of_the_memory(name: str, side: int) -> None:
     own = gpu(name)
     assert largest_side(own) == side
     assert 3 * 4 * side**2 <= own.memory_bytes / 4

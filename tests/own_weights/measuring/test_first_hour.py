@@ -152,7 +152,7 @@ def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.Monkey
     words: dict[str, Any] = {
         "operations": ["add"],
         "dtypes": ["float32"],
-        "problems": 2,
+        "shapes": 2,
         "device": "cpu",
         "is_trial": True,
         "gpu": "T4",
@@ -178,7 +178,7 @@ def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.Monkey
 
 def test_residuals_compare_each_operation_with_its_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "time_call", by_graph)
-    measure(tmp_path, operations=["add"], dtypes=["float32"], problems=8, device="cpu", gpu="T4", is_trial=True)
+    measure(tmp_path, operations=["add"], dtypes=["float32"], shapes=8, device="cpu", gpu="T4", is_trial=True)
     (group,) = read_own_tables(tmp_path)
     found = module.residuals(tmp_path, gpu("T4"))["add/float32"]
     shapes: Any = group.batch.columns

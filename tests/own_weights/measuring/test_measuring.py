@@ -30,9 +30,9 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.own_weights import commands
 from lightning_predict.own_weights.measuring import clock, management, order, run, typical_steps
-from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, draw_problems
+from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, draw_shapes
 from lightning_predict.own_weights.measuring.clock import (
-    PROBLEM_SECONDS,
+    SHAPE_SECONDS,
     Timing,
     captured,
     repetitions_that_fit,
@@ -41,8 +41,8 @@ from lightning_predict.own_weights.measuring.clock import (
 from lightning_predict.own_weights.measuring.management import GpuState, read_state
 from lightning_predict.own_weights.measuring.order import (
     FAMILY_ORDER,
-    MeasuringProblem,
-    problems_by_worth,
+    ShapeToMeasure,
+    shapes_by_worth,
     spread_first,
 )
 from lightning_predict.own_weights.measuring.run import (
@@ -123,10 +123,10 @@ def test_every_operation_has_a_benchmark_except_a_known_list() -> None:
 
 
 @pytest.mark.parametrize("operation", sorted(BENCHMARKS))
-def test_drawn_shapes_are_valid_problems_and_repeat(operation: str) -> None:
-    shapes = draw_problems(operation, 50, seed=1)
-    assert shapes == draw_problems(operation, 50, seed=1)
-    assert shapes != draw_problems(operation, 50, seed=2)
+def test_drawn_shapes_are_valid_shapes_and_repeat(operation: str) -> None:
+    shapes = draw_shapes(operation, 50, seed=1)
+    assert shapes == draw_shapes(operation, 50, seed=1)
+    assert shapes != draw_shapes(operation, 50, seed=2)
     for words in shapes:
         assert shape_batch(operation, "float32", **words).bytes_moved[0] > 0
 
@@ -156,10 +156,10 @@ def test_the_table_has_the_columns_of_the_public_ones_and_one_row_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "lightning_predict.own_weights.measuring.order.draw_problems",
+        "lightning_predict.own_weights.measuring.order.draw_shapes",
         lambda operation, count, seed: [dict(TINY["conv2d"])],
     )
-    done = measure(tmp_path, operations=["conv2d"], dtypes=["float32"], problems=1, device="cpu", gpu="T4")
+    done = measure(tmp_path, operations=["conv2d"], dtypes=["float32"], shapes=1, device="cpu", gpu="T4")
     assert (done.rows, done.skipped) == (3, ())
     with gzip.open(done.files[0], "rt") as file:
         rows = list(csv.DictReader(file))
@@ -177,10 +177,10 @@ def test_without_cuda_it_says_so(tmp_path: Path) -> None:
         measure(tmp_path)
 
 
-@pytest.mark.parametrize(("dtypes", "problems"), [(["half"], 1), (["float32"], 0)])
-def test_bad_arguments_are_named(tmp_path: Path, dtypes: list[str], problems: int) -> None:
+@pytest.mark.parametrize(("dtypes", "shapes"), [(["half"], 1), (["float32"], 0)])
+def test_bad_arguments_are_named(tmp_path: Path, dtypes: list[str], shapes: int) -> None:
     with pytest.raises(InvalidArgumentError, match=r"expected dtypes out of \['float32', 'tf32'"):
-        measure(tmp_path, dtypes=dtypes, problems=problems, device="cpu")
+        measure(tmp_path, dtypes=dtypes, shapes=shapes, device="cpu")
 
 
 def test_an_operation_without_a_benchmark_lists_the_others(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_training_reads_rows_timed_by_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "time_call", by_graph)
-    measure(tmp_path, operations=["gelu"], dtypes=["float32"], problems=9, device="cpu", gpu="T4", is_trial=True)
+    measure(tmp_path, operations=["gelu"], dtypes=["float32"], shapes=9, device="cpu", gpu="T4", is_trial=True)
     group, backward = read_tables(tmp_path)
     assert (group.gpu, group.source, group.batch.operation) == ("T4", "own", "gelu")
     assert backward.batch.operation == "gelu_backward"
@@ -214,7 +214,7 @@ def test_training_reads_rows_timed_by_a_graph(tmp_path: Path, monkeypatch: pytes
 
 
 def test_training_refuses_tables_without_graph_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "draw_problems", lambda operation, count, seed: [dict(MATRIX)])
+    monkeypatch.setattr(order, "draw_shapes", lambda operation, count, seed: [dict(MATRIX)])
     monkeypatch.setattr(run, "time_call", eager_alone)
     done = measure(tmp_path, operations=["gelu"], dtypes=["float32"], device="cpu", gpu="T4")
     assert len(done.eager) == done.rows == 2
@@ -237,10 +237,10 @@ def test_a_table_that_does_not_say_how_it_was_timed_is_read_by_its_warm_time() -
 def test_a_second_run_goes_on_where_the_first_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "time_call", by_graph)
     asked = partial(
-        measure, operations=["relu", "gelu"], dtypes=["float32", "float16"], problems=6, device="cpu", is_trial=True
+        measure, operations=["relu", "gelu"], dtypes=["float32", "float16"], shapes=6, device="cpu", is_trial=True
     )
     seconds = iter(range(1000))
-    # The clock is read once before the first problem and once before each: 5 begin within 5.5 s.
+    # The clock is read once before the first shape and once before each: 5 begin within 5.5 s.
     first = asked(tmp_path, minutes=5.5 / 60, clock=lambda: float(next(seconds)))
     assert first.left == 48 - 5  # each backward pass comes after what networks learn
     whole = asked(tmp_path)
@@ -258,11 +258,11 @@ def test_a_table_of_an_earlier_release_is_not_added_to(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "own_relu.csv.gz", "wt") as file:
         file.write("gpu,op,dtype,rows,cols,latency_ms,warm_ms,source\nT4,relu,float32,1,16,1,1,own\n")
     with pytest.raises(MeasurementTableError, match=r"has other columns .* Measure into another folder"):
-        measure(tmp_path, operations=["relu"], dtypes=["float32"], problems=1, device="cpu")
+        measure(tmp_path, operations=["relu"], dtypes=["float32"], shapes=1, device="cpu")
 
 
-def test_what_networks_learn_comes_first_and_the_farthest_problems_before_others() -> None:
-    found = problems_by_worth(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
+def test_what_networks_learn_comes_first_and_the_farthest_shapes_before_others() -> None:
+    found = shapes_by_worth(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
     assert {(one.operation, one.dtype, one.calls) for one in found[:100]} == {("linear", "bfloat16", ("linear",))}
     assert [(one.operation, one.dtype, one.calls) for one in found[100:103]] == [
         ("linear", "float32", ("linear_backward",)),  # no network learns it
@@ -274,7 +274,7 @@ def test_what_networks_learn_comes_first_and_the_farthest_problems_before_others
         **{(name, dtype): 100 for name in ("linear", "linear_backward") for dtype in ("float32", "bfloat16")},
         ("cast", "float32"): 100,
     }
-    drawn = draw_problems("linear", 100, seed=0)
+    drawn = draw_shapes("linear", 100, seed=0)
     spread = spread_first(drawn)
     assert sorted(map(str, spread)) == sorted(map(str, drawn))
     for word in ("m", "n", "k"):
@@ -283,35 +283,35 @@ def test_what_networks_learn_comes_first_and_the_farthest_problems_before_others
         assert max(first) - min(first) > 0.8 * (max(sizes) - min(sizes))
 
 
-def test_the_estimate_follows_the_gpu_and_stays_within_the_limit_of_a_problem() -> None:
-    found = problems_by_worth(["linear"], ["float32"], 50, seed=0)
+def test_the_estimate_follows_the_gpu_and_stays_within_the_limit_of_a_shape() -> None:
+    found = shapes_by_worth(["linear"], ["float32"], 50, seed=0)
     slow, fast = (estimate_seconds(found, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
     assert slow > fast > 0
     # Forward and backward, each at most its limit and its overhead.
-    assert slow <= 50 * 2 * (PROBLEM_SECONDS + SECONDS_AROUND)
-    assert estimate_seconds(found, gpu("T4"), problem_seconds=0.01) < slow
+    assert slow <= 50 * 2 * (SHAPE_SECONDS + SECONDS_AROUND)
+    assert estimate_seconds(found, gpu("T4"), shape_seconds=0.01) < slow
 
 
-def test_repetitions_fit_into_the_seconds_of_a_problem() -> None:
-    assert repetitions_that_fit(1e-3, replays=20, problem_seconds=2.0) == 20
-    assert repetitions_that_fit(0.1, replays=20, problem_seconds=2.0) == 6  # 2 s, three kinds, 0.1 s each
-    assert repetitions_that_fit(1.9, replays=20, problem_seconds=2.0) == 3
-    assert repetitions_that_fit(0.0, replays=20, problem_seconds=2.0) == 20
+def test_repetitions_fit_into_the_seconds_of_a_shape() -> None:
+    assert repetitions_that_fit(1e-3, replays=20, shape_seconds=2.0) == 20
+    assert repetitions_that_fit(0.1, replays=20, shape_seconds=2.0) == 6  # 2 s, three kinds, 0.1 s each
+    assert repetitions_that_fit(1.9, replays=20, shape_seconds=2.0) == 3
+    assert repetitions_that_fit(0.0, replays=20, shape_seconds=2.0) == 20
 
 
-def test_a_problem_that_takes_too_long_by_the_gpus_peaks_is_not_begun() -> None:
-    large = problems_by_worth(["linear"], ["float32"], 50, seed=0)[0]
+def test_a_shape_that_takes_too_long_by_the_gpus_peaks_is_not_begun() -> None:
+    large = shapes_by_worth(["linear"], ["float32"], 50, seed=0)[0]
     words = {"m": 2**17, "n": 2**17, "k": 2**17}  # 4.5e15 FLOP, 550 s at 8.1 TFLOP/s
-    reason = run.reason_too_long(replace(large, shape=words), gpu("T4"), 2.0)
+    reason = run.reason_too_long(replace(large, parameters=words), gpu("T4"), 2.0)
     assert reason is not None
     assert reason.startswith("one call takes at least 5")
-    assert reason.endswith("s, over the limit of 2 s a problem")
+    assert reason.endswith("s, over the limit of 2 s a shape")
 
 
-@pytest.mark.parametrize(("minutes", "problem_seconds"), [(0.0, 2.0), (None, 0.0)])
-def test_no_time_at_all_is_refused(tmp_path: Path, minutes: float | None, problem_seconds: float) -> None:
+@pytest.mark.parametrize(("minutes", "shape_seconds"), [(0.0, 2.0), (None, 0.0)])
+def test_no_time_at_all_is_refused(tmp_path: Path, minutes: float | None, shape_seconds: float) -> None:
     with pytest.raises(InvalidArgumentError, match="expected times above 0"):
-        measure(tmp_path, minutes=minutes, problem_seconds=problem_seconds, device="cpu")
+        measure(tmp_path, minutes=minutes, shape_seconds=shape_seconds, device="cpu")
 
 
 class FakeGraph:
@@ -444,10 +444,10 @@ def test_the_state_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) 
     management._library.cache_clear()
 
 
-def within(minutes: float, name: str) -> list[MeasuringProblem]:
-    """Simulate the problems that a run of some minutes measures, by the estimate of seconds."""
+def within(minutes: float, name: str) -> list[ShapeToMeasure]:
+    """Simulate the shapes that a run of some minutes measures, by the estimate of seconds."""
     record = gpu(name)
-    due = problems_by_worth(
+    due = shapes_by_worth(
         tuple(BENCHMARKS),
         ("float32", "tf32", "float16", "bfloat16"),
         None,
@@ -464,28 +464,28 @@ def within(minutes: float, name: str) -> list[MeasuringProblem]:
 
 
 @pytest.fixture(scope="module")
-def nine_minutes() -> list[MeasuringProblem]:
+def nine_minutes() -> list[ShapeToMeasure]:
     return within(9, "H100-SXM-80GB")
 
 
-def enough_families(measured: list[MeasuringProblem]) -> set[str]:
+def enough_families(measured: list[ShapeToMeasure]) -> set[str]:
     rows: Counter[str] = Counter()
     for one in measured:
         family = network_spec(one.calls[0], one.dtype)
         if family is not None:
-            columns = shape_batch(one.operation, one.dtype, **one.shape).columns
+            columns = shape_batch(one.operation, one.dtype, **one.parameters).columns
             rows[family.name] += len(one.calls) * bool(split_rows(columns, seed=0).fitted[0])
     return {name for name, count in rows.items() if count >= MIN_OWN_ROWS}
 
 
-def test_nine_minutes_give_every_family_of_worth_enough_rows(nine_minutes: list[MeasuringProblem]) -> None:
+def test_nine_minutes_give_every_family_of_worth_enough_rows(nine_minutes: list[ShapeToMeasure]) -> None:
     assert len(FAMILY_ORDER) >= 4
     assert {"convolution_tensor", "matmul_half"} <= set(FAMILY_ORDER) <= enough_families(nine_minutes)
 
 
 @pytest.mark.parametrize(("model", "share"), [("resnet50", 0.8), ("gpt2", 0.7)])
 def test_nine_minutes_measure_most_of_the_time_of_a_step(
-    model: str, share: float, nine_minutes: list[MeasuringProblem]
+    model: str, share: float, nine_minutes: list[ShapeToMeasure]
 ) -> None:
     """Times by a tuned network, by a factor, or through an operation with one of both."""
     rows = Counter(f"{name}/{one.dtype}" for one in nine_minutes for name in one.calls)
@@ -496,7 +496,7 @@ def test_nine_minutes_measure_most_of_the_time_of_a_step(
     assert measured_share(trace, record, (), ()) == 0
 
 
-def test_the_first_long_matmuls_of_each_dtype_are_measured_under_load(nine_minutes: list[MeasuringProblem]) -> None:
+def test_the_first_long_matmuls_of_each_dtype_are_measured_under_load(nine_minutes: list[ShapeToMeasure]) -> None:
     loaded = [one for one in nine_minutes if one.is_loaded]
     counts = Counter((one.operation, one.dtype) for one in loaded)
     assert {(name, "bfloat16") for name in ("linear", "bmm", "conv2d", "attention")} <= set(counts)
@@ -514,8 +514,8 @@ def test_a_row_has_burst_and_sustained_times_with_their_clocks(tmp_path: Path, m
 
     monkeypatch.setattr(run, "time_call", under_load)
     words = {"m": 64, "n": 64, "k": 64}
-    long = MeasuringProblem("linear", "bfloat16", words, ("linear", "linear_backward"), is_loaded=True)
-    monkeypatch.setattr(run, "problems_by_worth", lambda *args, **options: [long])
+    long = ShapeToMeasure("linear", "bfloat16", words, ("linear", "linear_backward"), is_loaded=True)
+    monkeypatch.setattr(run, "shapes_by_worth", lambda *args, **options: [long])
     done = measure(tmp_path, operations=["linear"], device="cpu", gpu="T4")
     first, second = rows_of(done.files[0])
     assert (first["warm_ms"], first["sustained_ms"], first["clock_mhz"]) == ("0.8", "1.1", "1980")
@@ -568,8 +568,8 @@ def test_channels_last_reaches_the_calls_and_the_table(tmp_path: Path, monkeypat
     to_input = calls["conv2d_backward_input"]()
     assert isinstance(to_input, tuple)
     assert to_input[0].is_contiguous(memory_format=torch.channels_last)
-    monkeypatch.setattr(order, "draw_problems", lambda operation, count, seed: [dict(words)])
-    done = measure(tmp_path, operations=["conv2d"], dtypes=["float32"], problems=1, device="cpu")
+    monkeypatch.setattr(order, "draw_shapes", lambda operation, count, seed: [dict(words)])
+    done = measure(tmp_path, operations=["conv2d"], dtypes=["float32"], shapes=1, device="cpu")
     assert {row["channels_last"] for row in rows_of(done.files[0])} == {"1"}
 
 
@@ -584,17 +584,17 @@ def test_what_cannot_be_timed_in_a_dtype_is_not_tried_again_and_again(
         raise RuntimeError(message)
 
     monkeypatch.setattr(run, "time_call", fails)
-    done = measure(tmp_path, operations=["svd"], dtypes=["float32"], problems=9, device="cpu")
+    done = measure(tmp_path, operations=["svd"], dtypes=["float32"], shapes=9, device="cpu")
     assert len(seen) == tries
     assert done.skipped[-1].endswith(f"{message} (not tried again in this dtype)")
 
 
 def test_operations_that_no_graph_holds_are_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        order, "draw_problems", lambda operation, count, seed: [{"rows": 8, "cols": n} for n in range(1, 10)]
+        order, "draw_shapes", lambda operation, count, seed: [{"rows": 8, "cols": n} for n in range(1, 10)]
     )
     monkeypatch.setattr(run, "time_call", eager_alone)
-    done = measure(tmp_path, operations=["sort"], dtypes=["float32"], problems=9, device="cpu")
+    done = measure(tmp_path, operations=["sort"], dtypes=["float32"], shapes=9, device="cpu")
     assert done.rows == 2
     assert done.eager[-1].endswith("it waits for the device (not tried again in this dtype)")
 
@@ -604,7 +604,7 @@ def test_the_rows_of_each_family_are_counted_as_train_uses_them(
 ) -> None:
     monkeypatch.setattr(run, "time_call", by_graph)
     done = measure(
-        tmp_path, operations=["relu", "sort"], dtypes=["float32"], problems=30, device="cpu", gpu="T4", is_trial=True
+        tmp_path, operations=["relu", "sort"], dtypes=["float32"], shapes=30, device="cpu", gpu="T4", is_trial=True
     )
     (vector,) = done.families
     relu = next(group for group in read_own_tables(tmp_path) if group.batch.operation == "relu")

@@ -29,7 +29,7 @@ def test_a_pair_differs_by_one_doubled_side() -> None:
     assert (pairs.larger.log_reference >= pairs.smaller.log_reference).all()  # more work is never less
 
 
-def test_every_family_draws_problems_that_it_serves() -> None:
+def test_every_family_draws_shapes_that_it_serves() -> None:
     for recipe in RECIPES.values():
         pairs = doubling_pairs(recipe.family, recipe.shapes, [SMALL], count=60, seed=0)
         assert np.isfinite(pairs.smaller.features).all()
@@ -52,7 +52,7 @@ def test_training_with_pairs_undoes_most_drops_of_a_noisy_table() -> None:
 
 
 def drops(network: NetworkWeights) -> float:
-    """Share of pairs, drawn afresh, whose larger problem is predicted more than 5 % faster."""
+    """Share of pairs, drawn afresh, whose larger shape is predicted more than 5 % faster."""
     pairs = doubling_pairs(SINGLE, SHAPES, [SMALL], count=4000, seed=2)
 
     def log_seconds(features: np.ndarray[tuple[int, ...], np.dtype[np.float32]], reference: Array) -> Array:

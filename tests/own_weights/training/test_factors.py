@@ -62,7 +62,7 @@ def test_short_rows_count_less_than_long_ones() -> None:
 def test_train_writes_factors_that_predictions_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "time_call", by_graph)  # 1 ms each
     measure(
-        tmp_path / "tables", operations=["sort"], dtypes=["float32"], problems=20, device="cpu", gpu="T4", is_trial=True
+        tmp_path / "tables", operations=["sort"], dtypes=["float32"], shapes=20, device="cpu", gpu="T4", is_trial=True
     )
     scores = tune_weights(tmp_path / "tables", tmp_path / "weights")
     own = read_weights(tmp_path / "weights" / "T4.safetensors")

@@ -5,7 +5,7 @@ import numpy as np
 from lightning_predict.own_weights.training.tables import (
     CALIBRATION_SHARE,
     HELD_OUT_SHARE,
-    problem_shares,
+    shape_shares,
     split_rows,
 )
 from tests.own_weights.training.example import products
@@ -28,16 +28,16 @@ def test_split_does_not_depend_on_row_order() -> None:
 
 def test_split_is_pinned() -> None:
     columns = {"m": np.array([64.0, 128, 4096]), "n": np.array([64.0, 64, 4096]), "k": np.array([64.0, 64, 4096])}
-    np.testing.assert_allclose(problem_shares(columns, seed=0), PINNED, atol=1e-12)
+    np.testing.assert_allclose(shape_shares(columns, seed=0), PINNED, atol=1e-12)
 
 
 PINNED = [0.3256063975642717, 0.8410363911664533, 0.8025874845885105]
-"""Recorded once: a change would move held-out problems into the fit."""
+"""Recorded once: a change would move held-out shapes into the fit."""
 
 
-def test_a_shape_parameter_that_came_later_moves_only_the_problems_that_have_it() -> None:
+def test_a_shape_parameter_that_came_later_moves_only_the_shapes_that_have_it() -> None:
     columns = dict(products(200).columns)
     zeros, ones = np.zeros(200), np.ones(200)
-    before = problem_shares(columns, seed=0)
-    np.testing.assert_array_equal(problem_shares({**columns, "channels_last": zeros}, seed=0), before)
-    assert (problem_shares({**columns, "channels_last": ones}, seed=0) != before).all()
+    before = shape_shares(columns, seed=0)
+    np.testing.assert_array_equal(shape_shares({**columns, "channels_last": zeros}, seed=0), before)
+    assert (shape_shares({**columns, "channels_last": ones}, seed=0) != before).all()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.training.surrogates import ALL_GPUS, proxy_scores, proxy_table, published_times
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.operations import operation_shape
 from lightning_predict.kernels.operator_times import operator_seconds
 
 MODELS = kernel_models(())
@@ -33,15 +33,15 @@ def test_a_recurrent_row_leaves_the_products_with_the_input_out(tmp_path: Path) 
     write(tmp_path / "recurrent.csv.gz", RECURRENT, row)
     forward, backward = published_times(tmp_path)
     words = {"batch": 32, "steps": 10, "input_size": 512, "hidden": 512}
-    assert forward.problem == problem("gru", "float16", **words)
+    assert forward.shape == operation_shape("gru", "float16", **words)
     assert forward.left_out == (
-        problem("linear", "float16", m=320, n=3 * 512, k=512),
+        operation_shape("linear", "float16", m=320, n=3 * 512, k=512),
     )  # three gates, all steps at once
     assert forward.seconds == pytest.approx(3.0e-3)
-    assert backward.problem == problem("gru_backward", "float16", **words)
+    assert backward.shape == operation_shape("gru_backward", "float16", **words)
     assert backward.left_out == (
-        problem("linear", "float16", m=320, n=512, k=3 * 512),
-        problem("linear", "float16", m=3 * 512, n=512, k=320),
+        operation_shape("linear", "float16", m=320, n=512, k=3 * 512),
+        operation_shape("linear", "float16", m=3 * 512, n=512, k=320),
     )
     assert backward.seconds == pytest.approx(3.5e-3)  # both gradients
 

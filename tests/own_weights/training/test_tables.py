@@ -34,7 +34,7 @@ def only(groups: tuple[Group, ...]) -> Group:
     return group
 
 
-def test_builds_of_one_problem_count_once_by_their_mean(tmp_path: Path) -> None:
+def test_builds_of_one_shape_count_once_by_their_mean(tmp_path: Path) -> None:
     rows = [matmul_row(1.0, software="a"), matmul_row(3.0, software="b"), matmul_row(5.0, m=128)]
     group = only(read_tables(write(tmp_path, "matmul.csv.gz", MATMUL, *rows)))
     assert (group.gpu, group.batch.operation, group.batch.dtype, group.source) == (

@@ -12,7 +12,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.families.convolution import as_matmul
 from lightning_predict.kernels.models import BundledModels, kernel_models
-from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_shape
 from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, roofline_seconds
 from lightning_predict.kernels.timing import (
     compute_dtype_on,
@@ -24,8 +24,8 @@ from tests.example_gpu import BIG, OLD, SMALL
 from tests.hardware.kinds import one_of_each_kind
 from tests.kernels.example_models import half_speed
 
-LINEAR = problem("linear", "float32", m=512, n=512, k=512)
-ADD = problem("add", "float32", rows=4096, cols=4096)
+LINEAR = operation_shape("linear", "float32", m=512, n=512, k=512)
+ADD = operation_shape("add", "float32", rows=4096, cols=4096)
 
 
 def test_a_model_serves_what_it_knows_and_the_roofline_the_rest() -> None:
@@ -44,7 +44,7 @@ def test_without_models_everything_comes_from_the_roofline() -> None:
 
 
 def test_a_sibling_dtype_is_scaled_by_the_rooflines_and_widens_the_interval() -> None:
-    item = problem("linear", "tf32", m=4096, n=4096, k=4096)
+    item = operation_shape("linear", "tf32", m=4096, n=4096, k=4096)
     times = predict_operation_times([item], [SMALL], half_speed("linear/bfloat16"))
     # SMALL: tf32 at half of bfloat16's rate, so 2 x (2 · 4096³ / 4 TFLOP/s), but for a launch.
     np.testing.assert_allclose(times.seconds, [[2 * 2 * 4096**3 / 4e12]], rtol=1e-4)
@@ -53,7 +53,7 @@ def test_a_sibling_dtype_is_scaled_by_the_rooflines_and_widens_the_interval() ->
 
 
 def test_a_kernel_with_nothing_to_do_is_as_short_in_a_sibling_dtype() -> None:
-    tiny = problem("linear", "tf32", m=8, n=8, k=8)
+    tiny = operation_shape("linear", "tf32", m=8, n=8, k=8)
     times = predict_operation_times([tiny], [SMALL], half_speed("linear/bfloat16"))
     # Half speed doubles bfloat16's 0.96 ns (384 bytes at 400 GB/s); twice the bytes do not double a launch.
     np.testing.assert_allclose(times.seconds, [[1.92e-9]], rtol=0.06)
@@ -62,8 +62,8 @@ def test_a_kernel_with_nothing_to_do_is_as_short_in_a_sibling_dtype() -> None:
 def test_tf32_is_float32_on_a_gpu_without_it() -> None:
     assert compute_dtype_on("tf32", OLD) == "float32"
     assert compute_dtype_on("tf32", SMALL) == "tf32"
-    item = problem("linear", "tf32", m=4096, n=4096, k=4096)
-    both = [item, problem("linear", "float32", m=4096, n=4096, k=4096)]
+    item = operation_shape("linear", "tf32", m=4096, n=4096, k=4096)
+    both = [item, operation_shape("linear", "float32", m=4096, n=4096, k=4096)]
     times = predict_operation_times(both, [OLD, SMALL], half_speed("linear/float32", "linear/bfloat16"))
     assert times.seconds[0, 0] == times.seconds[0, 1]
     np.testing.assert_allclose(times.seconds[1, 1] / times.seconds[1, 0], 4, rtol=1e-4)
@@ -73,7 +73,7 @@ def test_float8_is_scaled_from_bfloat16_with_a_wider_interval() -> None:
     eight = replace(SMALL, peak_flops_per_second={**SMALL.peak_flops_per_second, "float8": 16e12})
     assert compute_dtype_on("float8", eight) == "float8"
     words = {"m": 4096, "n": 4096, "k": 4096}
-    items = [problem("linear", "float8", **words), problem("linear", "bfloat16", **words)]
+    items = [operation_shape("linear", "float8", **words), operation_shape("linear", "bfloat16", **words)]
     times = predict_operation_times(items, [eight], half_speed("linear/bfloat16"))
     np.testing.assert_allclose(times.seconds[0], [2 * 2 * 4096**3 / 16e12, 2 * 2 * 4096**3 / 8e12], rtol=2e-4)
     np.testing.assert_allclose(times.interval.high / times.seconds, [[1.1 * SURROGATE_SPREAD, 1.1]])
@@ -85,17 +85,17 @@ def test_float8_without_units_for_it_is_refused() -> None:
 
 
 def test_a_reduction_counts_its_parts_and_widens_the_interval() -> None:
-    item = problem("attention_backward", "bfloat16", batch=2, heads=8, seq=1024, head_dim=64)
+    item = operation_shape("attention_backward", "bfloat16", batch=2, heads=8, seq=1024, head_dim=64)
     models = half_speed("attention/bfloat16")
-    forward = problem("attention", "bfloat16", batch=2, heads=8, seq=1024, head_dim=64)
+    forward = operation_shape("attention", "bfloat16", batch=2, heads=8, seq=1024, head_dim=64)
     times = predict_operation_times([item, forward], [SMALL], models)
     np.testing.assert_allclose(times.seconds[0, 0], 2.5 * times.seconds[0, 1])
     np.testing.assert_allclose(times.interval.high[0, 0] / times.seconds[0, 0], 1.1 * SURROGATE_SPREAD)
 
 
 def test_parts_through_other_operations_are_proxies_and_those_without_a_model_rooflines() -> None:
-    nowhere = problem("attention_backward", "float64", batch=1, heads=1, seq=64, head_dim=64)
-    eager = problem("eager_attention", "float32", batch=1, heads=1, seq=64, head_dim=64)
+    nowhere = operation_shape("attention_backward", "float64", batch=1, heads=1, seq=64, head_dim=64)
+    eager = operation_shape("eager_attention", "float32", batch=1, heads=1, seq=64, head_dim=64)
     times = predict_operation_times([nowhere, eager], [SMALL], half_speed("softmax/float32"))
     assert times.shares["roofline"][0, 0] == 1
     # The softmax through its model, two products and the scaling without one.
@@ -114,7 +114,7 @@ def test_a_model_that_was_not_trained_on_the_dtype_is_a_proxy_with_a_wider_inter
 
 def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> None:
     models = half_speed("linear/float32", "linear/bfloat16")
-    items = [problem("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float32", "bfloat16")]
+    items = [operation_shape("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float32", "bfloat16")]
     slow = replace(OLD, peak_flops_per_second={**OLD.peak_flops_per_second, "bfloat16": 0.25e12})
     times = predict_operation_times(items, [OLD, SMALL, slow], models)
     single = 2 * 2 * 4096**3 / 1e12  # at half of 1 TFLOP/s
@@ -136,7 +136,7 @@ def test_float16_without_tensor_cores_runs_at_float32s_rate_though_the_lanes_do_
     assert not uses_float32_fallback("float16", gpu("T4"))
     assert not uses_float32_fallback("tf32", p100)  # float32 itself
     models = half_speed("linear/float32", "linear/float16")
-    items = [problem("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float16", "float32")]
+    items = [operation_shape("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float16", "float32")]
     times = predict_operation_times(items, [p100], models)
     assert times.seconds[0, 0] == times.seconds[0, 1]
     # The reported rate of large products, 8.39 TFLOP/s, lies inside.
@@ -150,7 +150,7 @@ def test_duplicates_get_the_same_time_and_keep_their_places() -> None:
 
 @given(m=st.integers(1, 10**6), n=st.integers(1, 10**5), k=st.integers(1, 10**5))
 def test_nothing_is_faster_than_its_bound_and_intervals_hold_their_middle(m: int, n: int, k: int) -> None:
-    items = [problem("linear", "float32", m=m, n=n, k=k), problem("gelu", "float16", rows=m, cols=n)]
+    items = [operation_shape("linear", "float32", m=m, n=n, k=k), operation_shape("gelu", "float16", rows=m, cols=n)]
     times = predict_operation_times(items, [SMALL, BIG, OLD], half_speed("linear/float32"))
     for column, item in enumerate(items):
         bound = roofline_seconds(batch_shapes([item]), [SMALL, BIG, OLD], least=True)[:, 0]
@@ -168,26 +168,26 @@ def shipped() -> BundledModels:
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 
 
-def some_problems(dtype: str, size: float) -> list[OperationShape]:
+def some_shapes(dtype: str, size: float) -> list[OperationShape]:
     """One of each kind of path: products, convolutions, attention, recurrent, norms, element-wise, copies."""
     side = 8 * size
     return [
-        problem("linear", dtype, m=side, n=side, k=side),
-        problem("bmm", dtype, b=4, m=side, n=side, k=side),
-        problem("linear_backward", dtype, m=side, n=side, k=side),
-        problem("conv2d", dtype, batch=4, in_channels=size, out_channels=size, kernel_size=3, image_size=14),
-        problem(
+        operation_shape("linear", dtype, m=side, n=side, k=side),
+        operation_shape("bmm", dtype, b=4, m=side, n=side, k=side),
+        operation_shape("linear_backward", dtype, m=side, n=side, k=side),
+        operation_shape("conv2d", dtype, batch=4, in_channels=size, out_channels=size, kernel_size=3, image_size=14),
+        operation_shape(
             "conv2d_backward_weight", dtype, batch=4, in_channels=size, out_channels=8, kernel_size=1, image_size=7
         ),
-        problem("attention", dtype, batch=1, heads=4, seq=side, head_dim=64),
-        problem("attention_backward", dtype, batch=1, heads=4, seq=side, head_dim=64),
-        problem("lstm", dtype, batch=4, steps=2, hidden=side),
-        problem("layer_norm", dtype, rows=side, cols=side),
-        problem("layer_norm_backward", dtype, rows=side, cols=side),
-        problem("batch_norm", dtype, rows=side, cols=side),
-        problem("gelu", dtype, rows=side, cols=side),
-        problem("embedding_bag", dtype, bags=side, rows=1000, dim=64),
-        problem("transfer", dtype, read_bytes=side * side, write_bytes=side),
+        operation_shape("attention", dtype, batch=1, heads=4, seq=side, head_dim=64),
+        operation_shape("attention_backward", dtype, batch=1, heads=4, seq=side, head_dim=64),
+        operation_shape("lstm", dtype, batch=4, steps=2, hidden=side),
+        operation_shape("layer_norm", dtype, rows=side, cols=side),
+        operation_shape("layer_norm_backward", dtype, rows=side, cols=side),
+        operation_shape("batch_norm", dtype, rows=side, cols=side),
+        operation_shape("gelu", dtype, rows=side, cols=side),
+        operation_shape("embedding_bag", dtype, bags=side, rows=1000, dim=64),
+        operation_shape("transfer", dtype, read_bytes=side * side, write_bytes=side),
     ]
 
 
@@ -195,47 +195,53 @@ def some_problems(dtype: str, size: float) -> list[OperationShape]:
 @pytest.mark.parametrize("size", [1, 24, 512])
 def test_no_interval_has_zero_width_on_any_gpu_in_any_dtype(shipped: BundledModels, dtype: str, size: int) -> None:
     gpus = [gpu(name) for name in gpu_names()] if size == 512 else one_of_each_kind()
-    problems = some_problems(dtype, size)
-    times = predict_operation_times(problems, gpus, shipped)
+    shapes = some_shapes(dtype, size)
+    times = predict_operation_times(shapes, gpus, shipped)
     for row, column in np.argwhere((times.interval.low >= times.seconds) | (times.seconds >= times.interval.high)):
-        pytest.fail(f"{gpus[row].name}, {problems[column]}")
+        pytest.fail(f"{gpus[row].name}, {shapes[column]}")
     np.testing.assert_allclose(sum(times.shares.values()), 1)
 
 
 def test_shares_say_what_the_weights_were_trained_on(shipped: BundledModels) -> None:
     by_source = {
         "mlp": [
-            problem("linear", "bfloat16", m=512, n=512, k=512),
-            problem("linear", "float16", m=512, n=512, k=512),
-            problem("bmm", "float32", b=8, m=512, n=512, k=512),
-            problem("conv2d", "float32", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28),
-            problem("attention", "bfloat16", batch=8, heads=8, seq=512, head_dim=64),
-            problem("gelu", "float32", rows=4096, cols=4096),
+            operation_shape("linear", "bfloat16", m=512, n=512, k=512),
+            operation_shape("linear", "float16", m=512, n=512, k=512),
+            operation_shape("bmm", "float32", b=8, m=512, n=512, k=512),
+            operation_shape(
+                "conv2d", "float32", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28
+            ),
+            operation_shape("attention", "bfloat16", batch=8, heads=8, seq=512, head_dim=64),
+            operation_shape("gelu", "float32", rows=4096, cols=4096),
         ],
         "proxy": [
-            problem("linear", "tf32", m=512, n=512, k=512),  # no table has TF32
-            problem("bmm", "bfloat16", b=8, m=512, n=512, k=512),  # nor batches in bfloat16
-            problem("attention", "float16", batch=8, heads=8, seq=512, head_dim=64),
-            problem("attention_backward", "bfloat16", batch=8, heads=8, seq=512, head_dim=64),
-            problem("lstm", "float32", batch=8, steps=16, hidden=512),
-            problem("gelu", "bfloat16", rows=4096, cols=4096),
-            problem("softmax_backward", "float32", rows=4096, cols=4096),
-            problem("batch_norm", "float32", rows=4096, cols=4096),
-            problem("sort", "float32", rows=4096, cols=4096),
+            operation_shape("linear", "tf32", m=512, n=512, k=512),  # no table has TF32
+            operation_shape("bmm", "bfloat16", b=8, m=512, n=512, k=512),  # nor batches in bfloat16
+            operation_shape("attention", "float16", batch=8, heads=8, seq=512, head_dim=64),
+            operation_shape("attention_backward", "bfloat16", batch=8, heads=8, seq=512, head_dim=64),
+            operation_shape("lstm", "float32", batch=8, steps=16, hidden=512),
+            operation_shape("gelu", "bfloat16", rows=4096, cols=4096),
+            operation_shape("softmax_backward", "float32", rows=4096, cols=4096),
+            operation_shape("batch_norm", "float32", rows=4096, cols=4096),
+            operation_shape("sort", "float32", rows=4096, cols=4096),
         ],
         "formula": [
-            problem("embedding_bag", "float32", bags=4096, rows=1000, dim=64),
+            operation_shape("embedding_bag", "float32", bags=4096, rows=1000, dim=64),
             # Of tiles and bytes: no network knows them.
-            problem("conv2d", "float16", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28),
-            problem(
+            operation_shape(
+                "conv2d", "float16", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28
+            ),
+            operation_shape(
                 "conv2d", "float32", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28, groups=4
             ),
-            problem("conv3d", "float32", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28),
+            operation_shape(
+                "conv3d", "float32", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28
+            ),
         ],
-        "bytes": [problem("transfer", "float32", read_bytes=1e6, write_bytes=1e6)],
+        "bytes": [operation_shape("transfer", "float32", read_bytes=1e6, write_bytes=1e6)],
     }
-    for source, problems in by_source.items():
-        times = predict_operation_times(problems, [gpu("A100-SXM-80GB"), gpu("RTX-4090")], shipped)
+    for source, shapes in by_source.items():
+        times = predict_operation_times(shapes, [gpu("A100-SXM-80GB"), gpu("RTX-4090")], shipped)
         for method, shares in times.shares.items():
             np.testing.assert_allclose(shares, float(method == source), atol=1e-12, err_msg=f"{source}: {method}")
 
@@ -246,14 +252,17 @@ def test_surrogate_estimates_have_wider_intervals(shipped: BundledModels) -> Non
     image = {"batch": 32, "in_channels": 128, "out_channels": 128, "kernel_size": 3, "image_size": 56, "padding": 1}
     rows = {"rows": 4096, "cols": 4096}
     pairs = [
-        (problem("attention", "bfloat16", **shape), problem("attention", "float16", **shape)),
-        (problem("attention", "bfloat16", **shape), problem("attention_backward", "bfloat16", **shape)),
-        (problem("linear", "bfloat16", **products), problem("linear", "tf32", **products)),
-        (problem("linear", "bfloat16", **products), problem("linear_backward", "bfloat16", **products)),
-        (problem("conv2d", "float32", **image), problem("conv2d", "float16", **image)),
-        (problem("layer_norm", "float32", **rows), problem("layer_norm", "bfloat16", **rows)),
-        (problem("layer_norm", "float32", **rows), problem("layer_norm_backward", "float32", **rows)),
-        (problem("linear", "float32", **products), problem("lstm", "float32", batch=64, steps=64, hidden=1024)),
+        (operation_shape("attention", "bfloat16", **shape), operation_shape("attention", "float16", **shape)),
+        (operation_shape("attention", "bfloat16", **shape), operation_shape("attention_backward", "bfloat16", **shape)),
+        (operation_shape("linear", "bfloat16", **products), operation_shape("linear", "tf32", **products)),
+        (operation_shape("linear", "bfloat16", **products), operation_shape("linear_backward", "bfloat16", **products)),
+        (operation_shape("conv2d", "float32", **image), operation_shape("conv2d", "float16", **image)),
+        (operation_shape("layer_norm", "float32", **rows), operation_shape("layer_norm", "bfloat16", **rows)),
+        (operation_shape("layer_norm", "float32", **rows), operation_shape("layer_norm_backward", "float32", **rows)),
+        (
+            operation_shape("linear", "float32", **products),
+            operation_shape("lstm", "float32", batch=64, steps=64, hidden=1024),
+        ),
     ]
     gpus = [gpu(name) for name in ("A100-SXM-80GB", "H100-SXM-80GB", "L4", "RTX-4090")]
     for trained, proxy in pairs:
@@ -263,7 +272,7 @@ def test_surrogate_estimates_have_wider_intervals(shipped: BundledModels) -> Non
 
 
 def test_the_share_of_the_base_is_that_of_networks_that_never_saw_the_gpu(shipped: BundledModels) -> None:
-    items = [problem("linear", dtype, m=512, n=512, k=512) for dtype in ("float32", "float16")]
+    items = [operation_shape("linear", dtype, m=512, n=512, k=512) for dtype in ("float32", "float16")]
     times = predict_operation_times(items, [gpu("T4"), gpu("V100-PCIe-32GB"), gpu("RTX-4090")], shipped)
     # T4 and V100 have own weights in float32 alone, the RTX 4090 none.
     np.testing.assert_array_equal(times.extrapolated_share, [[0, 1], [0, 1], [1, 1]])
@@ -280,7 +289,7 @@ def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> N
     cards = [gpu("V100-SXM2-32GB"), gpu("T4")]
     models = kernel_models(tuple(card.name for card in cards))
     shape = {"batch": 32, "in_channels": 512, "out_channels": 2048, "image_size": 7}
-    backward = problem("conv2d_backward_input", "float32", kernel_size=1, **shape)
+    backward = operation_shape("conv2d_backward_input", "float32", kernel_size=1, **shape)
     product = as_matmul(backward)
     assert product is not None
     times = predict_operation_times([backward, product], cards, models)
@@ -290,7 +299,7 @@ def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> N
     alone = models.estimate(batch_shapes([backward]), cards)
     assert alone.seconds[0, 0] > 1.05 * times.seconds[0, 1]
     assert times.seconds[1, 0] == pytest.approx(alone.seconds[1, 0])
-    winograd = problem("conv2d", "float32", kernel_size=3, padding=1, **shape | {"out_channels": 512})
+    winograd = operation_shape("conv2d", "float32", kernel_size=3, padding=1, **shape | {"out_channels": 512})
     own = predict_operation_times([winograd], cards, models)
     np.testing.assert_allclose(own.seconds, models.estimate(batch_shapes([winograd]), cards).seconds)
 
@@ -301,7 +310,7 @@ def test_causal_attention_takes_no_longer_than_without_its_mask_nor_than_a_serve
         for head_dim in (64, 128):
             words = {"batch": 16384 // seq or 1, "heads": 12, "seq": seq, "head_dim": head_dim}
             items = [
-                problem(f"{kind}attention{suffix}", "bfloat16", **words, **mask)
+                operation_shape(f"{kind}attention{suffix}", "bfloat16", **words, **mask)
                 for suffix in ("", "_backward")
                 for kind, mask in (("causal_", {}), ("", {}), ("", {"causal": 1}))
             ]
