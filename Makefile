@@ -153,9 +153,9 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The files of a release in dist/, built and tested; a tag runs `.ci/release --full`.
 build: $(VENV)/installed
-	rm -rf build dist
-	$(BIN)/python -m build --no-isolation --wheel --outdir dist .
+	.ci/release
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage
