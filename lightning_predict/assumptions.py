@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from lightning_predict.base.checked import shown
@@ -26,7 +26,9 @@ from lightning_predict.weights.source import AnyWeights, weights_source
 if TYPE_CHECKING:
     from lightning_predict.hardware.layouts import Layout
     from lightning_predict.hardware.own_rates import OwnRates
+    from lightning_predict.hardware.records import Gpu
     from lightning_predict.kernels.interconnect import Interconnect
+    from lightning_predict.record.trace import Trace
     from lightning_predict.run.history import HistoryRecord
     from lightning_predict.timeline.host import Host
 
@@ -55,9 +57,9 @@ class Assumptions:
         release: PyTorch version of the predicted run, such as `1.13` or `2.6.0`. Kernels, the optimizer's launches and
             the clearing of gradients depend on the version. None uses the trace's version. The version has no effect on
             a step with measured kernels.
-        kernels: Kernels that the job runs instead of PyTorch's eager ones: some of `compile`, `transformer_engine`,
-            `channels_last`, `sdpa`, as a list or one text with commas (see `fusion/options.py`). Steps with measured
-            kernels have their own.
+        kernels: Kernels that the job runs instead of PyTorch's eager ones, as a list or one text with commas, such as
+            `compile` or `compile-blocks,flash_attention_3` (see `KERNELS` in `fusion/options.py`). A GPU that lacks
+            some of the kernels is predicted without them, with a note. Steps with measured kernels have their own.
         host: CPU class of the predicted machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the step's
             CPU time was not measured. Or a factor on the measured CPU time, below 1 for a faster CPU. None assumes no
             class.
@@ -116,19 +118,37 @@ class Assumptions:
 
     @property
     def kernels_applied(self) -> tuple[str, ...]:
-        """Names in `kernels` that change a step, in the order in which they are applied."""
-        if not self.kernels:
+        """Names in `kernels` and of the strategy's file that change a step, in the order in which they are applied."""
+        if not (self.kernels or self.strategy.kernels):
             return ()
         from lightning_predict.fusion.options import check_kernels
 
-        return check_kernels(self.kernels)
+        return check_kernels(self.kernels or (self.strategy.kernels or "").split("+"))
+
+    def of_step(self, trace: Trace) -> Assumptions:
+        """Return the assumptions with the kernels that a step assumes, unless others were asked for."""
+        return replace(self, kernels=trace.assumed_kernels) if trace.assumed_kernels and not self.kernels else self
+
+    def kernels_missing_on(self, gpu: Gpu) -> tuple[str, ...]:
+        """Return the kernels of `kernels_applied` that a GPU does not have."""
+        if not self.kernels_applied:
+            return ()
+        from lightning_predict.fusion.options import missing_on
+
+        return missing_on(gpu, self.kernels_applied)
+
+    def without_kernels(self, names: Sequence[str]) -> Assumptions:
+        """Return the assumptions with the other kernels."""
+        others = tuple(name for name in self.kernels_applied if name not in names)
+        return replace(self, kernels=others, strategy=replace(self.strategy, kernels=None))
 
     @property
     def host_assumed(self) -> Host:
-        """Parsed value of `host`."""
-        from lightning_predict.timeline.host import host_of
+        """Parsed value of `host`, with the launches that remain under CUDA graphs."""
+        from lightning_predict.timeline.host import GRAPH_HOST_SHARE, host_of
 
-        return host_of(self.host)
+        host = host_of(self.host)
+        return host.scaled(GRAPH_HOST_SHARE) if "cuda_graphs" in self.kernels_applied else host
 
 
 def _check_links(interconnect: object) -> None:

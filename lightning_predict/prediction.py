@@ -34,7 +34,7 @@ from lightning_predict.layouts.strategy import LightningStrategy, Strategy, pars
 from lightning_predict.record.precision import emulates_bfloat16, in_float16
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace, measured_seconds
-from lightning_predict.reports.format import gibibytes
+from lightning_predict.reports.format import gibibytes, listed
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.workload import Loader, Workload, predict_run
 from lightning_predict.step_predictor import StepPredictor, layout_in_use
@@ -223,6 +223,7 @@ def predict_workload(
             trace.
         adapts_precision: Predict a step under autocast in bfloat16 in float16 on GPUs that emulate bfloat16.
     """
+    assumptions = assumptions.of_step(trace)
     group = layouts.group if isinstance(layouts, PricedGpus) else None
     origin = gpu_in_use(trace)
     if group is not None and origin is not None:
@@ -235,9 +236,21 @@ def predict_workload(
         emulating = [one for one in layouts if one != step.in_use and emulates_bfloat16(one.gpu)]
         instead = _in_float16(trace, emulating, workload, assumptions, validation, step)
         predictions = tuple(instead.get(one.gpu, one) for one in predictions)
+    lacking: dict[tuple[str, ...], list[Layout]] = {}
+    for layout in layouts:
+        if missing := assumptions.kernels_missing_on(layout.gpu):
+            lacking.setdefault(missing, []).append(layout)
+    for missing, without in lacking.items():
+        fewer = assumptions.without_kernels(missing)
+        found = predict_workload(trace, without, workload, fewer, validation=validation, forecast=forecast)
+        predictions = tuple(found.get(one.gpu, one) for one in predictions)
     if group is not None:
         predictions = tuple(ordered(predictions, _cost_of_steps))
     notes: list[str] = list(step.notes)
+    notes += decisive(
+        f"Predicted without {listed(missing)}: {listed(sorted({one.gpu.name for one in without}))}."
+        for missing, without in lacking.items()
+    )
     if workload.training_iterations is not None and assumptions.charges is not None:
         notes += filter(None, (assumptions.charges.sentence,))
     notes += decisive(filter(None, (_tables_too_large(trace, predictions),)))
@@ -339,7 +352,7 @@ def _heading(
     if assumptions.release is not None and not trace.has_measured_kernels:
         parts.append(f"under torch {assumptions.release}")
     if assumptions.kernels_applied:
-        parts.append(f"with kernels of {' and '.join(assumptions.kernels_applied)}")
+        parts.append(f"with kernels of {listed(assumptions.kernels_applied)}")
     if assumptions.host_assumed.words is not None:
         parts.append(f"with {assumptions.host_assumed.words}")
     if any(layout.count > 1 for layout in layouts):

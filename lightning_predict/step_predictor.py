@@ -97,10 +97,12 @@ class StepPredictor:
 
             skewed = partial(with_skew, skew=assumptions.zipf_alpha)
             trace = trace.changed(skewed)
-        if assumptions.kernels_applied:
+        if assumptions.kernels_applied and (assumptions.kernels or not trace.compiled):
             from lightning_predict.fusion.options import with_kernels
 
-            trace = trace.changed(partial(with_kernels, kernels=assumptions.kernels_applied))
+            trace = with_kernels(trace, assumptions.kernels_applied)
+            if validation is not None:
+                validation = with_kernels(validation, assumptions.kernels_applied, where_they_apply=True)
         self.trace = trace
         self._assumptions = assumptions
         self._workload = workload or Workload(training_iterations=None)

@@ -27,6 +27,7 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import NOTICEABLE, ordered
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
+from lightning_predict.fusion.options import KERNELS
 from lightning_predict.hardware import Gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.strategy import LightningStrategy, Strategy, parse_strategy
@@ -102,6 +103,7 @@ def advice_for(
     if unknown:
         raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(SIDE_EFFECTS)}.")
     check_predictable(trace)
+    assumptions = assumptions.of_step(trace)
     if followed is not None:
         trace = with_data_flow(trace, followed)
     layouts = shown_layouts(trace, layouts, iterations, assumptions)
@@ -263,6 +265,9 @@ class _Evaluation:
         )
 
     def _inapplicable_reason(self, change: Change, trace: Trace, layout: Layout) -> str | None:
+        for name in self._assumptions.kernels_applied:
+            if change.name in KERNELS and KERNELS[change.name].slot == KERNELS[name].slot:
+                return f"the step runs {name} already"
         return change.why_not_on(trace, layout, self._assumptions.strategy)
 
     def _chain_gain(self, order: tuple[str, ...], place: int) -> Interval[float]:

@@ -19,14 +19,12 @@ from functools import partial
 from typing import Final, Literal, final
 
 from lightning_predict.advice.batch_size import why_no_other_batch, with_batch
-from lightning_predict.advice.checkpointing import checkpointed, kept, list_member_of, recomputed
+from lightning_predict.advice.checkpointing import checkpointed, kept, recomputed
 from lightning_predict.advice.embedding import BAG, with_fused_tables
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.fusion.attention import with_fused_attention
-from lightning_predict.fusion.channels_last import in_channels_last
-from lightning_predict.fusion.kernels import fused
-from lightning_predict.fusion.options import why_not_channels_last, why_not_fused, why_not_sdpa
+from lightning_predict.fusion.kernels import list_member_of
+from lightning_predict.fusion.options import GRAPHS, KERNELS, without_launches
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.memory_bound import FUSED_OPTIMIZERS
@@ -203,10 +201,10 @@ def _why_no_tf32(trace: Trace, gpu: Gpu | None) -> str | None:
 # --- Kernels: channels last, torch.compile, fused optimizer, attention and tables, padding
 
 
-def _why_no_compile(trace: Trace, gpu: Gpu | None) -> str | None:
-    if gpu is not None and not gpu.generation.has_tensor_cores:
-        return f"{gpu.name} is too old for Triton, which torch.compile writes its kernels in"
-    return why_not_fused(trace)
+def _why_no_kernels(name: str, trace: Trace, gpu: Gpu | None) -> str | None:
+    if gpu is not None and not KERNELS[name].runs_on(gpu):
+        return f"{gpu.name} lacks it: it needs {KERNELS[name].needs}"
+    return KERNELS[name].why_not(trace)
 
 
 def _with_fused_optimizer(trace: Trace) -> Trace:
@@ -294,22 +292,9 @@ def _why_no_padding(trace: Trace, _gpu: Gpu | None) -> str | None:
 
 # --- Host: loader, waits, CUDA graphs
 
-GRAPH_HOST_SHARE: Final = 0.05
-"""Host time of a step that is replayed as a CUDA graph, relative to launching each kernel."""
-
 
 def _graphed(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
-    # Measured times include the launches that CUDA graphs eliminate, so they must not calibrate the host.
-    trace = trace.changed(
-        lambda step: replace(step, step_seconds=(), host_seconds_unprofiled=(), running_step_seconds=None)
-    )
-    return trace, replace(assumptions, host=assumptions.host_assumed.scaled(GRAPH_HOST_SHARE))
-
-
-def _why_no_graphs(trace: Trace, _gpu: Gpu | None) -> str | None:
-    calls = [kernel.launch_start_seconds for kernel in trace.kernels if kernel.launch_start_seconds is not None]
-    is_graphed = len(calls) > 1 and len(set(calls)) * 2 < len(calls)
-    return "the step runs as CUDA graphs already" if is_graphed else None
+    return trace.changed(without_launches), replace(assumptions, kernels=GRAPHS)
 
 
 def _waits_for_device(operation: Operation) -> bool:
@@ -438,6 +423,26 @@ def _sharing(data: DataStrategy, note: str, side_effects: frozenset[SideEffect])
     )
 
 
+def _kernels(
+    name: str,
+    words: str,
+    note: str,
+    side_effects: frozenset[SideEffect] = frozenset(),
+    useless_after: frozenset[str] = frozenset(),
+) -> Change:
+    """Return the change to kernels with a word of `lp.predict`."""
+    return Change(
+        name=name,
+        words=words,
+        note=note,
+        apply=of_steps(KERNELS[name].apply),
+        why_not=partial(_why_no_kernels, name),
+        side_effects=side_effects,
+        kind="attention" if name == "sdpa" else name,
+        useless_after=useless_after,
+    )
+
+
 _ALL: Final = (
     _autocast("bfloat16", "bf16", "numerics: check the loss"),
     _autocast("float16", "16", "numerics: check the loss, a scaler skips steps"),
@@ -453,23 +458,13 @@ _ALL: Final = (
         kind="tf32",
         useless_after=frozenset({"bf16-mixed", "16-mixed", "bf16-true", "half"}),
     ),
-    Change(
-        name="channels_last",
-        words="model.to(memory_format=torch.channels_last), and the images",
-        note="none",
-        apply=of_steps(in_channels_last),
-        why_not=lambda trace, _gpu: why_not_channels_last(trace),
-        kind="channels_last",
+    _kernels(
+        "channels_last",
+        "model.to(memory_format=torch.channels_last), and the images",
+        "none",
         useless_after=frozenset({"compile"}),
     ),
-    Change(
-        name="compile",
-        words="torch.compile(model)",
-        note="compiles for a minute or more at first, and again where shapes change",
-        apply=of_steps(fused),
-        why_not=_why_no_compile,
-        kind="compile",
-    ),
+    _kernels("compile", "torch.compile(model)", "compiles for a minute or more, and again where shapes change"),
     batch_change(2),
     Change(
         name="accumulation",
@@ -498,14 +493,14 @@ _ALL: Final = (
         why_not=_why_no_fewer_waits,
         kind="waits",
     ),
-    Change(
-        name="cuda_graphs",
-        words='torch.compile(model, mode="reduce-overhead"), or torch.cuda.graphs',
-        note="shapes must stay the same; memory for a graph's own pool",
+    replace(
+        _kernels(
+            GRAPHS,
+            'torch.compile(model, mode="reduce-overhead"), or torch.cuda.graphs',
+            "shapes must stay the same; memory for a graph's own pool",
+            frozenset({"memory"}),
+        ),
         apply=_graphed,
-        why_not=_why_no_graphs,
-        side_effects=frozenset({"memory"}),
-        kind="cuda_graphs",
     ),
     Change(
         name="fused_optimizer",
@@ -515,13 +510,10 @@ _ALL: Final = (
         why_not=_why_no_fused_optimizer,
         kind="fused_optimizer",
     ),
-    Change(
-        name="sdpa",
-        words='F.scaled_dot_product_attention (attn_implementation="sdpa")',
-        note="none; attention weights cannot be returned",
-        apply=of_steps(with_fused_attention),
-        why_not=lambda trace, _gpu: why_not_sdpa(trace),
-        kind="attention",
+    _kernels(
+        "sdpa",
+        'F.scaled_dot_product_attention (attn_implementation="sdpa")',
+        "none; attention weights cannot be returned",
     ),
     Change(
         name="fused_tables",

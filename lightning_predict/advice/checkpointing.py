@@ -5,22 +5,12 @@ With gradient checkpointing, the backward pass recomputes activations of blocks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Final
 
+from lightning_predict.fusion.kernels import list_member_of
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
-
-_BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
-"""Pattern of a member of a module list: finds `encoder.layers.3` in `encoder.layers.3.mlp.fc1`."""
-
-
-def list_member_of(module: str | None) -> str | None:
-    """Return the member of a module list that contains a module; None outside lists."""
-    found = None if module is None else _BLOCK.match(module)
-    return None if found is None else found.group(1)
 
 
 def checkpointed(trace: Trace) -> Trace:

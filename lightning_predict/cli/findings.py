@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -74,7 +73,7 @@ def findings_of(
     deadline_hours: float | None,
     prices: Prices,
 ) -> tuple[Trace, Findings]:
-    """Predict the step of a source, and return it, as it runs with the kernels, with the predictions."""
+    """Predict the step of a source, and return the recorded step with the predictions."""
     layouts = layouts_to_predict(gpus, offers=prices.offers, usd_per_hour=prices.usd_per_hour)
     rank(Predictions(()), deadline_hours=deadline_hours)  # an invalid deadline is an error before the work
     parsed_strategy = parse_strategy(strategy)
@@ -104,7 +103,7 @@ def findings_of(
     findings = Findings(found, ranking, prices.offers, assumptions=assumptions, iterations=iterations)
     if heading is not None:
         findings = replace(findings, heading=f"{heading} {_published_error(step, findings)}")
-    return step.changed(partial(with_kernels, kernels=kernels)), findings
+    return step, findings
 
 
 def with_files(findings: Findings, step: Trace, outputs: Sequence[Path]) -> Findings:
@@ -175,6 +174,7 @@ class Findings:
         origin, best = gpu_in_use(trace), self.ranking.cheapest
         first = self.predictions.items_in_order[0] if best is None else best.prediction
         gpu = first.layout.gpu if origin is None else origin
+        trace = with_kernels(trace, self.assumptions.kernels_applied)
         found = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
         if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
             each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"

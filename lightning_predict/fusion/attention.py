@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
+from lightning_predict.kernels.families.attention import ATTENTION_KERNEL, FUSED_ATTENTION
+from lightning_predict.kernels.translation import translate
+from lightning_predict.record.data_flow import has_data_flow
 from lightning_predict.record.signatures import ATTENTION
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
@@ -123,6 +126,26 @@ def has_unfused_attention(trace: Trace) -> bool:
 def with_fused_attention(trace: Trace) -> Trace:
     """Return the step with unfused attention replaced by fused calls."""
     return replace(trace, operations=tuple(_fused(trace)))
+
+
+def with_attention_kernel(trace: Trace, kernel: str) -> Trace:
+    """Return the step with attention in 16 bits by this kernel, instead of PyTorch's default or unfused attention.
+
+    A step without data flow keeps unfused attention.
+    """
+    fused = with_fused_attention(trace) if has_data_flow(trace) else trace
+
+    def is_named(operation: Operation) -> bool:
+        shapes = translate(operation, trace.flags)
+        return any(one.operation in FUSED_ATTENTION and one.dtype in ("float16", "bfloat16") for one in shapes)
+
+    return replace(
+        fused,
+        operations=tuple(
+            replace(one, arguments={**one.arguments, ATTENTION_KERNEL: kernel}) if is_named(one) else one
+            for one in fused.operations
+        ),
+    )
 
 
 def _fused(trace: Trace) -> Iterator[Operation]:

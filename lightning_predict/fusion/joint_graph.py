@@ -61,10 +61,17 @@ RUN_AGAIN: Final = "run_again"
 """Argument of an operation that the kernel of the next operation without it runs again."""
 
 Test = Callable[[Operation], bool]
+Region = Callable[[Operation], str | None]
 
 
 def rematerialised(
-    operations: Sequence[Operation], *, is_fusible: Test, is_free: Test, ends_kernel: Test, may_run_again: Test
+    operations: Sequence[Operation],
+    *,
+    is_fusible: Test,
+    is_free: Test,
+    ends_kernel: Test,
+    may_run_again: Test,
+    region_of: Region = lambda _: None,
 ) -> tuple[Operation, ...]:
     """Return the operations with the backward pass reading what the partitioner keeps, or computing it again.
 
@@ -75,9 +82,11 @@ def rematerialised(
         is_free: Whether an operation runs no kernel, such as a view.
         ends_kernel: Whether later operations must wait for the result of an operation that is fused.
         may_run_again: Whether an operation that is fused may run again in a kernel that reads its result.
+        region_of: Part of the model that is compiled by itself, for each operation.
     """
-    operations = tuple(_without_repeats(_without_changes_in_place(operations, is_free), is_fusible, is_free))
-    graph = _Graph(operations, is_fusible, is_free, may_run_again)
+    functional = _without_changes_in_place(operations, is_free)
+    operations = tuple(_without_repeats(functional, is_fusible, is_free, region_of))
+    graph = _Graph(operations, is_fusible, is_free, may_run_again, region_of)
     return tuple(_computed_again(operations, graph, graph.written(ends_kernel), ends_kernel))
 
 
@@ -98,7 +107,9 @@ def _without_changes_in_place(operations: Sequence[Operation], is_free: Test) ->
         yield replace(operation, inputs=inputs, outputs=outputs) if is_changed else operation
 
 
-def _without_repeats(operations: Iterable[Operation], is_fusible: Test, is_free: Test) -> Iterator[Operation]:
+def _without_repeats(
+    operations: Iterable[Operation], is_fusible: Test, is_free: Test, region_of: Region
+) -> Iterator[Operation]:
     """Drop fusible operations of the forward pass that compute what an earlier one did, such as casts of one input."""
     first: dict[object, list[int]] = {}
     same: dict[int, int] = {}
@@ -110,7 +121,8 @@ def _without_repeats(operations: Iterable[Operation], is_fusible: Test, is_free:
         if operation.phase == "forward" and operation.inputs and not is_free(operation) and is_fusible(operation):
             written, read = _ids(operation.outputs), _ids(operation.inputs)
             shapes = tuple((one.shape, one.dtype) for one in operation.outputs)
-            key = (operation.name, operation.inputs, shapes, repr(sorted(operation.arguments.items())))
+            arguments = repr(sorted(operation.arguments.items()))
+            key = (operation.name, operation.inputs, shapes, arguments, region_of(operation))
             if operation.name not in _RANDOM and not set(written) & set(read):
                 if key in first:
                     same |= dict(zip(written, first[key], strict=True))
@@ -133,10 +145,20 @@ class _Graph:
         is_fusible: Whether an operation is part of fused kernels.
         is_free: Whether an operation runs no kernel.
         may_run_again: Whether an operation that is fused may run again.
+        region_of: Part of the model that is compiled by itself.
     """
 
-    def __init__(self, operations: Sequence[Operation], is_fusible: Test, is_free: Test, may_run_again: Test) -> None:
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        is_fusible: Test,
+        is_free: Test,
+        may_run_again: Test,
+        region_of: Region,
+    ) -> None:
         self._runs_again = may_run_again
+        self._crossing: set[int] = set()  # results that another region reads
+        self.region_of = region_of
         self.maker: dict[int, int] = {}
         self._operations = operations
         self._users: defaultdict[int, list[int]] = defaultdict(list)
@@ -152,6 +174,8 @@ class _Graph:
             for number in _ids(operation.inputs):
                 if number not in self.maker:
                     given.add(number)
+                elif region_of(operations[self.maker[number]]) != region_of(operation):
+                    self._crossing.add(number)
                 is_saved = operation.phase == "backward" and number in self._forward
                 (self._read_backward if is_saved else self._users)[number].append(index)
             for tensor in operation.outputs:
@@ -168,7 +192,7 @@ class _Graph:
         Inductor writes a result that an operation outside fused kernels reads, that the backward pass keeps, or whose
         computation reads more than a few tensors or has many operations.
         """
-        found = self.kept()
+        found = self.kept() | self._crossing
         leaves: dict[int, frozenset[int]] = {}
         lengths: dict[int, int] = {}
         for value, maker in sorted(self.maker.items(), key=lambda item: item[1]):
@@ -200,7 +224,8 @@ class _Graph:
         """Return the values of the minimum cut, which the forward pass keeps for the backward pass."""
         distance = self._distances()
         needed = set(self._read_backward)
-        banned = {value for value in self._forward if not self._may_run_again(value)} | self._used_far_apart()
+        banned = {value for value in self._forward if not self._may_run_again(value)}
+        banned |= self._used_far_apart() | (self._crossing & self._forward)
         edges: dict[str, dict[str, float]] = defaultdict(dict)
         above = self._ancestors(needed, banned)
         for value in above:
@@ -235,7 +260,8 @@ class _Graph:
     def _capacity(self, value: int, distance: int) -> float:
         size = self._bytes[value] * DISTANCE_FACTOR ** max(min(distance, MOST_DISTANCE), 1)
         is_fusible = self.fusible[self.maker[value]]
-        is_written = not is_fusible or not all(self.fusible[user] for user in self._users[value])
+        is_written = not is_fusible or value in self._crossing
+        is_written = is_written or not all(self.fusible[user] for user in self._users[value])
         return size if is_written else UNWRITTEN_FACTOR * size
 
     def _distances(self) -> dict[int, int]:
@@ -321,7 +347,7 @@ def _computed_again(
     A kernel ends at an operation that is not fused, and at a reduction whose result it has to wait for.
     """
     unused = unused_ids(operations)
-    phase = "forward"
+    place: tuple[str, str | None] | None = None
     made_here: set[int] = set()
     copies: dict[int, int] = {}
 
@@ -341,10 +367,10 @@ def _computed_again(
         if index not in graph.fusible:
             yield replace(operation, inputs=inputs, outputs=_renamed(operation.outputs, copies))
             continue
-        if not graph.fusible[index] or operation.phase != phase:
+        if not graph.fusible[index] or (operation.phase, graph.region_of(operation)) != place:
             made_here.clear()
             copies.clear()
-        phase = operation.phase
+        place = operation.phase, graph.region_of(operation)
         chain: dict[int, None] = {}
         for value in _ids(operation.inputs):
             add_makers(value, chain)

@@ -26,6 +26,7 @@ Example::
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ from itertools import pairwise
 from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.fusion.joint_graph import COMPARISON, RUN_AGAIN, rematerialised, unused_ids
+from lightning_predict.fusion.joint_graph import COMPARISON, RUN_AGAIN, Region, rematerialised, unused_ids
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
 from lightning_predict.kernels.roofline import TENSOR_ALIGNMENT
@@ -84,7 +85,7 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "u
 """Parts of the names of operations that read or write by position, or read their input more than once."""
 
 
-def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False) -> Trace:
+def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False, by_blocks: bool = False) -> Trace:
     """Fuse the point-wise operations of a step. The optimizer is unchanged, because it is not compiled.
 
     Args:
@@ -92,6 +93,7 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False)
         compiles_loss: Whether a loss over many classes is compiled, too.
         by_library: Whether a library has the fused kernels. The host then calls no compiled code, and the backward pass
             computes only casts and the logarithms of a loss again.
+        by_blocks: Whether each block, and what lies between blocks, is compiled by itself (regional compilation).
 
     Raises:
         InvalidArgumentError: The step is already compiled, or has no tensor ids.
@@ -101,7 +103,8 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False)
             "Only an eager step whose tensors were followed can be fused; record it without torch.compile, on the CPU "
             "or on the meta device."
         )
-    operations = tuple(map(_padded, trace.operations))
+    region_of = _region_of if by_blocks else lambda _: None
+    operations = tuple(map(_padded, _in_regions(trace.operations) if by_blocks else trace.operations))
     is_last = _prefers_channels_last(operations)
     operations = tuple(_strided_rows(operations)) if is_last else operations
     operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations, compiles_loss=compiles_loss))))
@@ -111,6 +114,7 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False)
         is_free=_is_left_out,
         ends_kernel=_ends_kernel,
         may_run_again=_runs_again_in_libraries if by_library else lambda _: True,
+        region_of=region_of,
     )
     operations = _without_biases(operations, trace)
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
@@ -124,7 +128,7 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False)
     replaced: dict[int, Operation | None] = {}
     inside: set[int | None] = set()
     masks: set[int | None] = set()
-    for group in _groups(trace):
+    for group in _groups(trace, region_of):
         members = [trace.operations[index] for index in group]
         kernel = _kernel(members, last=group[-1], last_read=last_read, made=made)
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
@@ -136,7 +140,7 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False)
     )
     run = _with_masks_of_bytes((operation for operation in kept if operation is not None), masks - {None})
     run = _split_concatenations(run)
-    operations = tuple(run if by_library else _with_compiled_calls(run))
+    operations = tuple(run if by_library else _with_compiled_calls(run, region_of))
     kernels = sum(operation.name == FUSED for operation in operations)
     runner = "a library of fused kernels" if by_library else "torch.compile"
     note = f"As {runner} would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
@@ -214,13 +218,38 @@ def _padded(operation: Operation) -> Operation:
     return replace(operation, inputs=tuple(map(padded, operation.inputs)))
 
 
-def _with_compiled_calls(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Insert the host's call of compiled code before the forward pass and before the backward pass."""
-    entered: set[str] = set()
+def _with_compiled_calls(operations: Iterable[Operation], region_of: Region) -> Iterator[Operation]:
+    """Insert the host's call of compiled code wherever a pass of a region begins."""
+    entered: tuple[str, str | None] | None = None
     for operation in operations:
-        if operation.phase in ("forward", "backward") and operation.phase not in entered:
-            entered.add(operation.phase)
-            yield Operation(name=COMPILED_CALL, phase=operation.phase)
+        place = operation.phase, region_of(operation)
+        if operation.phase in ("forward", "backward") and place != entered and not _is_left_out(operation):
+            entered = place
+            yield Operation(name=COMPILED_CALL, phase=operation.phase, module=operation.module)
+        yield operation
+
+
+_BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
+"""Pattern of a member of a module list: finds `encoder.layers.3` in `encoder.layers.3.mlp.fc1`."""
+
+
+def list_member_of(module: str | None) -> str | None:
+    """Return the member of a module list that contains a module; None outside lists."""
+    found = None if module is None else _BLOCK.match(module)
+    return None if found is None else found.group(1)
+
+
+def _region_of(operation: Operation) -> str | None:
+    return list_member_of(operation.module)
+
+
+def _in_regions(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Give operations of the backward pass without a module the module before, such as sums of two gradients."""
+    module: str | None = None
+    for operation in operations:
+        if operation.phase == "backward" and operation.module is None:
+            operation = replace(operation, module=module)
+        module = operation.module
         yield operation
 
 
@@ -432,12 +461,12 @@ def _is_left_out(operation: Operation) -> bool:
     return is_free(operation) or (bool(tensors) and all(not tensor.shape for tensor in tensors))
 
 
-def _groups(trace: Trace) -> Iterator[list[int]]:
+def _groups(trace: Trace, region_of: Region) -> Iterator[list[int]]:
     """Yield the operations of each fused kernel. Each operation reads a tensor that its group already read or wrote.
 
     Statistics are the last operation of a kernel, because their input must be read again. Pooling is the first
     operation of a kernel; a later position would compute the pooling's input several times. The forward and the
-    backward pass are compiled separately.
+    backward pass are compiled separately, as is each region.
     """
     group: list[int] = []
     read: dict[int | None, int] = {}  # tensor id -> number of elements
@@ -446,7 +475,8 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
         operations = [trace.operations[index] for index in unit]
         joins = all(_is_pointwise(operation, trace) for operation in operations)
         last = trace.operations[group[-1]] if group else operations[0]
-        follows = last.phase == operations[0].phase and not _ends_kernel(last) and "pool" not in operations[0].name
+        follows = last.phase == operations[0].phase and region_of(last) == region_of(operations[0])
+        follows = follows and not _ends_kernel(last) and "pool" not in operations[0].name
         if group and not (joins and follows and any(_reads_from_group(one, read, written) for one in operations)):
             if _is_worth_fusing(group, trace):
                 yield group

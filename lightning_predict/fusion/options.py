@@ -7,16 +7,18 @@ A recorded step runs PyTorch's eager kernels. Each option rewrites it as another
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, final
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.fusion.attention import has_unfused_attention, with_fused_attention
+from lightning_predict.fusion.attention import has_unfused_attention, with_attention_kernel, with_fused_attention
 from lightning_predict.fusion.channels_last import image_layouts, in_channels_last
 from lightning_predict.fusion.kernels import fused
+from lightning_predict.hardware.records import AMD, Gpu
 from lightning_predict.record.data_flow import NO_DATA_FLOW, has_data_flow
+from lightning_predict.record.signatures import FUSED
 from lightning_predict.record.trace import Trace
 
 
@@ -28,15 +30,21 @@ class KernelOption:
     Attributes:
         apply: Rewrites an eager step.
         why_not: Returns why the option does not apply to a step; None if it does.
+        slot: Options of one slot replace the same operations, so only one of them can run.
+        needs: GPUs that have the kernels, in words.
+        runs_on: Whether a GPU has the kernels.
     """
 
     apply: Callable[[Trace], Trace]
     why_not: Callable[[Trace], str | None]
+    slot: str
+    needs: str = "every GPU"
+    runs_on: Callable[[Gpu], bool] = lambda _: True
 
 
 def why_not_fused(trace: Trace) -> str | None:
     """Return why the point-wise operations of a step cannot be fused; None if they can."""
-    if trace.compiled:
+    if trace.compiled or any(operation.name == FUSED for operation in trace.operations):
         return "the step runs compiled already"
     return None if has_data_flow(trace) else NO_DATA_FLOW
 
@@ -61,11 +69,71 @@ def why_not_sdpa(trace: Trace) -> str | None:
     return None if has_attention else "the step holds no attention that is written out"
 
 
+def _why_not_attention(trace: Trace) -> str | None:
+    if trace.has_measured_kernels:
+        return "the step's own kernels were measured"
+    is_named = with_attention_kernel(trace, "any").operations != trace.operations
+    return None if is_named else "the step holds no attention in 16 bits without a bias"
+
+
+def why_not_graphs(trace: Trace) -> str | None:
+    """Return why the launches of a step cannot be replayed as a CUDA graph; None if they can."""
+    calls = [kernel.launch_start_seconds for kernel in trace.kernels if kernel.launch_start_seconds is not None]
+    is_graphed = len(calls) > 1 and len(set(calls)) * 2 < len(calls)
+    return "the step runs as CUDA graphs already" if is_graphed else None
+
+
+def without_launches(trace: Trace) -> Trace:
+    """Return the step without measured times, which include the launches that CUDA graphs eliminate."""
+    return replace(trace, step_seconds=(), host_seconds_unprofiled=(), running_step_seconds=None)
+
+
+def _has_triton(gpu: Gpu) -> bool:
+    return gpu.generation.has_tensor_cores
+
+
+def _since_ampere(gpu: Gpu) -> bool:
+    return gpu.vendor == AMD or gpu.compute_capability >= (8, 0)
+
+
+_TRITON: Final = "tensor cores (Volta and later)"
+_AMPERE: Final = "Ampere and later"
+
+GRAPHS: Final = "cuda_graphs"
+
 KERNELS: Final[Mapping[str, KernelOption]] = {
-    "sdpa": KernelOption(apply=with_fused_attention, why_not=why_not_sdpa),
-    "channels_last": KernelOption(apply=in_channels_last, why_not=why_not_channels_last),
-    "compile": KernelOption(apply=fused, why_not=why_not_fused),
-    "transformer_engine": KernelOption(apply=partial(fused, by_library=True), why_not=why_not_fused),
+    "sdpa": KernelOption(apply=with_fused_attention, why_not=why_not_sdpa, slot="sdpa"),
+    **{
+        name: KernelOption(
+            apply=partial(with_attention_kernel, kernel=name),
+            why_not=_why_not_attention,
+            slot="attention",
+            needs=needs,
+            runs_on=runs_on,
+        )
+        for name, needs, runs_on in (
+            ("flash_attention_2", _AMPERE, _since_ampere),
+            ("flash_attention_3", "Hopper", lambda gpu: gpu.generation.chip == "hopper"),
+            ("cudnn_attention", _AMPERE, lambda gpu: gpu.vendor != AMD and _since_ampere(gpu)),
+        )
+    },
+    "channels_last": KernelOption(apply=in_channels_last, why_not=why_not_channels_last, slot="layout"),
+    "compile": KernelOption(apply=fused, why_not=why_not_fused, slot="point-wise", needs=_TRITON, runs_on=_has_triton),
+    "compile-blocks": KernelOption(
+        apply=partial(fused, by_blocks=True),
+        why_not=why_not_fused,
+        slot="point-wise",
+        needs=_TRITON,
+        runs_on=_has_triton,
+    ),
+    "transformer_engine": KernelOption(
+        apply=partial(fused, by_library=True),
+        why_not=why_not_fused,
+        slot="point-wise",
+        needs=_AMPERE,
+        runs_on=_since_ampere,
+    ),
+    GRAPHS: KernelOption(apply=without_launches, why_not=why_not_graphs, slot="launches"),
 }
 """Options by name, in the order in which they are applied."""
 
@@ -77,7 +145,7 @@ def check_kernels(kernels: str | Sequence[str]) -> tuple[str, ...]:
         kernels: Names, or one text with names separated by commas. `eager` is the default and changes nothing.
 
     Raises:
-        InvalidArgumentError: A name is unknown, or two options fuse the same operations.
+        InvalidArgumentError: A name is unknown, or two options replace the same operations.
     """
     if not isinstance(kernels, str | Sequence):
         raise InvalidArgumentError(
@@ -89,20 +157,38 @@ def check_kernels(kernels: str | Sequence[str]) -> tuple[str, ...]:
         raise InvalidArgumentError(
             f"kernels={shown(unknown[0])} is not known; expected eager or some of {', '.join(KERNELS)}."
         )
-    if {"compile", "transformer_engine"} <= set(names):
-        raise InvalidArgumentError("kernels: compile and transformer_engine fuse the same operations; give one.")
-    return tuple(name for name in KERNELS if name in names)
+    ordered = tuple(name for name in KERNELS if name in names)
+    for name in ordered:
+        same = [other for other in ordered if KERNELS[other].slot == KERNELS[name].slot]
+        if len(same) > 1:
+            raise InvalidArgumentError(f"kernels: {' and '.join(same)} replace the same operations; give one.")
+    return ordered
 
 
-def with_kernels(trace: Trace, kernels: Sequence[str]) -> Trace:
-    """Return a step as it runs with other kernels.
+def missing_on(gpu: Gpu, kernels: Sequence[str]) -> tuple[str, ...]:
+    """Return the kernels that a GPU does not have."""
+    return tuple(name for name in kernels if not KERNELS[name].runs_on(gpu))
+
+
+def with_kernels(trace: Trace, kernels: Sequence[str], *, where_they_apply: bool = False) -> Trace:
+    """Return a step as it runs with other kernels; kinds of step to which an option does not apply are unchanged.
+
+    Args:
+        trace: Eager step.
+        kernels: Names of options in their order.
+        where_they_apply: Leave out options that apply to no kind of step, instead of an error.
 
     Raises:
-        InvalidArgumentError: An option does not apply to the step.
+        InvalidArgumentError: An option applies to no kind of step.
     """
     for name in kernels:
-        reason = KERNELS[name].why_not(trace)
-        if reason is not None:
-            raise InvalidArgumentError(f"kernels={name!r} does not apply: {reason}. Leave it out.")
-        trace = KERNELS[name].apply(trace)
+        option = KERNELS[name]
+        reasons = [option.why_not(kind.trace) for kind in trace.kinds]
+        if all(reasons) and not where_they_apply:
+            raise InvalidArgumentError(f"kernels={name!r} does not apply: {reasons[0]}. Leave it out.")
+        trace = trace.changed(partial(_applied, option))
     return trace
+
+
+def _applied(option: KernelOption, trace: Trace) -> Trace:
+    return trace if option.why_not(trace) else option.apply(trace)

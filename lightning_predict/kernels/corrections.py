@@ -36,7 +36,7 @@ import numpy as np
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.families.attention import FUSED_ATTENTION
+from lightning_predict.kernels.families.attention import ATTENTION_KERNEL, FUSED_ATTENTION
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
 from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_shape, operation_spec
 from lightning_predict.kernels.roofline import transposed_ratio
@@ -129,8 +129,19 @@ ON_BLACKWELL: Final = (3.0, 2.85)
 """Time of FlashAttention 2 relative to cuDNN on data-centre Blackwell, forward and backward. The assumption is that
 FlashAttention 2 does the same work per clock and multiprocessor as on Hopper."""
 
-NAMED_KERNELS: Final = ("cudnn", "overrideable")
-"""Parts of operation names that state which attention kernel runs."""
+NAMED_KERNELS: Final = {
+    "cudnn": "cudnn_attention",
+    "overrideable": "cudnn_attention",
+    "flash_attn_3::": "flash_attention_3",
+    "flash_attn::": "flash_attention_2",
+}
+"""Attention kernels by parts of the names of the operations that call them."""
+
+
+def attention_kernel(operation: Operation) -> str | None:
+    """Return the name of the kernel that a call of attention asks for; None for torch's default."""
+    named = (kernel for part, kernel in NAMED_KERNELS.items() if part in operation.name)
+    return operation.arguments.get(ATTENTION_KERNEL) or next(named, None)
 
 
 def uses_newest_attention(release: str | None, gpu: Gpu) -> bool:
@@ -145,34 +156,27 @@ def uses_newest_attention(release: str | None, gpu: Gpu) -> bool:
 
 
 def attention_factors(
-    shapes: Sequence[OperationShape], names: Sequence[str], gpus: Sequence[Gpu], software: Mapping[str, str]
+    shapes: Sequence[OperationShape], kernels: Sequence[str | None], gpus: Sequence[Gpu], software: Mapping[str, str]
 ) -> Array:
-    """Return the attention slowdown of a torch version relative to the tables' kernels, (gpus, shapes) or 1 x 1.
+    """Return the attention slowdown of a kernel relative to the tables' kernels, (gpus, shapes) or 1 x 1.
 
     Args:
         shapes: Shapes of any operation. The factor is 1 except for attention.
-        names: Names of the operations of these shapes in the trace.
+        kernels: Attention kernels of these shapes by name; None for the default of the torch version.
         gpus: GPUs that run the operations.
         software: Versions, as in `Trace.software`.
     """
-    slowdowns = {"hopper": ON_HOPPER, "blackwell": ON_BLACKWELL}
-    release = software.get("torch")
-    by_pass = np.array(
-        [
-            (1.0, 1.0) if uses_newest_attention(release, gpu) else slowdowns.get(gpu.generation.chip, (1.0, 1.0))
-            for gpu in gpus
-        ]
-    )  # (gpus, passes)
-    concerned = [
-        shape.operation in FUSED_ATTENTION
-        and shape.dtype in ("float16", "bfloat16")
-        and not any(word in name for word in NAMED_KERNELS)
-        for shape, name in zip(shapes, names, strict=True)
-    ]
-    if not any(concerned) or (by_pass == 1).all():
+    concerned = [shape.operation in FUSED_ATTENTION and shape.dtype in ("float16", "bfloat16") for shape in shapes]
+    if not any(concerned):
         return np.ones((1, 1))
     is_backward = np.array([shape.operation.endswith("_backward") for shape in shapes], dtype=np.intp)
-    return np.where(concerned, by_pass[:, is_backward], 1.0)
+    older = {"hopper": ON_HOPPER, "blackwell": ON_BLACKWELL}
+    slowdowns = np.array([older.get(gpu.generation.chip, (1.0, 1.0)) for gpu in gpus])[:, is_backward]
+    default = [not uses_newest_attention(software.get("torch"), gpu) for gpu in gpus]
+    is_older = np.array(
+        [[is_old if kernel is None else kernel == "flash_attention_2" for kernel in kernels] for is_old in default]
+    )
+    return np.where(np.array(concerned) & is_older, slowdowns, 1.0)
 
 
 # --- Memory layout of operands

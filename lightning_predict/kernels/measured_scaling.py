@@ -34,6 +34,7 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.corrections import (
     attention_factors,
+    attention_kernel,
     layout_factors,
     memory_factor,
     sustained_factors,
@@ -168,9 +169,9 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
     interval, base_share = Interval.from_factor(np.zeros(shape), 1.0), np.zeros(shape)
     shares: dict[str, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
     if times is not None:
-        names = [trace.operations[items[index].operations[0]].name for index in owner]
+        named = [attention_kernel(trace.operations[items[index].operations[0]]) for index in owner]
         older = torch_version_factors(shapes, gpus, trace.software) * attention_factors(
-            shapes, names, gpus, trace.software
+            shapes, named, gpus, trace.software
         )
         in_loops = sustained_factors(shapes, gpus, times.seconds, models)
         of_release = times.interval.scaled(older).map(np.multiply, in_loops)

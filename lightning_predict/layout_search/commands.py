@@ -28,6 +28,7 @@ def parallel(
     global_batch: int | None = None,
     max_micro_batch: int | None = None,
     fp8: Literal["tensorwise", "rowwise", "blockwise", "mx"] | None = None,
+    kernels: str | None = None,
     iterations: int | None = None,
     budget: float | None = None,
     mtbf_hours: float | None = None,
@@ -52,6 +53,7 @@ def parallel(
             recorded batch.
         max_micro_batch: Maximum number of samples that a data-parallel group processes at once.
         fp8: Also consider float8 matmuls in the blocks, with this scaling. Float8 changes the computed results.
+        kernels: What the job runs instead of PyTorch's eager kernels, as for predict.
         iterations: Remaining steps, for the time and cost of the run. With --global-batch, these are steps of the
             global batch, otherwise recorded steps.
         budget: Maximum dollars of the run; needs --iterations.
@@ -110,6 +112,7 @@ def parallel(
             weights=told.weights,
             interconnect=told.interconnect,
             release=told.release,
+            kernels=kernels or (),
             host=told.host,
             on_progress=lambda done, of: progress.update(task, completed=done, total=of),
         )

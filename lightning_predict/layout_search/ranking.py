@@ -34,6 +34,7 @@ from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_
 from lightning_predict.memory.step_memory import step_memory, usable_bytes
 from lightning_predict.prediction import remaining_steps
 from lightning_predict.record.trace import Trace, weighted_kinds
+from lightning_predict.reports.format import listed
 from lightning_predict.step_predictor import StepPredictor
 from lightning_predict.weights.source import AnyWeights
 
@@ -108,6 +109,7 @@ def best_layouts(
     weights: AnyWeights = None,
     interconnect: Interconnect | None = None,
     release: str | None = None,
+    kernels: str | Sequence[str] = (),
     host: str | float | None = None,
     measured: OwnRates | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
@@ -136,6 +138,7 @@ def best_layouts(
         weights: See `Assumptions`.
         interconnect: See `Assumptions`.
         release: See `Assumptions`.
+        kernels: See `Assumptions`. Here, every GPU must have the kernels.
         host: See `Assumptions`.
         measured: See `Assumptions`.
         on_progress: Called with the number of finished candidates of a layout, and the number of all candidates.
@@ -155,10 +158,14 @@ def best_layouts(
         weights=weights,
         interconnect=interconnect,
         release=release,
+        kernels=kernels,
         host=host,
         measured=measured,
-    )
+    ).of_step(trace)
     layouts = assumptions.with_own_rates(layouts_of(gpus))
+    for gpu in {layout.gpu for layout in layouts}:
+        if missing := assumptions.kernels_missing_on(gpu):
+            raise InvalidArgumentError(f"{gpu.name} lacks {listed(missing)}; leave it out of gpus or of kernels.")
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # only the most common kind is searched
     remaining = remaining_steps(kind, _recorded_steps(kind, iterations, global_batch))

@@ -398,7 +398,8 @@ def _torchtitan(keys: _Keys) -> ForeignOptions:
     if recomputed not in _TORCHTITAN_RECOMPUTED:
         raise keys.refusal("activation_checkpoint", f"{mode} {option}")
     found |= _TORCHTITAN_RECOMPUTED[recomputed] | _torchtitan_float8(keys)
-    keys.table("compile").refuse("enable")
+    # torchtitan compiles each transformer block, and the loss
+    found |= keys.table("compile").options({"enable": {"true": {"kernels": "compile-blocks"}}})
     reduced = training.text("mixed_precision_reduce", "float32")
     return found | ({} if found["data"] == "ddp" else {"reduce_dtype": reduced})
 
@@ -466,7 +467,7 @@ def _deepspeed(keys: _Keys) -> ForeignOptions:
     keys.table("tensor_parallel").refuse("autotp_size")
     compiled = keys.table("compile")
     if compiled.has("disable", "backend") and not compiled.read("disable"):
-        raise compiled.refusal("disable", False)
+        found["kernels"] = "compile"
     keys.table("activation_checkpointing").refuse("partition_activations", "cpu_checkpointing")
     keys.table("data_types").refuse("grad_accum_dtype")
     optimizer = keys.table("optimizer").text("type")
@@ -512,6 +513,14 @@ _DEGREES: Final[Translation] = {
 }
 
 
+_KERNELS: Final[Mapping[str, Mapping[str, ForeignOptions]]] = {
+    "torch_compile": {"true": {"kernels": "compile"}},
+    "use_liger_kernel": {"true": {"kernels": "liger"}},
+    "enable_liger_kernel": {"true": {"kernels": "liger"}},
+}
+"""Kernels that a trainer's keys ask for."""
+
+
 def _yaml(keys: _Keys) -> ForeignOptions:
     """Translate a YAML file, whose keys determine the project."""
     for names, translate in _PROJECTS.items():
@@ -527,17 +536,26 @@ def _accelerate(keys: _Keys) -> ForeignOptions:
     kind, precision = keys.text("distributed_type", "NO").upper(), keys.text("mixed_precision")
     if precision == "fp8":
         raise keys.refusal("mixed_precision", precision)
-    keys.table("dynamo_config").refuse("dynamo_backend")
+    compiled = _compiled_by_accelerate(keys.table("dynamo_config"))
     keys.refuse("megatron_lm_config", "tp_config")
     processes = keys.number("num_processes")
     groups: ForeignOptions = {} if kind == "NO" or processes is None else {"groups": processes}
     if kind == "FSDP":
-        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | groups
+        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | groups | compiled
     if kind == "DEEPSPEED":
-        return _accelerates_deepspeed(keys.table("deepspeed_config")) | groups
+        return _accelerates_deepspeed(keys.table("deepspeed_config")) | groups | compiled
     if kind not in ("NO", "MULTI_GPU"):
         raise keys.refusal("distributed_type", kind)
-    return {"data": "ddp"} | groups
+    return {"data": "ddp"} | groups | compiled
+
+
+def _compiled_by_accelerate(own: _Keys) -> ForeignOptions:
+    backend = own.text("dynamo_backend", "NO")
+    if backend.upper() == "NO":
+        return {}
+    if backend.upper() != "INDUCTOR":
+        raise own.refusal("dynamo_backend", backend)
+    return {"kernels": "compile-blocks" if own.read("dynamo_use_regional_compilation") else "compile"}
 
 
 def _accelerates_deepspeed(own: _Keys) -> ForeignOptions:
@@ -582,6 +600,8 @@ def _trainer(keys: _Keys) -> ForeignOptions:
     """Translate axolotl's YAML or arguments of Hugging Face's Trainer, which share most keys."""
     micro_key = "micro_batch_size" if keys.has("micro_batch_size") else "per_device_train_batch_size"
     batches = _batches(keys, "train_batch_size", micro_key, "gradient_accumulation_steps")
+    words = [str(one["kernels"]) for key in _KERNELS if (one := keys.options({key: _KERNELS[key]}))]
+    batches |= {"kernels": "+".join(words)} if words else {}
     if keys.has(*_MEGATRON_DEGREES):
         found = _megatron(keys)
         return found | _accumulated_in_pipeline(found) | batches

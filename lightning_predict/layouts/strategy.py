@@ -133,6 +133,7 @@ class Strategy:
         loss: Memory of the loss under tensor parallelism. `split`: each GPU has a part of the vocabulary (torch's
             `loss_parallel`). `gathered`: each GPU has all logits. `fused`: Megatron's fused cross entropy, whose
             float32 probabilities become the gradient in place; each GPU has a part of the vocabulary.
+        kernels: Kernels that a configuration file asks for, joined by `+` (see `kernels` of `lp.predict`).
         no_sync: Under FSDP, whether gradients are scattered only after the last accumulated batch (`no_sync`,
             `set_requires_gradient_sync(False)`), not after every batch.
         offload: State in host memory: `none`, or `optimizer` for the optimizer state, which the CPU then updates.
@@ -179,6 +180,7 @@ class Strategy:
     offload: Offload = "none"
     loss: LossMemory = "split"
     no_sync: bool = False
+    kernels: str | None = None
     fp8: Float8 | None = None
     overlap_grad_reduce: bool = True
     param_dtype: GatheredDtype | None = None

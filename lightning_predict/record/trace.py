@@ -286,6 +286,7 @@ class Trace:
         held: Storages that the step wrote and that existed at the step's end; None if not recorded.
         buffers: Storages of the model's buffers, which are not part of the batch; None if unknown.
         flags: Global flags.
+        assumed_kernels: Kernels that predictions assume unless other ones are asked for (`kernels` of `lp.predict`).
         compiled: Whether any part ran through `torch.compile`.
         compile_seconds: Compilation time of this fit (without a Trainer: process) until the step; None if unknown.
         world_size: Number of processes in the training, each with its own GPU and samples. One process is recorded.
@@ -316,6 +317,7 @@ class Trace:
     held: tuple[int, ...] | None = None
     buffers: tuple[int, ...] | None = None
     flags: Flags = Flags()
+    assumed_kernels: tuple[str, ...] = ()
     compiled: bool = False
     compile_seconds: float | None = None
     world_size: int = 1

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 import lightning_predict as lp
 from lightning_predict.advice.what_if import what_if
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.fusion.options import check_kernels
+from lightning_predict.fusion.channels_last import image_layouts
+from lightning_predict.fusion.options import check_kernels, with_kernels
+from lightning_predict.kernels.memory_bound import COMPILED_CALL
+from lightning_predict.record.signatures import FUSED
+from lightning_predict.record.trace import OtherStep
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # the fixture
 
 predict = partial(lp.predict, gpus=["L4"], history=False)
 
 
-def step_of(model: nn.Module, *shape: int) -> lp.Trace:
-    with torch.device("meta"):
-        model, data = model.to("meta"), torch.empty(*shape)
+def step_of(model: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> lp.Trace:
+    model, data = model.to("meta"), torch.empty(*shape, device="meta", dtype=dtype)
     return lp.capture(lambda: model(data).square().mean().backward(), warmup_steps=0, samples_per_step=shape[0])
 
 
@@ -63,16 +68,99 @@ def test_options_are_applied_in_one_order_however_they_are_listed() -> None:
 @pytest.mark.parametrize(
     ("kernels", "words"),
     [
-        ("compiled", "kernels='compiled' is not known; expected eager or some of sdpa, channels_last, compile"),
-        (5, "kernels=5 is no list of names; expected some of sdpa, channels_last, compile"),
-        ("compile,transformer_engine", "compile and transformer_engine fuse the same operations; give one"),
+        ("compiled", "kernels='compiled' is not known; expected eager or some of sdpa, flash_attention_2"),
+        (5, "kernels=5 is no list of names; expected some of sdpa, flash_attention_2"),
+        ("compile,transformer_engine", "compile and transformer_engine replace the same operations; give one"),
         ("channels_last", "kernels='channels_last' does not apply: the step convolves no images. Leave it out"),
+        ("flash_attention_2", "kernels='flash_attention_2' does not apply: the step holds no attention in 16 bits"),
         ("sdpa", "kernels='sdpa' does not apply: the step holds no attention that is written out. Leave it out"),
     ],
 )
 def test_unknown_and_inapplicable_kernels_are_rejected(tokens: lp.Trace, kernels: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         predict(tokens, kernels=kernels)
+
+
+class Block(nn.Module):
+    """Attention in 16 bits with a residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.parts, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, data: Tensor) -> Tensor:
+        heads = self.parts(self.norm(data)).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True).transpose(1, 2).flatten(2)
+        result: Tensor = data + self.out(nn.functional.gelu(mixed))
+        return result
+
+
+@pytest.fixture(scope="module")
+def blocks() -> lp.Trace:
+    model = nn.Sequential(nn.Linear(512, 512), nn.Sequential(Block(512), Block(512), Block(512)))
+    return step_of(model.bfloat16(), 16, 2048, 512, dtype=torch.bfloat16)
+
+
+def seconds(trace: lp.Trace, kernels: str, gpu: str, **options: Any) -> float:
+    return lp.predict(trace, [gpu], history=False, kernels=kernels, **options)[gpu].iteration_seconds
+
+
+def test_named_attention_kernel_overrides_the_default_of_the_release(blocks: lp.Trace) -> None:
+    two, three, default = (seconds(blocks, word, "H100") for word in ("flash_attention_2", "flash_attention_3", ""))
+    assert three == default < two  # torch 2.13 runs cuDNN's attention on Hopper, which is as fast as FlashAttention 3
+    assert seconds(blocks, "", "H100", release="2.6") == two
+    assert seconds(blocks, "cudnn_attention", "H100", release="2.6") == default
+
+
+def test_gpu_without_the_kernels_is_predicted_without_them(blocks: lp.Trace) -> None:
+    both = lp.predict(blocks, ["H100", "L4"], history=False, kernels="compile,flash_attention_3")
+    assert "Predicted without flash_attention_3: L4." in both.notes
+    assert both["L4"].iteration_seconds == seconds(blocks, "compile", "L4")
+    with pytest.raises(InvalidArgumentError, match="L4 lacks flash_attention_3; leave it out of gpus or of kernels"):
+        lp.best_layouts(blocks, ["2xL4"], kernels="flash_attention_3")
+
+
+def test_cuda_graphs_leave_five_per_cent_of_the_host(blocks: lp.Trace) -> None:
+    eager, graphed = (predict(blocks, kernels=word)["L4"] for word in ("", "cuda_graphs"))
+    assert graphed.host_seconds == pytest.approx(0.05 * eager.host_seconds, rel=0.05)
+    assert graphed.device_seconds == pytest.approx(eager.device_seconds, rel=1e-3)
+
+
+def test_compiled_block_shares_no_kernel_with_its_neighbours(blocks: lp.Trace) -> None:
+    whole, regional = (with_kernels(blocks, [word]) for word in ("compile", "compile-blocks"))
+    calls = [one.phase for one in regional.operations if one.name == COMPILED_CALL]
+    # Outermost members of lists: the first layer, and the three blocks of the second; the loss is outside of both
+    assert calls == ["forward"] * 3 + ["backward"] * 3
+    assert [one.phase for one in whole.operations if one.name == COMPILED_CALL] == ["forward", "backward"]
+    assert kernels_of(regional) >= kernels_of(whole)
+
+
+def kernels_of(trace: lp.Trace) -> int:
+    return sum(one.name == FUSED for one in trace.operations)
+
+
+def test_kernels_apply_to_each_kind_of_step_that_has_them(tokens: lp.Trace, images: lp.Trace) -> None:
+    both = replace(images, other_steps=(OtherStep(share=0.5, trace=tokens),))
+    laid = with_kernels(both, ["channels_last", "compile"])
+    assert all(kernels_of(kind.trace) for kind in laid.kinds)
+    assert [bool(image_layouts(kind.trace)) for kind in laid.kinds] == [True, False]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_compiled_step_is_shared_among_gpus(blocks: lp.Trace, strategy: str) -> None:
+    compiled = lp.predict(blocks, ["4xH100", "H100"], history=False, strategy=strategy, kernels="compile")
+    shared, eager = compiled["4xH100"], lp.predict(blocks, ["4xH100"], history=False, strategy=strategy)["4xH100"]
+    assert compiled["H100"].iteration_seconds < shared.iteration_seconds < eager.iteration_seconds
+    assert (shared.memory_bytes or 0) < (eager.memory_bytes or 0)
+
+
+def test_search_of_layouts_and_named_steps_take_kernels(blocks: lp.Trace) -> None:
+    eager, compiled = (lp.best_layouts(blocks, ["2xH100"], kernels=word)[0] for word in ("", "compile"))
+    assert compiled.prediction.iteration_seconds < eager.prediction.iteration_seconds
+    named = replace(blocks, assumed_kernels=("compile",))
+    assert lp.best_layouts(named, ["2xH100"])[0] == compiled
+    assert seconds(named, "", "L4") == seconds(blocks, "compile", "L4")
+    assert seconds(named, "eager", "L4") == seconds(blocks, "", "L4")
 
 
 def test_command_line_takes_kernels_by_name(run: Run) -> None:

@@ -234,6 +234,24 @@ def strategy_of(folder: Path, name: str, text: str) -> Strategy:
         ("plain.yaml", "distributed_type: MULTI_GPU\nnum_processes: 4", "ddp,groups=4"),
         ("one.yaml", "distributed_type: 'NO'\nnum_processes: 1", "ddp"),
         ("zero.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}", "fsdp"),
+        (
+            "blocks.toml",
+            "[compile]\nenable = true" + NO_RECOMPUTATION,
+            "fsdp,kernels=compile-blocks,reduce_dtype=float32",
+        ),
+        ("whole.json", '{"compile": {"disable": false}}', "ddp,kernels=compile"),
+        (
+            "inductor.yaml",
+            "distributed_type: MULTI_GPU\ndynamo_config: {dynamo_backend: INDUCTOR}",
+            "ddp,kernels=compile",
+        ),
+        (
+            "regional.yaml",
+            "distributed_type: MULTI_GPU\ndynamo_config:\n  dynamo_backend: INDUCTOR\n"
+            "  dynamo_use_regional_compilation: true",
+            "ddp,kernels=compile-blocks",
+        ),
+        ("trainer.yaml", "deepspeed: null\ntorch_compile: true\n", "ddp,kernels=compile"),
         ("axolotl.yml", AXOLOTL, "zero2,accumulate=4,batch_samples=2,reduce_dtype=bfloat16"),
         (
             "factory.yaml",
@@ -270,7 +288,6 @@ def test_foreign_configuration_equals_strategy_in_words(tmp_path: Path, name: st
         ("a.sh", "python x.py --tensor-model-parallel-size $TP", r"tensor_model_parallel_size='\$TP'; expected a who"),
         ("a.toml", "[parallelism]\nsome_parallel_degree = 2\n", "parallelism.some_parallel_degree = 2 has no wo"),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n", "tensor_parallel_degree=0; expected a whole number"),
-        ("a.toml", "[compile]\nenable = true\n", "compile.enable = True has no word here"),
         (
             "a.toml",
             "[training]\nlocal_batch_size = 8\n"
@@ -290,7 +307,11 @@ def test_foreign_configuration_equals_strategy_in_words(tmp_path: Path, name: st
         ("a.json", '{"zero_optimization": {"stage": 2, "cpu_offload": true}}', "cpu_offload = True has no word here"),
         ("a.json", '{"zero_optimization": {"offload_param": {"device": "nvme"}}}', "'nvme' has no word here"),
         ("a.json", '{"optimizer": {"type": "OneBitAdam"}}', "'OneBitAdam' compresses the gradients that GPUs exchange"),
-        ("a.json", '{"compile": {"disable": false}}', "compile.disable = False has no word here"),
+        (
+            "a.yaml",
+            "distributed_type: MULTI_GPU\ndynamo_config: {dynamo_backend: TENSORRT}",
+            "dynamo_config.dynamo_backend = 'TENSORRT' has no word here",
+        ),
         ("a.json", '{"tensor_parallel": {"autotp_size": 2}}', "tensor_parallel.autotp_size = 2 has no word here"),
         ("a.json", '{"activation_checkpointing": {"cpu_checkpointing": true}}', "cpu_checkpointing = True has no word"),
         ("a.json", '{"data_types": {"grad_accum_dtype": "fp32"}}', "grad_accum_dtype = 'fp32' has no word here"),

@@ -56,6 +56,9 @@ _DEFAULTS: dict[str, float | str] = {**_DEFAULTS_WITHOUT_MASK, "causal": 0}
 FUSED_ATTENTION: Final = ("attention", "attention_backward", "causal_attention", "causal_attention_backward")
 """Names of attention operations that run as one kernel, forward and backward."""
 
+ATTENTION_KERNEL: Final = "attention_kernel"
+"""Argument of a call whose kernel the user named."""
+
 BACKWARD_MATMULS = 2.5
 """Number of matmuls in the backward pass over the forward pass: five against two."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -56,6 +56,7 @@ def step_of(
     quantization: str | None = None,
     checkpointing: bool = False,
     optimizer: str = "adamw",
+    kernels: str | Sequence[str] = (),
 ) -> Trace:
     """Record a training step of a model by name, on the meta device: without weights, data or a GPU.
 
@@ -77,6 +78,7 @@ def step_of(
         checkpointing: Whether to recompute activations in the backward pass.
         optimizer: `adamw`, `adam` or `sgd` (with momentum), or bitsandbytes' `adamw_8bit`, `paged_adamw_8bit` or
             `paged_adamw_32bit`.
+        kernels: Kernels that predictions of this step assume, as for `lp.predict`.
 
     Raises:
         InvalidArgumentError: The model or an option is unknown.
@@ -100,7 +102,8 @@ def step_of(
         trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
         step = _step(built, _OPTIMIZERS[optimizer](trained), options)
         trace = capture(step, samples_per_step=batch_size, precision=None if lora else options.numbers().word)
-    return replace(trace, notes=(_described(name, built, options), *trace.notes))
+    words = tuple(kernels.split(",") if isinstance(kernels, str) else kernels)
+    return replace(trace, assumed_kernels=words, notes=(_described(name, built, options), *trace.notes))
 
 
 @contextmanager
