@@ -60,9 +60,9 @@ class Assumptions:
         kernels: Kernels that the job runs instead of PyTorch's eager ones, as a list or one text with commas, such as
             `compile` or `compile-blocks,flash_attention_3` (see `KERNELS` in `fusion/options.py`). A GPU that lacks
             some of the kernels is predicted without them, with a note. Steps with measured kernels have their own.
-        host: CPU class of the predicted machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the step's
-            CPU time was not measured. Or a factor on the measured CPU time, below 1 for a faster CPU. None assumes no
-            class.
+        host: CPU class of the predicted machines (`fast`, `median`, `slow`, see `timeline/host.py`), if the step's CPU
+            time was not measured, or only under a profiler; refused otherwise. Or a factor on the measured CPU time,
+            below 1 for a faster CPU. None assumes no class.
         zipf_alpha: Skew of the lookups in embedding tables: the exponent of Zipf's law, for all tables or by the name
             of the table's module. None assumes uniform lookups.
         cores_per_node: CPU cores of each machine, shared by the loaders of its GPUs. None assumes that each loader has

@@ -19,6 +19,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.assumptions import Assumptions, Skew, fill_in_assumptions
+from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.files import history_path
 from lightning_predict.base.interval import Interval
@@ -32,7 +33,7 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.layouts.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.record.precision import emulates_bfloat16, in_float16
-from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.recorded_on import gpu_in_use, has_measured_host
 from lightning_predict.record.trace import Trace, measured_seconds
 from lightning_predict.reports.format import gibibytes, listed
 from lightning_predict.reports.predictions import Predictions
@@ -139,7 +140,21 @@ def predict(
         charges=charges,
         measured=measured,
     )
+    check_host_class(trace, assumptions)
     return predict_workload(trace, layouts, workload, assumptions)
+
+
+def check_host_class(trace: Trace, assumptions: Assumptions) -> None:
+    """Refuse a CPU class for a step whose CPU time was measured.
+
+    Raises:
+        InvalidArgumentError: The CPU time was measured, so a class would have no effect.
+    """
+    if assumptions.host_assumed.spread is not None and has_measured_host(trace):
+        raise InvalidArgumentError(
+            f"host={shown(assumptions.host)} has no effect: the CPU time of this step was measured. Leave host out, or "
+            "give a factor on the measured time, for example 0.5 for a CPU that is twice as fast."
+        )
 
 
 def _earlier_runs() -> tuple[HistoryRecord, ...]:
@@ -353,7 +368,9 @@ def _heading(
         parts.append(f"under torch {assumptions.release}")
     if assumptions.kernels_applied:
         parts.append(f"with kernels of {listed(assumptions.kernels_applied)}")
-    if assumptions.host_assumed.words is not None:
+    if assumptions.host_assumed.words is not None and (
+        assumptions.host_assumed.spread is None or not has_measured_host(trace)
+    ):
         parts.append(f"with {assumptions.host_assumed.words}")
     if any(layout.count > 1 for layout in layouts):
         parts.append(f"several GPUs by {assumptions.strategy.name}")

@@ -31,7 +31,13 @@ from lightning_predict.layouts.single_gpu import (
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.libraries import context_bytes, nccl_bytes
 from lightning_predict.memory.step_memory import MemoryNeed, StepMemory, memory_need, step_memory
-from lightning_predict.record.recorded_on import check_predictable, code_path_notes, gpu_in_use, unknown_gpu_note
+from lightning_predict.record.recorded_on import (
+    check_predictable,
+    code_path_notes,
+    gpu_in_use,
+    has_measured_host,
+    unknown_gpu_note,
+)
 from lightning_predict.record.torch_releases import for_torch_release, release_of
 from lightning_predict.record.trace import Trace, measured_seconds, weighted_kinds
 from lightning_predict.reports.format import listed
@@ -42,6 +48,7 @@ from lightning_predict.run.workload import (
     workload_per_replica,
     workload_with_shared_cores,
 )
+from lightning_predict.timeline.host import without_profiled_host
 from lightning_predict.timeline.step_prediction import StepPrediction
 
 if TYPE_CHECKING:
@@ -103,6 +110,8 @@ class StepPredictor:
             trace = with_kernels(trace, assumptions.kernels_applied)
             if validation is not None:
                 validation = with_kernels(validation, assumptions.kernels_applied, where_they_apply=True)
+        if assumptions.host_assumed.spread is not None and not has_measured_host(trace):
+            trace = trace.changed(without_profiled_host)
         self.trace = trace
         self._assumptions = assumptions
         self._workload = workload or Workload(training_iterations=None)

@@ -329,8 +329,6 @@ FASTEST_HOST: Final = 0.5
 """Lower end of the 90 % interval of the time of an unmeasured host, relative to the table of overheads."""
 SLOWEST_HOST: Final = 1.5
 """Upper end of that interval."""
-PROFILED_SPREAD: Final = 5.0
-"""Maximum speedup of the host without the profiler."""
 
 
 def host_ends(

@@ -174,3 +174,46 @@ def test_heading_names_release_and_host(step: Trace) -> None:
     assert heading.endswith("recorded on the meta device, under torch 1.13, with a slow host")
     by_factor, plain = (lp.predict(step, ["T4"], host=host).heading or "" for host in (0.5, None))
     assert by_factor == f"{plain}, with a host that takes 0.5 times as long"
+
+
+def profiled_on_t4(step: Trace, **fields: object) -> Trace:
+    """The step as a profiler records it on a T4: each operation takes 100 us of the CPU and 1 us of the GPU."""
+    kernel = Kernel(
+        name="gemm",
+        seconds=1e-6,
+        grid=(1, 1, 1),
+        block=(128, 1, 1),
+        registers_per_thread=32,
+        shared_memory_bytes=0,
+        stream=7,
+        start_seconds=0.0,
+    )
+    timed = [
+        replace(
+            one,
+            kernels=(replace(kernel, start_seconds=begins, launch_start_seconds=begins, launch_seconds=1e-5),),
+            host_start_seconds=begins,
+            host_seconds=1e-4,
+        )
+        for number, one in enumerate(step.operations)
+        for begins in (number * 1e-4,)
+    ]
+    trace = replace(step, operations=tuple(timed), device="cuda", recorder="profiler", gpu_reported_name="Tesla T4")
+    return replace(trace, **fields)  # type: ignore[arg-type]
+
+
+def test_host_class_replaces_cpu_timed_under_a_profiler(step: Trace) -> None:
+    trace = profiled_on_t4(step)
+    profiled, fast, slow = (lp.predict(trace, ["L4"], host=host) for host in (None, "fast", "slow"))
+    assert fast["L4"].host_seconds < slow["L4"].host_seconds < profiled["L4"].host_seconds
+    assert slow["L4"].host_seconds / fast["L4"].host_seconds == pytest.approx(
+        HOSTS["slow"].factor / HOSTS["fast"].factor
+    )
+    assert "with a fast host" in str(fast)
+
+
+def test_host_class_is_refused_if_cpu_was_measured(step: Trace) -> None:
+    trace = profiled_on_t4(step, step_seconds=(2e-3,), host_seconds_unprofiled=(1.9e-3,))
+    with pytest.raises(InvalidArgumentError, match="'fast' has no effect: the CPU time of this step was measured"):
+        lp.predict(trace, ["L4"], host="fast")
+    assert lp.predict(trace, ["L4"], host=0.5)["L4"].host_seconds < lp.predict(trace, ["L4"])["L4"].host_seconds

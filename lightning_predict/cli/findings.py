@@ -21,7 +21,7 @@ from lightning_predict.cost.priced_gpus import layouts_to_predict
 from lightning_predict.fusion.options import with_kernels
 from lightning_predict.layouts.strategy import parse_strategy
 from lightning_predict.machine_profile import MachineProfile, Prices
-from lightning_predict.prediction import predict_workload, remaining_steps
+from lightning_predict.prediction import check_host_class, predict_workload, remaining_steps
 from lightning_predict.record.imports import load_step
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
@@ -97,6 +97,7 @@ def findings_of(
         loader_samples_per_second=told.loader_samples_per_second,
         evaluation_seconds=told.evaluation_seconds,
     )
+    check_host_class(step, assumptions)
     found = predict_workload(step, layouts, workload, assumptions)
     found = replace(found, notes=(*found.notes, *prices.notes_for(layouts)))
     ranking = rank(found, deadline_hours=deadline_hours)

@@ -69,6 +69,11 @@ def with_named_gpu(trace: Trace, name: str | None) -> Trace:
     return replace(trace, gpu_reported_name=named.name, gpu_memory_bytes=None, notes=notes)
 
 
+def has_measured_host(trace: Trace) -> bool:
+    """Return whether the CPU time of the step was measured without a profiler, on a known GPU."""
+    return trace.device == "cuda" and bool(trace.host_seconds_unprofiled) and gpu_in_use(trace) is not None
+
+
 def unknown_gpu_note(trace: Trace) -> str | None:
     """Describe what cannot be used because the recording GPU is unknown, and the remedy; None if nothing is lost."""
     if trace.device != "cuda" or not (trace.kernels or trace.measured_steps) or gpu_in_use(trace) is not None:

@@ -41,19 +41,22 @@ STEPS_TIMED_ALONE: Final = 2
 
 A block of steps without waits follows."""
 
+STEPS_TIMED_BY_DEFAULT: Final = 3
+"""Number of warm-up steps on a GPU that are timed by default; their median excludes one outlier."""
+
 _FLOATING: Final = ("float", "bfloat")
 
 
 def capture(
     step: Callable[[], object],
     *,
-    warmup_steps: int = 1,
+    warmup_steps: int | None = None,
     samples_per_step: int | None = None,
     precision: str | None = None,
     resident: Sequence[torch.nn.Module | torch.Tensor] = (),
     mask_share: float = 1.0,
 ) -> Trace:
-    """Run a step `warmup_steps + 1` times and record the last run.
+    """Run a step `warmup_steps + 1` times (5 times on a GPU by default, otherwise twice) and record the last run.
 
     This works on CUDA (with kernel times), on the CPU and on the meta device, for eager and compiled code. A step is
     everything up to the next optimizer update: for example, several batches with gradient accumulation, or the two
@@ -62,14 +65,14 @@ def capture(
     Every run updates the parameters. On CUDA, an additional run records the data flow between operations for what-ifs,
     because the profiler does not record data flow.
 
-    The first run is slow (cold) and never timed. With 2 or more warm-up steps, the other warm-up steps are timed, and
-    calibrate predictions for the same GPU. With 6 or more on a GPU, all but two of the timed steps run as in a training
-    loop, without waiting for the device between steps.
+    The first run is slow (cold) and never timed. With 2 or more warm-up steps, the other warm-up steps are timed. They
+    calibrate the speed of GPU and CPU, because a profiler slows the CPU. With 6 or more on a GPU, all but two of the
+    timed steps run as in a training loop, without waiting for the device between steps.
 
     Args:
         step: Runs one step. Its return value is ignored.
         warmup_steps: Number of steps before the recorded step, so that memory, autotuning and optimizer state reach a
-            steady state.
+            steady state. None means 4 steps on a GPU, three of them timed, and 1 step elsewhere.
         samples_per_step: Number of samples per step, for throughput; None if not needed.
         precision: Name of a precision in Lightning. `bf16-mixed` and `16-mixed` run the step under autocast, and on the
             meta device with the casts of CUDA (`meta_device.py`). Autocast is off in `backward`, as in Lightning. Other
@@ -96,8 +99,8 @@ def capture(
     warm_up = _as_on_meta(step, may_cast=casts and not torch.cuda.is_available())
     before = _cuda_allocations()
     with as_on_absent_cuda(_other_libraries()):
-        seconds, hosts, block = _warmed_up(warm_up, warmup_steps)
-    device = _device_in_use(before if warmup_steps else [])
+        seconds, hosts, block = _warmed_up(warm_up, warmup_steps, before)
+    device = _device_in_use([] if warmup_steps == 0 else before)
 
     def session(*, creates_subclasses: bool) -> CaptureSession:
         return CaptureSession(
@@ -135,13 +138,13 @@ def _recorded(step: Callable[[], object], session: CaptureSession) -> tuple[Capt
     return session, settings
 
 
-def _check_arguments(step: object, warmup_steps: int, samples_per_step: int | None, mask_share: float) -> None:
+def _check_arguments(step: object, warmup_steps: int | None, samples_per_step: int | None, mask_share: float) -> None:
     if not callable(step):
         raise InvalidArgumentError(
             f"step is {step!r}; expected a function without arguments that runs one training step, for example "
             "capture(lambda: training_step(batch))."
         )
-    if warmup_steps < 0:
+    if warmup_steps is not None and warmup_steps < 0:
         raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; expected 0 or more.")
     if samples_per_step is not None and samples_per_step < 1:
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
@@ -305,8 +308,15 @@ def _device_in_use(before: list[int]) -> torch.device:
     return torch.device("cuda", grown.index(most)) if most > 0 else torch.device("cpu")
 
 
-def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], list[float], StepBlock | None]:
+def _warmed_up(
+    step: Callable[[], object], steps: int | None, allocated: list[int]
+) -> tuple[list[float], list[float], StepBlock | None]:
     """Run warm-up steps: a cold step, a few steps that are timed with a wait for the device, and a block of steps.
+
+    Args:
+        step: Runs a step.
+        steps: Number of steps; None for the default of the device that the first step uses.
+        allocated: Blocks allocated on each GPU before the first step.
 
     Returns:
         Time of each timed step until the device was done, time until the host was done, and the block if there were
@@ -314,8 +324,9 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
     """
     seconds: list[float] = []
     hosts: list[float] = []
-    for number in range(steps):
-        wait, left = _wait_in_use(), steps - number
+    number, wanted = 0, 1 if steps is None else steps
+    while number < wanted:
+        wait, left = _wait_in_use(), wanted - number
         begin = time.perf_counter()
         if wait is not None and number > STEPS_TIMED_ALONE and left >= MIN_BATCHES:
             for _ in range(left):
@@ -326,11 +337,14 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
         step()
         if number == 0:
             wait = _wait_in_use()  # the first step may initialise the GPU
+            if steps is None and _device_in_use(allocated).type == "cuda":
+                wanted += STEPS_TIMED_BY_DEFAULT
         host_done = time.perf_counter()
         if wait is not None:
             hosts.append(host_done - begin)
             wait()
         seconds.append(time.perf_counter() - begin)
+        number += 1
     return seconds[1:], hosts[1:], None
 
 

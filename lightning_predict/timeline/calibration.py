@@ -30,7 +30,7 @@ from lightning_predict.base.ties import NOTICEABLE, clearly_less
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.record.trace import Kernel, Trace
-from lightning_predict.timeline.host import Host, HostModel, has_recorded_launches
+from lightning_predict.timeline.host import PROFILER_SLOWDOWN, Host, HostModel, has_recorded_launches
 from lightning_predict.timeline.simulation import (
     STEADY_STEPS,
     HostOperation,
@@ -43,7 +43,7 @@ from lightning_predict.timeline.simulation import (
     queue_of,
     simulate_timeline,
 )
-from lightning_predict.uncertainty import PROFILED_SPREAD, SURROGATE_SPREAD
+from lightning_predict.uncertainty import ASSUMED_SPREAD, FORMULA_SPREAD, SURROGATE_SPREAD
 
 GAP_SECONDS: Final = 1e-06
 """Default gap between two kernels that are queued in the same stream, for traces that do not show it."""
@@ -53,9 +53,6 @@ LARGEST_GAP_SECONDS: Final = 3e-06
 
 MIN_GAPS: Final = 20
 """Minimum number of gaps for computing a median."""
-
-HOST_BOUND_SHARE: Final = 0.05
-"""Minimum share of the device's span in which the device waits for late launches, for a step to count as host-bound."""
 
 SLOWEST_PROFILER: Final = 20.0
 """Upper bound on the factor by which a profiler slows the host."""
@@ -76,8 +73,8 @@ class StepCalibration:
             the first operation.
         running_share: Step time in a running loop divided by the measured step time; below 1 if each measured step
             waited for the device at its end.
-        is_host_assumed: Whether the host is the median host, because neither its launches nor a host-bound step was
-            timed.
+        is_host_assumed: Whether neither the host's time without a profiler nor a host-bound step was measured.
+        is_profiled: Whether the assumed host derives from the times of a profiler; otherwise it is the median host.
     """
 
     host: HostModel
@@ -88,12 +85,12 @@ class StepCalibration:
     added_host_seconds: float = 0.0
     running_share: float = 1.0
     is_host_assumed: bool = False
+    is_profiled: bool = False
 
 
-def measured_host(host: HostModel | None = None, *, slower: float = 1.0) -> HostModel:
-    """Return a host with the interval of a measured one, which the profiler may have slowed by a factor."""
-    low, high = 1 / slower / SURROGATE_SPREAD, SURROGATE_SPREAD
-    return replace(host or HostModel(), low_factor=low, high_factor=high)
+def measured_host(host: HostModel | None = None, spread: float = SURROGATE_SPREAD) -> HostModel:
+    """Return a host with the interval of a measured one, or of one that was measured under a profiler."""
+    return replace(host or HostModel(), low_factor=1 / spread, high_factor=spread)
 
 
 def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
@@ -108,13 +105,13 @@ def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: H
     if not trace.has_measured_kernels:
         return _calibrate_without_kernels(trace, timed, origin, target)
     is_recorded = has_recorded_launches(trace)
-    slower = PROFILED_SPREAD
-    host = measured_host(slower=slower) if is_recorded else HostModel()
+    profiled = measured_host(spread=ASSUMED_SPREAD if trace.has_python_stacks else FORMULA_SPREAD)
+    host = profiled if is_recorded else target.default_model
     gap = recorded_gap(trace)
     if origin is None or not trace.measured_steps:
         own = replace(host, factor=target.measured_factor) if is_recorded else target.default_model
-        return StepCalibration(host=own, gap_seconds=gap, is_host_assumed=not is_recorded)
-    return _calibrate_with_kernels(trace, timed, host, gap, target.measured_factor)
+        return StepCalibration(host=own, gap_seconds=gap, is_host_assumed=True, is_profiled=is_recorded)
+    return _calibrate_with_kernels(trace, timed, host, gap, target)
 
 
 def with_host_work(work: Sequence[HostOperation], seconds: float) -> tuple[HostOperation, ...]:
@@ -179,7 +176,7 @@ class RecordedSimulation:
 
 
 def _calibrate_with_kernels(
-    trace: Trace, timed: WorkTimes, host: HostModel, gap: float, factor: float
+    trace: Trace, timed: WorkTimes, host: HostModel, gap: float, target: Host
 ) -> StepCalibration:
     replay = RecordedSimulation(trace, timed, host, gap)
     read = _unprofiled(trace, replay)
@@ -194,19 +191,17 @@ def _calibrate_with_kernels(
         # step time of a simulated loop and the time of a single simulated step.
         isolated_seconds = float(found.seconds[0])
         step, steps = (min(step, running), STEADY_STEPS) if step <= isolated_seconds else (step, 1)
-    late = late_launch_share(trace) if read is None else None
-    is_host_bound = (
-        late >= HOST_BOUND_SHARE
-        if late is not None
-        else clearly_less(float(found.active_with_gaps_seconds[0]), found.host_seconds)
-    )
+    is_host_bound = clearly_less(float(found.active_with_gaps_seconds[0]), found.host_seconds)
     recorded = running if steps > 1 else float(found.seconds[0])
     own_gap = gap
-    if step < recorded and is_host_bound:
-        least = (1 + NOTICEABLE) * replay.seconds(host_factor=host_factor / SLOWEST_PROFILER, steps=steps)
-        if least < recorded:
+    is_profiled = read is None and has_recorded_launches(trace)
+    # A profiler's slowdown is uncertain, so a longer step means a slower host if the host is the bottleneck.
+    highest = host_factor * FORMULA_SPREAD if is_profiled and step > recorded else host_factor
+    if is_host_bound and (is_profiled or step < recorded):
+        least = (1 + NOTICEABLE) * replay.seconds(host_factor=highest / SLOWEST_PROFILER, steps=steps)
+        if least < replay.seconds(host_factor=highest, steps=steps):
             host_factor = _solve(
-                lambda one: replay.seconds(host_factor=one, steps=steps), max(step, least), highest=host_factor
+                lambda one: replay.seconds(host_factor=one, steps=steps), max(step, least), highest=highest
             )
     elif step < recorded:
         least = replay.seconds(host_factor=host_factor, gap=0.0, steps=steps)
@@ -214,8 +209,12 @@ def _calibrate_with_kernels(
     explained = replay.seconds(host_factor=host_factor, gap=own_gap, steps=steps)
     overlap = explained - replay.seconds(host_factor=host_factor, gap=own_gap) if steps == 1 else 0.0
     share = (step - overlap) / measured if measured > 0 and has_recorded_launches(trace) else 1.0
-    if is_host_bound or read is not None:
+    is_assumed = not is_host_bound and read is None
+    factor = target.measured_factor
+    if not is_assumed:
         host = measured_host(host)
+    elif not is_profiled:
+        factor = host.factor
     return StepCalibration(
         host=replace(host, factor=host_factor * factor),
         gap_seconds=own_gap,
@@ -224,7 +223,8 @@ def _calibrate_with_kernels(
         device_seconds=float(found.active_with_gaps_seconds[0]),
         added_host_seconds=added,
         running_share=share if share < 1 - NOTICEABLE else 1.0,
-        is_host_assumed=not (is_host_bound or read is not None or has_recorded_launches(trace)),
+        is_host_assumed=is_assumed,
+        is_profiled=is_profiled and is_assumed,
     )
 
 
@@ -236,11 +236,12 @@ def _unprofiled(trace: Trace, replay: RecordedSimulation) -> tuple[float, float]
     if not trace.host_seconds_unprofiled:
         return None
     read = statistics.median(trace.host_seconds_unprofiled)
-    recorded = replay.host_seconds(1.0)
+    highest = PROFILER_SLOWDOWN if has_recorded_launches(trace) else 1.0
+    recorded = replay.host_seconds(highest)
     if read >= recorded:
-        return 1.0, read - recorded
-    least = (1 + NOTICEABLE) * replay.host_seconds(1 / SLOWEST_PROFILER)
-    return (_solve(replay.host_seconds, read, highest=1.0), 0.0) if least < min(read, recorded) else None
+        return highest, (read - recorded) / highest  # all host work is multiplied by the factor
+    least = (1 + NOTICEABLE) * replay.host_seconds(highest / SLOWEST_PROFILER)
+    return (_solve(replay.host_seconds, read, highest=highest), 0.0) if least < min(read, recorded) else None
 
 
 def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) -> float:
@@ -265,24 +266,6 @@ def recorded_gap(trace: Trace) -> float:
     if len(gaps) < MIN_GAPS:
         return GAP_SECONDS
     return min(max(statistics.median(gaps), 0.0), LARGEST_GAP_SECONDS)
-
-
-def late_launch_share(trace: Trace) -> float | None:
-    """Return the share of the main stream's span in which the stream is idle because a launch is late.
-
-    A launch is late if it ends after the previous kernel. Return None if fewer than two launches were timed.
-    """
-    kernels = _on_main_stream(trace)
-    pairs = [(earlier, later) for earlier, later in pairwise(kernels) if _launched(later) is not None]
-    if not pairs:
-        return None
-    span = max(map(_end, kernels)) - kernels[0].start_seconds
-    idle = sum(
-        max(later.start_seconds - _end(earlier), 0.0)
-        for earlier, later in pairs
-        if (_launched(later) or 0.0) > _end(earlier)
-    )
-    return idle / span if span > 0 else 0.0
 
 
 def _on_main_stream(trace: Trace) -> list[Kernel]:

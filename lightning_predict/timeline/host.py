@@ -261,8 +261,9 @@ class HostModel:
 
 # --- Host times of a recorded step
 
-PROFILER_EVENT_SECONDS: Final = 2e-06
-"""Time that the profiler adds per host event."""
+PROFILER_SLOWDOWN: Final = 2.2
+"""Factor by which a profiler slows operations and launches on the host. Longer Python code between operations is not
+slowed."""
 
 PYTHON_SECONDS: Final = 0.001
 """Minimum pause between two operations that counts as the user's code."""
@@ -287,8 +288,8 @@ class RecordedHost:
     """Host times of the operations of a trace, in the trace's order.
 
     Attributes:
-        overheads: Recorded T1 to T5 of each operation, without waits and profiler events; None if launches were not
-            timed.
+        overheads: Recorded T1 to T5 of each operation, without waits and the profiler's slowdown; None if launches were
+            not timed.
         python_seconds: Host work before each operation, outside operations; 0 if the work takes less than
             `PYTHON_SECONDS`.
         waits: Whether the host waits for the compute stream after each operation.
@@ -316,6 +317,17 @@ def recorded_host(trace: Trace) -> RecordedHost:
     return RecordedHost((None,) * len(operations), tuple(python), tuple(drained))
 
 
+def without_profiled_host(trace: Trace) -> Trace:
+    """Remove the times of launches, so that a CPU class replaces the CPU that was timed under a profiler."""
+    return replace(
+        trace,
+        operations=tuple(
+            replace(one, kernels=tuple(replace(k, launch_start_seconds=None, launch_seconds=None) for k in one.kernels))
+            for one in trace.operations
+        ),
+    )
+
+
 def has_recorded_launches(trace: Trace) -> bool:
     """Return whether the trace has the times of launch calls."""
     return trace.device == "cuda" and any(
@@ -332,7 +344,7 @@ def _replayed(trace: Trace) -> RecordedHost:
     overheads: list[Overheads | None] = [_NO_TIME] * len(trace.operations)
     python = [0.0] * len(trace.operations)
     waits = [False] * len(trace.operations)
-    now, module = 0.0, None
+    now = 0.0
     for place, index in enumerate(timed):
         operation = trace.operations[index]
         began, ended = _span(operation)
@@ -342,9 +354,7 @@ def _replayed(trace: Trace) -> RecordedHost:
             (_within(clock.at(one), start, end), _within(clock.at(two), start, end))
             for one, two in _launches(operation)
         ]
-        # The end marker of a module's call and the start marker of the next call lie in between.
-        events = 3 if place > 0 and operation.module != module else 1
-        gap = max(start - now - events * PROFILER_EVENT_SECONDS, 0.0)
+        gap = start - now
         python[index] = gap if gap >= PYTHON_SECONDS else 0.0
         overheads[index] = _overheads(gap - python[index], start, end, launches)
         # A wait between two operations belongs to the first. A wait after the last operation is caused by the
@@ -353,7 +363,7 @@ def _replayed(trace: Trace) -> RecordedHost:
         first = bisect_left(synchronized, began)
         is_synchronized = first < len(synchronized) and synchronized[first] < until
         waits[index] = is_synchronized or _blocks(operation) or _needs_result(operation)
-        now, module = end, operation.module
+        now = end
     last = overheads[timed[-1]]
     if last is not None and trace.profiled_seconds is not None and trace.kernels:
         # Work at the end of a step counts only after the device has finished. Before, the recorder
@@ -388,8 +398,8 @@ def _launches(operation: Operation) -> list[tuple[float, float]]:
 
 
 def _overheads(gap: float, start: float, end: float, launches: Sequence[tuple[float, float]]) -> Overheads:
-    """Return T1 to T5 of one operation, each reduced by the time of one profiler event."""
-    own = _less_one_event
+    """Return T1 to T5 of one operation, each divided by the profiler's slowdown."""
+    gap, own = gap / PROFILER_SLOWDOWN, _unslowed
     if not launches:
         return replace(_NO_TIME, between_operations=gap, without_launch=own([end - start]))
     return Overheads(
@@ -402,8 +412,8 @@ def _overheads(gap: float, start: float, end: float, launches: Sequence[tuple[fl
     )
 
 
-def _less_one_event(values: Sequence[float]) -> float:
-    return max(fmean(values) - PROFILER_EVENT_SECONDS, 0.0) if values else 0.0
+def _unslowed(values: Sequence[float]) -> float:
+    return fmean(values) / PROFILER_SLOWDOWN if values else 0.0
 
 
 def _needs_result(operation: Operation) -> bool:

@@ -32,11 +32,10 @@ from lightning_predict.kernels.timing import float8_becomes_bfloat16, uses_float
 from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.record.trace import PHASES, Phase, Trace
 from lightning_predict.timeline.calibration import StepCalibration, calibrate_step, measured_host, with_host_work
-from lightning_predict.timeline.host import UNKNOWN_HOST, Host
+from lightning_predict.timeline.host import PROFILER_SLOWDOWN, UNKNOWN_HOST, Host
 from lightning_predict.timeline.simulation import SimulatedTimeline, host_operations, launch_schedule, simulate_timeline
 from lightning_predict.timeline.verdict import COMPARED_SPEED, Verdict, verdicts
 from lightning_predict.uncertainty import (
-    PROFILED_SPREAD,
     UNCALIBRATED,
     StepSpread,
     bundled_spread,
@@ -214,12 +213,11 @@ def predict_steps(
             gpu=target.name,
             verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
-                *details(_assumed(own, host, doubted, middle.host_seconds, device[row])),
+                *_assumed(trace, own, host, doubted, middle.host_seconds, device[row]),
                 *decisive(_notes(dtypes, target)),
                 *decisive(_untimed(trace, timed, row)),
                 *decisive(unknown),
                 *details(beyond),
-                *_profiled(trace, own, is_bound=clearly_less(device[row], middle.host_seconds - python)),
             ),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
@@ -368,25 +366,22 @@ def _waited(trace: Trace, own: StepCalibration) -> Iterator[str]:
 
 
 def _assumed(
-    own: StepCalibration, target: Host, host_ends: tuple[float, float], host: float, device: float
+    trace: Trace, own: StepCalibration, target: Host, host_ends: tuple[float, float], host: float, device: float
 ) -> Iterator[str]:
-    """Note that the host was assumed, if it is or may be the bottleneck."""
+    """Note that the host was assumed or timed under a profiler, if it is or may be the bottleneck."""
     if not own.is_host_assumed or not clearly_less(device, host_ends[1]):
         return
     low, middle, high = (f"{seconds_to_milliseconds(seconds):.3g}" for seconds in (host_ends[0], host, host_ends[1]))
-    yield (
-        f"Host assumed: the CPU was not measured. A {target.name} CPU needs {middle} ms ({low} to {high} ms) to launch "
-        "the step, possibly more than the GPU."
-    )
-
-
-def _profiled(trace: Trace, own: StepCalibration, *, is_bound: bool) -> Iterator[str]:
-    """Note by how much the profiler may have slowed the host, if the host is the bottleneck."""
-    if not is_bound or own.is_host_assumed or own.host.low_factor >= 1 / PROFILED_SPREAD:
+    if own.is_profiled:
+        stacks = " with Python stacks" if trace.has_python_stacks else ""
+        yield Note(
+            f"The CPU was timed under a profiler{stacks}, which slows it about {PROFILER_SLOWDOWN:g} times. Without it "
+            f"the CPU needs {middle} ms ({low} to {high} ms) for a step. `capture` measures this time.",
+            is_decisive=True,
+        )
         return
-    stacks = " with Python stacks" if trace.has_python_stacks else ""
     yield Note(
-        f"The host was timed under a profiler{stacks}, which slows it. A host-bound step may be up to "
-        f"{PROFILED_SPREAD:.0f} times as fast without one.",
-        is_decisive=True,
+        f"Host assumed: the CPU was not measured. A {target.name} CPU needs {middle} ms ({low} to {high} ms) to launch "
+        "the step, possibly more than the GPU.",
+        is_detail=True,
     )

@@ -141,17 +141,31 @@ def test_capture_times_isolated_steps_and_then_a_block(monkeypatch: pytest.Monke
     queue = Queue(0.03, 0.1)
     monkeypatch.setattr(recording, "_wait_in_use", lambda: queue.wait)
     monkeypatch.setattr(time, "perf_counter", lambda: queue.now)
-    seconds, hosts, block = recording._warmed_up(queue.batch, 6)
+    seconds, hosts, block = recording._warmed_up(queue.batch, 6, [])
     assert seconds == pytest.approx([0.115, 0.115])
     assert hosts == pytest.approx([0.03, 0.03])
     assert block is not None
     assert block.steps == 3
     assert block.seconds == pytest.approx(0.015 + 0.3)
     assert running_step_seconds(block, standing=0.115, host=0.03) == pytest.approx(0.1)
-    assert recording._warmed_up(queue.batch, 5)[2] is None
+    assert recording._warmed_up(queue.batch, 5, [])[2] is None
     monkeypatch.setattr(recording, "_wait_in_use", lambda: None)
-    seconds, hosts, block = recording._warmed_up(queue.batch, 9)
+    seconds, hosts, block = recording._warmed_up(queue.batch, 9, [])
     assert (len(seconds), hosts, block) == (8, [], None)
+
+
+@pytest.mark.parametrize(("device", "timed"), [("cuda", 3), ("cpu", 0)])
+def test_capture_times_three_plain_steps_on_a_gpu_by_default(
+    device: str, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(0.03, 0.1)
+    monkeypatch.setattr(recording, "_wait_in_use", lambda: queue.wait)
+    monkeypatch.setattr(recording, "_device_in_use", lambda _: torch.device(device))
+    monkeypatch.setattr(time, "perf_counter", lambda: queue.now)
+    seconds, hosts, block = recording._warmed_up(queue.batch, None, [])
+    assert seconds == pytest.approx([0.115] * timed)
+    assert hosts == pytest.approx([0.03] * timed)
+    assert block is None
 
 
 @pytest.mark.parametrize("kind", ["mps", "xpu"])

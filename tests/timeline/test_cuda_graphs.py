@@ -14,7 +14,7 @@ from lightning_predict.hardware import gpu
 from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.record.attribution import CUDA_GRAPH
 from lightning_predict.record.imports import import_trace
-from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, recorded_host
+from lightning_predict.timeline.host import PROFILER_SLOWDOWN, recorded_host
 from lightning_predict.timeline.simulation import HostOperation, launch_schedule, simulate_timeline
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4, T5
 from tests.timeline.test_simulation import microseconds, run, work
@@ -47,7 +47,7 @@ def test_graph_is_one_operation_with_one_launch() -> None:
 def test_launch_of_graph_has_measured_host_time() -> None:
     _, own = recorded_host(import_trace(FILE)).overheads
     assert own is not None
-    assert own.launch == pytest.approx(42e-6 - PROFILER_EVENT_SECONDS)
+    assert own.launch == pytest.approx(42e-6 / PROFILER_SLOWDOWN)
 
 
 def test_kernels_of_one_launch_run_in_sequence() -> None:

@@ -9,13 +9,13 @@ import pytest
 from lightning_predict.record.trace import HostWait, Kernel, Operation, Trace
 from lightning_predict.timeline.host import (
     BLOCKED_LAUNCH_SECONDS,
-    PROFILER_EVENT_SECONDS,
+    PROFILER_SLOWDOWN,
     PYTHON_SECONDS,
     Overheads,
     recorded_host,
 )
 
-EVENT = PROFILER_EVENT_SECONDS * 1e6
+SLOWER = PROFILER_SLOWDOWN
 
 
 def kernel(launched: float, length: float, *, start: float = 0, seconds: float = 1, name: str = "k") -> Kernel:
@@ -85,51 +85,48 @@ TWO = operation(100, 40, kernel(112, 6), kernel(130, 6))
 NEXT = operation(150, 40, kernel(162, 6), kernel(180, 6))
 
 
-def test_five_overheads_exclude_profiler_events() -> None:
+def test_profiler_slows_each_of_five_overheads() -> None:
     (first, own), python, waits = host(trace(TWO, NEXT))
-    assert first.between_operations * 1e6 == pytest.approx(100 - EVENT)  # from the start of the step
-    assert own.between_operations * 1e6 == pytest.approx(10 - EVENT)  # 140 to 150
-    assert own.before_first_launch * 1e6 == pytest.approx(12 - EVENT)  # 150 to 162
-    assert own.launch * 1e6 == pytest.approx(6 - EVENT)
-    assert own.between_launches * 1e6 == pytest.approx(12 - EVENT)  # 168 to 180
-    assert own.after_last_launch * 1e6 == pytest.approx(4 - EVENT)  # 186 to 190
+    assert first.between_operations * 1e6 == pytest.approx(100 / SLOWER)  # from the start of the step
+    assert own.between_operations * 1e6 == pytest.approx(10 / SLOWER)  # 140 to 150
+    assert own.before_first_launch * 1e6 == pytest.approx(12 / SLOWER)  # 150 to 162
+    assert own.launch * 1e6 == pytest.approx(6 / SLOWER)
+    assert own.between_launches * 1e6 == pytest.approx(12 / SLOWER)  # 168 to 180
+    assert own.after_last_launch * 1e6 == pytest.approx(4 / SLOWER)  # 186 to 190
     assert (python, waits) == ([0, 0], [False, False])
-    # Two modules: one mark ends and another begins, in addition to the event of the operation.
-    _, own = host(trace(replace(TWO, module="a"), replace(NEXT, module="b")))[0]
-    assert own.between_operations * 1e6 == pytest.approx(10 - 3 * EVENT)
 
 
 def test_each_operation_has_its_own_time() -> None:
     overheads = host(trace(launching(0), launching(30), launching(60, length=500), operation(570, 9)))[0]
-    assert overheads[1].after_last_launch * 1e6 == pytest.approx(6 - EVENT)
-    assert overheads[2].after_last_launch * 1e6 == pytest.approx(486 - EVENT)
-    assert overheads[3].without_launch * 1e6 == pytest.approx(9 - EVENT)
+    assert overheads[1].after_last_launch * 1e6 == pytest.approx(6 / SLOWER)
+    assert overheads[2].after_last_launch * 1e6 == pytest.approx(486 / SLOWER)
+    assert overheads[3].without_launch * 1e6 == pytest.approx(9 / SLOWER)
 
 
 def test_python_work_before_between_and_after_operations_counts() -> None:
     # 3,000 before the first operation, 20,000 between the two, and 4,000 after the second, when the device is done.
     recorded = trace(launching(3_000), launching(23_020), window=27_040)
     overheads, python, waits = host(recorded)
-    assert python == pytest.approx([3_000 - EVENT, 20_000 - EVENT])
-    assert overheads[1].after_last_launch * 1e6 == pytest.approx(6 - EVENT + 4_000)
+    assert python == pytest.approx([3_000, 20_000])
+    assert overheads[1].after_last_launch * 1e6 == pytest.approx(6 / SLOWER + 4_000)
     assert waits == [False, False]
-    # All but eight events, two of T1, T2, T3 and T4.
-    assert seconds_of(recorded) == pytest.approx(27_040 - 8 * EVENT)
+    # Two operations of 20, in addition to the Python work.
+    assert seconds_of(recorded) == pytest.approx(27_000 + 40 / SLOWER)
 
 
 def test_short_pause_is_framework_time() -> None:
     (_, own), python, _ = host(trace(launching(0), launching(20 + 0.9 * PYTHON_SECONDS * 1e6)))
     assert python == [0, 0]
-    assert own.between_operations * 1e6 == pytest.approx(0.9 * PYTHON_SECONDS * 1e6 - EVENT)
+    assert own.between_operations * 1e6 == pytest.approx(0.9 * PYTHON_SECONDS * 1e6 / SLOWER)
 
 
 def test_wait_of_recorder_at_end_of_step_does_not_count() -> None:
     # The device is busy until 5,000; the rest of the recorder's window until then is a wait.
     busy = operation(0, 20, kernel(8, 6, start=16, seconds=4_984))
-    assert seconds_of(trace(busy, window=5_010)) == pytest.approx(20 - 3 * EVENT + 10)
+    assert seconds_of(trace(busy, window=5_010)) == pytest.approx(20 / SLOWER + 10)
     around = trace(launching(510), waits=(wait(5, 500), wait(540, 300)), window=850)
     assert host(around)[2] == [False]
-    assert seconds_of(around) == pytest.approx(850 - 800 - 4 * EVENT)
+    assert seconds_of(around) == pytest.approx(30 / SLOWER + 20)
 
 
 def test_synchronization_is_a_wait_of_the_operation_before() -> None:
@@ -140,10 +137,10 @@ def test_synchronization_is_a_wait_of_the_operation_before() -> None:
     overheads, python, waits = host(recorded)
     assert (python, waits) == ([0, 0, 0], [True, False, False])
     for own in overheads[1:]:
-        assert own.between_operations * 1e6 == pytest.approx(20 - EVENT)
+        assert own.between_operations * 1e6 == pytest.approx(20 / SLOWER)
     # Inside an operation: from 14, when its launch ends, to 1,014.
     (own, _), _, waits = host(trace(launching(0, length=1_020), launching(1_030), waits=(wait(14, 1_000),)))
-    assert own.after_last_launch * 1e6 == pytest.approx(6 - EVENT)
+    assert own.after_last_launch * 1e6 == pytest.approx(6 / SLOWER)
     assert waits == [True, False]
 
 
@@ -159,7 +156,7 @@ USUAL = [launching(30 * number) for number in range(9)]
 )
 def test_launch_into_full_queue_counts_as_usual_launch(length: float, launch: float, counted: float) -> None:
     overheads, _, waits = host(trace(*USUAL, operation(270, length, kernel(278, launch))))
-    assert overheads[-1].launch * 1e6 == pytest.approx(counted - EVENT)
+    assert overheads[-1].launch * 1e6 == pytest.approx(counted / SLOWER)
     assert not any(waits)
 
 
@@ -186,7 +183,7 @@ def test_reading_a_device_value_waits_for_its_kernel() -> None:
     assert seconds_of(recorded) < 100
     # Launched at 14, the kernel runs from 40 to 70; of the 86 until the operation ends at 100, 56 are the device's.
     (found,) = host(trace(operation(0, 100, kernel(8, 6, start=40, seconds=30), name="aten::item")))[0]
-    assert found.after_last_launch == pytest.approx((86 - 56 - EVENT) * 1e-6)
+    assert found.after_last_launch == pytest.approx((86 - 56) / SLOWER * 1e-6)
     on_cpu = trace(launching(0), operation(30, 5, name="aten::_local_scalar_dense"))
     assert host(on_cpu)[2] == [False, False]
 
@@ -200,7 +197,7 @@ def test_without_launches_python_work_counts_and_overheads_are_unknown() -> None
     # CUPTI was not permitted: operations from 0 to 10 and from 30,010 to 30,020.
     found = recorded_host(trace(operation(0, 10), operation(30_010, 10)))
     assert set(found.overheads) == {None}
-    assert [seconds * 1e6 for seconds in found.python_seconds] == pytest.approx([0, 30_000 - EVENT])
+    assert [seconds * 1e6 for seconds in found.python_seconds] == pytest.approx([0, 30_000])
     assert found.waits == (True, False)  # it is unknown whether it waits: an environment needs the action
 
 

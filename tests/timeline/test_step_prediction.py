@@ -12,7 +12,7 @@ from lightning_predict.kernels.operations import Array, operation_shape
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.record.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.timeline.calibration import GAP_SECONDS
-from lightning_predict.timeline.host import LIBRARY_SECONDS, PROFILER_EVENT_SECONDS, Host, HostModel
+from lightning_predict.timeline.host import LIBRARY_SECONDS, PROFILER_SLOWDOWN, Host, HostModel
 from lightning_predict.timeline.simulation import START_SECONDS
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.uncertainty import MEASURED_SPREAD, SLOWEST_HOST, interval_of_sum
@@ -205,11 +205,11 @@ def test_note_on_kernels_without_time() -> None:
     assert step.notes == ("1 operations could not be timed and count as zero: triton::fused.",)
 
 
-EVENT, START, GAP = PROFILER_EVENT_SECONDS * 1e6, START_SECONDS * 1e6, GAP_SECONDS * 1e6
+SLOWER, START, GAP = PROFILER_SLOWDOWN, START_SECONDS * 1e6, GAP_SECONDS * 1e6
 T1, T2, T3, T4, T5 = 5.0, 6.0, 2.0, 4.0, 3.0
-"""Microseconds; the profiler adds an event of its own to each."""
+"""Microseconds without the profiler, which slows each by the same factor."""
 
-RECORDED = [value + EVENT for value in (T1, T2, T4, T5, T4, T3)]
+RECORDED = [value * SLOWER for value in (T1, T2, T4, T5, T4, T3)]
 
 
 def profiled(number: int, kernel_microseconds: float) -> Operation:
@@ -222,7 +222,7 @@ def profiled(number: int, kernel_microseconds: float) -> Operation:
             measured_trace(1.0).kernels[0],
             seconds=kernel_microseconds * 1e-6,
             launch_start_seconds=moment,
-            launch_seconds=(T4 + EVENT) * 1e-6,
+            launch_seconds=T4 * SLOWER * 1e-6,
         )
         for moment in launched
     )
@@ -252,7 +252,7 @@ def test_recorded_wait_for_device_gives_step_time() -> None:
         phase="forward",
         inputs=(TensorInfo((), "float32"),),
         host_start_seconds=(sum(RECORDED) + RECORDED[0]) * 1e-6,
-        host_seconds=(1009 + EVENT) * 1e-6,
+        host_seconds=(1000 + 9 * SLOWER) * 1e-6,
     )
     waits = (HostWait((sum(RECORDED) + RECORDED[0] + 3) * 1e-6, 1000e-6, "device"),)
     expected = T1 + T2 + T4 + START + 2 * (50 + GAP)
