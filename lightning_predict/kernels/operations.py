@@ -14,6 +14,7 @@ contains many shapes of one operation and dtype, and is the input of every kerne
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -325,6 +326,20 @@ class ShapeBatch:
 
 _SPECS: Final[dict[str, OperationSpec]] = {}
 _TRANSLATORS: Final[dict[str, Translator]] = {}
+_NOT_LOADED: Final[list[tuple[re.Pattern[str], Callable[[], object]]]] = []
+
+
+def load_when_asked(names: str, load: Callable[[], object]) -> None:
+    """Register operations later: `load` runs when an operation or call is asked for that `names`, a regex, finds."""
+    _NOT_LOADED.append((re.compile(names), load))
+
+
+def _load(asked: str | None = None) -> None:
+    """Load the operations that `asked` may belong to; all operations if it is None."""
+    for entry in [one for one in _NOT_LOADED if asked is None or one[0].search(asked)]:
+        entry[1]()  # another thread may load at the same time: both wait for the import
+        if entry in _NOT_LOADED:
+            _NOT_LOADED.remove(entry)
 
 
 def register(*specs: OperationSpec) -> None:
@@ -356,6 +371,7 @@ def register(*specs: OperationSpec) -> None:
 @contextmanager
 def registrations() -> Iterator[None]:
     """Context manager that removes all operations registered inside it, so that tests do not affect each other."""
+    _load()  # modules run once, so nothing may be registered by an import inside
     specs, translators = dict(_SPECS), dict(_TRANSLATORS)
     try:
         yield
@@ -403,18 +419,21 @@ def translates(*calls: str) -> Callable[[Translator], Translator]:
 
 def translator_of(call: str) -> Translator | None:
     """Return the translator of a dispatcher call; None if only the bytes of the call are known."""
+    if call not in _TRANSLATORS:
+        _load(call)
     return _TRANSLATORS.get(call)
 
 
 def network_specs() -> Mapping[str, NetworkSpec]:
     """Return all families that have neural networks by name, sorted."""
+    _load()
     found = {network.name: network for spec in _SPECS.values() for network in spec.of(NetworkSpec)}
     return dict(sorted(found.items()))
 
 
 def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
     """Return the family whose neural network supports an operation in a dtype; None without such a family."""
-    spec = _SPECS.get(operation)
+    spec = _find(operation)
     for network in () if spec is None else spec.of(NetworkSpec):
         if dtype in network.dtypes:
             return network
@@ -428,6 +447,7 @@ def surrogates_of(shape: OperationShape) -> tuple[CountedShape, ...]:
 
 def operation_names() -> tuple[str, ...]:
     """Return the names of all operations, sorted."""
+    _load()
     return tuple(sorted(_SPECS))
 
 
@@ -437,12 +457,18 @@ def operation_spec(name: str) -> OperationSpec:
     Raises:
         UnknownOperationError: The operation is unknown; the message lists the known operations.
     """
-    spec = _SPECS.get(name)
+    spec = _find(name)
     if spec is None:
         raise UnknownOperationError(
             f"Operation {name!r} is not known. Known operations: {', '.join(operation_names())}."
         )
     return spec
+
+
+def _find(name: str) -> OperationSpec | None:
+    if name not in _SPECS:
+        _load(name)
+    return _SPECS.get(name)
 
 
 def shape_batch(operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]) -> ShapeBatch:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from lightning_predict.kernels.operations import (
     register,
     shape_batch,
 )
+from tests.processes import run
 
 
 def test_scalars_and_arrays_broadcast_to_one_length() -> None:
@@ -98,6 +101,21 @@ def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"'strange' has defaults for \['cols'\]"):
         register(kind)
     assert "strange" not in operation_names()
+
+
+def test_families_that_load_later_are_found_by_names_of_their_operations_and_calls() -> None:
+    ran = run("""
+from lightning_predict.kernels import families, operations
+
+for pattern, load in operations._NOT_LOADED:
+    before = {*operations._SPECS, *operations._TRANSLATORS}
+    load()
+    names = {*operations._SPECS, *operations._TRANSLATORS} - before
+    print(len(names), sorted(name for name in names if not pattern.search(name)))
+""")
+    assert len(ran.stdout.splitlines()) == 9
+    for line in ran.stdout.splitlines():
+        assert re.fullmatch(r"[1-9]\d* \[\]", line)
 
 
 @pytest.mark.parametrize(

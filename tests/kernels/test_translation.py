@@ -257,6 +257,9 @@ def test_an_unknown_operation_is_timed_by_its_bytes() -> None:
     )
 
 
+operations.operation_names()  # loads all families, and their translators
+
+
 @pytest.mark.parametrize("name", sorted(operations._TRANSLATORS))
 def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing(name: str) -> None:
     """For every call with one tensor of one dimension, no tensor or a scalar, no translator raises."""
