@@ -10,7 +10,6 @@ results. Nothing is downloaded. Example::
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import statistics
@@ -29,7 +28,6 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_predict.base import __version__
 from lightning_predict.base.checked import read_csv
 from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
 from lightning_predict.base.units import minutes_to_seconds
@@ -49,6 +47,7 @@ from lightning_predict.record.profiler import detached_afterwards
 from lightning_predict.record.recording import capture
 from lightning_predict.record.session import CaptureSession
 from lightning_predict.record.trace import Trace
+from lightning_predict.run.shared_report import write_report
 
 Preset = Literal["facts", "measurements", "all"]
 PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
@@ -81,9 +80,8 @@ Facts = Mapping[str, object]
 
 
 class Report(TypedDict):
-    """Content of the file."""
+    """Content of the file, without the version and the hash."""
 
-    lightning_predict: str
     minutes: float
     preset: str
     parts: dict[str, dict[str, object]]
@@ -123,7 +121,7 @@ def report_on_gpu(
             f"Got preset={preset!r} and minutes={minutes}; expected one of {', '.join(PRESETS)} and a time above 0."
         )
     began = clock()
-    report: Report = {"lightning_predict": __version__, "minutes": minutes, "preset": preset, "parts": {}}
+    report: Report = {"minutes": minutes, "preset": preset, "parts": {}}
     has_cuda = torch.cuda.is_available()
     output.parent.mkdir(parents=True, exist_ok=True)
     for part in PARTS if parts is None else parts:
@@ -132,7 +130,7 @@ def report_on_gpu(
         left = minutes_to_seconds(minutes) - (clock() - began)
         progress(part.name)
         report["parts"][part.name] = _run(part, left, has_cuda=has_cuda, clock=clock)
-        output.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+        write_report(output, report)
     return report
 
 

@@ -282,13 +282,13 @@ def _records(source: Path, limit: int) -> Iterator[HistoryRecord]:
             continue
         place = f"{source}, line {number}{' of the last ones' if skipped else ''}"
         try:
-            yield _record(line.decode(errors="replace"), place)
+            yield record_of(parse_json(line.decode(errors="replace").encode(), File(place, InvalidArgumentError)))
         except InvalidArgumentError as error:
             warnings.warn(f"{error} The line is skipped.", stacklevel=2)
 
 
-def _record(line: str, name: str) -> HistoryRecord:
-    record = parse_json(line.encode(), File(name, InvalidArgumentError))
+def record_of(record: Checked) -> HistoryRecord:
+    """Return a run from its JSON object; raises the file's error for another one."""
     record.check_keys(_REQUIRED, _OPTIONAL)
     seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}
     return HistoryRecord(
