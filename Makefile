@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: test-newest test-numbers compat demo docs renew prices pictures results test test-all test-random test-gpu soak soak-modules soak-models bench check audit lock format build clean
+.PHONY: test-newest test-numbers compat demo docs renew prices configurations pictures results test test-all test-random test-gpu soak soak-modules soak-models bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -137,6 +137,10 @@ docs: $(VENV)/installed
 # Before a release: the current prices of all providers, which the package then ships beside offers.toml.
 prices: $(VENV)/installed
 	LIGHTNING_PREDICT_PRICES=lightning_predict/cost/current.json $(BIN)/lightning-predict offers --refresh
+
+# Before a release: the configurations of the models that ship, from the Hugging Face Hub (HF_TOKEN for gated ones).
+configurations: $(VENV)/installed
+	$(BIN)/python -m benchmarks.configurations
 
 # The pictures of the documentation, from the examples; needs Chromium.
 pictures: $(VENV)/installed

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.configurations import renewed, written
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.named_models.names import parse_model_name, shipped, shipped_models
 from lightning_predict.record.named_models.options import StepOptions
@@ -69,14 +70,53 @@ def test_shipped_configuration_has_source_and_aliases() -> None:
 
 
 def test_every_shipped_configuration_can_be_read() -> None:
-    models = {one.name for one in shipped_models("hf").values()}
-    assert len(models) >= 60
-    assert len({one.name for one in shipped_models("diffusers").values()}) == 3
+    models = {one.name for library in ("hf", "diffusers") for one in shipped_models(library).values()}
+    assert len(models) >= 150
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "meta-llama/Meta-Llama-3.1-70B"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "meta-llama/Meta-Llama-3.1-8B"),
+        ("NousResearch/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b-hf"),
+        ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-4B"),
+    ],
+)
+def test_name_that_differs_in_weights_only_finds_the_configuration(name: str, found: str) -> None:
+    assert shipped("hf", name).name == found
+
+
+@pytest.mark.parametrize("name", ["bert-uncased", "roberta", "Llama-2-8b", "Qwen/Qwen3-9B"])
+def test_name_of_another_size_finds_no_configuration(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="does not ship"):
+        shipped("hf", name)
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Did you mean 'qwen/qwen2.5-7b'\? Download the config.json"):
         shipped("hf", "Qwen/Qwen2.5-7")
+
+
+def test_another_kind_of_model_is_no_suggestion() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"with this package\. Download the config"):
+        shipped("hf", "facebook/data2vec-base")
+
+
+def test_renewed_configuration_replaces_a_row_and_an_unread_one_keeps_its_source() -> None:
+    old = {"text": "an older source", "url": "https://example.com", "date": "2026-01-01"}
+    rows = {name: {"source": "old", "config": {"hidden_size": 8}} for name in ("a/b", "c/d")}
+    read = {"a/b": {"hidden_size": 16, "torch_dtype": "bfloat16", "text_config": {"dtype": "x", "heads": 2}}}
+    document, kept = renewed(
+        {"sources": {"old": old}, "hf": rows, "diffusers": {}}, [("hf", "a/b"), ("hf", "c/d")], lambda _, n: read.get(n)
+    )
+    assert kept == ["hf:c/d"]
+    assert document["hf"]["a/b"]["config"] == {"hidden_size": 16, "text_config": {"heads": 2}}
+    assert document["hf"]["c/d"] == rows["c/d"]
+    assert set(document["sources"]) == {"old", document["hf"]["a/b"]["source"]}
+    assert json.loads(written(document)) == document
 
 
 @pytest.mark.parametrize(

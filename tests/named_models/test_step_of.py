@@ -191,6 +191,15 @@ def test_unknown_architecture_is_rejected(tmp_path: Path) -> None:
         ("bert-large-uncased", 0.336, "336 M with the head tied"),
         ("t5-large", 0.738, "737,668,096"),
         ("openai/whisper-medium", 0.764, "Whisper: 769 M with positions and the head tied"),
+        ("openai/whisper-large-v3", 1.543, "safetensors of the model: 1.54 B"),
+        ("deepseek-ai/DeepSeek-V3", 671.0, "DeepSeek-V3 report: 671 B"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.777, "safetensors of the model: 1.78 B"),
+        ("meta-llama/Llama-4-Scout-17B-16E", 108.2, "model card: 109 B with all of the image encoder"),
+        ("openai/gpt-oss-20b", 20.91, "model card: 20.9 B"),
+        ("google/gemma-3-4b-it", 4.3, "safetensors of the model: 4.3 B"),
+        ("Qwen/Qwen3-30B-A3B", 30.5, "model card: 30.5 B"),
+        ("microsoft/deberta-v3-base", 0.184, "model card: 86 M + 98 M of the vocabulary"),
+        ("FacebookAI/xlm-roberta-base", 0.278, "safetensors of the model: 279 M"),
     ],
 )
 def test_shipped_models_have_the_published_number_of_parameters(name: str, billions: float, source: str) -> None:

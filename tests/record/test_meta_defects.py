@@ -75,3 +75,20 @@ def test_five_dimensional_attention_is_not_fused() -> None:
     assert "eager_attention_backward" in names[1]
     fused, eager = (lp.predict(trace, ["A100-SXM-80GB"])["A100-SXM-80GB"].device_seconds for trace in (four, five))
     assert eager > fused
+
+
+def test_autocast_leaves_experts_in_float32() -> None:
+    """Torch's CUDA kernel takes float32 and autocast casts no grouped matmul; its function for meta tensors refuses."""
+    pytest.importorskip("torch", minversion="2.10")
+    with torch.device("meta"):
+        tokens, ends = torch.empty(64, 32, requires_grad=True), torch.empty(4, dtype=torch.int32)
+        experts = torch.empty(4, 32, 16, requires_grad=True)
+
+    def step() -> None:
+        (functional.grouped_mm(tokens, experts, offs=ends) * 2).square().sum().backward()
+
+    trace = lp.capture(step, precision="bf16-mixed")
+    grouped = [one for one in trace.operations if one.name == "aten::_grouped_mm"]
+    assert len(grouped) == 3  # one forward, and one for each gradient
+    assert {tensor.dtype for one in grouped for tensor in (*one.inputs[:2], *one.outputs)} == {"float32"}
+    assert any("autocast casts none of them" in note for note in trace.notes)

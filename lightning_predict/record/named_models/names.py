@@ -10,13 +10,15 @@ Example::
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, final, get_args
 
-from lightning_predict.base.checked import Checked, nearest, read_json, read_toml, shown
+from lightning_predict.base.checked import Checked, read_json, shown
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
 
 Library = Literal["hf", "timm", "torchvision", "diffusers"]
@@ -92,9 +94,18 @@ def _configured(text: str, file: Path) -> ModelName:
     return ModelName(text=text, library=library, name=name, configuration=content)
 
 
-# --- Configurations of open models that ship with the package (`models.toml`), each with its source
+# --- Configurations of open models that ship with the package (`models.json`), each with its source
 
-MODELS_FILE: Final = Path(__file__).with_name("models.toml")
+MODELS_FILE: Final = Path(__file__).with_name("models.json")
+
+_WEIGHT_WORDS: Final = frozenset(
+    "instruct it chat hf sft dpo thinking reasoning preview coder math code python bnb 4bit 8bit fp8 bf16 unsloth gptq "
+    "awq int4 int8 deduped finetuned".split()
+)
+"""Words of names that say how weights were trained or stored."""
+
+_SIZE: Final = re.compile(r"\d+(\.\d+)?[bm]")
+"""Pattern of a number of parameters, such as `7b`. Beside one, `base` is no size, and four digits are a month."""
 
 
 @final
@@ -122,7 +133,7 @@ class ShippedModel:
 @cache
 def shipped_models(library: str) -> Mapping[str, ShippedModel]:
     """Return the shipped configurations of a library, by each name in lower case."""
-    document = read_toml(MODELS_FILE, CatalogueError)
+    document = read_json(MODELS_FILE, CatalogueError)
     sources = {name: one.members() for name, one in document.member("sources").members().items()}
     found: dict[str, ShippedModel] = {}
     for name, row in document.member(library).members().items():
@@ -147,10 +158,29 @@ def shipped(library: str, name: str) -> ShippedModel:
         InvalidArgumentError: No configuration ships for this model.
     """
     models = shipped_models(library)
-    found = models.get(name.lower())
+    found = models.get(name.lower()) or _same_but_weights(models).get(_without_weight_words(name))
     if found is None:
+        kind = name.lower().rpartition("/")[2][:2]  # `wav2vec2` is no typing error of `roberta`
+        near = [one for one in difflib.get_close_matches(name.lower(), models, n=3) if kind in one]
         raise InvalidArgumentError(
-            f"The configuration of {name!r} does not ship with this package. {nearest(name.lower(), models)} Download "
-            "the config.json of the model and give its path."
+            f"The configuration of {name!r} does not ship with this package. "
+            f"{f'Did you mean {near[0]!r}? ' if near else ''}Download the config.json of the model and give its path."
         )
     return found
+
+
+def _same_but_weights(models: Mapping[str, ShippedModel]) -> dict[str, ShippedModel]:
+    """Return the models by their names without words for weights, if only one configuration has the name."""
+    named: dict[str, dict[str, ShippedModel]] = {}
+    for name, model in models.items():
+        named.setdefault(_without_weight_words(name), {})[model.name] = model
+    return {name: next(iter(found.values())) for name, found in named.items() if len(found) == 1}
+
+
+def _without_weight_words(name: str) -> str:
+    words = re.split(r"[-_ ]", name.lower().rpartition("/")[2])
+    is_sized = any(_SIZE.fullmatch(word) for word in words)
+    others = {"base", "pt", "meta"} if is_sized else set()
+    return "-".join(
+        word for word in words if word not in _WEIGHT_WORDS | others and not (is_sized and re.fullmatch(r"\d{4}", word))
+    )

@@ -20,6 +20,21 @@ _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGen
 _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification")
 """Suffixes of architecture names whose labels are one class per sample."""
 
+_OTHERS: Final = ("ForCTC", "ForSemanticSegmentation", "ForPreTraining", "CLIPModel")
+"""Suffixes of architecture names with a loss of their own."""
+
+_SECONDS: Final = 10
+"""Length of a recording for models that read samples of sound, 16,000 a second."""
+
+_LETTERS: Final = 128
+"""Letters of such a recording's text."""
+
+_PIXELS: Final = 224
+"""Height and width of the images of models that accept any: of the ImageNet classifiers among them."""
+
+_SCALE: Final = 20.0
+"""Scale of cosines in sentence-transformers' loss of pairs."""
+
 
 def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     """Return a model of transformers with a batch.
@@ -48,13 +63,25 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
         model, adapted = _with_adapters(model, options)
         details.append(adapted)
     model.train()
-    return NamedStep(model=model, loss=_loss(model, inputs), batch=words, details=tuple(details))
+    loss = (_loss_of_pairs if set(inputs) == {"input_ids"} else _loss)(model, inputs)
+    return NamedStep(model=model, loss=loss, batch=words, details=tuple(details))
 
 
-def _loss(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[], Tensor]:
+def _loss(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], Tensor]:
     def loss() -> Tensor:
         found: Tensor = model(**inputs).loss
         return found
+
+    return loss
+
+
+def _loss_of_pairs(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], Tensor]:
+    """Return sentence-transformers' usual loss: of each text, find the partner among the partners of the batch."""
+
+    def loss() -> Tensor:
+        one, other = (nn.functional.normalize(model(**inputs).last_hidden_state.mean(1), dim=-1) for _ in range(2))
+        cosines = one @ other.T * _SCALE
+        return nn.functional.cross_entropy(cosines, torch.arange(len(cosines), device=cosines.device))
 
     return loss
 
@@ -71,7 +98,10 @@ def _config(name: ModelName, transformers: Any) -> tuple[Any, str]:
         except (OSError, ValueError):
             pass
         raise
-    return _config_of(known.config, transformers, name), "shipped configuration"
+    is_alike = name.name.lower() not in (one.lower() for one in (known.name, *known.also))
+    return _config_of(known.config, transformers, name), "shipped configuration" + (
+        f" of {known.name}, whose name differs in words for weights only" if is_alike else ""
+    )
 
 
 def _config_of(content: Mapping[str, Any], transformers: Any, name: ModelName) -> Any:
@@ -94,23 +124,25 @@ def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
             f"{name.text}: architectures is {shown(named)}; expected a class of transformers {transformers.__version__}"
             ", for example LlamaForCausalLM. Models with code of their own can be recorded with lp.capture."
         )
-    if not named.endswith((*_HEADS, *_CLASSIFIERS)):
+    if not named.endswith((*_HEADS, *_CLASSIFIERS, *_OTHERS, "Model")):
         raise InvalidArgumentError(
             f"{name.text}: {named} has no loss that is known here; name a class in architectures that ends in "
-            f"{', '.join((*_HEADS, *_CLASSIFIERS))}, or record your own step with lp.capture."
+            f"{', '.join((*_HEADS, *_CLASSIFIERS, *_OTHERS))}, or record your own step with lp.capture."
         )
     return found
 
 
-def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tuple[dict[str, Tensor], str]:
+def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tuple[dict[str, Any], str]:
     """Return a batch on the meta device, and a text that describes it."""
     batch, reads = options.batch_size, model.main_input_name
     is_classifier = type(model).__name__.endswith(_CLASSIFIERS)
     one_class = torch.zeros((batch,), dtype=torch.long)
-    if reads == "pixel_values" and is_classifier:
-        size = options.image_size or config.image_size
-        images = torch.zeros((batch, config.num_channels, size, size))
-        return {reads: images, "labels": one_class}, f"{counted(batch, 'image')} of {size} x {size}"
+    if reads == "pixel_values" and type(model).__name__.endswith((*_CLASSIFIERS, *_OTHERS)):
+        return _images(model, config, options)
+    if reads == "input_values" and type(model).__name__.endswith("ForCTC"):
+        sound = torch.zeros((batch, _SECONDS * 16_000))
+        words = f"{counted(batch, 'recording')} of {_SECONDS} s with {counted(options.length or _LETTERS, 'letter')}"
+        return {reads: sound, "labels": torch.zeros((batch, options.length or _LETTERS), dtype=torch.long)}, words
     if reads == "input_features" and hasattr(config, "max_target_positions"):
         frames = 2 * config.max_source_positions  # the encoder's second convolution has a stride of 2
         length = options.length or config.max_target_positions
@@ -123,13 +155,34 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
             f"{name.text}: {type(model).__name__} reads {reads}, of which no batch is known here. Record your own step "
             "with lp.capture."
         )
-    length = options.required_length()
-    _check_length(length, getattr(config, "max_position_embeddings", None), name)
+    text = getattr(config, "text_config", None) or config
+    is_clip = type(model).__name__.endswith("CLIPModel")
+    length = options.length or text.max_position_embeddings if is_clip else options.required_length()
+    _check_length(length, getattr(text, "max_position_embeddings", None), name)
     tokens = torch.zeros((batch, length), dtype=torch.long)
     words = f"{counted(batch, 'sequence')} of {counted(length, 'token')}"
+    if is_clip:
+        images, more = _images(model, config.vision_config, options)
+        inputs = {reads: tokens, "pixel_values": images["pixel_values"], "return_loss": True}
+        return inputs, f"{more}, each with {counted(length, 'token')}"
+    if hasattr(config, "vision_config"):
+        words += ", without images"
+    if not type(model).__name__.endswith((*_HEADS, *_CLASSIFIERS)):
+        return {reads: tokens}, f"{words}, each with a second one as its partner"
     if getattr(config, "is_encoder_decoder", False):
         words += ", as many in the target"
     return {reads: tokens, "labels": one_class if is_classifier else tokens}, words
+
+
+def _images(model: Any, config: Any, options: StepOptions) -> tuple[dict[str, Tensor], str]:
+    """Return a batch of images with their classes: one of each image, one of each pixel, or none for autoencoders."""
+    kind, batch = type(model).__name__, options.batch_size
+    size = options.image_size or getattr(config, "image_size", None) or _PIXELS
+    found = {"pixel_values": torch.zeros((batch, config.num_channels, size, size))}
+    if not kind.endswith("ForPreTraining"):
+        shape = (batch, size, size) if kind.endswith("ForSemanticSegmentation") else (batch,)
+        found["labels"] = torch.zeros(shape, dtype=torch.long)
+    return found, f"{counted(batch, 'image')} of {size} x {size}"
 
 
 def _check_length(length: int, positions: int | None, name: ModelName) -> None:
