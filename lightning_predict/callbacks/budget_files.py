@@ -12,13 +12,13 @@ Example::
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 from uuid import uuid4
 
-from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
+from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.base.files import FILE_SECONDS, in_hook
 from lightning_predict.base.guard import own_error
 from lightning_predict.callbacks.lightning_packages import warn
@@ -32,7 +32,10 @@ from lightning_predict.observe.ledger_file import (
     SavedLedger,
     find_ledger,
     is_run_name,
-    save_ledger,
+    jobs_in_use,
+    own_place,
+    remove_own,
+    save_own,
 )
 from lightning_predict.observe.meters import Ledger, RentedMachine, Use
 from lightning_predict.observe.rank_agreement import RankAgreement, wait_seconds
@@ -40,6 +43,9 @@ from lightning_predict.reports.format import duration
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+FIRST_SECONDS: Final = 5.0
+"""Seconds of a fit until its ledger is written for the first time."""
 
 
 @final
@@ -90,7 +96,7 @@ class BudgetFiles:
     """Ledger file and checkpoint of a budget in one fit.
 
     Attributes:
-        place: Paths of the files.
+        place: Paths of the files; of the first name in the folder until the ledger is written.
         kept_seconds: Used seconds of this fit at the last write of the ledger file.
         stated_seconds: Used seconds of the run in the last checkpoint of any kind.
         saved_seconds: Used seconds of the run in the budget's own checkpoint; None before it is written.
@@ -104,24 +110,34 @@ class BudgetFiles:
         self.kept_seconds = self.stated_seconds = 0.0
         self.saved_seconds: float | None = None
         self.is_saving = self._has_warned = False
+        self._owner, self._process = "", 0
+
+    @property
+    def owner(self) -> str:
+        """Random name of this fit in this process. A forked process is another owner."""
+        if self._process != os.getpid():
+            self._owner, self._process = uuid4().hex[:16], os.getpid()
+            self.saved_seconds = None  # the parent's checkpoint
+        return self._owner
 
     def find(self, *, counts_earlier: bool) -> None:
-        """Find the files of this run, and restore the use in its ledger if it exceeds the checkpoint's."""
+        """Find the ledger that this run continues, and restore its use if it exceeds the checkpoint's."""
         account, folder, trainer = self._account, self._folder, self._trainer
         before = account.ledger.before.seconds
         try:
-            place = in_hook(
-                folder,
-                lambda: find_ledger(folder, run=account.run, resumed_seconds=before),
-                seconds=wait_seconds(trainer, FILE_SECONDS),
-            )
-        except (OSError, InvalidArgumentError) as error:
+            seconds = wait_seconds(trainer, FILE_SECONDS)
+            place, unread = in_hook(folder, lambda: find_ledger(folder, run=account.run), seconds=seconds)
+        except OSError as error:
             own_error(error)
-            warn(f"CostBudget cannot read the ledger in {folder}: {error}")
+            place, unread = None, [f"{folder}: {error}"]
+        if unread:
+            more = "" if len(unread) == 1 else f", and {len(unread) - 1:,} more"
+            warn(f"CostBudget cannot read the ledger {unread[0]}{more}. What such a run used does not count.")
+        if place is None or place.kept is None:
             return
         self.place, kept = place, place.kept
-        missing = 0.0 if kept is None else kept.use.seconds - before
-        if kept is None or missing <= 0 or not counts_earlier:
+        missing = kept.use.seconds - before
+        if missing <= 0 or not counts_earlier:
             return
         account.run = kept.run
         account.ledger.resume(kept.use)
@@ -131,37 +147,58 @@ class BudgetFiles:
 
     @property
     def next_seconds(self) -> float:
-        """Used seconds of this fit at which the ledger file is due."""
-        return self.kept_seconds + LEDGER_SECONDS
+        """Used seconds of this fit at which the ledger file is due: doubled each time, so that half is never lost."""
+        return self.kept_seconds + min(max(self.kept_seconds, FIRST_SECONDS), LEDGER_SECONDS)
 
     def keep(self, elapsed: float) -> None:
-        """Write the used amounts to the ledger file, once a minute."""
+        """Write the used amounts to the ledger file, at least once a minute."""
         if elapsed >= self.next_seconds:
             self.kept_seconds = elapsed
             self.write()
 
     def close(self, *, ended: bool) -> None:
-        """Write the ledger file of a fit that ends, if there is anything to keep."""
-        if self.kept_seconds or self.saved_seconds is not None:
+        """Write the ledger file of a fit that ends, or remove it if no later run can need it."""
+        is_long = self._account.ledger.use.seconds >= LEDGER_SECONDS
+        may_go_on = not ended and (self.stated_seconds > 0.0 or bool(jobs_in_use()))
+        if is_long or may_go_on or self.saved_seconds is not None:
             self.write(ended=ended)
+        elif self.kept_seconds:
+            self._use_file(lambda: remove_own(self.place, self.owner))
 
-    def write(self, *, ended: bool = False) -> None:
-        """Write the used amounts to the ledger file. A failed write is warned of once, and the budget goes on."""
-        path = self.place.ledger
-        kept = SavedLedger(
+    def write(self, *, ended: bool = False) -> bool:
+        """Write the used amounts to the ledger file. Return whether this succeeds; a failure is warned of once."""
+        saved = SavedLedger(
             run=self._account.run,
             use=self._account.ledger.use,
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             ended=ended,
+            owner=self.owner,
             saved_seconds=self.saved_seconds,
         )
+
+        def save() -> None:
+            has_checkpoint = self.saved_seconds is not None
+            self.place = save_own(self._folder, saved, place=self.place, has_checkpoint=has_checkpoint)
+
+        return self._use_file(save)
+
+    def _use_file(self, work: Callable[[], None]) -> bool:
+        path = self.place.ledger
         try:
-            in_hook(path, lambda: save_ledger(path, kept), seconds=wait_seconds(self._trainer, FILE_SECONDS))
+            in_hook(path, work, seconds=wait_seconds(self._trainer, FILE_SECONDS))
         except Exception as error:
             own_error(error)
             if not self._has_warned:
                 self._has_warned = True
                 warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
+            return False
+        return True
+
+    def claim_checkpoint(self) -> str:
+        """Return a path for the budget's own checkpoint that no other run writes, as the ledger beside it is ours."""
+        if not self.write():
+            self.place = own_place(self._folder, self.owner)
+        return self.place.checkpoint
 
     def use_checkpoint(self, path: str) -> None:
         """Adopt the checkpoint path of rank zero."""

@@ -22,6 +22,7 @@ from lightning_predict.base.guard import log_warning, own_error
 from lightning_predict.callbacks.budget_files import Account, BudgetFiles
 from lightning_predict.callbacks.hooks import FitPart
 from lightning_predict.callbacks.lightning_packages import end_of_fit, leave_validation, warn
+from lightning_predict.callbacks.notices import notify
 from lightning_predict.callbacks.output import BUDGET_GROUP, log_event, log_values, print_sentence
 from lightning_predict.callbacks.trainer_state import (
     batches_of_fit,
@@ -99,6 +100,7 @@ class BudgetFit(FitPart):
         self._quiet_batches: float = 0
         self._quiet_until = self._next_check = 0.0
         self._knows_length = True
+        self._cannot_forecast = False
         self._has_ended = False
         self._overrun: str | None = None  # reason to stop the run after the current validation
         self._validation_interval: int | None = None  # batches between two checks
@@ -126,10 +128,9 @@ class BudgetFit(FitPart):
         self._schedule = None if self.is_alone else AgreementSchedule()
         common = {"on_exceed": self._settings.on_exceed, "warmup_steps": self._settings.warmup_steps}
         decision = self._agree(
-            lambda observer: {**self._open(observer), **common, "checkpoint": self.files.place.checkpoint},
+            lambda observer: {**self._open(observer), **common},
             alike=_validation_batches(self._trainer),
         )
-        self.files.use_checkpoint(decision["checkpoint"])
         agreed = {name: decision[name] for name in common}
         if agreed != common:
             self._settings = replace(self._settings, **agreed)
@@ -194,6 +195,8 @@ class BudgetFit(FitPart):
         if not is_due or self._settings.on_exceed == "warn" or minimums_preventing_stop(self._trainer):
             return
         decision = self._agree(self._decide_in_validation)
+        if "checkpoint" in decision:
+            self.files.use_checkpoint(decision["checkpoint"])
         if decision["action"] == "warn":
             self._overrun = decision["reason"]  # the run will end after this validation
         elif decision["action"] == "stop":
@@ -283,27 +286,39 @@ class BudgetFit(FitPart):
             self._judge = lambda: self._check(observer, watch, due or "use")
 
     def _check(self, observer: RunObserver, watch: BudgetWatch, due: DueCheck) -> BudgetVerdict:
-        """Check the used amounts and, if requested, the forecast of the rest of the run."""
-        trainer, settings = self._trainer, self._settings
+        """Check the used amounts and, if requested, the forecast of the rest of the run.
+
+        If a forecast fails, for example because the package was removed, the used amounts still end the run.
+        """
         rest: RestOfRun | None = None
-        if due != "use":
-            observer.buffered = prefetched_batches(trainer)
-            rest = self._forecast(observer)
-            if rest.forecast is None and due == "forecast" and self._knows_length:
-                self._knows_length = False
-                pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
-                what = "a warning follows" if settings.on_exceed == "warn" else "it ends"
-                print_sentence(
-                    trainer, f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
-                )
-        verdict = watch.check(
-            rest,
-            at_best=lambda: self._forecast(observer.at_best()),
-            may_end_earlier=bool(trainer.early_stopping_callbacks),
-        )
+        try:
+            if due != "use" and not self._cannot_forecast:
+                rest = self._forecast_rest(observer)
+            verdict = watch.check(
+                rest,
+                at_best=lambda: self._forecast(observer.at_best()),
+                may_end_earlier=bool(self._trainer.early_stopping_callbacks),
+            )
+        except Exception as error:
+            own_error(error)
+            warn(f"CostBudget cannot forecast this run, and checks used amounts only: {type(error).__name__}: {error}")
+            rest, self._cannot_forecast = None, True
+            verdict = watch.check(None)
         if rest is not None or verdict.action == "stop":
             self._log(watch, verdict)
         return verdict
+
+    def _forecast_rest(self, observer: RunObserver) -> RestOfRun:
+        """Forecast the rest of the run. Tell once if its length is unknown."""
+        observer.buffered = prefetched_batches(self._trainer)
+        rest = self._forecast(observer)
+        if rest.forecast is None and self._knows_length:
+            self._knows_length = False
+            pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
+            what = "a warning follows" if self._settings.on_exceed == "warn" else "it ends"
+            words = f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
+            print_sentence(self._trainer, words)
+        return rest
 
     def _forecast(self, observer: RunObserver) -> RestOfRun:
         """Forecast the rest of the run; the final validation counts only if the budget stops the run."""
@@ -331,15 +346,16 @@ class BudgetFit(FitPart):
         self._notify(verdict)
         if verdict.action == "warn":
             warn(f"CostBudget: {verdict.reason}.")
-            _report(log_values(trainer, BUDGET_GROUP, {"warned": 1.0}))
-            _report(log_event(trainer, BUDGET_GROUP, "warned", verdict.reason))
+            _report(lambda: log_values(trainer, BUDGET_GROUP, {"warned": 1.0}))
+            _report(lambda: log_event(trainer, BUDGET_GROUP, "warned", verdict.reason))
         if verdict.action != "stop":
             return decision
         if on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
             return decision | {"action": "off"}  # everything was reported already
         lost = batches_without_step(trainer, observer.windows)
-        return decision | {"action": "stop", "reason": verdict.reason, "lost": lost}
+        checkpoint = self.files.claim_checkpoint()
+        return decision | {"action": "stop", "reason": verdict.reason, "lost": lost, "checkpoint": checkpoint}
 
     def _expect_validation(self, observer: RunObserver) -> None:
         """Update the forecast of the final validation from the last validation."""
@@ -356,22 +372,21 @@ class BudgetFit(FitPart):
         verdict = GO_ON if self._watch is None else self._watch.check_validation(rest)
         if verdict.action == "stop":
             self._notify(verdict)
-        return {"action": verdict.action, "reason": verdict.reason}
+        found = {"action": verdict.action, "reason": verdict.reason}
+        return found if verdict.action == "go on" else found | {"checkpoint": self.files.claim_checkpoint()}
 
     def _log(self, watch: BudgetWatch, verdict: BudgetVerdict) -> None:
         """Log the used, allowed and forecast amounts and, if the budget is exceeded, the reason."""
         exceeded = verdict.action == "stop"
-        _report(log_values(self._trainer, BUDGET_GROUP, watch.metrics() | {"exceeded": float(exceeded)}))
+        _report(lambda: log_values(self._trainer, BUDGET_GROUP, watch.metrics() | {"exceeded": float(exceeded)}))
         if exceeded:
-            _report(log_event(self._trainer, BUDGET_GROUP, "exceeded", verdict.reason))
+            _report(lambda: log_event(self._trainer, BUDGET_GROUP, "exceeded", verdict.reason))
 
     def _notify(self, verdict: BudgetVerdict) -> None:
         """Send an alert of Weights & Biases and a webhook notice about a warning or a stop."""
         if verdict.action in ("warn", "stop"):
-            from lightning_predict.callbacks.notices import notify
-
             event = "exceeded" if verdict.action == "stop" else "warned"
-            _report(notify(self._trainer, self._settings.webhook, event=event, reason=verdict.reason))
+            _report(lambda: notify(self._trainer, self._settings.webhook, event=event, reason=verdict.reason))
 
     # --- All ranks
 
@@ -407,6 +422,7 @@ class BudgetFit(FitPart):
         if decision["action"] == "off":
             self._switch_off()
         elif decision["action"] == "stop":
+            self.files.use_checkpoint(decision["checkpoint"])
             self._end(decision["reason"], can_save=can_save, lost=decision["lost"])
 
     def _end(self, reason: str, *, can_save: bool, lost: int = 0) -> None:
@@ -458,6 +474,11 @@ def _validation_batches(trainer: Trainer) -> int | None:
     return int(batches) if 0 < batches < math.inf else None
 
 
-def _report(refusals: Iterable[str]) -> None:
-    for refusal in refusals:
-        warn(refusal)
+def _report(tell: Callable[[], Iterable[str]]) -> None:
+    """Tell loggers or a person about a decision. An error there never changes the decision."""
+    try:
+        for refusal in tell():
+            warn(refusal)
+    except Exception as error:
+        own_error(error)
+        warn(f"CostBudget could not report this: {type(error).__name__}: {error}")

@@ -70,11 +70,12 @@ class CostBudget(FitCallback):
     If a run is stopped between two optimizer updates (gradient accumulation), the gradients since the last update are
     lost, because no checkpoint contains them.
 
-    A stopped run leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`. Lightning validates once
-    more before `fit` returns, as after early stopping. The budget reserves time for this final validation, and the
-    checkpoint includes the forecast cost of the validation. A validation that uses up the budget is finished if the
-    excess is at most 5 %. Otherwise `fit` returns after the checkpoint, without metrics of the validation, because
-    metrics of a part of the data would be misleading. To continue, pass the checkpoint and a larger budget to `fit`.
+    A stopped run leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; if another run has this
+    name, `lightning_predict_budget-NAME.ckpt`. Lightning validates once more before `fit` returns, as after early
+    stopping. The budget reserves time for this final validation, and the checkpoint includes the forecast cost of the
+    validation. A validation that uses up the budget is finished if the excess is at most 5 %. Otherwise `fit` returns
+    after the checkpoint, without metrics of the validation, because metrics of a part of the data would be misleading.
+    To continue, pass the checkpoint and a larger budget to `fit`.
 
     Args:
         usd: Budget in US dollars.

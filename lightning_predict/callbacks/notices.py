@@ -1,6 +1,6 @@
 """Notices about a budget: an alert of Weights & Biases, and a webhook of a chat or a script.
 
-The module is loaded only for a notice. Example::
+A notice may be due when no file can be opened, so nothing is imported for it then. Example::
 
     CostBudget(usd=50, webhook="https://hooks.slack.com/services/...")   # at 80 % and at the stop
 """
@@ -29,6 +29,8 @@ def check_webhook(webhook: str | None) -> str | None:
         InvalidArgumentError: The address is not an https address, or is an address of this machine.
     """
     if webhook is not None:
+        import requests  # noqa: F401
+
         address_of(webhook, what="Webhook", expected="an https address")
     return webhook
 
@@ -75,5 +77,6 @@ def _post(webhook: str, content: dict[str, Any]) -> None:
     """Send JSON that Slack (`text`) and Discord (`content`) understand."""
     import requests
 
-    answer = requests.post(webhook, json=content, timeout=WEBHOOK_SECONDS, allow_redirects=False)
-    answer.raise_for_status()
+    # A stream: the body of the answer is not read, because it may have no end.
+    with requests.post(webhook, json=content, timeout=WEBHOOK_SECONDS, allow_redirects=False, stream=True) as answer:
+        answer.raise_for_status()

@@ -200,7 +200,7 @@ class BudgetWatch:
         return BudgetVerdict("warn" if is_small else "stop", use.reason)
 
     def check(
-        self, rest: RestOfRun | None, *, at_best: Callable[[], RestOfRun], may_end_earlier: bool = False
+        self, rest: RestOfRun | None, *, at_best: Callable[[], RestOfRun] | None = None, may_end_earlier: bool = False
     ) -> BudgetVerdict:
         """Check the used amounts and, if `rest` is given, the forecast of the run.
 
@@ -209,7 +209,8 @@ class BudgetWatch:
 
         Args:
             rest: Rest of the run; None checks only the used amounts.
-            at_best: Returns a second forecast, in which everything takes as long as at its best so far.
+            at_best: Returns a second forecast, in which everything takes as long as at its best so far; None never
+                stops the run by a forecast.
             may_end_earlier: Whether early stopping may end the run. If so, a forecast alone never stops the run.
         """
         elapsed = self._ledger.elapsed_seconds
@@ -227,7 +228,7 @@ class BudgetWatch:
         if outlook.action == "go on":
             return use
         has_pace = rest.steps >= BEST_VALUES and not may_end_earlier
-        if outlook.action == "stop" and has_pace and self._is_exceeded(at_best()):
+        if outlook.action == "stop" and has_pace and at_best is not None and self._is_exceeded(at_best()):
             return outlook
         why = "Early stopping may end the run sooner" if may_end_earlier else "The run goes on while it may get faster"
         is_new = use.action == "go on" and self._is_new("forecast")

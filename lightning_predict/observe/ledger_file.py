@@ -3,24 +3,24 @@
 The used time and money of a run are saved every minute, so that a killed run loses little. A checkpoint contains the
 amounts at the time when the checkpoint was written. The ledger file in the Trainer's `default_root_dir` contains the
 later amounts. A new run continues the ledger of an unfinished run if the new run resumes a checkpoint of that run, or
-if Slurm or torchrun restarted the job. Runs that share a folder get separate files::
+if Slurm or torchrun restarted the job. No run writes a file that another run has created::
 
-    place = find_ledger("runs", run="a1b2", resumed_seconds=0.0)
-    place.kept                   # amounts of the same run, killed earlier; None otherwise
-    place.checkpoint             # runs/lightning_predict_budget.ckpt
-    save_ledger(place.ledger, kept)
+    found, unread = find_ledger("runs", run="a1b2")      # amounts of the same run, killed earlier; None otherwise
+    place = save_own("runs", saved, place=found)         # creates a file, or replaces its own
+    place.checkpoint                                     # runs/lightning_predict_budget.ckpt
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeGuard, final
@@ -73,6 +73,14 @@ def _process_in_use() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
+def start_of(process: int) -> str:
+    """Return the start of a process in clock ticks since the boot, from field 22 of Linux's `stat`; empty elsewhere."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLedger:
@@ -87,6 +95,8 @@ class SavedLedger:
         process: Host name and ID of the run's process.
         ended: Whether the last fit ended without an error.
         saved_seconds: Used seconds in the budget's own checkpoint; None without a checkpoint.
+        owner: Random name of the fit that writes the file, in one process.
+        started: Start of the process, which tells it from a later process with the same ID; empty if unknown.
     """
 
     run: str
@@ -97,6 +107,14 @@ class SavedLedger:
     process: str = field(default_factory=_process_in_use)
     ended: bool = False
     saved_seconds: float | None = None
+    owner: str = ""
+    started: str = field(default_factory=lambda: start_of(os.getpid()))
+
+    @property
+    def content(self) -> bytes:
+        """The ledger as a line of JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "use"}
+        return json.dumps(values | self.use.plain()).encode() + b"\n"
 
     def is_continued_by(self, run: str) -> bool:
         """Return whether a run that begins in this process continues the saved run.
@@ -121,8 +139,8 @@ class SavedLedger:
         except (ProcessLookupError, OverflowError):
             return False
         except OSError:  # a process of another user
-            return True
-        return True
+            pass
+        return not self.started or start_of(int(number)) in ("", self.started)
 
 
 @final
@@ -147,52 +165,121 @@ class LedgerPlace:
         return LedgerPlace(f"{path}.json", f"{path}.ckpt", kept)
 
 
-def find_ledger(folder: str, *, run: str, resumed_seconds: float) -> LedgerPlace:
-    """Find the files of a run that begins. Files of other runs are not overwritten.
+def find_ledger(folder: str, *, run: str) -> tuple[LedgerPlace | None, list[str]]:
+    """Find the ledger that a run continues. Of several, for example of branches, the one with the most seconds counts.
 
     Args:
         folder: The Trainer's `default_root_dir`, a path or a URL.
         run: Run name in the checkpoint that the process resumes, otherwise a new name.
-        resumed_seconds: Used seconds in the resumed checkpoint; 0 without a checkpoint.
+
+    Returns:
+        The files of the continued run, and an error for each ledger that cannot be read.
 
     Raises:
-        InvalidArgumentError: A ledger is damaged.
-        OSError: A file cannot be read.
+        OSError: The folder cannot be read.
     """
-    names = _names(folder)
-    stems = sorted({name.rpartition(".")[0] for name in names} | {LEDGER_STEM})
-    places = [LedgerPlace.of(folder, stem, read_ledger(f"{os.path.join(folder, stem)}.json")) for stem in stems]
-    for place in places:
-        if place.kept is not None and place.kept.is_continued_by(run):
-            is_free = _is_free(place, names, run, resumed_seconds)
-            return place if is_free else LedgerPlace.of(folder, f"{LEDGER_STEM}-{run[:8]}", place.kept)
-    free = (place for place in places if _is_free(place, names, run, resumed_seconds))
-    found = next(free, LedgerPlace.of(folder, f"{LEDGER_STEM}-{run[:8]}"))
-    return LedgerPlace(found.ledger, found.checkpoint)
+    found, unread = None, []
+    for stem in sorted(_stems(folder)):
+        place = LedgerPlace.of(folder, stem)
+        try:
+            kept = read_ledger(place.ledger)
+        except (OSError, InvalidArgumentError) as error:  # of this run or of another one: nobody knows
+            unread.append(f"{place.ledger}: {error}")
+            continue
+        is_more = (
+            found is None or found.kept is None or (kept is not None and kept.use.seconds > found.kept.use.seconds)
+        )
+        if kept is not None and is_more and kept.is_continued_by(run):
+            found = replace(place, kept=kept)
+    return found, unread
 
 
-def _is_free(place: LedgerPlace, names: Iterable[str], run: str, resumed_seconds: float) -> bool:
-    """Return whether a run may write the files: no other run needs them, or the run resumes their checkpoint."""
-    kept = place.kept
-    if os.path.basename(place.checkpoint) in names:
-        return kept is not None and kept.run == run and kept.saved_seconds == resumed_seconds
-    return kept is None or kept.ended or kept.is_continued_by(run)
+def save_own(
+    folder: str, saved: SavedLedger, *, place: LedgerPlace | None, has_checkpoint: bool = False
+) -> LedgerPlace:
+    """Write a ledger to a file that its fit has created, or creates now, and return the fit's files.
+
+    Args:
+        folder: The Trainer's `default_root_dir`, a path or a URL.
+        saved: The ledger, with its owner.
+        place: Files of this fit, or of the killed run that this fit continues; None for the first name in the folder.
+        has_checkpoint: Whether this fit has written the checkpoint of `place`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    place = place or LedgerPlace.of(folder, LEDGER_STEM)
+    own = own_place(folder, saved.owner)
+    if not _save_as(place, saved, has_checkpoint=has_checkpoint):
+        place = own
+        if not _save_as(own, saved, has_checkpoint=has_checkpoint):
+            raise FileExistsError(errno.EEXIST, "belongs to another run", own.ledger)
+    return LedgerPlace(place.ledger, place.checkpoint)
 
 
-def save_ledger(path: str | os.PathLike[str], kept: SavedLedger) -> None:
+def own_place(folder: str, owner: str) -> LedgerPlace:
+    """Return files that no other fit has."""
+    return LedgerPlace.of(folder, f"{LEDGER_STEM}-{owner}")
+
+
+def _save_as(place: LedgerPlace, saved: SavedLedger, *, has_checkpoint: bool) -> bool:
+    """Write a ledger, unless the files are of another run. Return whether it was written."""
+    try:
+        now = read_ledger(place.ledger)
+    except InvalidArgumentError:
+        return False
+    except OSError:
+        if saved.owner in place.ledger:  # no other name is left
+            raise
+        return False
+    if now is not None and now.owner == saved.owner:
+        save_ledger(place.ledger, saved)
+        return True
+    if not has_checkpoint and _exists(place.checkpoint):
+        return False
+    if now is None:
+        return _create(place.ledger, saved.content)
+    return now == place.kept and _take_over(place, saved)
+
+
+def _take_over(place: LedgerPlace, saved: SavedLedger) -> bool:
+    """Replace the ledger of a killed run by the ledger of the run that continues it; of several runs, one succeeds."""
+    lock = f"{place.ledger}.lock"
+    if not _create(lock, b""):
+        return False
+    try:
+        is_same = read_ledger(place.ledger) == place.kept
+        if is_same:
+            save_ledger(place.ledger, saved)
+        return is_same
+    finally:
+        _remove(lock)
+
+
+def remove_own(place: LedgerPlace, owner: str) -> None:
+    """Remove the ledger of a fit, unless another run has written it.
+
+    Raises:
+        OSError: The file cannot be read or removed.
+        InvalidArgumentError: The file is damaged.
+    """
+    saved = read_ledger(place.ledger)
+    if saved is not None and saved.owner == owner:
+        _remove(place.ledger)
+
+
+def save_ledger(path: str | os.PathLike[str], saved: SavedLedger) -> None:
     """Write the file atomically.
 
     Raises:
         OSError: The file cannot be written.
     """
-    values = {item.name: getattr(kept, item.name) for item in fields(kept) if item.name != "use"}
-    content = json.dumps(values | kept.use.plain()).encode() + b"\n"
     if is_url(path):
         system, place = _file_system(path)
-        system.pipe_file(place, content)
+        system.pipe_file(place, saved.content)
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content)
+    write_atomically(path, saved.content)
 
 
 def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
@@ -207,7 +294,8 @@ def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     record.check_keys(
-        ("run", "seconds", "date"), ("jobs", "command", "process", "ended", "saved_seconds", "job", *Use.names())
+        ("run", "seconds", "date"),
+        ("jobs", "command", "process", "ended", "saved_seconds", "job", "owner", "started", *Use.names()),
     )
     names = [name for name in ("seconds", *Use.names()) if record.has(name)]
     return SavedLedger(
@@ -220,6 +308,8 @@ def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
         command=record.optional("command", Checked.text, ""),
         process=record.optional("process", Checked.text, ""),
         ended=record.optional("ended", Checked.flag, False),
+        owner=record.optional("owner", Checked.text, ""),
+        started=record.optional("started", Checked.text, ""),
         saved_seconds=record.member("saved_seconds").number() if record.has("saved_seconds") else None,
     )
 
@@ -231,15 +321,47 @@ def _read(path: str | os.PathLike[str]) -> Checked:
     return parse_json(system.cat_file(place), File(os.fspath(path), InvalidArgumentError))
 
 
-def _names(folder: str) -> set[str]:
-    """List the files of budgets in a folder."""
+def _stems(folder: str) -> set[str]:
+    """List the ledgers in a folder, without their suffix."""
     if is_url(folder):
         system, place = _file_system(folder)
         found = system.ls(place, detail=False) if system.isdir(place) else []
     else:
         found = os.listdir(folder) if os.path.isdir(folder) else []
     names = {os.path.basename(str(path).rstrip("/")) for path in found}
-    return {name for name in names if name.startswith(LEDGER_STEM) and name.endswith((".json", ".ckpt"))}
+    return {name.removesuffix(".json") for name in names if name.startswith(LEDGER_STEM) and name.endswith(".json")}
+
+
+def _create(path: str, content: bytes) -> bool:
+    """Create a file. Return False if it exists."""
+    try:
+        if is_url(path):
+            system, place = _file_system(path)
+            if system.exists(place):
+                return False
+            system.pipe_file(place, content, mode="create")
+        else:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "xb") as file:
+                file.write(content)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _exists(path: str) -> bool:
+    if is_url(path):
+        system, place = _file_system(path)
+        return bool(system.exists(place))
+    return os.path.lexists(path)
+
+
+def _remove(path: str) -> None:
+    if is_url(path):
+        system, place = _file_system(path)
+        system.rm_file(place)
+    else:
+        os.unlink(path)
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:

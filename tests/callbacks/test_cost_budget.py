@@ -377,6 +377,8 @@ def test_earlier_use_counts_after_a_resume(small: Small, tmp_path: Path, time: C
 
     assert resumed(hours_of(2.0)) == 0  # 3 s are used already
     assert resumed(hours_of(5.9)) == 3  # 3 s before, 3 s now
+    [left] = set(tmp_path.glob("*.ckpt")) - {Path(checkpoint)}  # the first one stays as it is
+    checkpoint = str(left)
     assert resumed(hours_of(100.0)) == 4  # from the checkpoint that the last one left
 
 
@@ -796,7 +798,7 @@ def test_two_runs_in_one_folder_keep_their_checkpoints(lightning: Small, tmp_pat
     assert other.name == CHECKPOINT_NAME
     runs = [torch.load(path, weights_only=False)["callbacks"][CostBudget.state_key]["run"] for path in (one, other)]
     assert runs[0] != runs[1]
-    assert one.stem == f"{other.stem}-{runs[0][:8]}"
+    assert re.fullmatch(f"{other.stem}-[0-9a-f]{{16}}", one.stem)
 
 
 def test_a_ledger_that_cannot_be_written_or_read_is_said_once(lightning: Small, tmp_path: Path, time: Clock) -> None:
@@ -804,10 +806,8 @@ def test_a_ledger_that_cannot_be_written_or_read_is_said_once(lightning: Small, 
     with pytest.warns(LightningPredictWarning) as warned:
         fit(lightning, tmp_path, hours_of(10_000.0), model=timed_model(lightning, time, 100.0), batches=5)
     said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
-    assert [one.split(f" {tmp_path}")[0] for one in said] == [
-        "CostBudget cannot read the ledger in",
-        "CostBudget could not write",
-    ]
+    assert [one.split(f" {tmp_path}")[0] for one in said] == ["CostBudget cannot read the ledger"]
+    assert len(list(tmp_path.glob("lightning_predict_budget-*.json"))) == 1  # one of its own
 
 
 def test_a_process_without_further_threads_keeps_its_budget(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -78,6 +79,29 @@ def test_a_webhook_that_fails_is_said_without_its_secret(lightning: Small, tmp_p
     (said,) = (str(one.message) for one in warned if "webhook" in str(one.message))
     assert said == "CostBudget could not call its webhook: HTTPError"
     assert len(got) == 1
+
+
+def test_answer_of_a_webhook_is_not_read(lightning: Small, tmp_path: Path) -> None:
+    # A body without an end was read for 20 s, 2 GiB of it.
+    sent = 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            nonlocal sent
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while sent < 1 << 30:
+                    sent += connection.send(b"0" * 65536)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        with pytest.warns(LightningPredictWarning):  # that the budget is exceeded
+            fit(lightning, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn", webhook=url))
+        thread.join()
+    assert sent < 1 << 24  # what fits into buffers
 
 
 @pytest.mark.parametrize("webhook", ["http://example.org/hook", "hooks.slack.com/x", "ftp://example.org"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 import torch
 
 from lightning_predict.base.errors import BudgetExceededError
-from lightning_predict.callbacks import CostBudget
+from lightning_predict.callbacks import CostBudget, budget_fit
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 
@@ -101,3 +104,64 @@ def test_only_whole_validations_count_for_what_else_decides_by_them(
     # A sweep compares the value that was logged last.
     assert float(trainer.callback_metrics["monitored"]) == whole
     assert [row["monitored"] for row in rows if "monitored" in row] == list(range(1, whole + 1))
+
+
+def exhaust_files(_: pytest.MonkeyPatch) -> None:
+    """Allow no further open file."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def remove_package(patch: pytest.MonkeyPatch) -> None:
+    """Let imports of further modules of the package fail, as if the package was uninstalled."""
+
+    class Gone:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name.startswith("lightning_predict."):
+                raise ModuleNotFoundError(name)
+
+    patch.setattr(sys, "meta_path", [Gone(), *sys.meta_path])
+
+
+def fail_to_notify(patch: pytest.MonkeyPatch) -> None:
+    """Let the notices fail."""
+    patch.setattr(budget_fit, "notify", lambda *_, **__: 1 / 0)
+
+
+def fail_to_forecast(patch: pytest.MonkeyPatch) -> None:
+    """Let each forecast fail."""
+    patch.setattr(budget_fit, "forecast_inputs", lambda *_, **__: 1 / 0)
+
+
+def close_outputs(patch: pytest.MonkeyPatch) -> None:
+    """Take standard output and error away."""
+    patch.setattr(sys, "stdout", None)
+    patch.setattr(sys, "stderr", None)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of open files")
+@pytest.mark.parametrize("fault", [exhaust_files, remove_package, fail_to_notify, fail_to_forecast, close_outputs])
+@pytest.mark.filterwarnings("ignore::lightning_predict.callbacks.lightning_packages.LightningPredictWarning")
+def test_fault_that_begins_during_the_run_does_not_keep_the_budget_from_ending_it(
+    fault: Callable[[pytest.MonkeyPatch], None], lightning: Small, tmp_path: Path, time: Clock
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    model = lightning.model()
+    step = model.training_step
+    with pytest.MonkeyPatch.context() as patch:
+
+        def training_step(batch: torch.Tensor, batch_idx: int) -> Any:
+            time.advance(1.0)
+            if batch_idx == 2:
+                fault(patch)
+            return step(batch, batch_idx)
+
+        model.training_step = training_step
+        budget = CostBudget(hours=100 / 3600)
+        trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=[budget])
+        try:
+            trainer.fit(model, lightning.loader(300))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    # The forecast ends the run at 60 % of the budget; without a forecast, the used amount ends it.
+    assert model.batches_trained == (100 if fault is fail_to_forecast else 60)
+    assert budget.stopping_reason is not None

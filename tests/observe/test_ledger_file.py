@@ -16,7 +16,10 @@ from lightning_predict.observe.ledger_file import (
     find_ledger,
     jobs_in_use,
     read_ledger,
+    remove_own,
     save_ledger,
+    save_own,
+    start_of,
 )
 from lightning_predict.observe.meters import Use
 
@@ -31,7 +34,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept(run: str = "aaaaaaaaaa", **values: object) -> SavedLedger:
-    base = SavedLedger(run=run, use=Use(600.0, {"usd": (2.0, 600.0)}), date="2026-11-27", process=GONE)
+    base = SavedLedger(run=run, use=Use(600.0, {"usd": (2.0, 600.0)}), date="2026-11-27", process=GONE, started="")
     return replace(base, **values)  # type: ignore[arg-type]
 
 
@@ -86,32 +89,83 @@ def test_the_index_of_a_kubernetes_job_is_no_job(monkeypatch: pytest.MonkeyPatch
     assert jobs_in_use() == {}
 
 
-def test_runs_in_one_folder_get_files_of_their_own(tmp_path: Path) -> None:
-    def names(run: str, resumed_seconds: float = 0.0) -> tuple[str, str]:
-        place = find_ledger(str(tmp_path), run=run, resumed_seconds=resumed_seconds)
-        return Path(place.ledger).stem, Path(place.checkpoint).stem
-
-    first, own = "lightning_predict_budget", "lightning_predict_budget-bbbbbbbb"
-    assert names("aaaaaaaaaa") == (first, first)
-    save_ledger(tmp_path / LEDGER_NAME, kept())
-    assert names("bbbbbbbbbb") == (own, own)  # the first may be resumed
-    assert names("aaaaaaaaaa") == (first, first)
-    save_ledger(tmp_path / LEDGER_NAME, kept(ended=True))
-    assert names("bbbbbbbbbb") == (first, first)  # its amounts are no longer needed
-    (tmp_path / f"{first}.ckpt").touch()
-    save_ledger(tmp_path / LEDGER_NAME, kept(ended=True, saved_seconds=590.0))
-    assert names("bbbbbbbbbb") == (own, own)  # its checkpoint is its only one
-    assert names("aaaaaaaaaa", 590.0) == (first, first)  # resumed from that checkpoint
-    assert names("aaaaaaaaaa", 300.0)[1] == "lightning_predict_budget-aaaaaaaa"  # from an earlier one
+FIRST = "lightning_predict_budget"
 
 
-def test_a_killed_run_finds_its_own_file_among_others(tmp_path: Path) -> None:
-    save_ledger(tmp_path / LEDGER_NAME, kept())
-    own = find_ledger(str(tmp_path), run="bbbbbbbbbb", resumed_seconds=0.0)
-    save_ledger(own.ledger, kept("bbbbbbbbbb", use=Use(900.0)))
-    found = find_ledger(str(tmp_path), run="bbbbbbbbbb", resumed_seconds=0.0)
+def names(folder: Path, run: str, *, owner: str, has_checkpoint: bool = False) -> str:
+    """Return the stem of the files that a fit writes, after it has looked for its ledger."""
+    found, _ = find_ledger(str(folder), run=run)
+    place = save_own(str(folder), kept(run, owner=owner), place=found, has_checkpoint=has_checkpoint)
+    saved = read_ledger(place.ledger)
+    assert saved is not None
+    assert saved.owner == owner
+    assert Path(place.checkpoint).stem == Path(place.ledger).stem
+    return Path(place.ledger).stem
+
+
+def test_first_run_in_a_folder_has_the_plain_name_and_keeps_it(tmp_path: Path) -> None:
+    assert names(tmp_path, "aaaaaaaaaa", owner="one") == FIRST
+    (tmp_path / f"{FIRST}.ckpt").touch()
+    assert save_own(str(tmp_path), kept(owner="one"), place=None, has_checkpoint=True).ledger.endswith(LEDGER_NAME)
+
+
+def test_killed_run_that_resumes_continues_its_file(tmp_path: Path) -> None:
+    save_ledger(tmp_path / LEDGER_NAME, kept(owner="killed"))
+    assert names(tmp_path, "aaaaaaaaaa", owner="later") == FIRST
+    assert not list(tmp_path.glob("*.lock"))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {LEDGER_NAME: kept(owner="other").content},  # may be resumed
+        {LEDGER_NAME: kept(owner="other", ended=True).content},
+        {LEDGER_NAME: b"{"},  # damaged, or not yet written
+        {f"{FIRST}.ckpt": b"precious"},  # without a ledger
+        {LEDGER_NAME: kept("bbbbbbbbbb", owner="killed").content, f"{FIRST}.ckpt": b"precious"},  # ended by its budget
+        {LEDGER_NAME: kept("bbbbbbbbbb", owner="killed").content, f"{LEDGER_NAME}.lock": b""},  # a branch continues it
+    ],
+)  # fmt: skip
+def test_file_of_another_run_is_never_written(before: dict[str, bytes], tmp_path: Path) -> None:
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
+    assert names(tmp_path, "bbbbbbbbbb", owner="own") == f"{FIRST}-own"
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_of_branches_of_a_killed_run_one_continues_its_file(tmp_path: Path) -> None:
+    save_ledger(tmp_path / LEDGER_NAME, kept(owner="killed"))
+    found, _ = find_ledger(str(tmp_path), run="aaaaaaaaaa")
+    stems = [
+        Path(save_own(str(tmp_path), kept(owner=owner), place=found).ledger).stem for owner in ("b1", "b2", "b3", "b4")
+    ]
+    assert stems == [FIRST, *(f"{FIRST}-b{number}" for number in (2, 3, 4))]
+
+
+def test_run_whose_file_another_machine_took_over_moves_to_a_file_of_its_own(tmp_path: Path) -> None:
+    place = save_own(str(tmp_path), kept(owner="one"), place=None)
+    save_ledger(place.ledger, kept(owner="another machine"))
+    assert Path(save_own(str(tmp_path), kept(owner="one"), place=place).ledger).stem == f"{FIRST}-one"
+
+
+def test_most_seconds_of_a_run_count_and_damaged_ledgers_are_told(tmp_path: Path) -> None:
+    save_ledger(tmp_path / LEDGER_NAME, kept("bbbbbbbbbb"))
+    for owner, seconds in (("x", 900.0), ("y", 700.0)):
+        save_ledger(tmp_path / f"{FIRST}-{owner}.json", kept("bbbbbbbbbb", use=Use(seconds)))
+    (tmp_path / f"{FIRST}-z.json").write_text("{")
+    found, unread = find_ledger(str(tmp_path), run="bbbbbbbbbb")
+    assert found is not None
     assert found.kept is not None
-    assert (found.ledger, found.kept.use.seconds) == (own.ledger, 900.0)
+    assert (Path(found.ledger).stem, found.kept.use.seconds) == (f"{FIRST}-x", 900.0)
+    assert len(unread) == 1
+    assert f"{FIRST}-z.json" in unread[0]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="only Linux tells the start of a process")
+def test_process_number_that_is_used_again_is_no_running_run() -> None:
+    alive = f"{socket.gethostname()}:{os.getppid()}"
+    assert kept(process=alive, started="1").is_continued_by("aaaaaaaaaa")
+    assert not kept(process=alive, started=start_of(os.getppid())).is_continued_by("aaaaaaaaaa")
 
 
 def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
@@ -128,10 +182,16 @@ def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 def test_ledger_is_written_to_a_remote_file_system(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     folder = f"memory://{tmp_path.name}"
-    place = find_ledger(folder, run="aaaaaaaaaa", resumed_seconds=0.0)
+    place = save_own(folder, kept(owner="one"), place=None)
     assert place.checkpoint == f"{folder}/lightning_predict_budget.ckpt"
-    save_ledger(place.ledger, kept())
-    found = find_ledger(folder, run="aaaaaaaaaa", resumed_seconds=0.0).kept
+    assert save_own(folder, kept(owner="two"), place=None).ledger == f"{folder}/lightning_predict_budget-two.json"
+    found, _ = find_ledger(folder, run="aaaaaaaaaa")
     assert found is not None
-    assert replace(found, use=kept().use) == kept()
-    assert found.use.amount("usd") == 2.0
+    assert found.kept is not None
+    assert replace(found.kept, use=kept().use) == kept(owner="one")
+    assert found.kept.use.amount("usd") == 2.0
+    assert save_own(folder, kept(owner="three"), place=found).ledger == place.ledger
+    remove_own(place, "two")
+    assert read_ledger(place.ledger) is not None
+    remove_own(place, "three")
+    assert read_ledger(place.ledger) is None
