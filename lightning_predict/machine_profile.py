@@ -64,6 +64,7 @@ class MachineProfile:
         evaluation_seconds: Seconds of the run outside training steps.
         image_size: Height and width of the images of a model by name, in pixels.
         lora_targets: Layers that LoRA adapts in a model by name, separated by commas, or `all-linear`.
+        holds_output: Whether the loop keeps the output of a model by name during the backward pass.
     """
 
     host: str | float | None = None
@@ -86,6 +87,7 @@ class MachineProfile:
     evaluation_seconds: float = 0.0
     image_size: int | None = None
     lora_targets: str | None = None
+    holds_output: bool = False
 
     def prices(self, usd_per_hour: UserPrice = None, *, spot: bool = False) -> Prices:
         """Return the prices. Those of the command line take precedence."""
@@ -214,6 +216,7 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
         evaluation_seconds=run.optional("evaluation_seconds", Checked.number, 0.0),
         image_size=model.optional("image_size", _count, None),
         lora_targets=model.optional("lora_targets", Checked.words, None),
+        holds_output=model.optional("holds_output", Checked.flag, False),
     )
 
 
@@ -226,7 +229,7 @@ TABLE_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "charges": frozenset({"setup_minutes", "minimum_minutes", "storage_usd"}),
     "energy": frozenset({"grid", "pue"}),
     "run": frozenset({"loader_seconds", "loader_samples_per_second", "evaluation_seconds"}),
-    "model": frozenset({"image_size", "lora_targets"}),
+    "model": frozenset({"image_size", "lora_targets", "holds_output"}),
 }
 """Keys of each table."""
 

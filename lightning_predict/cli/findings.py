@@ -77,7 +77,8 @@ def findings_of(
     layouts = layouts_to_predict(gpus, offers=prices.offers, usd_per_hour=prices.usd_per_hour)
     rank(Predictions(()), deadline_hours=deadline_hours)  # an invalid deadline is an error before the work
     parsed_strategy = parse_strategy(strategy)
-    step, heading = _step(source, model_options | {"image_size": told.image_size, "lora_targets": told.lora_targets})
+    of_profile = {name: getattr(told, name) for name in ("image_size", "lora_targets", "holds_output")}
+    step, heading = _step(source, model_options | of_profile)
     zipf_alpha: Skew | None = None
     if told.skew is not None:
         from lightning_predict.embeddings.tables import skew_of

@@ -226,16 +226,17 @@ def forecast_tables(scored: Sequence[Scored]) -> Iterator[Table]:
 
 
 def why_refused(before: Result, after: Result) -> str | None:
-    """Return why a result is refused: the net error of the recordings is smaller, but their items are worse.
+    """Return why a result is refused: the recordings' items are worse, whatever their net error, which may cancel.
 
     Args:
         before: The result that is kept.
         after: The new result.
     """
-    net, each = (
-        [abs(float(one.figure(f"{ITEMS} / all / {heading}").value)) for one in (before, after)]
-        for heading in (NET, EACH)
-    )
-    if net[1] < net[0] - NOISE and each[1] > each[0] + NOISE:
-        return f"the net error falls from {net[0]} to {net[1]} %, but the items' rises from {each[0]} to {each[1]} %."
-    return None
+    figures = {
+        name: [abs(float(one.figure(f"{ITEMS} / all / {name}").value)) for one in (before, after)]
+        for name in (NET, EACH)
+    }
+    if figures[EACH][1] <= figures[EACH][0] + NOISE:
+        return None
+    (net, new_net), (each, new_each) = figures[NET], figures[EACH]
+    return f"the items' error rises from {each} to {new_each} %, with a net error of {net} before and {new_net} % now."

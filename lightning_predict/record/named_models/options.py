@@ -34,6 +34,7 @@ class StepOptions:
             `lora`, as layers in 4 bits are not trained.
         checkpointing: Whether to use the library's gradient checkpointing.
         optimizer: One of `OPTIMIZERS`: torch's, or bitsandbytes' by its name in Hugging Face's Trainer.
+        holds_output: Whether the loop keeps the model's output until the next one.
 
     Raises:
         InvalidArgumentError: A value is out of range, or unknown.
@@ -48,6 +49,7 @@ class StepOptions:
     quantization: str | None = None
     checkpointing: bool = False
     optimizer: str = "adamw"
+    holds_output: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "image_size", "lora"):

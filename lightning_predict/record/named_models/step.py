@@ -56,6 +56,7 @@ def step_of(
     quantization: str | None = None,
     checkpointing: bool = False,
     optimizer: str = "adamw",
+    holds_output: bool = False,
     kernels: str | Sequence[str] = (),
 ) -> Trace:
     """Record a training step of a model by name, on the meta device: without weights, data or a GPU.
@@ -78,6 +79,8 @@ def step_of(
         checkpointing: Whether to recompute activations in the backward pass.
         optimizer: `adamw`, `adam` or `sgd` (with momentum), or bitsandbytes' `adamw_8bit`, `paged_adamw_8bit` or
             `paged_adamw_32bit`.
+        holds_output: Whether the loop keeps the model's output during the backward pass, as `output = model(**batch)`
+            in a plain loop does. Trainers return the loss alone, so the output is freed (the default).
         kernels: Kernels that predictions of this step assume, as for `lp.predict`.
 
     Raises:
@@ -95,6 +98,7 @@ def step_of(
         quantization=quantization,
         checkpointing=checkpointing,
         optimizer=optimizer,
+        holds_output=holds_output,
     )
     name = parse_model_name(model)
     with _quiet_transformers():
@@ -134,6 +138,9 @@ def _built(name: ModelName, options: StepOptions) -> NamedStep:
 def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptions) -> Callable[[], None]:
     """Return a function that runs the step: forward, backward, optimizer."""
     dtype = options.lora_autocast
+    held = list[object]()
+    if options.holds_output:
+        built.model.register_forward_hook(lambda _module, _inputs, output: held.__setitem__(slice(None), [output]))
 
     def step() -> None:
         with torch.autocast("cuda", dtype=getattr(torch, dtype or "bfloat16"), enabled=dtype is not None):
