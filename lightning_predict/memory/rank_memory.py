@@ -39,7 +39,7 @@ from lightning_predict.memory.simulation import (
     tensor_levels,
 )
 from lightning_predict.memory.stage_memory import RankStep, StageStorages
-from lightning_predict.memory.step_memory import StepMemory, derived_memory, lasting_bytes
+from lightning_predict.memory.step_memory import StepMemory, derived_memory
 from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
 
@@ -126,7 +126,7 @@ class RankMemory:
     @cached_property
     def alone(self) -> StepMemory:
         """Simulated memory need on one GPU, also if the memory was measured."""
-        return derived_memory(self._trace, self._whole.blocks, lasting_bytes(self._trace, self._whole.blocks))
+        return derived_memory(self._trace, self._whole.blocks)
 
     def most_filled(self, layout: Layout, strategy: Strategy) -> StepMemory:
         """Return the memory need of the rank whose tensors need the most memory."""
@@ -211,7 +211,6 @@ class RankMemory:
         for one in whole.storages:
             causes.get(one.cause, passes).append(one)
         gradients = causes["gradient"]
-        unseen = self._gradients * step.trained_share - sum(one.size_bytes for one in gradients) - sum(whole.kept)
         is_whole = step.is_added_up and _adds_whole(strategy)
         is_counted = is_whole and strategy.reduce_dtype is not None  # `_sums` counts all gradients
         is_replaced = strategy.reduce_dtype is not None and not split.gradients  # buffers take the gradients
@@ -226,7 +225,10 @@ class RankMemory:
         buffers = (memory.parameter_bytes or 0) - sum(map(parameter_bytes, self._trace.parameters))
         others = (
             max(buffers, 0) * step.held_share,
-            max(unseen, 0) * (1.0 if is_whole else of_gradients) * (not is_replaced and not is_counted),
+            whole.unseen
+            * step.trained_share
+            * (1.0 if is_whole else of_gradients)
+            * (not is_replaced and not is_counted),
             self._copies * step.trained_share * of_state * (not is_offloaded),
             memory.resident_bytes or 0,
         )
@@ -253,13 +255,12 @@ class RankMemory:
 
     def _simulated(self, rank: Rank) -> StepMemory:
         blocks, gathered = rank.blocks, rank.gathered
-        lasting = rank.lasting_bytes
-        alone = derived_memory(self._trace, blocks, lasting)
+        alone = derived_memory(self._trace, blocks)
         if not gathered:
             return alone
-        need = derived_memory(self._trace, rank.together, lasting)
+        need = derived_memory(self._trace, rank.together)
         reserved = _reserved_bytes(alone) + max(live_bytes(gathered, blocks.count), default=0)
-        tensors = lasting + max(need.temporary_bytes, need.update_bytes)
+        tensors = need.persistent_bytes + max(need.temporary_bytes, need.update_bytes)
         need = replace(need, slack_bytes=max(reserved - tensors, need.workspace_bytes))
         return defer(need, lambda: replace(need, releasable_bytes=alone.releasable_bytes), "releasable_bytes")
 
@@ -271,13 +272,6 @@ class Rank:
 
     blocks: Blocks
     gathered: tuple[Storage, ...]
-
-    @property
-    def lasting_bytes(self) -> int:
-        """Memory that is allocated throughout a step, with all gradients."""
-        blocks = self.blocks
-        written = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
-        return sum(map(sum, (blocks.lasting, blocks.kept, blocks.state, blocks.batch))) + written
 
     @property
     def together(self) -> Blocks:

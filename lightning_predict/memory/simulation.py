@@ -15,6 +15,7 @@ Several steps are simulated, because fragmentation builds up over steps. Example
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,8 +85,9 @@ class Blocks:
         batch: Sizes of the tensors of a batch; each step has a new batch.
         storages: Storages that the step writes, in order of allocation.
         update: Sizes of temporary tensors of the optimizer on CUDA, which all exist at the same time.
+        unseen: Part of `lasting`: bytes of gradients that exist in all steps, and that the recorded step did not write.
         count: Number of operations of the step.
-        update_at: Index of the first optimizer operation; `count` if there is none.
+        update_at: Index of the first operation of the largest optimizer update; `count` if there is none.
         drops_gradients_at: Index of the operation after which the previous step's gradients are freed; -1 if they are
             freed before the step.
         workspaces: Temporary memory inside operations, as (index of the operation, bytes).
@@ -99,11 +101,18 @@ class Blocks:
     batch: tuple[int, ...]
     storages: tuple[Storage, ...]
     update: tuple[int, ...]
+    unseen: int
     count: int
     update_at: int
     drops_gradients_at: int
     workspaces: tuple[tuple[int, int], ...] = ()
     trials: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def lasting_bytes(self) -> int:
+        """Memory that is allocated throughout a step, with the gradients that exist at the same time."""
+        written = live_bytes([one for one in self.storages if one.cause == "gradient"], self.count)
+        return sum(map(sum, (self.lasting, self.kept, self.state, self.batch))) + max(written, default=0)
 
     @cached_property
     def events(self) -> list[_Event]:
@@ -133,21 +142,19 @@ def blocks_of(trace: Trace) -> Blocks:
     sizes = [TensorInfo(parameter.shape, parameter.dtype).size_bytes for parameter in trace.parameters]
     trained = [size for size, parameter in zip(sizes, trace.parameters, strict=True) if parameter.requires_grad]
     rest = (memory.parameter_bytes or 0) - sum(sizes)
-    written = sum(one.size_bytes for one in storages if one.cause == "update")
     # Otherwise, the recorded update did not run CUDA's default, which updates all parameters at once.
     at_once = trace.flags.foreach is not None or any(one.name.startswith(MULTI_TENSOR) for one in operations)
-    gradients = gradient_bytes(trace)
-    update = () if at_once else copies_of(min(gradients, written), trained)
+    update_at, passing = _largest_update(trace, storages)
+    update = () if at_once else copies_of(passing, trained)
     kept = [one.size_bytes for one in storages if one.cause == "gradient"]
-    # Gradients that the trace lacks are added here.
-    unseen = gradients - sum(kept)
+    unseen = _unseen_gradient_bytes(trace, storages)
     if frees_gradients(trace):
         kept = []
     else:  # gradients persist: they are set to zero and accumulated into
         storages = tuple(map(_added_up, storages))
     if trace.flags.foreach is None and updates_one_by_one(trace):
         storages = tuple(one for one in storages if one.cause != "update")
-        update = (max(trained, default=0),) if written else ()
+        update = (max(trained, default=0),) if passing else ()
     return Blocks(
         lasting=(*sizes, *(size for size in (rest, unseen, copy_bytes(trace), memory.resident_bytes or 0) if size > 0)),
         kept=tuple(kept),
@@ -155,12 +162,52 @@ def blocks_of(trace: Trace) -> Blocks:
         batch=batch,
         storages=tuple(one for one in storages if at_once or one.cause != "update"),
         update=update,
+        unseen=unseen,
         count=len(operations),
-        update_at=phases.index("optimizer") if "optimizer" in phases else len(operations),
+        update_at=update_at,
         drops_gradients_at=backward_at - 1 if keeps else -1,
         workspaces=(*workspace_bytes(trace), *_passing_in_attention(trace)),
         trials=tuple(trial_bytes(trace)) if trace.flags.cudnn_benchmark else (),
     )
+
+
+def _largest_update(trace: Trace, storages: Sequence[Storage]) -> tuple[int, int]:
+    """Return the start of the optimizer update with the most temporary bytes, and these bytes on CUDA.
+
+    By default, CUDA updates all parameters of an optimizer at once, through a copy of their gradients. A step has
+    several updates if each layer has its own optimizer (which frees each gradient in the backward pass), or in a GAN.
+    """
+    gradients = {one.tensor.id: one.size_bytes for one in storages if one.cause == "gradient" and one.tensor}
+    begins, read = list[int](), list[int]()
+    is_open = False
+    for index, operation in enumerate(trace.operations):
+        if operation.phase in ("forward", "backward"):
+            is_open = False
+        elif operation.phase == "optimizer":
+            if not is_open:
+                is_open, begins, read = True, [*begins, index], [*read, 0]
+            read[-1] += sum(gradients.pop(tensor.id, 0) for tensor in operation.inputs)
+    written = [0] * len(begins)
+    for one in storages:
+        if one.cause == "update":
+            written[bisect_right(begins, one.allocated_at) - 1] += one.size_bytes
+    read = read if len(read) > 1 and all(read) else [gradient_bytes(trace)] * len(read)
+    passing = [min(size, most) for size, most in zip(read, written, strict=True)]
+    largest = max(passing, default=0)
+    return (begins[passing.index(largest)] if begins else len(trace.operations)), largest
+
+
+def _unseen_gradient_bytes(trace: Trace, storages: Sequence[Storage]) -> int:
+    """Return the size of the gradients that exist in all steps, although the recorded step did not write them.
+
+    With recorded lifetimes, these are gradients of the previous step that do not survive from this step's writes, for
+    example gradients that are added to. Without, they are the gradients that the trace lacks.
+    """
+    known, is_observed = trace.memory.forward_gradient_bytes, trace.held is not None
+    written = [one for one in storages if one.cause == "gradient"]
+    if known is None or not is_observed:
+        return max(gradient_bytes(trace) - sum(one.size_bytes for one in written), 0)
+    return max(known - sum(one.size_bytes for one in written if one.freed_at is None), 0)
 
 
 def _added_up(storage: Storage) -> Storage:

@@ -40,9 +40,7 @@ from lightning_predict.memory.libraries import context_bytes, convolved_share, c
 from lightning_predict.memory.simulation import (
     Blocks,
     blocks_of,
-    copy_bytes,
     fullest_moments,
-    gradient_bytes,
     least_reserved_bytes,
     simulated,
 )
@@ -328,24 +326,17 @@ def step_memory(trace: Trace) -> StepMemory | None:
     if memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
     blocks = blocks_of(trace)
-    return derived_memory(trace, blocks, lasting_bytes(trace, blocks))
+    return derived_memory(trace, blocks)
 
 
-def lasting_bytes(trace: Trace, blocks: Blocks) -> int:
-    """Return the memory that is allocated throughout a step on one GPU."""
-    memory = trace.memory
-    lasting = (memory.parameter_bytes or 0) + gradient_bytes(trace) + (memory.optimizer_state_bytes or 0)
-    return lasting + sum(blocks.batch) + copy_bytes(trace) + (memory.resident_bytes or 0)
-
-
-def derived_memory(trace: Trace, blocks: Blocks, lasting: int) -> StepMemory:
+def derived_memory(trace: Trace, blocks: Blocks) -> StepMemory:
     """Simulate the memory need of a step.
 
     Args:
         trace: The recorded step.
         blocks: Memory blocks of the step on the GPU.
-        lasting: Memory that is allocated throughout the step.
     """
+    lasting = blocks.lasting_bytes
     passes, update = (moment.total_bytes for moment in fullest_moments(blocks))
     tensors = max(passes, update, lasting)
     step, share = simulated(blocks), convolved_share(trace)

@@ -96,14 +96,6 @@ _ACCUMULATES: Final = 2**64 - 1
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
-_ASKED_EVERY: Final = 8
-"""Number of operations after which recently used storages are checked for being freed."""
-
-_SWEEP: Final = 64
-"""Number of operations after which all storages are checked, a multiple of `_ASKED_EVERY`.
-
-All storages are also checked before a backward pass."""
-
 
 @final
 @dataclass(slots=True)
@@ -137,10 +129,6 @@ def _contiguous_elements(name: str, tensors: Sequence[torch.Tensor], arguments: 
     if all(tensor.is_contiguous() for tensor in tensors):
         return None
     return contiguous_elements(name, [(tensor.shape, tensor.stride()) for tensor in tensors if tensor.shape], arguments)
-
-
-def _used_by(operations: Sequence[Operation]) -> set[int | None]:
-    return {tensor.id for operation in operations for tensor in operation.inputs + operation.outputs}
 
 
 def _may_be_parameter(tensor: torch.Tensor, *, in_backward: bool) -> bool:
@@ -201,8 +189,6 @@ class DispatchRecorder:
         self._burst: _Region | None = None
         self._passed_over: Counter[str] = Counter()
         self._held: dict[int, HeldNodes] = {}  # by graph task id
-        self._used_before: set[int | None] = set()
-        self._was_in_backward = False
         # Storages that were freed later than after their last use, by the index of the previous operation. Also the
         # storages that are alive at the end.
         self._freed: dict[int, list[int]] = {}
@@ -225,7 +211,7 @@ class DispatchRecorder:
         self._begins = len(self.operations)
         self._first_node = _sequence_number()
         if self._begins:  # storages freed since the last stop were not freed by this part
-            self._guarded(self._note_freed, sweep=True)
+            self._guarded(self._note_freed)
         self.optimizers.open()
         self.modules.open()
         self._constructors = open_constructors()
@@ -253,7 +239,7 @@ class DispatchRecorder:
         """Store which storages are alive at the end, and how many nodes autograd created."""
         if self._written_in_burst:
             self._end_burst()
-        self._note_freed(sweep=True)
+        self._note_freed()
         self._alive_at_stop = tuple(self._numbers.alive)
         if self._begins is not None:
             self._nodes += _sequence_number() - self._first_node
@@ -533,7 +519,7 @@ class DispatchRecorder:
     ) -> Operation | None:
         if self._written_in_burst and self._burst is None:
             self._end_burst()
-        self._find_freed(in_backward=in_backward)
+        self._note_freed()
         inputs, written = self._described(tensors), self._described(outputs)
         if inputs is None or written is None:
             self._record_skipped(name)
@@ -567,23 +553,16 @@ class DispatchRecorder:
         self.operations.append(operation)
         return operation
 
-    def _find_freed(self, *, in_backward: bool) -> None:
-        """Find storages that were freed. Call this before the next operation is added."""
-        count = len(self.operations)
-        turns = in_backward is not self._was_in_backward  # functions have returned, which frees their local variables
-        if turns or count % _ASKED_EVERY == 0:
-            self._note_freed(sweep=turns or count % _SWEEP == 0)
-        self._was_in_backward = in_backward
-
-    def _note_freed(self, *, sweep: bool) -> None:
-        """Store which storages were freed. If not `sweep`, check only some of them."""
+    def _note_freed(self) -> None:
+        """Store which storages were freed after the last operation. Call this before the next operation is added."""
         drain()  # otherwise, nodes of graphs that are kept for a second backward pass would keep saved tensors alive
-        lately = _used_by(self.operations[-_ASKED_EVERY:])
-        asked = self._numbers.alive if sweep else lately | self._used_before
-        self._used_before = lately
-        for number in self._numbers.find_freed(asked):
-            if number not in lately:
-                self._freed.setdefault(len(self.operations) - 1, []).append(number)
+        freed = self._numbers.take_freed()
+        if freed and self.operations:
+            last = self.operations[-1]
+            used = {tensor.id for tensor in last.inputs + last.outputs}
+            late = [number for number in freed if number not in used]
+            if late:
+                self._freed.setdefault(len(self.operations) - 1, []).extend(late)
 
     def _note_gradient(self, leaf: torch.Tensor) -> None:
         """Add the size of the gradient that a leaf has when the forward pass first reads the leaf."""
@@ -661,7 +640,7 @@ class DispatchRecorder:
             )
             if self._written_in_burst:
                 self._end_burst()
-            self._find_freed(in_backward=True)
+            self._note_freed()
             self._burst_at = len(self.operations)
             self.operations.append(backward)
         self._burst = region
@@ -677,7 +656,6 @@ class DispatchRecorder:
     def _end_burst(self) -> None:
         """Set the outputs of a whole call's recorded backward pass: tensors that its parts wrote and that are alive."""
         written, self._written_in_burst = self._written_in_burst, {}
-        self._numbers.find_freed(written)
         read = {tensor.id for tensor in self.operations[self._burst_at].inputs}
         outputs = tuple(one for number, one in written.items() if number in self._numbers.alive and number not in read)
         self.operations[self._burst_at] = replace(self.operations[self._burst_at], outputs=outputs)

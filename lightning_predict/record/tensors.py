@@ -10,9 +10,10 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any, Final, final
+from weakref import ref
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -43,28 +44,24 @@ _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @final
-class _WeakReferences(list[int]):
-    """Weak references to storages, as addresses. torch's `StorageWeakRef` would run Python code for each deletion."""
+class _StorageReference(ref[torch.UntypedStorage]):
+    """Weak reference to a storage with its id and address. Its callback is C code, so a deletion runs no Python."""
 
-    def __del__(self) -> None:
-        for reference in self:
-            torch.UntypedStorage._free_weak_ref(reference)
-
-
-_is_freed: Final[Any] = torch.UntypedStorage._expired
+    __slots__ = ("address", "number")
+    address: int
+    number: int
 
 
 @final
 class StorageIds:
-    """Assigns ids to storages in the order of their first use. Views of one storage have its id.
-
-    A weak reference to each storage prevents reuse of its address, but does not keep its memory.
-    """
+    """Assigns ids to storages in the order of their first use. Views of one storage have its id."""
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._references = _WeakReferences()
-        self._alive: dict[int, int] = {}  # storage id -> weak reference
+        self._count = 0
+        self._numbers: dict[int, int] = {}  # storage ids by address, of the storages that are alive
+        self._references: dict[int, _StorageReference] = {}
+        self._freed: list[_StorageReference] = []  # not yet reported by `take_freed`
+        self._forgotten = 0  # number of references in `_freed` whose address is already forgotten
         self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
@@ -99,26 +96,36 @@ class StorageIds:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have no storage
             return None
+        if len(self._freed) > self._forgotten:
+            self._forget()  # another storage may have the address of a freed one
         address = storage._cdata
         number = self._numbers.get(address)
         if number is None:
-            number = self._numbers[address] = len(self._numbers)
-            reference: Any = storage._weak_ref()  # an address, although torch annotates it as a storage
-            self._references.append(reference)
-            self._alive[number] = reference
+            number = self._numbers[address] = self._count
+            self._count += 1
+            reference = self._references[number] = _StorageReference(storage, self._freed.append)
+            reference.address, reference.number = address, number
         return number
+
+    def _forget(self) -> None:
+        for reference in self._freed[self._forgotten :]:
+            del self._numbers[reference.address], self._references[reference.number]
+            self._forgotten += 1
 
     @property
     def alive(self) -> Collection[int]:
-        """Ids of the storages that have not been found freed."""
-        return self._alive.keys()
+        """Ids of the storages that are alive."""
+        self._forget()
+        return self._references.keys()
 
-    def find_freed(self, numbers: Iterable[int | None]) -> list[int]:
-        """Return which of the given storages have been freed. Each id is returned only once."""
-        alive = self._alive
-        freed = [number for number in numbers if number in alive and _is_freed(alive[number])]
-        for number in freed:
-            alive.pop(number, None)
+    def take_freed(self) -> list[int]:
+        """Return the ids of the storages that were freed since the last call."""
+        if not self._freed:
+            return []
+        self._forget()
+        freed = [reference.number for reference in self._freed]
+        self._freed.clear()
+        self._forgotten = 0
         return freed
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_predict.callbacks import RuntimePredictor, prediction_fit
 from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.memory.storages import written_storages
-from lightning_predict.record.dispatch import _SWEEP, DispatchRecorder
+from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.trace import Trace
 from tests.callbacks.small import FEATURES, Small
 
@@ -140,17 +140,18 @@ def test_two_recorded_batches_of_four_make_the_trace_of_four(
     )
     assert named_in_order(trace) == named_in_order(whole)
     assert trace.memory == whole.memory
-    # The recorder looks for freed storages every few operations, not at the same ones in both.
     assert simulated(blocks_of(trace)).allocated_bytes == pytest.approx(
         simulated(blocks_of(whole)).allocated_bytes, rel=0.05
     )
     lives = [
         sorted(written_storages(each), key=lambda one: (one.allocated_at, one.size_bytes)) for each in (trace, whole)
     ]
+    # A copied micro-batch frees at its end what a variable holds into the next micro-batch.
+    longest = len(whole.operations) // 4
     for ours, its in zip(*lives, strict=True):
         assert (ours.size_bytes, ours.cause, ours.allocated_at) == (its.size_bytes, its.cause, its.allocated_at)
         assert (ours.freed_at is None) == (its.freed_at is None)
-        assert ours.freed_at is None or its.freed_at is None or abs(ours.freed_at - its.freed_at) < _SWEEP
+        assert ours.freed_at is None or its.freed_at is None or abs(ours.freed_at - its.freed_at) < longest
 
 
 def test_a_window_of_64_is_recorded_at_twice_the_cost_of_one(
