@@ -13,7 +13,8 @@ covered by the matmuls inside them. Example::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -133,6 +134,8 @@ _LOG_SOFTMAX_BACKWARD: Final = "aten::_log_softmax_backward_data"
 _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 """Operations that read float16 and return float32 without a copy."""
 
+_READ_HALF_BACKWARD: Final = frozenset({"aten::_softmax_backward_data", _LOG_SOFTMAX_BACKWARD})
+
 
 def is_cast_by_autocast(operation: Operation) -> bool:
     """Return whether autocast runs the operation in 16 bits, in the forward or backward pass."""
@@ -149,10 +152,39 @@ def in_float16(trace: Trace) -> Trace:
         return replace(tensor, dtype="float16") if tensor.dtype == "bfloat16" else tensor
 
     operations = tuple(
-        replace(operation, inputs=tuple(map(changed, operation.inputs)), outputs=tuple(map(changed, operation.outputs)))
+        replace(
+            operation,
+            inputs=tuple(map(changed, operation.inputs)),
+            outputs=tuple(map(changed, operation.outputs)),
+            # A cast, a sum and a recurrent layer have a dtype of their own.
+            arguments={word: "float16" if own == "bfloat16" else own for word, own in operation.arguments.items()},
+        )
         for operation in trace.operations
     )
-    return replace(trace, operations=operations, flags=replace(trace.flags, autocast_dtype="float16"))
+    flags = replace(trace.flags, autocast_dtype="float16")
+    return replace(trace, operations=tuple(_without_softmax_casts(operations)), flags=flags)
+
+
+def _without_softmax_casts(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Yield the operations; a softmax reads float16 and its backward pass writes it, instead of a cast to bfloat16."""
+    reads = Counter(tensor.id for one in operations for tensor in one.inputs)
+    casts = {one.outputs[0].id: one for one in operations if one.name == "aten::_to_copy" and one.outputs}
+    read = {one.inputs[0].id for one in operations if one.name in _READ_HALF and one.inputs}
+    made = {one.outputs[0].id for one in operations if one.name in _READ_HALF_BACKWARD and one.outputs}
+    before = {own: one for own, one in casts.items() if own in read and reads[own] == 1}
+    before = {own: one for own, one in before.items() if one.inputs[0].dtype == "float16"}
+    after = {one.inputs[0].id: one for one in casts.values() if one.outputs[0].dtype == "float16"}
+    after = {own: one for own, one in after.items() if own in made and reads[own] == 1}
+    dropped = {id(one) for one in (*before.values(), *after.values())}
+    for one in operations:
+        if one.inputs and one.inputs[0].id in before and one.name in _READ_HALF:
+            tensors, arguments = before[one.inputs[0].id].inputs, {**one.arguments, "half_to_float": True}
+            yield replace(one, inputs=tensors, arguments=arguments)
+        elif one.outputs and one.outputs[0].id in after and one.name in _READ_HALF_BACKWARD:
+            arguments = {**one.arguments, "input_dtype": "float16"}
+            yield replace(one, outputs=after[one.outputs[0].id].outputs, arguments=arguments)
+        elif id(one) not in dropped:
+            yield one
 
 
 def emulates_bfloat16(gpu: Gpu) -> bool:
