@@ -34,6 +34,7 @@ RESULTS = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 WORDS_OF_THE_PAGE = 600
 WORDS_OF_THE_OTHERS = 2500
+WORDS_OF_ANY_PAGE = 1500
 BYTES_OF_THE_CASES = 100_000
 
 DEFINED = ("90 %", "15 %", "10 %", "20 %", "5 ms")
@@ -123,6 +124,13 @@ def test_the_page_is_short_and_the_others_are_tables() -> None:
     assert len(prose((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")).split()) <= WORDS_OF_THE_PAGE
     others = [prose(path.read_text(encoding="utf-8")) for path in (ROOT / "docs" / "accuracy").glob("*.md")]
     assert sum(len(text.split()) for text in others) <= WORDS_OF_THE_OTHERS
+
+
+def test_no_page_is_longer_than_its_reader_has_patience_for() -> None:
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if TEMPLATES not in path.parents]
+    words = {path.name: len(prose(path.read_text(encoding="utf-8")).split()) for path in pages}
+    assert {name: count for name, count in words.items() if count > WORDS_OF_ANY_PAGE} == {}
+    assert len(words) > 30
 
 
 @pytest.mark.parametrize("name", RESULTS)
