@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lightning_predict.run.history import HistoryRecord
     from lightning_predict.timeline.host import Host
 
-Door = TypeVar("Door")
+Door = TypeVar("Door", bound=Callable[..., object])
 
 Skew = float | Mapping[str, float]
 """Skew of the lookups in embedding tables: one exponent of Zipf's law, or an exponent per table name."""
@@ -161,22 +161,17 @@ def _check_links(interconnect: object) -> None:
         )
 
 
-_ENTRY: Final = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
-_REFERENCE: Final = re.compile(r"^( *)(\w+): See `Assumptions`\.$", re.MULTILINE)
+_ENTRY: Final = re.compile(r"^    (\w+): .*(?:\n        .*)*\n", re.MULTILINE)
+_OTHERS: Final = "    The other arguments are fields of `Assumptions`.\n"
 
 
 def fill_in_assumptions(door: Door) -> Door:
-    """Decorator: complete a docstring that refers to `Assumptions`.
-
-    A line such as `method: See `Assumptions`.` gets the description of the field in `Assumptions`.
-    """
+    """Decorator: replace the sentence `_OTHERS` of a docstring by the descriptions of the fields that it means."""
     if not (door.__doc__ and Assumptions.__doc__):  # python -OO strips docstrings
         return door
-    entries = dict(_ENTRY.findall(inspect.cleandoc(Assumptions.__doc__)))
-
-    def filled(found: re.Match[str]) -> str:
-        indent, name = found.groups()
-        return f"{indent}{name}: " + re.sub(r"\n {8}", f"\n{indent}    ", entries[name])
-
-    door.__doc__ = _REFERENCE.sub(filled, door.__doc__)
+    text = inspect.cleandoc(door.__doc__)
+    own = {found[1] for found in _ENTRY.finditer(text)}
+    entries = {found[1]: found[0] for found in _ENTRY.finditer(inspect.cleandoc(Assumptions.__doc__))}
+    others = (entries[name] for name in inspect.signature(door).parameters if name in entries.keys() - own)
+    door.__doc__ = text.replace(_OTHERS, "".join(others))
     return door

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @fill_in_assumptions
-def predict(
+def predict(  # noqa: D417
     trace: Trace,
     gpus: str | Sequence[str | Gpu | Layout] = ALL,
     *,
@@ -77,32 +77,19 @@ def predict(
 
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
-        gpus: A group (`all`, `datacenter` or `consumer`: every NVIDIA GPU of the group with a current price), or names
-            of GPUs or layouts, or `Gpu` and `Layout` objects. Names as in torch or at cloud providers are accepted.
-            `8xL4` is a machine with eight GPUs, `2x8xH100-SXM-80GB` means two machines. Each replica processes the
-            number of samples of the trace.
+        gpus: A group (`all`, `datacenter` or `consumer`: its NVIDIA GPUs with a current price), or names of GPUs or
+            layouts, as in torch or at cloud providers, or `Gpu` and `Layout` objects. `8xL4` is a machine with eight
+            GPUs, `2x8xH100-SXM-80GB` two machines. Each replica processes the number of samples of the trace.
         iterations: Number of remaining steps on the recorded number of GPUs. A larger layout needs fewer steps for the
             same samples. None predicts only the step.
         loader_seconds: Seconds that the data loader of one process needs to load a batch while the GPU computes. A step
             takes at least this time. None uses the recorded waits for the loader.
         loader_samples_per_second: Speed of the data loader of one process, instead of `loader_seconds`.
-        evaluation_seconds: Seconds of the run outside training steps, such as evaluation and checkpoints; the same on
-            every GPU.
+        evaluation_seconds: Seconds of the run outside training steps (evaluation, checkpoints), equal on every GPU.
         num_nodes: Number of machines, for layouts whose name does not include it.
-        strategy: See `Assumptions`.
-        method: See `Assumptions`.
-        offers: See `Assumptions`.
-        usd_per_hour: See `Assumptions`.
-        weights: See `Assumptions`.
         history: Whether to correct predictions with earlier runs of the same step (see `run/history.py`).
-        interconnect: See `Assumptions`.
-        release: See `Assumptions`.
-        kernels: See `Assumptions`.
-        host: See `Assumptions`.
-        zipf_alpha: See `Assumptions`.
         gpus_file: TOML file that adds your own GPUs to the catalogue of this process (see `hardware/user_gpus.py`).
-        charges: See `Assumptions`.
-        measured: See `Assumptions`.
+        The other arguments are fields of `Assumptions`.
 
     Returns:
         One Prediction per GPU or layout: in the given order, or for a group, cheapest first.
@@ -175,12 +162,7 @@ def remaining_steps(
 ) -> Workload:
     """Return a Workload with this number of recorded steps, and a loader and evaluation as given or recorded.
 
-    Args:
-        trace: The recorded step.
-        iterations: Number of steps; None predicts only the step.
-        loader_seconds: See `predict`.
-        loader_samples_per_second: See `predict`.
-        evaluation_seconds: See `predict`.
+    Arguments as in `predict`.
 
     Raises:
         InvalidArgumentError: A number is negative, the loader has two speeds, or a rate is given for a step of unknown

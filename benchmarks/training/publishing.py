@@ -160,10 +160,6 @@ def _entry(
 def model_card(manifest: Manifest, scores: Sequence[Score], families: Iterable[str]) -> str:
     """Describe the weights, their training data and their reliability, as Markdown."""
     sources = sorted({title for entry in manifest.files.values() for title in entry.trained_on})
-    files = "\n".join(
-        f"| `{name}` | {entry.bytes / 1000:.0f} kB | {', '.join(entry.dtypes)} | {entry.rows} | `{entry.sha256[:16]}` |"
-        for name, entry in sorted(manifest.files.items())
-    )
     known = families_of_networks()
     described = "\n".join(
         f"- `{name}`: {', '.join(known[name].operations)}; {', '.join(known[name].dtypes)}" for name in families
@@ -237,5 +233,12 @@ Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention
 
 | file | size | dtypes | rows fitted | SHA-256 |
 |---|---|---|---|---|
-{files}
+{_table_of_files(manifest)}
 """
+
+
+def _table_of_files(manifest: Manifest) -> str:
+    return "\n".join(
+        f"| `{name}` | {entry.bytes / 1000:.0f} kB | {', '.join(entry.dtypes)} | {entry.rows} | `{entry.sha256[:16]}` |"
+        for name, entry in sorted(manifest.files.items())
+    )

@@ -46,7 +46,7 @@ _UNPROVEN: Final = "try it: too few measured pairs to promise a number"
 
 
 @fill_in_assumptions
-def advise(
+def advise(  # noqa: D417
     trace: Trace,
     gpus: str | Sequence[str | Gpu | Layout] = ALL,
     *,
@@ -70,10 +70,8 @@ def advise(
             are listed, but are not part of the chain.
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. Profiles lack
             the data flow between operations, which the prediction of torch.compile needs.
-        strategy: See `Assumptions`.
-        usd_per_hour: See `Assumptions`.
-        weights: See `Assumptions`.
         history: Whether to use gains measured in your own runs of this model on this GPU (see `run/measured_gains.py`).
+        The other arguments are fields of `Assumptions`.
 
     Raises:
         InvalidArgumentError: A word in `allow` is unknown, the `followed` step differs, or `predict` raises this error.

@@ -81,7 +81,7 @@ class LargestBatch:
 
 
 @fill_in_assumptions
-def largest_batches(
+def largest_batches(  # noqa: D417
     trace: Trace,
     gpus: str | Sequence[str] = ALL,
     *,
@@ -95,10 +95,7 @@ def largest_batches(
     Args:
         trace: A step with a known number of samples, recorded with data flow (on the meta device or the CPU).
         gpus: Names of GPUs, or of layouts such as `8xL4`. The batch size is per GPU.
-        method: See `Assumptions`.
-        offers: See `Assumptions`.
-        usd_per_hour: See `Assumptions`.
-        weights: See `Assumptions`.
+        The other arguments are fields of `Assumptions`.
 
     Returns:
         One batch per GPU, in the given order.

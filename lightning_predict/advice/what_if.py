@@ -35,7 +35,7 @@ from lightning_predict.weights.source import AnyWeights
 
 
 @fill_in_assumptions
-def what_if(
+def what_if(  # noqa: D417
     change: str,
     trace: Trace,
     gpus: str | Sequence[str] = ALL,
@@ -54,8 +54,7 @@ def what_if(
         iterations: Number of remaining steps; None predicts only the step.
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. Profiles lack
             the data flow between operations, which `compile` needs.
-        usd_per_hour: See `Assumptions`.
-        weights: See `Assumptions`.
+        The other arguments are fields of `Assumptions`.
 
     Raises:
         InvalidArgumentError: The change is unknown, or does not apply to the step.

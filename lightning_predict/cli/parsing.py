@@ -281,7 +281,7 @@ def as_options(message: str, name: str) -> str:
     message = message.replace(LISTING, f"{PROGRAM} gpus")
     for parameter in inspect.signature(command_of(name)).parameters:
         option = option_of(parameter)
-        message = re.sub(rf"(?<![\w.-]){parameter}=(?: |(?=\S))", f"{option} ", message)
+        message = re.sub(rf"(?<![\w.-]){parameter}(?:_usd)?=(?: |(?=\S))", f"{option} ", message)
         if "_" in parameter:
             message = _renamed(message, parameter, option)
     return message

@@ -142,12 +142,7 @@ class ShardedEmbeddings:
     def steps(
         self, single: SingleGpuSteps, steps: Sequence[StepPrediction], layouts: Sequence[Layout]
     ) -> tuple[StepPrediction, ...]:
-        """Return the step on each layout, as `layout_steps.on_layouts` does.
-
-        Raises:
-            InvalidArgumentError: See `possible_plans`.
-            InfeasiblePlanError: See `possible_plans`.
-        """
+        """Return the step on each layout, as `layout_steps.on_layouts` does; errors as in `possible_plans`."""
         rows = {gpu: row for row, gpu in enumerate(self._context.gpus)}
         own = [steps[rows[layout.gpu]] for layout in layouts]
         if all(layout.count == 1 for layout in layouts):

@@ -148,7 +148,7 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
     """Parse layout names, in order and without duplicates.
 
     Args:
-        names: See `layout_of`.
+        names: Names of GPUs or layouts, such as `L4` or `2x8xH100-SXM-80GB`, `Gpu` or `Layout` objects.
         num_nodes: Number of machines, for layouts whose name does not include it.
 
     Raises:

@@ -8,13 +8,15 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
 
 if TYPE_CHECKING:
+    from lightning_predict.layout_search.goodput import Reliability
     from lightning_predict.layout_search.ranking import RankedLayout
     from lightning_predict.record.trace import Trace
 
@@ -46,57 +48,32 @@ def parallel(
 
     Args:
         trace: The step, recorded on one GPU or on the meta device.
-        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB (default: 8x8xH100-SXM-80GB).
-            With --machine, numbers of GPUs (default: those of one machine).
+        gpus: Layouts, separated by commas (default: 8x8xH100-SXM-80GB); with --machine, numbers of GPUs.
         machine: Cloud machine type with the GPUs, such as p5.48xlarge; its network and price are used.
-        global_batch: Samples of all GPUs between two optimizer updates. The global batch must be a multiple of the
-            recorded batch.
+        global_batch: Samples of all GPUs between two optimizer updates, a multiple of the recorded batch.
         max_micro_batch: Maximum number of samples that a data-parallel group processes at once.
         fp8: Also consider float8 matmuls in the blocks, with this scaling. Float8 changes the computed results.
         kernels: What the job runs instead of PyTorch's eager kernels, as for predict.
-        iterations: Remaining steps, for the time and cost of the run. With --global-batch, these are steps of the
-            global batch, otherwise recorded steps.
+        iterations: Remaining steps, for time and cost of the run: of the global batch if it is given, else as recorded.
         budget: Maximum dollars of the run; needs --iterations.
-        mtbf_hours: Mean hours between two failures of one GPU; the published value for H100s is 50,700. Shows the share
-            of time that remains after failures and checkpoints, and adds their cost. With --spot, mean hours between
-            interruptions.
-        checkpoint_gbps: Storage bandwidth for checkpoints of all GPUs together, in GB/s (default with --mtbf-hours:
-            10).
+        mtbf_hours: Mean hours between two failures of one GPU (published for H100s: 50,700), or with --spot between
+            interruptions. Shows the share of time left after failures and checkpoints, and adds their cost.
+        checkpoint_gbps: Storage bandwidth for checkpoints of all GPUs together, in GB/s (with --mtbf-hours: 10).
         restart_minutes: Minutes from a failure until training continues (default with --mtbf-hours: 10).
         count: Number of results to print.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         spot: Use spot prices if they are below the on-demand prices.
         profile: TOML file with the machines, links, prices and other assumptions.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from lightning_predict.base.errors import InvalidArgumentError
-    from lightning_predict.layout_search.goodput import Reliability
     from lightning_predict.layout_search.ranking import best_layouts, layouts_on, tokens_per_sample
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.record.trace import Trace
 
-    if budget is not None and not budget > 0:
-        raise InvalidArgumentError(f"budget={budget:g}; expected dollars above 0.")
-    if budget is not None and iterations is None:
-        raise InvalidArgumentError(
-            f"budget={budget:g} needs the number of remaining steps; give --iterations, or leave the budget out."
-        )
-    said = {"mtbf_hours": mtbf_hours, "checkpoint_gbps": checkpoint_gbps, "restart_minutes": restart_minutes}
-    given = {name: value for name, value in said.items() if value is not None}
-    reliability = Reliability(**given) if given else None
-    layouts: Sequence[str] = _words(gpus or "8x8xH100-SXM-80GB")
-    if machine is not None:
-        layouts = layouts_on(machine, None if gpus is None else _words(gpus))
-    told = read_machine_profile(profile)
+    names = None if gpus is None else _words(gpus)
+    layouts = (names or ["8x8xH100-SXM-80GB"]) if machine is None else layouts_on(machine, names)
+    told, step = read_machine_profile(profile), Trace.load(str(trace))
     prices = told.prices(parse_prices(usd_per_hour), spot=spot)
-    step = Trace.load(str(trace))
-    tokens = tokens_per_sample(step)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("strategies that fit", total=None)
+    with _progress("strategies that fit") as on_progress:
         found = best_layouts(
             step,
             layouts,
@@ -105,7 +82,9 @@ def parallel(
             global_batch=global_batch,
             max_micro_batch=max_micro_batch,
             fp8=fp8,
-            reliability=reliability,
+            reliability=_reliability(
+                mtbf_hours=mtbf_hours, checkpoint_gbps=checkpoint_gbps, restart_minutes=restart_minutes
+            ),
             count=count,
             offers=prices.offers,
             usd_per_hour=prices.usd_per_hour,
@@ -114,8 +93,9 @@ def parallel(
             release=told.release,
             kernels=kernels or (),
             host=told.host,
-            on_progress=lambda done, of: progress.update(task, completed=done, total=of),
+            on_progress=on_progress,
         )
+    tokens = tokens_per_sample(step)
     heading = _heading(step, tokens, global_batch=global_batch, max_micro_batch=max_micro_batch, iterations=iterations)
     return CommandAnswer(
         data=lambda: [_values(one, tokens) for one in found],
@@ -186,6 +166,26 @@ def curve(
         },
         show=lambda: print("\n".join([*lines, *written])),
     )
+
+
+@contextmanager
+def _progress(description: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar in a terminal, and yield the function that updates it: (finished, all)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(description, total=None)
+        yield lambda done, of: progress.update(task, completed=done, total=of)
+
+
+def _reliability(**rates: float | None) -> Reliability | None:
+    from lightning_predict.layout_search.goodput import Reliability
+
+    known = {name: value for name, value in rates.items() if value is not None}
+    return Reliability(**known) if known else None
 
 
 def _words(text: str) -> list[str]:

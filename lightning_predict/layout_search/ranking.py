@@ -93,7 +93,7 @@ class RankedLayout:
 
 
 @fill_in_assumptions
-def best_layouts(
+def best_layouts(  # noqa: D417
     trace: Trace,
     gpus: Sequence[str],
     *,
@@ -133,15 +133,9 @@ def best_layouts(
             or `mx`. Float8 changes the computed results. None for no float8.
         reliability: GPU failure rate and checkpoint speed. The cost of failures then counts towards the budget.
         count: Maximum number of results.
-        offers: See `Assumptions`.
-        usd_per_hour: See `Assumptions`.
-        weights: See `Assumptions`.
-        interconnect: See `Assumptions`.
-        release: See `Assumptions`.
-        kernels: See `Assumptions`. Here, every GPU must have the kernels.
-        host: See `Assumptions`.
-        measured: See `Assumptions`.
+        kernels: What the job runs instead of PyTorch's eager kernels, as for `predict`; every GPU must have them.
         on_progress: Called with the number of finished candidates of a layout, and the number of all candidates.
+        The other arguments are fields of `Assumptions`.
 
     Returns:
         The best strategies, fastest first.
@@ -201,11 +195,10 @@ def _ranked(step: StepPredictor, layout: Layout, found: FoundStrategy, reliabili
 def _check_arguments(
     trace: Trace, iterations: int | None, budget_usd: float | None, global_batch: int | None, count: int
 ) -> None:
-    if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
-        raise InvalidArgumentError(
-            f"budget_usd={budget_usd!r} with iterations={iterations!r}; expected dollars above 0, and the number of "
-            "remaining steps."
-        )
+    if budget_usd is not None and not 0 < budget_usd < math.inf:
+        raise InvalidArgumentError(f"budget_usd={budget_usd:g}; expected dollars above 0.")
+    if budget_usd is not None and iterations is None:
+        raise InvalidArgumentError(f"budget_usd={budget_usd:g} needs iterations=N, the number of remaining steps.")
     if count < 1:
         raise InvalidArgumentError(f"count={count}; expected at least 1.")
     if global_batch is not None and trace.samples is None:

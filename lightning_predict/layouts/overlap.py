@@ -149,8 +149,8 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
     """Return a step's segments and transfers with start times and the critical path, ordered by start.
 
     Args:
-        segments: See `overlap_transfers`.
-        transfers: See `overlap_transfers`.
+        segments: Segments in order.
+        transfers: Transfers in order, with non-decreasing `after`.
         row: Index of the row whose times are used.
     """
     clock, link, done, ends = _placed(segments, transfers)

@@ -226,12 +226,7 @@ def runs_of_rows(
     columns: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
 ) -> RunTable:
-    """Convert rows of texts to past runs; arguments as in `read_table`.
-
-    Raises:
-        MeasurementTableError: See `read_table`.
-        InvalidArgumentError: See `read_table`.
-    """
+    """Convert rows of texts to past runs; arguments and errors as in `read_table`."""
     kept, notes = _ended(tuple(rows))
     if not kept:
         raise MeasurementTableError(f"{source} holds no run that has ended.")

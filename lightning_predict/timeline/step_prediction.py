@@ -171,7 +171,7 @@ def predict_steps(
         origin: GPU on which the trace was recorded. The prediction for this GPU is the measured step.
         host: Assumptions about the host of the GPUs.
         is_host_measured: Whether the host factor comes from a measured host-bound step, and is not an assumption.
-        correlation: See `uncertainty.interval_of_sum`.
+        correlation: Correlation between families of operations, from 0 to 1; None for `FAMILY_CORRELATION`.
         spread: Scatter of whole steps around predictions from shapes only; None uses the bundled spread. The spread
             does not apply to steps with measured kernels, because shared errors cancel in ratios.
     """

@@ -36,7 +36,7 @@ def chrome_trace(
         target: GPU to predict.
         origin: GPU on which the trace was recorded, if known.
         models: Trained models; None uses rooflines.
-        method: See `kernels/measured_scaling.py`.
+        method: How kernels are predicted: `auto`, `mlp` or `wave`.
     """
     timed = predict_work_times(trace, [target], origin=origin, models=models, method=method)
     own = calibrate_step(trace, timed, origin, UNKNOWN_HOST)
