@@ -11,13 +11,14 @@ Seven rules apply in this order:
    transferred to another GPU.
 3. **The sum of a step's operations.** Half widths of repetitions of a shape add, because the repetitions have the
    same error. Errors of shapes and of families have a correlation r: h² = (1 - r) Σ h_i² + r (Σ h_i)².
-4. **The whole step.** A new source has an error that all operations share: clocks, power, libraries, and the spread of
-   14 % between machines of one name.
+4. **The whole step.** A new source has an error that all operations share: clocks, power, libraries. If a compiler or a
+   library fuses the step, its kernels are less certain.
 5. **The host.** The interval of the host has factors on the launches and on the Python time between launches, which do
    not depend on the device.
 6. **Host and device.** The step ends when the later of host and device ends. Their errors are independent.
-7. **Many GPUs.** Links have their own spreads. Errors of compute and links are independent, but both are simulated at
-   their low ends together, or at their high ends together, which gives a wider interval.
+7. **Many GPUs.** What several GPUs change about a step adds to its width. Links have their own spreads. Errors of
+   compute and links are independent, but both are simulated at their low ends together, or at their high ends together,
+   which gives a wider interval.
 
 A run has the same relative uncertainty as its step, because the error is equal in all steps and does not average out.
 Earlier runs correct the total of a run, with the standard error of their mean (`spread_of_mean`).
@@ -246,25 +247,22 @@ class StepSpread:
     Attributes:
         operations_factor: Factor on the half width that results from the intervals of the operations.
         new_source: Half width that all operations of a step share, because every user's machine is a new source.
+        fused: Further half width if a compiler or a library fuses the step: its release decides which kernels it makes.
     """
 
     operations_factor: float
     new_source: float
+    fused: float = 0.0
 
     @overload
-    def widened(self, low: float, high: float, additional_half_width: float = 0.0) -> tuple[float, float]: ...
+    def widened(self, low: float, high: float, *, is_fused: bool = False) -> tuple[float, float]: ...
     @overload
+    def widened(self, low: _Array, high: _Array, *, is_fused: bool = False) -> tuple[_Array, _Array]: ...
     def widened(
-        self, low: _Array, high: _Array, additional_half_width: _Array | float = 0.0
-    ) -> tuple[_Array, _Array]: ...
-    def widened(
-        self, low: float | _Array, high: float | _Array, additional_half_width: float | _Array = 0.0
+        self, low: float | _Array, high: float | _Array, *, is_fused: bool = False
     ) -> tuple[float | _Array, float | _Array]:
-        """Return the ends of a step's interval from the ends of its operations' interval, all relative to the middle.
-
-        The additional half width is in log(seconds).
-        """
-        common = independent(self.new_source, additional_half_width)
+        """Return the ends of a step's interval from those of its operations, all relative to the middle."""
+        common = independent(self.new_source, self.fused if is_fused else 0.0)
         below, above = (independent(self.operations_factor * np.log(end), common) for end in (low, high))
         return np.exp(-below), np.exp(above)
 
@@ -291,6 +289,7 @@ def read_spread(path: Path) -> StepSpread:
     return StepSpread(
         operations_factor=spread.member("kept").number(),
         new_source=spread.member("new_source").number(),
+        fused=spread.member("fused").number(),
     )
 
 
@@ -301,6 +300,7 @@ def device_ends(
     spread: StepSpread,
     *,
     is_validated: _BoolArray,
+    is_fused: bool = False,
     correlation: float | None = None,
 ) -> tuple[_Array, _Array]:
     """Return the ends of the device time of a step, relative to the middle, each (gpus,).
@@ -311,6 +311,7 @@ def device_ends(
         shapes: Shape of each item.
         spread: Errors that all operations share. For ratios of measured kernels, these errors cancel.
         is_validated: Whether predictions for the GPU's vendor were compared with measurements.
+        is_fused: Whether a compiler or a library fuses operations of the step.
         correlation: Correlation between families; None for `FAMILY_CORRELATION`.
     """
     device = times.middle.sum(axis=1)
@@ -318,7 +319,7 @@ def device_ends(
     is_known = device > 0
     least = np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD)
     most = np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD)
-    least, most = spread.widened(least, most)
+    least, most = spread.widened(least, most, is_fused=is_fused)
     wider = np.where(is_validated, 1.0, ASSUMED_SPREAD)
     return least / wider, most * wider
 
@@ -416,19 +417,35 @@ def _probability_before(part: Interval[_Array], time: _Array) -> _Array:
 
 # --- 7. Many GPUs
 
-LAYOUT_WIDTH: Final = 0.7
-"""Width of the interval of computing and launches in a step on many GPUs, relative to a single step, on a log scale."""
+SEVERAL_GPUS: Final = 0.16
+"""Half width in log(seconds) that several GPUs add to the interval of one.
 
-STRAGGLER_WAIT: Final = np.array((0.0, 1.0, 2.5))  # (low, middle, high)
-"""Low end, middle and high end of the wait for the slowest GPU, relative to its mean."""
+Sia's steps on 2 to 8 cards over those on one card deviate from the predicted ratios by 0.02 to 0.2 (six pairs of model
+and card, `benchmarks.accuracy several-cards` beside `sia`): 0.095 in the mean square, times 1.645."""
+
+SERVER_HOST_WIDTH: Final = 0.7
+"""Width of the interval of launches on servers of many GPUs, relative to any unmeasured host, on a log scale."""
+
+STRAGGLER_WAIT: Final = np.array((0.0, 1.0, 4.0))  # (low, middle, high)
+"""Low end, middle and high end of the wait for the slowest GPU, relative to its mean.
+
+In the published profile of one of eight H100, collectives take 35 ms longer in four steps of 44 ms than the shortest of
+their kind: a fifth of the step, where the mean wait of eight GPUs is 5 %."""
 
 
-def narrow_interval(ends: _Array) -> _Array:
-    """Narrow the interval (low, middle, high) of a single step to the interval of a step on many GPUs."""
+def on_several_gpus(ends: _Array) -> _Array:
+    """Widen the interval (low, middle, high) of a step on one GPU to that of the same work on each of several GPUs."""
     middle = ends[1]
     if middle <= 0:
         return ends
-    found: _Array = middle * (ends / middle) ** LAYOUT_WIDTH
+    away = np.log(ends / middle)
+    found: _Array = middle * np.exp(np.array((-1.0, 0.0, 1.0)) * independent(away, SEVERAL_GPUS))
+    return found
+
+
+def server_host(factors: tuple[float, float]) -> _Array:
+    """Return (low, 1, high) of the launches' time on a server, from the ends of any unmeasured host."""
+    found: _Array = np.array((factors[0], 1.0, factors[1])) ** SERVER_HOST_WIDTH
     return found
 
 

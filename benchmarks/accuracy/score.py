@@ -294,7 +294,7 @@ SCALES: Final[dict[Quantity, tuple[float, str]]] = {
 def each_table(name: str, quantity: Quantity, scored: Sequence[Scored]) -> Table:
     """List the cases."""
     scale, unit = SCALES[quantity]
-    numbers = (f"measured {unit}", f"predicted {unit}", "error %", "inside")
+    numbers = (f"measured {unit}", f"predicted {unit}", "error %", "inside", "width")
     table = report_table(f"{name}: {TITLES[quantity]}, each", ("model", "GPU", "setting"), numbers, no_wrap=False)
     for one in scored:
         case = one.case
@@ -302,7 +302,7 @@ def each_table(name: str, quantity: Quantity, scored: Sequence[Scored]) -> Table
         table.add_row(
             *(case.model, case.gpu, case.setting),
             *(number(scale * value) for value in (case.measured, one.predicted[1])),
-            *(error, "yes" if one.is_inside else "no"),
+            *(error, "yes" if one.is_inside else "no", f"{one.width:.2f}"),
         )
     return table
 

@@ -43,7 +43,7 @@ from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.layouts.gradients import Bucket, buckets, has_backward, ready_gradients
-from lightning_predict.layouts.layout_steps import MultiGpuStep, narrowed_interval
+from lightning_predict.layouts.layout_steps import MultiGpuStep, ends_on_each_gpu
 from lightning_predict.layouts.overlap import (
     OVERLAP_COSTS,
     Event,
@@ -277,7 +277,7 @@ def _whole_step(
     host = shared.host(strategy)
     order = _ordered(shared, tables, chosen.plan)
     simulated = simulate_timeline(launch_schedule(order.work, gpus=len(shared.gpus)), host)
-    factors = narrowed_interval(step) / shared.simulated.seconds[row]
+    factors = ends_on_each_gpu(step) / shared.simulated.seconds[row]
     links = Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
     dense = replace(trace, parameters=tables.dense_parameters)
     segments, transfers = _queues(dense, order, StepSplitter(simulated, row, factors), links, chosen.plan, strategy)

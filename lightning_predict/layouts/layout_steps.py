@@ -51,7 +51,7 @@ from lightning_predict.timeline.calibration import calibrate_step
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.simulation import host_operations, launch_schedule, simulate_timeline
 from lightning_predict.timeline.step_prediction import StepPrediction
-from lightning_predict.uncertainty import STRAGGLER_WAIT, narrow_interval
+from lightning_predict.uncertainty import STRAGGLER_WAIT, on_several_gpus
 
 
 @final
@@ -161,7 +161,7 @@ class MultiGpuStep:
         """Schedule the segments and collectives of a step whose work is not divided; arguments as in `on_layout`."""
         strategy.replicas(layout)
         links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
-        splitter = StepSplitter(self.simulated, row, narrowed_interval(step) / self.simulated.seconds[row])
+        splitter = StepSplitter(self.simulated, row, ends_on_each_gpu(step) / self.simulated.seconds[row])
         return overlap_with_collectives(self.trace, self.work, splitter, links, strategy)
 
     def split(self, needs_blocks: bool) -> SplitModel:
@@ -211,9 +211,7 @@ class MultiGpuStep:
         """Return the step under a strategy that divides the work of a step."""
         whole = Links(layout, interconnect)
         host = self.host(strategy, overlap_costs)
-        # float8 stays wide, as releases differ
-        ends = narrowed_interval(step) if strategy.fp8 is None else _ends(step)
-        device_factors = ends / self.simulated.seconds[row]
+        device_factors = ends_on_each_gpu(step) / self.simulated.seconds[row]
         paces = [
             stage_times(stage, whole, strategy, row, stage_factors(stage, row, device_factors, host))
             for stage in self._stages_of(strategy, host)
@@ -262,11 +260,6 @@ def _of_stages(strategy: Strategy) -> Strategy:
     )
 
 
-def narrowed_interval(step: StepPrediction) -> Ends:
-    """Return (low, middle, high) seconds of a step on one GPU, narrowed for a step on many GPUs (`LAYOUT_WIDTH`)."""
-    return narrow_interval(_ends(step))
-
-
-def _ends(step: StepPrediction) -> Ends:
-    """Return the seconds of a step as an array (low, middle, high)."""
-    return np.array([step.low_seconds, step.seconds, step.high_seconds])
+def ends_on_each_gpu(step: StepPrediction) -> Ends:
+    """Return (low, middle, high) seconds of a step's work on each of several GPUs."""
+    return on_several_gpus(np.array([step.low_seconds, step.seconds, step.high_seconds]))

@@ -30,6 +30,7 @@ from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import float8_becomes_bfloat16, uses_float32_fallback
 from lightning_predict.kernels.translation import unknown_operation_notes
+from lightning_predict.record.signatures import FUSED
 from lightning_predict.record.trace import PHASES, Phase, Trace
 from lightning_predict.timeline.calibration import StepCalibration, calibrate_step, measured_host, with_host_work
 from lightning_predict.timeline.host import PROFILER_SLOWDOWN, UNKNOWN_HOST, Host
@@ -249,6 +250,7 @@ def _ends(
         [item.shapes for item in timed.items],
         shared,
         is_validated=np.array([gpu.vendor == NVIDIA for gpu in gpus], dtype=np.bool_),
+        is_fused=trace.compiled or any(operation.name == FUSED for operation in trace.operations),
         correlation=correlation,
     )
     device = middle.active_with_gaps_seconds

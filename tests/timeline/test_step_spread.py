@@ -23,6 +23,7 @@ from lightning_predict.uncertainty import (
     StepSpread,
     bundled_spread,
     device_ends,
+    on_several_gpus,
     read_spread,
 )
 
@@ -49,10 +50,18 @@ def test_bundled_spread_has_both_parts() -> None:
     assert 0.02 <= spread.new_source < 0.5
 
 
-def test_additional_half_width_adds_as_a_square() -> None:
+def test_half_width_of_fused_steps_adds_as_a_square() -> None:
     # sqrt(0.3² + 0.4²) = 0.5, and the operations' own ends are not kept.
-    low, high = StepSpread(operations_factor=0.0, new_source=0.3).widened(0.8, 2.0, 0.4)
-    assert (low, high) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
+    spread = StepSpread(operations_factor=0.0, new_source=0.3, fused=0.4)
+    assert spread.widened(0.8, 2.0, is_fused=True) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
+    assert spread.widened(0.8, 2.0) == pytest.approx((math.exp(-0.3), math.exp(0.3)))
+
+
+def test_several_gpus_are_less_certain_than_one() -> None:
+    # sqrt(0.12² + 0.16²) = 0.2 on a log scale
+    ends = on_several_gpus(2 * np.exp([-0.12, 0.0, 0.12]))
+    assert ends == pytest.approx(2 * np.exp([-0.2, 0.0, 0.2]))
+    assert on_several_gpus(np.zeros(3)).tolist() == [0.0, 0.0, 0.0]
 
 
 def end_above(own: Gpu) -> float:
@@ -77,8 +86,8 @@ def test_file_without_spread_is_refused(tmp_path: Path) -> None:
         read_spread(file)
 
 
-def test_interval_covers_spread_of_machines_with_same_gpu() -> None:
-    """14 % between the fastest and the slowest machine is published for products; each time here is certain."""
+def test_interval_covers_spread_of_sources_with_same_gpu() -> None:
+    """Sources deviate by 0.111 as a whole, each time here by 5 %: exp(2 x sqrt(0.111² + (0.954 x 0.049)²)) = 1.27."""
     times = Interval.from_factor(np.ones((1, 3)), 1.0)
     low, high = device_ends(
         times,
@@ -87,4 +96,4 @@ def test_interval_covers_spread_of_machines_with_same_gpu() -> None:
         bundled_spread(),
         is_validated=np.ones(1, dtype=np.bool_),
     )
-    assert 1.14 < float(high[0] / low[0]) < 1.2
+    assert 1.25 < float(high[0] / low[0]) < 1.3

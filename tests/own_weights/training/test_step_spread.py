@@ -1,50 +1,41 @@
-"""Widths of whole steps' intervals, fitted to made-up cases."""
+"""Parts of whole steps' intervals, fitted to made-up results."""
 
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import pytest
 
-from benchmarks.training.step_spread import StepCase, effect_deviations, fit_spread
-from lightning_predict.base.interval import Interval
-
-GPUS = ("T4", "L4", "A40", "L40S", "RTX-3090", "V100-SXM2-16GB", "A100-SXM-40GB", "H100-SXM-80GB")
+from benchmarks.result_files import Result, ResultTable
+from benchmarks.training.step_spread import deviations, half_width, left_out
 
 
-def normal(count: int) -> list[float]:
-    """Values of a standard normal distribution, one in the middle of each of so many equal parts."""
-    return [NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)]
+def result(name: str, *rows: tuple[str, str]) -> Result:
+    """A table of steps with their settings and errors."""
+    columns = ("model", "GPU", "setting", "error %", "inside")
+    table = ResultTable(
+        title=f"{name}: time, each",
+        columns=columns,
+        names=3,
+        rows=tuple(("ResNet-50", "T4", setting, error, "yes") for setting, error in rows),
+    )
+    return Result(name=name, command="", date="2026-11-29", commit="0123456", split="held out", tables=(table,))
 
 
-def cases(*, of_gpus: float, of_rest: float, table: str = "pages") -> list[StepCase]:
-    """Steps whose log(measured / predicted) is an effect of the GPU and a remainder."""
-    effects, rest = normal(len(GPUS)), normal(20)
-    return [
-        StepCase(
-            table=table,
-            source="a page",
-            gpu=gpu,
-            model="all",
-            measured_seconds=math.exp(of_gpus * effect + of_rest * other),
-            predicted=Interval(0.9, 1.0, 1 / 0.9),
-            shares={"products/16-bit": 1.0},
-        )
-        for gpu, effect in zip(GPUS, effects, strict=True)
-        for other in rest
-    ]
+def test_a_source_deviates_by_the_median_of_its_steps() -> None:
+    fused = [("fsdp, ran compile", "+50.0"), ("ran transformer_engine", "+50.0"), ("ran compile", "+60.0")]
+    page = result("page", ("", "+10.0"), ("ddp", "-20.0"), ("", "+12.0"), ("data loader", "-60.0"), *fused)
+    few = result("few", ("", "+10.0"))
+    assert deviations([page, few], fused=False) == {"page": pytest.approx(math.log(1.1))}
+    assert deviations([page, few], fused=True) == {"page": pytest.approx(math.log(1.5))}
 
 
-def test_deviations_of_gpus_and_rest_are_recovered() -> None:
-    found = effect_deviations(cases(of_gpus=0.1, of_rest=0.05))
-    assert found["gpu"] == pytest.approx(0.1, rel=0.15)  # eight GPUs have a deviation of 0.094 of 0.1
-    assert found["rest"] == pytest.approx(0.05, rel=0.1)
+def test_the_worst_source_does_not_widen_the_others() -> None:
+    # sqrt((0.1² + 0.1²) / 2) = 0.1, times 1.645
+    assert half_width([0.1, -0.1, 2.0]) == pytest.approx(0.1645, rel=1e-3)
 
 
-def test_spread_holds_nine_of_ten_cases() -> None:
-    made = cases(of_gpus=0.02, of_rest=0.1)
-    spread = fit_spread(made)
-    low, high = spread.widened(0.9, 1 / 0.9)
-    held = sum(low <= case.measured_seconds <= high for case in made) / len(made)
-    assert 0.89 <= held <= 0.95
+def test_a_source_is_compared_with_the_others_alone() -> None:
+    # The half width of three sources at 0.1 is 0.1645; of 0.1, 0.1 and -0.329 it is the same, the worst left out.
+    far = left_out({"a": 0.1, "b": 0.1, "c": 0.1, "far": -0.329})
+    assert far == {"a": 0.61, "b": 0.61, "c": 0.61, "far": -2.0}
