@@ -124,11 +124,11 @@ renew: $(VENV)/installed
 	else echo "renew: no Chromium, so docs/pictures.json and the pictures are as before"; fi
 
 # Scores the accuracy tables whose data DATA holds, and writes benchmarks/results/*.json: at most 40 minutes on two cores.
-# ONLY="lin,guide" chooses some, also of those that take longer.
+# Recorded steps are kept by commit in build/recordings. ONLY="lin,guide" chooses some, also of those that take longer.
 DATA ?= ../shared
 ONLY ?=
 results: $(VENV)/installed
-	$(BIN)/python -m benchmarks.runs --data $(DATA) --only "$(ONLY)"
+	$(BIN)/python -m benchmarks.runs --data $(DATA) --only "$(ONLY)" --cache "build/recordings/$$(git rev-parse --short HEAD)"
 
 # The pages of docs/templates with the figures of benchmarks/results, and the published cases that the wheel holds.
 docs: $(VENV)/installed

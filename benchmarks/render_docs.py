@@ -214,12 +214,13 @@ def sources_table(found: Iterable[Result], *, only_unseen: bool) -> str:
             is_listed = one.split == "held out" if only_unseen else figure == "time"
             if one.name not in SOURCES or not table.title.endswith(", by source") or not is_listed:
                 continue
-            _, cases, median, _, bias, inside, _ = table.rows[-1]
+            _, cases, median, _, bias, inside, width = table.rows[-1]
             last = figure if only_unseen else one.fitted or "nothing"
-            cells = [SOURCES[one.name], last, cases, f"{median} %", f"{bias} %", f"{inside} %"]
+            cells = [SOURCES[one.name], last, cases, f"{median} %", f"{bias} %", f"{inside} %", width]
             rows.append((-float(median), cells))
     middle = "figure" if only_unseen else "chosen on it"
-    lines = [_line(["source", middle, "cases", "median error", "bias", "inside"]), "|---|---|---:|---:|---:|---:|"]
+    lines = [_line(["source", middle, "cases", "median error", "bias", "inside", "width"])]
+    lines.append("|---|---|---:|---:|---:|---:|---:|")
     return "\n".join([*lines, *(_line(cells) for _, cells in sorted(rows))])
 
 

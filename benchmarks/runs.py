@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import time
@@ -23,6 +24,10 @@ from lightning_predict.reports.published_cases import SourceSplit
 
 TIMEOUT_MINUTES: Final = 25
 """Longest time of one command."""
+
+
+TABLES: Final = "benchmarks.accuracy"
+"""Module that scores accuracy tables."""
 
 
 @final
@@ -43,7 +48,7 @@ class Run:
     """
 
     name: str
-    module: str = "benchmarks.accuracy"
+    module: str = TABLES
     words: tuple[str, ...] = ()
     split: SourceSplit
     fitted: str = ""
@@ -57,15 +62,17 @@ class Run:
         """The command as the documentation shows it."""
         return " ".join(["python -m", self.module, *self.words])
 
-    def arguments(self, data: Path, results: Path) -> tuple[str, ...]:
+    def arguments(self, data: Path, results: Path, cache: Path | None = None) -> tuple[str, ...]:
         """Words after `python`.
 
         Args:
             data: Folder of data.
             results: Folder to write the result to.
+            cache: Folder that keeps the recorded steps of accuracy tables; None records each anew.
         """
         words = [str(data) if word == "DATA" else word for word in self.words]
-        return ("-m", self.module, *words, "--result", str(results))
+        kept = () if cache is None or self.module != TABLES else ("--cache", str(cache))
+        return ("-m", self.module, *words, *kept, "--result", str(results))
 
     def why_not(self, data: Path) -> str | None:
         """Return what the command lacks; None if it can run."""
@@ -107,6 +114,8 @@ SOURCES: Final[Mapping[str, str]] = {
     "own-gpu": "own H200 (2026)",
     "adapters-t4": "fitcheck, LoRA on a T4 (2026)",
     "adapters-rtx-4080": "can-i-finetune-this, QLoRA on an RTX 4080 (2026)",
+    "peft-methods": "PEFT, comparison of methods on an L40S (2026)",
+    "fms": "IBM, fms-acceleration, LoRA on A100 (2024-25)",
     "memory": "GPUMemNet, timm's memory (2025)",
     "milabench-memory": "Mila, milabench's memory (2025)",
     "reported-cases": "public reports of single steps (2022-26)",
@@ -166,6 +175,8 @@ RUNS: Final[Mapping[str, Run]] = {
         _table("milabench-memory", "fitted", "form of the interval", needs=_VALIDATION),
         _table("adapters-t4", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
         _table("adapters-rtx-4080", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
+        _table("peft-methods", "held out", needs=_VALIDATION, packages=("transformers", "peft", "diffusers")),
+        _table("fms", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
         _table("reported-cases", "fitted", "width of memory's intervals on two of the sources; no other number",
                needs="cases", packages=("transformers", "timm", "diffusers", "peft"), is_quick=False),
         _table("gains", "fitted", "factors of some changes", needs=_VALIDATION),
@@ -194,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of data, with validation and cases")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="(default: %(default)s)")
+    parser.add_argument("--cache", type=Path, default=None, help="folder that keeps recorded steps (default: none)")
     parser.add_argument("--jobs", type=int, default=2, help="commands at a time (default: %(default)s)")
     parser.add_argument("--only", default="", help="names, separated by commas (default: all that are quick)")
     options = parser.parse_args(arguments)
@@ -201,18 +213,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(names) - set(RUNS):
         parser.error(f"no run is named {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
     with ThreadPoolExecutor(options.jobs) as pool:
-        codes = list(pool.map(lambda name: _run(RUNS[name], options.data, options.results), names))
+        codes = list(pool.map(lambda name: _run(RUNS[name], options.data, options.results, options.cache), names))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"all: {(used.ru_utime + used.ru_stime) / 60:.1f} minutes of CPU time", flush=True)
     return int(any(codes))
 
 
-def _run(run: Run, data: Path, results: Path) -> int:
+def _run(run: Run, data: Path, results: Path, cache: Path | None) -> int:
     """Run a command if it can run here, and print how it ended; return its exit code."""
     lacks = run.why_not(data)
     if lacks is not None:
         print(f"{run.name}: skipped, {lacks}", flush=True)
         return 0
     start = time.monotonic()
-    words = [sys.executable, *run.arguments(data, results)]
+    words = [sys.executable, *run.arguments(data, results, cache)]
     try:
         code = subprocess.run(words, timeout=60 * TIMEOUT_MINUTES, check=False).returncode
     except subprocess.TimeoutExpired:

@@ -180,7 +180,7 @@ def predicted(trace: lp.Trace, cases: Sequence[Case], cache: Path | None = None)
         yield Scored(case=case, predicted=bounds)
 
 
-PUBLIC_KERNELS: Final = ("compile", "transformer_engine", "channels_last", "sdpa")
+PUBLIC_KERNELS: Final = ("compile", "transformer_engine", "channels_last", "sdpa", "flash_attention_2")
 """Kernels that `lp.predict` can be asked for; steps with others are predicted as recorded."""
 
 

@@ -1,4 +1,4 @@
-"""LoRA and QLoRA of named models, recorded by `lp.step_of`: a T4 (`fitcheck_t4.csv`) and an RTX 4080 under Windows.
+"""LoRA and QLoRA of named models, recorded by `lp.step_of`: a T4, an RTX 4080 under Windows, one and two A100.
 
 Neither script is published. The RTX 4080's loop holds the model's output during the backward pass (`holds_output`), as
 its authors say. Times of the RTX 4080 are means of two or three steps with the first.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import lightning_predict as lp
-from benchmarks.accuracy.case import Case, Step
+from benchmarks.accuracy.case import Case, Step, machines
 from benchmarks.accuracy.readers.files import rows
 from benchmarks.accuracy.readers.pretraining import GIBIBYTE, MEBIBYTE, with_memory
 from benchmarks.accuracy.workloads.vision import import_torchvision
@@ -82,3 +82,37 @@ def rtx_4080_cases(data: Path) -> Iterator[Case]:
             release="2.6",
             includes="first step",
         )
+
+
+FMS_QUANTIZED: Final = {"none": None, "baseline-peft-bnb": "nf4-double", "accelerated-peft-bnb": "nf4-double"}
+"""Configurations of fms-acceleration without kernels of their own, which have no word in `lp.predict`."""
+
+
+def fms_cases(data: Path) -> Iterator[Case]:
+    """Read fms-acceleration's LoRA of named models on A100: 100 steps of 4,096 tokens with the first."""
+    for row in rows(data / "validation" / "fms_acceleration.csv"):
+        if row["peft_method"] != "lora" or row["framework_config"] not in FMS_QUANTIZED or not row["train_runtime"]:
+            continue
+        count, batch = int(row["num_gpus"]), int(row["per_device_train_batch_size"])
+        quantization = FMS_QUANTIZED[row["framework_config"]]
+        yield from with_memory(
+            {"allocated": float(row["mem_peak_torch_mem_alloc_in_bytes"] or 0)},
+            source=f"{'QLoRA' if quantization else 'LoRA'}, {count} GPU{'s' if count > 1 else ''}",
+            model=f"{row['model_name_or_path'].partition('/')[2]}, {row['framework_config']}, batch {batch}",
+            gpu=machines("A100-SXM-80GB", count),
+            step=_step(
+                model=f"hf:{row['model_name_or_path']}",
+                batch_size=batch,
+                length=4096,
+                lora=int(float(row["r"])),
+                lora_targets=TARGETS,
+                quantization=quantization,
+                checkpointing=True,
+            ),
+            measured=float(row["train_runtime"]) / FMS_STEPS,
+            strategy="fsdp" if count > 1 else "ddp",
+            includes="first step",
+        )
+
+
+FMS_STEPS: Final = 100
