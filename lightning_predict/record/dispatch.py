@@ -181,7 +181,7 @@ class DispatchRecorder:
         self.optimizers = OptimizerWatch(self._rules.step_ended, self._part_ends)
         self._numbers = StorageIds()
         self.pauses = PauseTimer(self._is_in_torch)
-        self._casts = AutocastOnMeta(self._report_copy, self._numbers.number)
+        self._casts = AutocastOnMeta(self._report_copy, self._numbers)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._constructors = ExitStack()
         self._parts: _Parts | None = None
@@ -293,6 +293,8 @@ class DispatchRecorder:
     def note_autocast(self) -> bool:
         """Store whether autocast is active, which operations below autograd cannot see."""
         dtype = self._casts.dtype = autocast_dtype()
+        if dtype is None:
+            self._casts.clear()
         if dtype is not None and self.autocast_dtype is None:
             self.autocast_dtype = dtype_name(dtype)
         return dtype is not None
@@ -657,5 +659,6 @@ class DispatchRecorder:
         """Set the outputs of a whole call's recorded backward pass: tensors that its parts wrote and that are alive."""
         written, self._written_in_burst = self._written_in_burst, {}
         read = {tensor.id for tensor in self.operations[self._burst_at].inputs}
-        outputs = tuple(one for number, one in written.items() if number in self._numbers.alive and number not in read)
+        alive = self._numbers.alive
+        outputs = tuple(one for number, one in written.items() if number in alive and number not in read)
         self.operations[self._burst_at] = replace(self.operations[self._burst_at], outputs=outputs)

@@ -2,9 +2,10 @@
 
 Torch's autocast has no effect on the meta device. `AutocastOnMeta` casts the arguments of operations on meta tensors
 like autocast on CUDA, and reports the copies that these casts make. Results then have the same dtype as on a GPU, so
-later code and the backward pass behave like on a GPU. If a gradient's dtype differs from its tensor's dtype, autograd
-casts the gradient, as on CUDA. A cast parameter is cached until the next backward pass, because Lightning leaves the
-autocast context there and torch then clears its cache.
+later code and the backward pass behave like on a GPU. Functions of torch's lists are cast above autograd, as on CUDA.
+The same operations inside other functions are cast below autograd. If a gradient's dtype differs from its tensor's
+dtype, autograd casts the gradient, as on CUDA. A cast parameter is cached until the next backward pass, because
+Lightning leaves the autocast context there and torch then clears its cache.
 
 `precision.py` contains torch's autocast lists, expressed as the ATen operations that run below autograd. On CUDA and on
 the CPU, matmuls, convolutions and attention run in 16 bits. Layer norm, group norm, softmax, `exp`, `log`, `pow` and
@@ -15,7 +16,7 @@ On CUDA, a convolution's output is channels last if its images or its weight are
 (`cudnn_conv_suggest_memory_format` in `ATen/native/ConvUtils.h`; never for float64). On the meta device, convolutions
 lose the memory format, unlike all other operations. Example::
 
-    casts = AutocastOnMeta(report_copy)
+    casts = AutocastOnMeta(report_copy, StorageIds())
     args, kwargs = casts.cast("aten::mm", args, kwargs, in_backward=False)     # bfloat16 under autocast
 
     >>> images = torch.empty(2, 8, 4, 4, device="meta").to(memory_format=torch.channels_last)
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, final
 
 import torch
@@ -46,7 +48,7 @@ from lightning_predict.record.precision import (
     named,
 )
 from lightning_predict.record.signatures import RMS_NORM
-from lightning_predict.record.tensors import Args, Kwargs, TorchFunction, is_dense, tensors_in
+from lightning_predict.record.tensors import Args, Kwargs, StorageIds, TorchFunction, is_dense, tensors_in
 
 _FORWARD_CONVOLUTIONS: Final = frozenset({"aten::convolution", "aten::_convolution"})
 _CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
@@ -89,50 +91,34 @@ def _to_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=_CHANNELS_LAST[tensor.dim()])
 
 
-_ATEN_CONVOLUTIONS: Final = tuple(
-    getattr(torch.ops.aten, name)
-    for name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-)
-"""ATen convolutions, which exported and traced programs call instead of the functions of `torch`."""
+_NAMES: Final[Mapping[str, str]] = {
+    "lower": "linear matmul __matmul__ __rmatmul__ einsum chain_matmul multi_dot vecdot conv1d conv2d conv3d "
+    "conv_transpose1d conv_transpose2d conv_transpose3d convolution conv_tbc prelu addmm addmv addr mm mv addbmm "
+    "baddbmm bmm",
+    "float32": "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ "
+    "softplus layer_norm native_layer_norm group_norm cosine_similarity poisson_nll_loss cosine_embedding_loss "
+    "nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
+    "margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
+    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp",
+    "widest": "addcdiv addcmul atan2 bilinear cross dot vdot grid_sample grid_sampler index_put scatter_add",
+}
+"""Functions that autocast runs in 16 bits, in float32, and in the widest dtype of their tensors (torch's lists)."""
 
-_LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
-    {
-        *_ATEN_CONVOLUTIONS,
-        *(getattr(call, overload) for call in _ATEN_CONVOLUTIONS for overload in call.overloads()),
-        functional.linear,
-        torch.matmul,
-        torch.Tensor.matmul,
-        torch.Tensor.__matmul__,
-        torch.Tensor.__rmatmul__,
-        torch.einsum,
-        torch.chain_matmul,
-        torch.linalg.multi_dot,
-        torch.linalg.vecdot,
-        # A convolution checks above autograd, before `cast` runs, that images and bias have the same dtype.
-        torch.conv1d,
-        torch.conv2d,
-        torch.conv3d,
-        torch.conv_transpose1d,
-        torch.conv_transpose2d,
-        torch.conv_transpose3d,
-    }
-)
-"""Functions that autocast runs in 16 bits, and that torch decomposes or checks before `cast` sees them."""
 
-_FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
-    {
-        torch.cosine_similarity,
-        functional.cosine_similarity,
-        functional.poisson_nll_loss,
-        functional.cosine_embedding_loss,
-        functional.hinge_embedding_loss,
-        functional.kl_div,
-        functional.l1_loss,
-        functional.margin_ranking_loss,
-        functional.triplet_margin_loss,
-    }
-)
-"""Functions that autocast runs in float32, and that torch decomposes before `cast` sees them."""
+@cache
+def _rules() -> Mapping[Callable[..., Any], str]:
+    """Return the rule of each function whose arguments are cast before autograd sees them, as torch's autocast does."""
+    holders = (torch, torch.Tensor, functional, torch.linalg, torch.special, torch.ops.aten)
+    rules: dict[Callable[..., Any], str] = {}
+    for rule, names in _NAMES.items():
+        for name in names.split():
+            for function in (getattr(holder, name, None) for holder in holders):
+                if function is not None:
+                    rules[function] = rule
+                    overloads = function.overloads() if isinstance(function, torch._ops.OpOverloadPacket) else ()
+                    rules |= {getattr(function, overload): rule for overload in overloads}
+    return rules
+
 
 _INTO_FLOAT32: Final = named("_softmax _log_softmax")
 """Operations that read float16 and return float32 without a copy on CUDA if their third argument is true."""
@@ -157,17 +143,14 @@ def autocast_dtype() -> torch.dtype | None:
 class AutocastOnMeta:
     """Casts the arguments of operations on meta tensors like autocast on CUDA, and reports each copy to `on_copy`."""
 
-    def __init__(
-        self, on_copy: Callable[[torch.Tensor, torch.Tensor], None], number: Callable[[torch.Tensor], int | None]
-    ) -> None:
+    def __init__(self, on_copy: Callable[[torch.Tensor, torch.Tensor], None], numbers: StorageIds) -> None:
         self.dtype: torch.dtype | None = None
         self.has_cast = False
         self._on_copy = on_copy
-        self._number = number
-        self._parameters: dict[int, torch.Tensor] = {}
+        self._numbers = numbers
         self._cast_parameters: dict[int, torch.Tensor] = {}
         self._keeps_log_softmax = False
-        self._copied: set[tuple[int | None, torch.dtype]] = set()
+        self._copied: dict[tuple[int | None, torch.dtype], int | None] = {}  # ids of reported copies
 
     def cast(self, name: str, args: Args, kwargs: Kwargs, *, in_backward: bool) -> tuple[Args, Kwargs]:
         """Return the arguments under autocast; unchanged if autocast is off or does not apply to the operation.
@@ -216,10 +199,11 @@ class AutocastOnMeta:
     @contextmanager
     def cast_call(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:
         """Context manager around a function that torch decomposes before `cast` sees it; yields the cast arguments."""
-        if func in _LOWER_FUNCTIONS and self.dtype is not None:
-            yield self._above_autograd(args, self.dtype), self._above_autograd(kwargs, self.dtype)
-        elif func in _FLOAT32_FUNCTIONS:
-            yield self._above_autograd(args, torch.float32), self._above_autograd(kwargs, torch.float32)
+        rule = None if self.dtype not in _CASTABLE else _rules().get(func)
+        tensors = () if rule is None else _castable((*args, *kwargs.values()))
+        if tensors and (rule != "widest" or len({tensor.dtype for tensor in tensors}) > 1):
+            dtype = self.dtype if rule == "lower" and self.dtype is not None else torch.float32
+            yield self._above_autograd(args, dtype), self._above_autograd(kwargs, dtype)
         elif func is functional.cross_entropy:
             self._keeps_log_softmax = True
             try:
@@ -234,7 +218,8 @@ class AutocastOnMeta:
         match value:
             case torch.Tensor() if _is_castable(value) and value.dtype is not dtype:
                 self.has_cast = True
-                if not (value.is_leaf and value.requires_grad and value.dtype is torch.float32):
+                is_parameter = value.is_leaf and value.requires_grad and not value._is_view()
+                if not (is_parameter and value.dtype is torch.float32):
                     return value.to(dtype)
                 known = self._cast_parameters.get(id(value))
                 if known is None or known.dtype is not dtype:
@@ -247,9 +232,13 @@ class AutocastOnMeta:
             case _:
                 return value
 
-    def _cast_backward(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        self._parameters.clear()
+    def clear(self) -> None:
+        """Free the copies of parameters, as torch does at the end of the autocast context."""
         self._cast_parameters.clear()
+
+    def _cast_backward(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        if autocast_dtype() is None:  # otherwise, a hook of a recomputation runs
+            self.clear()
         dtypes = {tensor.dtype for tensor in _castable((*args, *kwargs.values()))}
         if name in LOWER_BACKWARD and len(dtypes) > 1:
             lower = next(dtype for dtype in dtypes if dtype is not torch.float32)
@@ -285,16 +274,20 @@ class AutocastOnMeta:
         if tensor.dtype is dtype or not _is_castable(tensor):
             return tensor
         source = _whole_of(tensor)
-        key = (self._number(source), dtype)
+        key = (self._numbers.number(source), dtype)
         if only_copied and key not in self._copied:
             return tensor
+        known = self._cast_parameters.get(id(source))
+        if known is not None and known.dtype is dtype:
+            return known.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         copy: torch.Tensor = torch.ops.aten._to_copy.default(tensor, dtype=dtype)
-        if (is_saved and key in self._copied) or id(source) in self._parameters:
+        if is_saved and key in self._copied:
+            self._numbers.share(copy, self._copied[key])  # on a GPU, autograd saves the copy of the forward pass
             return copy
-        self._copied.add(key)
         if source.is_leaf and source.requires_grad and source.dtype is torch.float32:
-            self._parameters[id(source)] = source
+            self._cast_parameters[id(source)] = copy
         self._on_copy(source, copy)
+        self._copied[key] = self._numbers.number(copy)
         return copy
 
 

@@ -170,7 +170,10 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
         if not is_recorded:
             try:
                 return step()
-            except CaptureError:  # a recorder can assume the values that the step reads
+            except (CaptureError, RuntimeError):
+                # A recorder can assume the values that the step reads, and cast what autocast would cast on CUDA.
+                if torch.cuda.is_initialized():
+                    raise
                 forget_step()
         recorder = DispatchRecorder()
         recorder.start()

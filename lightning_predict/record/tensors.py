@@ -58,8 +58,7 @@ class StorageIds:
 
     def __init__(self) -> None:
         self._count = 0
-        self._numbers: dict[int, int] = {}  # storage ids by address, of the storages that are alive
-        self._references: dict[int, _StorageReference] = {}
+        self._references: dict[int, _StorageReference] = {}  # by address, of the storages that are alive
         self._freed: list[_StorageReference] = []  # not yet reported by `take_freed`
         self._forgotten = 0  # number of references in `_freed` whose address is already forgotten
         self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
@@ -98,25 +97,33 @@ class StorageIds:
             return None
         if len(self._freed) > self._forgotten:
             self._forget()  # another storage may have the address of a freed one
-        address = storage._cdata
-        number = self._numbers.get(address)
-        if number is None:
-            number = self._numbers[address] = self._count
+        known = self._references.get(storage._cdata)
+        if known is None:
+            known = self._add(storage, self._count)
             self._count += 1
-            reference = self._references[number] = _StorageReference(storage, self._freed.append)
-            reference.address, reference.number = address, number
-        return number
+        return known.number
+
+    def share(self, tensor: torch.Tensor, number: int | None) -> None:
+        """Give a new tensor's storage the id of another storage, which it stands for."""
+        if number is not None:
+            self._forget()
+            self._add(tensor.untyped_storage(), number)
+
+    def _add(self, storage: torch.UntypedStorage, number: int) -> _StorageReference:
+        reference = self._references[storage._cdata] = _StorageReference(storage, self._freed.append)
+        reference.address, reference.number = storage._cdata, number
+        return reference
 
     def _forget(self) -> None:
         for reference in self._freed[self._forgotten :]:
-            del self._numbers[reference.address], self._references[reference.number]
+            del self._references[reference.address]
             self._forgotten += 1
 
     @property
     def alive(self) -> Collection[int]:
         """Ids of the storages that are alive."""
         self._forget()
-        return self._references.keys()
+        return {reference.number: None for reference in self._references.values()}.keys()
 
     def take_freed(self) -> list[int]:
         """Return the ids of the storages that were freed since the last call."""

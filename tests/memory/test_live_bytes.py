@@ -191,6 +191,7 @@ class Training:
         self,
         name: str,
         *,
+        device: str = "cpu",
         cast: bool = False,
         dtype: torch.dtype = torch.float32,
         checkpointing: bool | None = None,
@@ -202,9 +203,10 @@ class Training:
     ) -> None:
         torch.manual_seed(0)
         model, data = MODELS[name]
-        self.model, self.data = model().to(dtype), data()
+        self.model, self.data = model().to(device, dtype), data().to(device)
+        self.autocast = "cpu" if device == "cpu" else "cuda"
         self.data = self.data.to(dtype) if self.data.is_floating_point() else self.data
-        self.labels = torch.zeros(self.data.shape[:1], dtype=torch.long)
+        self.labels = torch.zeros(self.data.shape[:1], dtype=torch.long, device=device)
         self.run = None if checkpointing is None else partial(checkpoint, use_reentrant=not checkpointing)
         self.cast, self.batches, self.set_to_none, self.zero_first = cast, batches, set_to_none, zero_first
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -243,7 +245,7 @@ class Training:
                 self.optimizers[0].zero_grad(set_to_none=self.set_to_none)
 
     def _loss(self) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cast):
+        with torch.autocast(self.autocast, dtype=torch.bfloat16, enabled=self.cast):
             result = self.model(self.data, self.run)
         labels = self.labels if result.dim() == 2 else self.labels[:, None].expand(result.shape[:-1])
         return functional.cross_entropy(result.flatten(0, -2).float(), labels.flatten()) / self.batches
@@ -282,3 +284,22 @@ CASES: Final = [
 def test_simulated_peak_equals_peak_of_live_bytes(name: str, variant: dict[str, Any]) -> None:
     recorded = lp.capture(Training(name, **variant), warmup_steps=2)
     assert max(tensor_levels(blocks_of(recorded))) == pytest.approx(live_peak(Training(name, **variant)), rel=0.01)
+
+
+AGREED: Final = ("gelu", "silu", "residual", "wide, few rows", "convolutions, relu", "depthwise", "recurrent")
+"""Models of operations that autocast runs in the same dtype on the CPU and on CUDA."""
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        (name, number)
+        for number, variant in enumerate(VARIANTS)
+        for at, name in enumerate(AGREED)
+        if "cast" in variant and (number + at) % 2
+    ],
+)
+def test_peak_under_autocast_on_meta_equals_peak_of_live_bytes_on_the_cpu(name: str, number: int) -> None:
+    recorded = lp.capture(Training(name, device="meta", **VARIANTS[number]), warmup_steps=2)
+    peak = live_peak(Training(name, **VARIANTS[number]))
+    assert max(tensor_levels(blocks_of(recorded))) == pytest.approx(peak, rel=0.01)

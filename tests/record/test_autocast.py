@@ -410,3 +410,33 @@ def test_autocast_for_the_meta_device_counts_as_cuda(dtype: torch.dtype | None) 
     assert product.inputs[1].dtype == ("float32" if dtype is None else "bfloat16")
     with pytest.raises(RuntimeError, match="unsupported scalarType"):  # torch's own answer, outside a recording
         torch.autocast(device_type="meta", enabled=False)
+
+
+@pytest.mark.parametrize("bias", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_layers_with_inputs_and_weights_in_different_dtypes_are_recorded(
+    dtypes: tuple[torch.dtype, torch.dtype], bias: torch.dtype | None
+) -> None:
+    def made(*shape: int, dtype: torch.dtype | None) -> Tensor | None:
+        return None if dtype is None else torch.empty(*shape, device="meta", dtype=dtype, requires_grad=True)
+
+    def layers() -> Tensor:
+        total = functional.linear(made(4, 8, dtype=dtypes[0]), made(6, 8, dtype=dtypes[1]), made(6, dtype=bias)).sum()  # type: ignore[arg-type]
+        for number in (1, 2, 3):
+            images, filters = made(2, 4, *[5] * number, dtype=dtypes[0]), made(6, 4, *[3] * number, dtype=dtypes[1])
+            convolve = getattr(functional, f"conv{number}d")
+            total = total + convolve(images, filters, made(6, dtype=bias)).sum()
+            back = getattr(functional, f"conv_transpose{number}d")
+            total = total + back(images, made(4, 6, *[3] * number, dtype=dtypes[1]), made(6, dtype=bias)).sum()
+        rows = made(4, 8, dtype=dtypes[0])
+        return total + functional.layer_norm(rows, (8,), made(8, dtype=dtypes[1]), made(8, dtype=bias)).sum()  # type: ignore[arg-type]
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = layers()
+        loss.backward()
+
+    trace = capture(step)  # its warm-up step fails without a recorder, whose casts it needs
+    convolved = [one for one in trace.operations if one.name == "aten::convolution"]
+    assert len(convolved) == 6
+    assert {tensor.dtype for one in convolved for tensor in one.inputs} == {"bfloat16"}
