@@ -9,7 +9,7 @@ are followed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
@@ -178,11 +178,27 @@ def _fused(trace: Trace) -> Iterator[Operation]:
                 arguments=arguments,
                 module=first.module,
             )
+    yield from with_replaced(trace, {place: [call] for place, call in calls.items()}, dropped, gone)
+
+
+def with_replaced(
+    trace: Trace, calls: Mapping[int, Sequence[Operation]], dropped: Set[int], gone: Set[int | None]
+) -> Iterator[Operation]:
+    """Yield the operations of a step of which some are replaced.
+
+    Args:
+        trace: The step.
+        calls: New operations, by the place of an operation that they replace.
+        dropped: Places of the operations that are replaced or left out.
+        gone: Storages that are no longer written.
+    """
     freed: list[int] = []
     for place, operation in enumerate(trace.operations):
         left = [number for number in operation.freed if number not in gone]
         if place in calls:
-            yield replace(calls[place], freed=(*freed, *left))
+            *others, last = calls[place]
+            yield from others
+            yield replace(last, freed=(*freed, *left))
             freed = []
         elif place in dropped:
             freed += left

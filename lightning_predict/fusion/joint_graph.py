@@ -157,7 +157,7 @@ class _Graph:
         region_of: Region,
     ) -> None:
         self._runs_again = may_run_again
-        self._crossing: set[int] = set()  # results that another region reads
+        self._crossing: set[int] = set()  # results that another region reads, or a later operation changes
         self.region_of = region_of
         self.maker: dict[int, int] = {}
         self._operations = operations
@@ -180,7 +180,8 @@ class _Graph:
                 (self._read_backward if is_saved else self._users)[number].append(index)
             for tensor in operation.outputs:
                 if tensor.id is not None and tensor.id not in given:
-                    self.maker.setdefault(tensor.id, index)
+                    if self.maker.setdefault(tensor.id, index) != index:
+                        self._crossing.add(tensor.id)
                     size = tensor.elements if operation.name == DRAWS_MASKS else tensor.size_bytes  # masks are bytes
                     self._bytes[tensor.id] = max(self._bytes.get(tensor.id, 0), size)
                     if operation.phase == "forward":
@@ -371,6 +372,8 @@ def _computed_again(
             made_here.clear()
             copies.clear()
         place = operation.phase, graph.region_of(operation)
+        if graph.fusible[index] and written.isdisjoint(results := _ids(operation.outputs)) and results:
+            continue  # each kernel that reads the results computes them
         chain: dict[int, None] = {}
         for value in _ids(operation.inputs):
             add_makers(value, chain)

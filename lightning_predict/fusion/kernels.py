@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -39,7 +40,7 @@ from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDU
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
 from lightning_predict.kernels.roofline import TENSOR_ALIGNMENT
 from lightning_predict.kernels.translation import translate
-from lightning_predict.record.operand_strides import CHANNELS_LAST, IMAGES_AT
+from lightning_predict.record.operand_strides import CHANNELS_LAST, FIRST_TRANSPOSED, IMAGES_AT, SECOND_TRANSPOSED
 from lightning_predict.record.signatures import DRAWS_MASKS, FUSED
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
@@ -52,7 +53,12 @@ ROW_STATISTICS: Final = "triton::row_statistics"
 NORMALISATION: Final = "triton::normalisation"
 """Name of the normalisation part of a norm."""
 
-_OWN: Final = frozenset({STATISTICS, ROW_STATISTICS, NORMALISATION, COMPARISON})
+COLUMN_SUMS: Final = "triton::column_sums"
+"""Name of the part of a norm's backward pass that computes the gradients of weights: sums over all rows."""
+
+_SUMS_COLUMNS: Final = frozenset({"aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"})
+
+_OWN: Final = frozenset({STATISTICS, ROW_STATISTICS, NORMALISATION, COMPARISON, COLUMN_SUMS})
 """Parts of operations, which only fused kernels run."""
 
 _COMPARED: Final = frozenset({"aten::threshold_backward", "aten::leaky_relu_backward", "aten::hardtanh_backward"})
@@ -85,7 +91,14 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "u
 """Parts of the names of operations that read or write by position, or read their input more than once."""
 
 
-def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False, by_blocks: bool = False) -> Trace:
+def fused(
+    trace: Trace,
+    *,
+    compiles_loss: bool = True,
+    by_library: bool = False,
+    by_blocks: bool = False,
+    adds_residuals: bool = True,
+) -> Trace:
     """Fuse the point-wise operations of a step. The optimizer is unchanged, because it is not compiled.
 
     Args:
@@ -93,6 +106,7 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False,
         compiles_loss: Whether a loss over many classes is compiled, too.
         by_library: Whether a library has the fused kernels. The host then calls no compiled code, and the backward pass
             computes only casts and the logarithms of a loss again.
+        adds_residuals: Whether sums that a block computes itself, such as of its residual stream, are fused, too.
         by_blocks: Whether each block, and what lies between blocks, is compiled by itself (regional compilation).
 
     Raises:
@@ -104,7 +118,10 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False,
             "or on the meta device."
         )
     region_of = _region_of if by_blocks else lambda _: None
-    operations = tuple(map(_padded, _in_regions(trace.operations) if by_blocks else trace.operations))
+    operations = tuple(_with_gradients(_in_regions(trace.operations) if by_blocks else trace.operations))
+    if not adds_residuals:
+        operations = tuple(_outside(one) if _is_sum_of_block(one) else one for one in operations)
+    operations = operations if by_library else tuple(_padded(operations, trace))
     is_last = _prefers_channels_last(operations)
     operations = tuple(_strided_rows(operations)) if is_last else operations
     operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations, compiles_loss=compiles_loss))))
@@ -116,6 +133,7 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False,
         may_run_again=_runs_again_in_libraries if by_library else lambda _: True,
         region_of=region_of,
     )
+    inside = _made_by(trace.operations) - _made_by(operations)  # nothing writes these values to memory
     operations = _without_biases(operations, trace)
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
     last_read = {
@@ -126,7 +144,6 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False,
     }
     made = {tensor.id: tensor for one in trace.operations if not _is_left_out(one) for tensor in one.outputs}
     replaced: dict[int, Operation | None] = {}
-    inside: set[int | None] = set()
     masks: set[int | None] = set()
     for group in _groups(trace, region_of):
         members = [trace.operations[index] for index in group]
@@ -145,6 +162,11 @@ def fused(trace: Trace, *, compiles_loss: bool = True, by_library: bool = False,
     runner = "a library of fused kernels" if by_library else "torch.compile"
     note = f"As {runner} would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))
+
+
+def _made_by(operations: Iterable[Operation]) -> set[int | None]:
+    """Return the ids of the results of operations that run kernels."""
+    return {tensor.id for one in operations if not _is_left_out(one) for tensor in one.outputs}
 
 
 def _runs_again_in_libraries(operation: Operation) -> bool:
@@ -195,27 +217,103 @@ def _split_softmaxes(operations: Iterable[Operation], *, compiles_loss: bool) ->
             yield one
 
 
+PICKS_WORDS: Final = "aten::nll_loss_forward"
+"""Operation that reads one element of each row, so that its kernel reads only these elements of other tensors."""
+
 _LOSS_GRADIENT: Final = "aten::_log_softmax_backward_data"
 
 _MATMULS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 
-def _padded(operation: Operation) -> Operation:
-    """Pad the odd sides of a 16-bit matmul, which are slow on tensor cores. Adjacent kernels write the padding."""
-    if operation.name not in _MATMULS or operation.phase == "optimizer":
-        return operation
+PADDING: Final = "aten::constant_pad_nd"
 
-    def padded(tensor: TensorInfo) -> TensorInfo:
-        if tensor.dtype not in ("float16", "bfloat16"):
-            return tensor
-        *batch, rows, columns = (1, 1, *tensor.shape)
-        sides = (
-            math.ceil(side / TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT if side % 2 and side > 1 else side
-            for side in (rows, columns)
-        )
-        return replace(tensor, shape=(*batch, *sides)[-len(tensor.shape) :])
+PADDED_INTENSITY: Final = 128
+"""Multiplications for each element of a matmul's tensors above which Inductor tries to pad the matmul: half of the
+balance between compute and bandwidth of an A100 and an H100 are 100 and 148 (`pad_mm.is_mm_compute_bound`)."""
 
-    return replace(operation, inputs=tuple(map(padded, operation.inputs)))
+
+def _padded(operations: Sequence[Operation], trace: Trace) -> Iterator[Operation]:
+    """Pad the odd sides of large 16-bit matmuls, which are slow on tensor cores (Inductor's `pad_mm`).
+
+    A fused kernel that makes an operand also writes its padding. Other operands are copied first, as are transposed
+    ones, because padding makes them contiguous.
+    """
+    unused = unused_ids(operations)
+    makers: dict[int | None, int] = {}
+    copies: dict[object, TensorInfo] = {}
+    before: defaultdict[int, list[Operation]] = defaultdict(list)
+    changed = list(operations)
+    for index, operation in enumerate(operations):
+        operands = operation.inputs[-2:] if _is_padded(operation) else ()
+        for place, tensor in enumerate(operands):
+            padded = replace(tensor, shape=(*tensor.shape[:-2], *map(_even, tensor.shape[-2:])))
+            if padded == tensor:
+                continue
+            maker = makers.get(tensor.id)
+            is_turned = bool(operation.arguments.get((FIRST_TRANSPOSED, SECOND_TRANSPOSED)[place]))
+            is_written = maker is not None and not is_turned and _is_pointwise(operations[maker], trace)
+            is_written = is_written and operations[maker or 0].phase == operation.phase
+            key = (tensor.id, padded.shape, operation.phase, is_turned)
+            if tensor.id is None or key not in copies:
+                copies[key] = replace(padded, id=next(unused))
+                made = replace(operation, name=PADDING, inputs=(tensor,), outputs=(copies[key],))
+                made = replace(made, arguments={} if is_written else {OUTSIDE: True})
+                before[maker + 1 if is_written and maker is not None else index].append(made)
+            inputs = list(changed[index].inputs)
+            inputs[len(inputs) - 2 + place] = copies[key]
+            changed[index] = replace(changed[index], inputs=tuple(inputs))
+        if not _is_left_out(operation):
+            makers |= {tensor.id: index for tensor in operation.outputs if tensor.id is not None}
+    for index, operation in enumerate(changed):
+        yield from before[index]
+        yield operation
+
+
+OUTSIDE: Final = "outside_fused_kernels"
+"""Argument of a point-wise operation that no fused kernel runs."""
+
+
+def _is_sum_of_block(operation: Operation) -> bool:
+    return operation.name == "aten::add" and operation.module == list_member_of(operation.module)
+
+
+def _outside(operation: Operation) -> Operation:
+    return replace(operation, arguments={**operation.arguments, OUTSIDE: True})
+
+
+def _with_gradients(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Mark additions to gradients of earlier batches, which autograd runs outside of compiled code.
+
+    A whole call's backward pass, whose gradient was not recorded, reads the last result of the same size.
+    """
+    made: set[int | None] = set()  # in this pass
+    last: dict[int, int | None] = {}  # by number of elements
+    for operation in operations:
+        if operation.phase == "forward":
+            made.clear()
+            last.clear()
+        elif operation.name == "aten::add_" and operation.phase == "backward" and operation.inputs[0].id not in made:
+            operation = _outside(operation)
+        elif operation.name in _SUMS_COLUMNS and operation.inputs[0].id is None:
+            gradient, *others = operation.inputs
+            operation = replace(operation, inputs=(replace(gradient, id=last.get(gradient.elements)), *others))
+        made |= {tensor.id for tensor in operation.outputs}
+        last |= {tensor.elements: tensor.id for tensor in operation.outputs}
+        yield operation
+
+
+def _even(side: int) -> int:
+    return math.ceil(side / TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT if side % 2 and side > 1 else side
+
+
+def _is_padded(operation: Operation) -> bool:
+    if operation.name not in _MATMULS or operation.phase == "optimizer" or len(operation.inputs) < 2:
+        return False
+    first, second = operation.inputs[-2:]
+    if first.dtype not in ("float16", "bfloat16") or min(len(first.shape), len(second.shape)) < 2:
+        return False
+    (m, k), n = first.shape[-2:], second.shape[-1]
+    return m * n * k > PADDED_INTENSITY * (m * k + k * n + m * n)
 
 
 def _with_compiled_calls(operations: Iterable[Operation], region_of: Region) -> Iterator[Operation]:
@@ -271,8 +369,15 @@ def _split_concatenations(operations: Iterable[Operation]) -> Iterator[Operation
 
 
 def _split_norms(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Split each norm over long rows into two operations: statistics and normalisation."""
+    """Split norms over long rows into statistics and normalisation, and gradients of weights from other gradients."""
     for operation in operations:
+        wide = max((tensor.elements for tensor in operation.outputs), default=0)
+        sums = tuple(tensor for tensor in operation.outputs if tensor.elements < wide)
+        if operation.name in _SUMS_COLUMNS and sums:
+            others = tuple(tensor for tensor in operation.outputs if tensor not in sums)
+            yield from _split_norms([replace(operation, outputs=others)])
+            yield replace(operation, name=COLUMN_SUMS, inputs=operation.inputs[:2], outputs=sums)
+            continue
         large = _NORMS.get(operation.name)
         if large is None or len(operation.outputs) < 2 or not _reduces_long_rows(operation):
             yield operation
@@ -324,7 +429,7 @@ def _reduces_long_rows(operation: Operation) -> bool:
 
 def _ends_kernel(operation: Operation) -> bool:
     """Return whether later operations must wait for the result (statistics, scans, reductions of long rows)."""
-    if operation.name == STATISTICS or operation.name in _SCANS:
+    if operation.name in (STATISTICS, COLUMN_SUMS) or operation.name in _SCANS:
         return True
     return operation.name in REDUCTIONS and (_reduces_long_rows(operation) or _reduces_outer_sides(operation))
 
@@ -477,6 +582,7 @@ def _groups(trace: Trace, region_of: Region) -> Iterator[list[int]]:
         last = trace.operations[group[-1]] if group else operations[0]
         follows = last.phase == operations[0].phase and region_of(last) == region_of(operations[0])
         follows = follows and not _ends_kernel(last) and "pool" not in operations[0].name
+        follows = follows and operations[0].name != COLUMN_SUMS
         if group and not (joins and follows and any(_reads_from_group(one, read, written) for one in operations)):
             if _is_worth_fusing(group, trace):
                 yield group
@@ -531,7 +637,11 @@ def _is_pointwise(operation: Operation, trace: Trace) -> bool:
         return False
     if operation.name in _OWN:
         return True
-    if operation.name in LOOK_UPS or any(word in operation.name for word in _GATHERS):
+    if (
+        operation.name in LOOK_UPS
+        or operation.arguments.get(OUTSIDE)
+        or any(word in operation.name for word in _GATHERS)
+    ):
         return False
     if "pool" in operation.name and not _is_small_window(operation):
         return False
@@ -581,6 +691,11 @@ def _kernel(
         written |= {tensor.id: tensor for tensor in operation.outputs}
     # A tensor that no later operation of this step reads may still be a result, or be kept for the next step.
     used = tuple(tensor for number, tensor in written.items() if last_read.get(number, last + 1) > last)
+    names = {operation.name for operation in operations}
+    if PICKS_WORDS in names and not names & {STATISTICS, ROW_STATISTICS} and all(one.elements == 1 for one in used):
+        words = next(one.inputs[1] for one in operations if one.name == PICKS_WORDS)
+        for number, one in read.items():
+            read[number] = replace(one, shape=words.shape) if one.elements > words.elements else one
     return replace(
         operations[0],
         name=FUSED,

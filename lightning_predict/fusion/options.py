@@ -15,10 +15,11 @@ from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.attention import has_unfused_attention, with_attention_kernel, with_fused_attention
 from lightning_predict.fusion.channels_last import image_layouts, in_channels_last
+from lightning_predict.fusion.chunked_loss import has_chunkable_loss, with_chunked_loss
 from lightning_predict.fusion.kernels import fused
 from lightning_predict.hardware.records import AMD, Gpu
+from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.record.data_flow import NO_DATA_FLOW, has_data_flow
-from lightning_predict.record.signatures import FUSED
 from lightning_predict.record.trace import Trace
 
 
@@ -44,7 +45,7 @@ class KernelOption:
 
 def why_not_fused(trace: Trace) -> str | None:
     """Return why the point-wise operations of a step cannot be fused; None if they can."""
-    if trace.compiled or any(operation.name == FUSED for operation in trace.operations):
+    if trace.compiled or COMPILED_CALL in {operation.name for operation in trace.operations}:
         return "the step runs compiled already"
     return None if has_data_flow(trace) else NO_DATA_FLOW
 
@@ -67,6 +68,18 @@ def why_not_sdpa(trace: Trace) -> str | None:
         return NO_DATA_FLOW
     has_attention = has_softmax and has_unfused_attention(trace)
     return None if has_attention else "the step holds no attention that is written out"
+
+
+def _why_not_chunked(trace: Trace) -> str | None:
+    if not has_data_flow(trace):
+        return NO_DATA_FLOW
+    return None if has_chunkable_loss(trace) else "the step has no output layer whose logits only a cross-entropy reads"
+
+
+def _with_liger(trace: Trace) -> Trace:
+    """Return a step with Liger's kernels: norms, rotary positions, gated activations, and the loss if it has one."""
+    chunked = with_chunked_loss(trace) if has_chunkable_loss(trace) else trace
+    return fused(chunked, by_library=True, adds_residuals=False)
 
 
 def _why_not_attention(trace: Trace) -> str | None:
@@ -118,6 +131,10 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
         )
     },
     "channels_last": KernelOption(apply=in_channels_last, why_not=why_not_channels_last, slot="layout"),
+    "chunked_loss": KernelOption(apply=with_chunked_loss, why_not=_why_not_chunked, slot="loss"),
+    "liger": KernelOption(
+        apply=_with_liger, why_not=why_not_fused, slot="point-wise", needs=_TRITON, runs_on=_has_triton
+    ),
     "compile": KernelOption(apply=fused, why_not=why_not_fused, slot="point-wise", needs=_TRITON, runs_on=_has_triton),
     "compile-blocks": KernelOption(
         apply=partial(fused, by_blocks=True),

@@ -31,7 +31,7 @@ import numpy as np
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.families.attention import FUSED_ATTENTION
+from lightning_predict.kernels.families.attention import ATTENTION_DROPOUT, FUSED_ATTENTION
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, OperationShape, operation_spec
 from lightning_predict.kernels.timing import KernelModels, compute_dtype_on, predict_operation_times
@@ -663,7 +663,7 @@ def part_of(
         return _of_experts(shape, _is_gradient(shape, operation, model, block), block, spec)
     if shape.operation == "bmm":
         return _divide(shape, {"b": spec.micro_batches * (1 if block is None else spec.tensor)})
-    if shape.operation in FUSED_ATTENTION:
+    if shape.operation in (*FUSED_ATTENTION, ATTENTION_DROPOUT):
         return _divide(shape, {"batch": spec.micro_batches, "heads": spec.tensor, "kv_heads": spec.tensor})
     if shape.operation == "embedding":
         return _divide(shape, {"rows": spec.rows})

@@ -211,5 +211,5 @@ def test_soft_cap_of_logits_costs_no_time_and_no_memory() -> None:
             lambda: loss_of_words(data, weight, targets, caps=True).backward(),
         )
     )
-    assert math.isclose(plain.device_seconds, capped.device_seconds, rel_tol=1e-3)  # a longer kernel has the same bytes
+    assert math.isclose(plain.device_seconds, capped.device_seconds, rel_tol=5e-3)  # a longer kernel has the same bytes
     assert plain.memory_bytes == pytest.approx(capped.memory_bytes, rel=0.02)

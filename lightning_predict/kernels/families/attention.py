@@ -56,6 +56,9 @@ _DEFAULTS: dict[str, float | str] = {**_DEFAULTS_WITHOUT_MASK, "causal": 0}
 FUSED_ATTENTION: Final = ("attention", "attention_backward", "causal_attention", "causal_attention_backward")
 """Names of attention operations that run as one kernel, forward and backward."""
 
+ATTENTION_DROPOUT: Final = "attention_dropout"
+"""Name of the work that a fused kernel does to draw and apply the mask of dropout."""
+
 ATTENTION_KERNEL: Final = "attention_kernel"
 """Argument of a call whose kernel the user named."""
 
@@ -196,6 +199,19 @@ def _is_single(shape: OperationShape) -> bool:
 SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, supports=_is_single)
 
 
+MASK_INSTRUCTIONS: Final = 6.5
+"""Instructions for integers that draw and apply one element of a dropout mask, in the forward or the backward pass."""
+
+INTEGERS_PER_CLOCK: Final = 64.0
+"""Instructions for integers that a multiprocessor starts in a clock cycle, since Volta."""
+
+
+def _mask_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
+    """Predict the time of dropout masks, which tensor cores do not hide; (gpus, shapes)."""
+    rates = per_gpu(gpus, lambda gpu: INTEGERS_PER_CLOCK * gpu.streaming_multiprocessors * gpu.boost_clock_hz)
+    return Interval.from_factor(batch.flops[None, :] / rates, FORMULA_SPREAD)
+
+
 def _as_matmuls(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Split attention into two batched matmuls. The softmax between them is fused."""
     w = shape.parameters
@@ -289,6 +305,15 @@ register(
         writes=_gradients,
         estimators=(Surrogate(_without_a_mask), Alternative(shape=_as_a_server, bounds_networks=True)),
     ),
+    OperationSpec(
+        name=ATTENTION_DROPOUT,
+        shape=_SHAPE,
+        defaults=_DEFAULTS,
+        units="vector",
+        flops=lambda c: MASK_INSTRUCTIONS * _scores(c) * _visible_share(c),
+        reads=lambda c: np.zeros_like(c["seq"]),
+        estimators=(Formula(seconds=_mask_seconds),),
+    ),
     # Eager: all scores are computed and written to memory, masked or not, and kept for the backward pass.
     OperationSpec(
         name="eager_attention",
@@ -347,7 +372,10 @@ def _attention(
     if eager_dtype is not None:
         return (OperationShape(f"eager_attention{'_backward' * backward}", eager_dtype, (*dims, float(is_causal))),)
     name = f"{'causal_' * is_causal}attention{'_backward' * backward}"
-    return (OperationShape(name, dtype, dims if is_causal else (*dims, 0.0)),)
+    attention = OperationShape(name, dtype, dims if is_causal else (*dims, 0.0))
+    if not operation.arguments.get("dropout_p"):
+        return (attention,)
+    return attention, OperationShape(ATTENTION_DROPOUT, "float32", (*dims, float(is_causal)))
 
 
 def _is_causal(operation: Operation) -> bool:

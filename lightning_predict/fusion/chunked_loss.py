@@ -1,0 +1,117 @@
+"""Computes the output layer and the loss over words in chunks of tokens, as Liger's fused linear cross-entropy does.
+
+A chunk computes its logits, their gradient in place, and with it the gradients of its inputs and of the weight. The
+logits of all tokens are never in memory. The library does so at the end of the forward pass, here at the beginning of
+the backward pass, to which the gradients belong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from lightning_predict.fusion.attention import with_replaced
+from lightning_predict.fusion.joint_graph import unused_ids
+from lightning_predict.fusion.kernels import OUTSIDE
+from lightning_predict.record.signatures import FUSED
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
+
+_MATMULS: Final = ("aten::mm", "aten::addmm")
+_LOSSES: Final = ("aten::_log_softmax", "aten::nll_loss_forward", "aten::nll_loss_backward")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Places of the operations between an output layer and its loss.
+
+    Attributes:
+        product: Place of the output layer's matmul.
+        forward: Places of the other operations of the forward pass, the loss last.
+        backward: Places of the operations of the backward pass, without the two matmuls.
+        products: Places of the matmuls that compute the gradients of the inputs and of the weight.
+    """
+
+    product: int
+    forward: list[int]
+    backward: list[int]
+    products: list[int]
+
+
+def _heads(trace: Trace) -> Iterator[_Head]:
+    """Yield each output layer whose logits only a cross-entropy reads."""
+    operations = trace.operations
+    for place, product in enumerate(operations):
+        if product.name not in _MATMULS or product.phase != "forward" or not product.outputs:
+            continue
+        wide, logits = product.outputs[0].elements, {product.outputs[0].id}
+        found = _Head(place, [], [], [])
+        for later, one in enumerate(operations[place + 1 :], place + 1):
+            if one.phase == "optimizer" or (one.phase == "forward" and found.backward):
+                break
+            is_loss = one.name in _LOSSES
+            if logits.isdisjoint(tensor.id for tensor in one.inputs) and not (is_loss and found.forward):
+                continue
+            if one.phase == "backward" and one.name in _MATMULS:
+                found.products.append(later)
+            elif is_loss or all(tensor.elements == wide for tensor in one.outputs):
+                (found.forward if one.phase == "forward" else found.backward).append(later)
+                logits |= {tensor.id for tensor in one.outputs if tensor.elements == wide}
+            else:
+                break  # something else reads the logits
+        names = {operations[index].name for index in found.forward}
+        if {"aten::_log_softmax", "aten::nll_loss_forward"} <= names and len(found.products) == 2:
+            yield found
+
+
+def has_chunkable_loss(trace: Trace) -> bool:
+    """Return whether the step has an output layer whose logits only a cross-entropy reads."""
+    return next(_heads(trace), None) is not None
+
+
+def with_chunked_loss(trace: Trace) -> Trace:
+    """Return the step with its output layers and losses computed in chunks."""
+    calls: dict[int, list[Operation]] = {}
+    dropped: set[int] = set()
+    gone: set[int | None] = set()
+    unused = unused_ids(trace.operations)
+    for head in _heads(trace):
+        places = [head.product, *head.forward, *head.backward, *head.products]
+        dropped |= set(places)
+        loss = next(one for one in head.forward if trace.operations[one].name == "aten::nll_loss_forward")
+        product = trace.operations[head.product]
+        gone |= {t.id for p in (head.product, *head.forward, *head.backward) for t in trace.operations[p].outputs}
+        gone -= {tensor.id for tensor in trace.operations[loss].outputs}
+        gradients = [trace.operations[place].outputs[0] for place in head.products]
+        losses = TensorInfo((product.outputs[0].shape[0],), "float32")
+        mean = replace(trace.operations[loss], name="aten::sum", inputs=(losses,), arguments={})
+        calls[loss] = [mean]
+        calls[min(head.backward)] = list(_chunks(replace(product, phase="backward"), gradients, next(unused)))
+    return replace(trace, operations=tuple(with_replaced(trace, calls, dropped, gone)))
+
+
+def _chunks(product: Operation, gradients: list[TensorInfo], number: int) -> Iterator[Operation]:
+    """Yield the operations of all chunks, of as many tokens as Liger's: the logits of one are as large as the inputs.
+
+    On an A100 with 128,256 words of 4,096, Liger's loss takes 117, 167, 273 and 503 ms for 4,096 to 32,768 tokens.
+    """
+    inputs, weight = product.inputs[-2:]
+    (tokens, width), words = inputs.shape, weight.shape[-1]
+    size = min(2 ** math.ceil(math.log2(math.ceil(tokens / math.ceil(words / width)))), tokens)
+    of_weight, of_inputs = sorted(gradients, key=lambda one: one.elements != weight.elements)
+    logits = TensorInfo((size, words), product.outputs[0].dtype, id=number)
+    rows = replace(inputs, shape=(size, width))
+    turned = replace(logits, shape=(words, size))
+    sums = TensorInfo((size,), "float32")
+    plain = replace(product, name="aten::mm", freed=(), arguments={})
+    kernel = replace(plain, name=FUSED, arguments={"operations": ["liger::cross_entropy"], OUTSIDE: True})
+    for _ in range(math.ceil(tokens / size)):
+        yield replace(plain, inputs=(rows, weight), outputs=(logits,), arguments={"second_transposed": True})
+        yield replace(kernel, inputs=(logits,), outputs=(sums,))
+        yield replace(kernel, inputs=(logits, sums), outputs=(logits,))
+        back = replace(weight, shape=weight.shape[::-1])
+        yield replace(plain, inputs=(logits, back), outputs=(replace(of_inputs, shape=(size, width)),))
+        yield replace(plain, name="aten::addmm", inputs=(of_weight, turned, rows), outputs=(of_weight,))
+        yield replace(kernel, inputs=(of_weight,), outputs=())  # the matmul also reads what it adds to
