@@ -18,6 +18,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from lightning_predict.base.errors import BudgetExceededError, MissingDependencyError
 from lightning_predict.base.guard import log_warning
 
@@ -129,7 +131,8 @@ def samples_of(batch: object) -> int | None:
     Args:
         batch: Batch of a loader: a tensor, or tuples, lists, mappings and dataclasses with tensors.
     """
-    sizes = set(_first_sizes(batch))
+    with torch._C.DisableTorchFunction():  # reading a shape would call the code of a tensor subclass
+        sizes = set(_first_sizes(batch))
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -155,7 +158,8 @@ def shapes_of(batch: object) -> tuple[object, ...] | None:
     Args:
         batch: Batch of a loader: tuples, lists, mappings and dataclasses with tensors or arrays.
     """
-    found = tuple(_shapes(batch))
+    with torch._C.DisableTorchFunction():
+        found = tuple(_shapes(batch))
     return None if None in found else found
 
 

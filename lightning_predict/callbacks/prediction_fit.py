@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import torch
 from torch import nn
 
 from lightning_predict.base.errors import CaptureError, TraceFormatError
@@ -365,7 +366,8 @@ class PredictionFit(FitPart):
 
 
 def _can_update(optimizer: Any) -> bool:
-    return any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
+    with torch._C.DisableTorchFunction():  # reading an attribute would call the code of a tensor subclass
+        return any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
 
 
 def modules_of_callbacks(trainer: Trainer) -> list[nn.Module]:

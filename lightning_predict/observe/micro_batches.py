@@ -17,7 +17,13 @@ Recording all of 64 micro-batches would take 64 times as long as recording one, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
+
+MAX_RECORDED: Final = 256
+"""Maximum number of recorded batches of a step of unknown length."""
+
+MAX_UNEXPECTED: Final = 16
+"""Maximum number of recorded batches after the expected last one, which follow if the training stops to step."""
 
 
 @final
@@ -48,6 +54,12 @@ class MicroBatches:
         if is_recorded:
             self._recorded.append(number)
         return is_recorded
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether more batches were recorded than a step may have. Its recording would not end before the training."""
+        limit = MAX_RECORDED if self.expected is None else self.expected + MAX_UNEXPECTED
+        return len(self._recorded) > limit
 
     def ends(self, nodes: int) -> None:
         """Record the end of the batch, and its number of autograd nodes."""

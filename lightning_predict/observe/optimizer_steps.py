@@ -28,6 +28,10 @@ MAX_NODE_COUNTS: Final = 4
 """Maximum number of different autograd graph sizes for one set of updates."""
 
 
+MAX_LOADER_SECONDS: Final = 1024
+"""Maximum number of waits that are stored for one window, which may last until the training ends."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSize:
@@ -154,7 +158,7 @@ class StepTimer:
         Args:
             now: Seconds of any monotonic clock.
         """
-        if self._last_end is not None:
+        if self._last_end is not None and len(self._loader_seconds) < MAX_LOADER_SECONDS:
             self._loader_seconds.append(now - self._last_end)
         self._batch_start = now
 

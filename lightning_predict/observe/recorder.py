@@ -176,6 +176,12 @@ class StepLog:
         self.windows.append(None)
 
     @property
+    def has_paused(self) -> bool:
+        """Whether the last `WATCHED_BATCHES` windows are all ignored."""
+        last = self.windows[-WATCHED_BATCHES:]
+        return len(last) == WATCHED_BATCHES and not any(last)
+
+    @property
     def kinds(self) -> list[StepKind | None]:
         """Kinds of all windows, computed once per window."""
         if len(self._kinds) != len(self.windows):
@@ -462,6 +468,8 @@ class StepRecorder:
         if self._session is not None:
             self._session.stop()
             self._now.batches.ends(nodes)
+            if self._now.batches.is_endless:
+                self._session, self._now.action = None, "skip"
         if self.is_idle:
             self._timer.pause()  # nothing was timed
         if window is None:
@@ -574,7 +582,8 @@ class StepRecorder:
         was_compiled = self._compilations() != now.compilations
         if session is None:
             is_empty = seen.computes_nothing(kind)
-            seen.windows.append(None if was_compiled or now.is_short or is_empty else kind)
+            if not (is_empty and seen.has_paused):  # of a training that never computes, nothing grows
+                seen.windows.append(None if was_compiled or now.is_short or is_empty else kind)
             if now.action == "time" and not is_empty:
                 seen.timed.append((number, window))
             elif now.action == "run":

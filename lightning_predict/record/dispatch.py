@@ -274,9 +274,9 @@ class DispatchRecorder:
             shown = [name for name, _ in self._passed_over.most_common(NAMES_SHOWN)]
             more = ", ..." if len(self._passed_over) > len(shown) else ""
             yield (
-                f"{sum(self._passed_over.values())} operations on tensors that the recorder cannot read (nested, or "
-                f"subclasses under another dispatch mode) are missing: {', '.join(shown)}{more}. Predictions leave "
-                "them out."
+                f"{sum(self._passed_over.values())} operations that the recorder cannot observe (nested tensors, "
+                "subclasses under another dispatch mode, some of linear algebra) are missing: "
+                f"{', '.join(shown)}{more}. Predictions leave them out."
             )
 
     def cast(self, schema: Schema, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:

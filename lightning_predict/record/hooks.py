@@ -44,11 +44,14 @@ _AnyWatch = TypeVar("_AnyWatch", bound=_Watch)
 def _unseen_by_the_step(
     hook: Callable[Concatenate[_AnyWatch, Parameters], Result],
 ) -> Callable[Concatenate[_AnyWatch, Parameters], Result | None]:
-    """Wrap a hook, so that the hook stores its first error, and does nothing afterwards."""
+    """Wrap a hook, so that the hook stores its first error, and does nothing afterwards.
+
+    The compiler, which traces hooks, sees a hook that does nothing. `torch.cond` compiles even in eager mode.
+    """
 
     @wraps(hook)
     def guarded(watch: _AnyWatch, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
-        if watch.failure is not None:
+        if torch.compiler.is_dynamo_compiling() or watch.failure is not None:
             return None
         try:
             with unseen_by_modes():

@@ -12,7 +12,7 @@ weights) first decompose their operations; the modes report the inner operations
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -22,9 +22,11 @@ from typing import Any, Final, Protocol, final
 import torch
 import torch.nn.functional as functional
 from torch import overrides
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode, has_torch_function
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from lightning_predict.base.guard import CAUGHT, own_error
 from lightning_predict.record.environment import own_tensor_kinds
@@ -56,7 +58,19 @@ _HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
 _LINEAR: Final = functional.linear
 _RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
-_SHOWN_INSIDE: Final = _RUN_AUTOGRAD | {_HOLDS_ATTENTION}
+_KEEP_BIT: Final = torch._C._SetExcludeDispatchKeyGuard
+_CONJUGATE: Final = torch._C.DispatchKey.Conjugate
+_NEGATIVE: Final = torch._C.DispatchKey.Negative
+
+_VALUES_ONLY: Final[Mapping[TorchFunction, tuple[object, ...]]] = {
+    **dict.fromkeys((torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, torch.linalg.matrix_rank), ()),
+    **dict.fromkeys((torch.linalg.norm, torch.linalg.matrix_norm), ("nuc", 2, -2)),
+    **dict.fromkeys((torch.norm, torch.Tensor.norm), ("nuc",)),
+}
+"""Calls that compute singular values or eigenvalues without vectors, but with vectors if a dispatch mode is active; and
+the orders of norms that do."""
+
+_SHOWN_INSIDE: Final = _RUN_AUTOGRAD | _VALUES_ONLY.keys() | {_HOLDS_ATTENTION}
 
 
 class Recorder(Protocol):
@@ -207,7 +221,7 @@ class OperationMode(TorchDispatchMode):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._recorder = recorder
+        self.recorder = recorder
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -223,7 +237,7 @@ class OperationMode(TorchDispatchMode):
         self, func: TorchFunction, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        recorder = self._recorder
+        recorder = self.recorder
         try:
             try:
                 recorder.pauses.ends(before=len(recorder.operations))  # times the code since the last operation
@@ -236,7 +250,7 @@ class OperationMode(TorchDispatchMode):
                 return func(*args, **kwargs)
             if way is _RECORDED:
                 try:
-                    output = func(*args, **kwargs)
+                    output = _run_as_without_mode(func, args, kwargs)
                 except RuntimeError as error:
                     output = recorder.run_without_values(schema, func, args, kwargs, error)
                 try:
@@ -270,6 +284,21 @@ class OperationMode(TorchDispatchMode):
                 recorder.pauses.begins()
             except CAUGHT as error:
                 recorder.fail(own_error(error))
+
+
+def _run_as_without_mode(func: TorchFunction, args: Args, kwargs: Kwargs) -> Any:
+    """Run an operation as torch does without a dispatch mode.
+
+    Under a mode, torch calls `__torch_function__` of subclasses once more, and ignores the conjugate and negative bits
+    that a kernel gives to its intermediate results, so that complex results are rounded differently.
+    """
+    # Most operations have no argument with `__torch_function__`. Torch looks into lists, too.
+    has_code = has_torch_function(args) or any(isinstance(one, list) and has_torch_function(tuple(one)) for one in args)
+    with _KEEP_BIT(_CONJUGATE, False), _KEEP_BIT(_NEGATIVE, False):
+        if not has_code:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
 
 
 def _all_dense(args: Args, kwargs: Kwargs) -> bool:
@@ -316,6 +345,8 @@ class WholeCallMode(TorchFunctionMode):
         self, func: TorchFunction, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # the compiler traces this mode, and must see nothing of the recorder
+            return func(*args, **kwargs)
         recorder = self._recorder
         try:
             has_autocast = recorder.note_autocast()
@@ -330,7 +361,8 @@ class WholeCallMode(TorchFunctionMode):
         try:
             if name is not None and _all_dense(args, kwargs):
                 return recorder.record_whole_call(name, own, args, kwargs)
-            with recorder.cast_call(func, args, kwargs) as (cast_args, cast_kwargs), self._inside(func):
+            inside = self._inside(func, (*args, *kwargs.values()))
+            with recorder.cast_call(func, args, kwargs) as (cast_args, cast_kwargs), inside:
                 return own(*cast_args, **cast_kwargs)
         except CAUGHT as error:
             if own.has_raised:
@@ -338,8 +370,13 @@ class WholeCallMode(TorchFunctionMode):
             recorder.fail(own_error(error))
             return own.output if own.has_run else func(*args, **kwargs)
 
-    def _inside(self, func: TorchFunction) -> AbstractContextManager[object]:
-        """Report calls inside a torch function, because torch runs its body with this mode disabled."""
+    def _inside(self, func: TorchFunction, values: Args) -> AbstractContextManager[object]:
+        """Report calls inside a torch function, because torch runs its body with this mode disabled.
+
+        Operations inside `_VALUES_ONLY` are not reported, unless autograd needs the vectors anyway.
+        """
+        if func in _VALUES_ONLY:
+            return _suspended(self._recorder, func.__name__) if _drops_vectors(func, values) else nullcontext()
         if func is _HOLDS_ATTENTION:
             shown = ExitStack()
             for name, instead in (("scaled_dot_product_attention", self._attend), ("linear", self._project)):
@@ -359,8 +396,98 @@ class WholeCallMode(TorchFunctionMode):
             return own(*cast_args, **cast_kwargs)
 
     def _run_autograd(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
-        with self:
-            return own(*args, **kwargs)
+        handles: list[RemovableHandle] = []
+        recorder = self._recorder
+        try:
+            if any(operation.name in _DERIVATIVES for operation in recorder.operations):
+                handles = [node.register_prehook(_Suspension(recorder, node)) for node in _changed_nodes(args[0])]
+        except Exception as error:
+            recorder.fail(own_error(error))
+        try:
+            with self:
+                return own(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+_DERIVATIVES: Final[Mapping[str, str]] = {
+    "aten::prod": "ProdBackward",
+    "aten::cumprod": "CumprodBackward",
+    "aten::_linalg_det": "LinalgDetBackward",
+    "aten::masked_fill": "MaskedFillBackward1",
+    "aten::masked_fill_": "MaskedFillBackward1",
+}
+"""Operations for which torch uses another formula for the derivative if a dispatch mode is active, and their nodes.
+
+All operators of torch's `op_db` were compared to the bit, with first and second derivatives."""
+
+
+def _changed_nodes(outputs: Iterable[Any]) -> Iterator[Node]:
+    """Find the autograd nodes of `_DERIVATIVES` in the graphs of these tensors."""
+    names, seen = tuple(_DERIVATIVES.values()), set[Node]()
+    with torch._C.DisableTorchFunction():
+        left = [node for node in (getattr(output, "grad_fn", None) for output in outputs) if node is not None]
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.name().startswith(names):
+            yield node
+        left += [following for following, _ in node.next_functions if following is not None]
+
+
+def _drops_vectors(func: TorchFunction, values: Args) -> bool:
+    """Return whether a call of `_VALUES_ONLY` computes no vectors. For a derivative, it computes them in any case."""
+    orders = _VALUES_ONLY[func]
+    if orders and not any(isinstance(one, str | int | float) and one in orders for one in values):
+        return False
+    with torch._C.DisableTorchFunction():
+        return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values)))
+
+
+@final
+class _Suspension:
+    """Hook before an autograd node, which then runs without the recorder's dispatch mode, and is noted as unrecorded.
+
+    The autograd engine restores the modes after each node.
+    """
+
+    def __init__(self, recorder: Recorder, node: Node) -> None:
+        self._recorder, self._name = recorder, node.name()
+
+    def __call__(self, _: object) -> None:
+        """Take the mode from the stack."""
+        try:
+            _take_out(self._recorder)
+            self._recorder.record_skipped(Schema(self._name, (), (), decomposes=False))
+        except Exception as error:
+            self._recorder.fail(own_error(error))
+
+
+@contextmanager
+def _suspended(recorder: Recorder, name: str) -> Iterator[None]:
+    """Run a call without the recorder's dispatch mode, and note it as unrecorded."""
+    mode, above = _take_out(recorder)
+    try:
+        yield
+    finally:
+        if mode is not None:
+            others = [_python_dispatch._pop_mode() for _ in range(above)]
+            for other in (mode, *reversed(others)):
+                _python_dispatch._push_mode(other)
+        recorder.record_skipped(Schema(name, (), (), decomposes=False))
+
+
+def _take_out(recorder: Recorder) -> tuple[OperationMode | None, int]:
+    """Take the recorder's mode from the stack. Return the mode, and the number of modes above it, which stay."""
+    current = _python_dispatch._get_current_dispatch_mode
+    with _above(
+        lambda mode: isinstance(mode, OperationMode) and mode.recorder is recorder, current, _python_dispatch
+    ) as above:
+        mode = current()
+        return (None, 0) if mode is None else (_python_dispatch._pop_mode(), len(above))
 
 
 @final
@@ -430,12 +557,19 @@ def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
 
 def _leave(mode: Any, current: Callable[[], Any], stack: Any) -> None:
     """Remove a mode from its stack, and keep the modes above it. A mode outside the stack is ignored."""
-    above = []
-    try:
-        while current() not in (None, mode):
-            above.append(stack._pop_mode())
+    with _above(lambda other: other is mode, current, stack):
         if current() is mode:
             mode.__exit__(None, None, None)
+
+
+@contextmanager
+def _above(is_wanted: Callable[[Any], bool], current: Callable[[], Any], stack: Any) -> Iterator[list[Any]]:
+    """Take the modes above a mode from the stack, and put them back."""
+    above: list[Any] = []
+    try:
+        while (mode := current()) is not None and not is_wanted(mode):
+            above.append(stack._pop_mode())
+        yield above
     finally:
         for other in reversed(above):
             stack._push_mode(other)

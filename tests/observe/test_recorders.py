@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
+from lightning_predict.base.errors import NothingRecordedError
 from lightning_predict.observe import recorder as recorders
 from lightning_predict.observe.optimizer_steps import StepCounter, StepKind, WindowSize, merge_varying_kinds
 from lightning_predict.observe.recorder import (
     StepRecorder,
     ValidationRecorder,
 )
+from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.record.trace import Trace
 
 
@@ -127,6 +131,7 @@ class Loop:
         compiles: bool = False,
         loader: float = 0.25,
         shapes: object = None,
+        steps_done: int | None = None,
     ) -> Trace | None:
         self.start(full_windows_after=full_windows_after, shapes=shapes)
         self.device_free = max(self.device_free, self.clock.seconds) + self.device_seconds
@@ -138,7 +143,7 @@ class Loop:
         if self.sessions and seen is not None:
             self.sessions[-1].optimizers_seen = [self.optimizers[position] for position in seen]
         self.batches += 1
-        done = steps_a_window * (self.batches // self.accumulates)
+        done = steps_a_window * (self.batches // self.accumulates) if steps_done is None else steps_done
         self.count.on_batch_end(done)
         trace = self.recorder.on_batch_end(samples=8)
         self.clock.seconds += loader
@@ -539,3 +544,77 @@ def test_windows_that_grow_after_the_recording_are_another_kind() -> None:
     traces = [loop.batch(1.0) for _ in range(20)]
     later = next(trace for trace in traces if trace is not None)
     assert {later.batches, *(other.trace.batches for other in later.other_steps)} == {1, 2}
+
+
+def stored(*roots: object) -> int:
+    """Count the references to values that objects hold, directly and through others."""
+    seen: set[int] = set()
+    left: list[object] = list(roots)
+    references = 0
+    while left:
+        value = left.pop()
+        if id(value) not in seen and not isinstance(value, type | ModuleType | FunctionType):
+            seen.add(id(value))
+            held = gc.get_referents(value)
+            references += len(held)
+            left += held
+    return references
+
+
+def steps_never(loop: Loop, _: int) -> None:
+    loop.batch(1.0, steps_done=0)
+
+
+def steps_until_the_recording(loop: Loop, batch: int) -> None:
+    loop.batch(1.0, steps_done=min(batch + 1, 2))
+
+
+def accumulates_without_end(loop: Loop, _: int) -> None:
+    loop.accumulates = 10**9
+    loop.batch(1.0)
+
+
+@pytest.mark.parametrize("train", [steps_never, steps_until_the_recording, accumulates_without_end])
+@pytest.mark.parametrize("computes", [True, False])
+def test_nothing_that_a_recorder_stores_grows_with_the_run(
+    train: Callable[[Loop, int], None], computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not computes:
+
+        def nothing(*_: object, **__: object) -> Trace:
+            raise NothingRecordedError("Nothing was recorded.")
+
+        monkeypatch.setattr(FakeSession, "trace", nothing)
+    loop, sizes = Loop(is_manual=train is not accumulates_without_end), list[int]()
+    for batch in range(8_001):
+        if loop.recorder.is_finished:  # the fit drops it
+            return
+        train(loop, batch)
+        for session in loop.sessions:
+            session.events[:] = session.events[:2]
+        if batch in (2_000, 8_000):
+            sizes.append(stored(loop.recorder, loop.count))
+    assert sizes[1] <= sizes[0] + 16
+
+
+def test_nothing_that_an_observer_stores_grows_with_the_run() -> None:
+    clock, sizes = Clock(), list[int]()
+    observer = RunObserver(clock)
+    for batch in range(200_001):
+        if batch % 10 == 0:
+            observer.on_epoch_start()
+        observer.on_batch_start()
+        clock.seconds += 1.0 + batch % 7
+        observer.on_batch_end()
+        if batch % 10 == 9:
+            observer.on_validation_start(is_check=False)
+            observer.validation.on_batch_start()
+            clock.seconds += 1.0
+            observer.validation.on_batch_end()
+            observer.on_validation_end()
+            observer.on_checkpoint(observer)
+            observer.on_epoch_end()
+        if batch in (100_000, 200_000):
+            sizes.append(stored(observer))
+    # At 1,024 means, two each become one, so between 512 and 1,024 are stored.
+    assert sizes[1] <= sizes[0] + 5 * 512
