@@ -7,7 +7,7 @@ lengths, and a batch is as long as its longest text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,22 +27,16 @@ WORDS: Final = 512
 PATCHES: Final = 32
 """Images of 512 pixels have 32 x 32 patches of 16 pixels, each with 128 channels of latents."""
 
-SETTINGS: Final[Mapping[str, Callable[[int], Mapping[str, Any]]]] = {
-    "ADALORA": lambda rank: {"init_r": 8 * rank, "target_r": rank, "total_step": 5000},
-    "DEFT": lambda rank: {"r": rank},
-    "DELORA": lambda rank: {"r": rank},
-    "GRALORA": lambda rank: {"r": rank},
-    "HIRA": lambda rank: {"r": rank},
-    "LOKR": lambda rank: {"r": rank, "decompose_factor": 4},
-    "LORA": lambda rank: {"r": rank, "use_dora": True},
-    "RANDLORA": lambda rank: {"r": rank},
-    "ROAD": lambda _rank: {"variant": "road_2"},
-    "TINYLORA": lambda rank: {"r": rank},
-    "VERA": lambda rank: {"r": rank},
-    "FOURIERFT": lambda _rank: {"n_frequency": 1000},
-    "P_TUNING": lambda _rank: {"num_virtual_tokens": 20, "encoder_hidden_size": 3072},
+SETTINGS: Final[Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]]] = {
+    "ADALORA": lambda rank: [{"init_r": factor * rank, "target_r": rank, "total_step": 5000} for factor in (4, 8)],
+    "LOKR": lambda rank: [{"r": rank, "decompose_factor": factor} for factor in (4, -1)],
+    "LORA": lambda rank: [{"r": rank, "use_dora": True}],
+    "ROAD": lambda _rank: [{"variant": variant} for variant in ("road_1", "road_2")],
+    "FOURIERFT": lambda _rank: [{"n_frequency": count} for count in (1000, 2000, 5000)],
+    "P_TUNING": lambda _rank: [{"num_virtual_tokens": 20, "encoder_hidden_size": 3072}],
+    **dict.fromkeys(("DEFT", "DELORA", "GRALORA", "HIRA", "RANDLORA", "TINYLORA", "VERA"), lambda rank: [{"r": rank}]),
 }
-"""Settings of a method from the row's rank. The row of LoRA on images is DoRA's."""
+"""Possible settings of a method from the row's rank. The row of LoRA on images is DoRA's."""
 
 
 def peft_cases(data: Path) -> Iterator[Case]:
@@ -74,19 +68,22 @@ def _trace(method: str, targets: str, rank: int, trained: int, *, is_text: bool)
     Raises:
         ValueError: The method trains another number of parameters than the row's.
     """
-    with torch.device("meta"):
-        model, loss = _text_model() if is_text else _image_model()
     peft: Any = import_module("peft")
-    if method != "full":
-        names = {"target_modules": targets.split()} if targets else {}
-        kind = import_module("peft.mapping").PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType[method]]
-        task = {"task_type": "CAUSAL_LM"} if is_text else {}
+    names = {"target_modules": targets.split()} if targets else {}
+    task = {"task_type": "CAUSAL_LM"} if is_text else {}
+    counts = list[int]()
+    for settings in [{}] if method == "full" else SETTINGS[method](rank):
         with torch.device("meta"):
-            model = peft.get_peft_model(model, kind(**task, **names, **SETTINGS[method](rank)))
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    count = sum(parameter.numel() for parameter in parameters)
-    if count != trained:
-        raise ValueError(f"{method} trains {count} parameters here, {trained} in the row")
+            model, loss = _text_model() if is_text else _image_model()
+            if method != "full":
+                kind = import_module("peft.mapping").PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType[method]]
+                model = peft.get_peft_model(model, kind(**task, **names, **settings))
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        counts.append(sum(parameter.numel() for parameter in parameters))
+        if counts[-1] == trained:
+            break
+    else:
+        raise ValueError(f"{method} trains {counts} parameters here, {trained} in the row")
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
 
     def step() -> None:
