@@ -14,6 +14,7 @@ from benchmarks.accuracy.case import Case, Step, machines, strategy_text
 from benchmarks.accuracy.readers.files import rows
 from benchmarks.accuracy.readers.pretraining import (
     GIBIBYTE,
+    NEMO_RELEASE,
     POWER_LIMITED,
     RDMA_GBPS,
     RECOMPUTED,
@@ -96,10 +97,6 @@ DGXC_MORE: Final = (
 `README_340b.md` at 143b90d (NeMo 24.09 to 24.12), `nemotron/README.md` at 1f6d9f4 (`tensor=2`, and GB200, of 2025),
 `grok1/README_314b.md` at 143b90d (a development container of 2024) and `grok1/README.md` at 1f6d9f4 (2025: the second
 row of 512). They were predicted before anybody had compared them."""
-
-
-NEMO_RELEASE: Final = "2.5"
-"""Release of torch in NeMo's containers 24.09 to 24.12."""
 
 
 def dgxc_cases(_data: Path) -> Iterator[Case]:

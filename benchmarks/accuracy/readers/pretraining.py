@@ -161,6 +161,10 @@ def blocks_of_last_stage(config: LlamaConfig, pipeline: int) -> int:
 
 # --- NeMo
 
+NEMO_RELEASE: Final = "2.5"
+"""Release of torch in NeMo's containers 24.09 to 24.12. Rows without a container are of these or older; those with one
+ran in 2025 and 2026, when attention had today's kernels."""
+
 NEMO_FLOAT8: Final = {"BF16": None, "FP8": "tensorwise", "FP8-CS": "tensorwise", "FP8-MX": "mx", "MXFP8": "mx"}
 
 
@@ -192,6 +196,7 @@ def _nemo_case(row: Mapping[str, str], seconds: float) -> Case:
         gpu=machines(row["gpu"], count),
         step=llama_step(row["model"], int(row["sequence"]), micro),
         measured=seconds,
+        release=None if row["container"] else NEMO_RELEASE,
         kernels=("transformer_engine",),
         strategy=strategy_text(
             "fsdp" if is_fsdp else "zero1",
