@@ -178,7 +178,7 @@ def remaining_steps(
         training_iterations=iterations,
         samples_per_iteration=trace.samples,
         loader=_loader(trace, loader_seconds, loader_samples_per_second),
-        between_seconds=evaluation_seconds,
+        between=Interval(evaluation_seconds, evaluation_seconds, evaluation_seconds),
     )
 
 
@@ -256,7 +256,7 @@ def predict_workload(
         used_gpu=None if step.in_use is None else step.in_use.name,
         notes=tuple(notes),
         machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
-        heading=_heading(step.trace, workload, step.in_use, assumptions, layouts),
+        heading=_heading(step.trace, workload, step.in_use, assumptions, predictions),
         made_on=today().isoformat(),
         group=group,
     )
@@ -321,6 +321,9 @@ def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | 
     return None
 
 
+MAX_SHARED: Final = 2
+"""Maximum number of layouts whose number of steps is in the heading."""
+
 _MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
@@ -329,15 +332,23 @@ def _heading(
     workload: Workload,
     in_use: Layout | None,
     assumptions: Assumptions,
-    layouts: Sequence[Layout],
+    predictions: Sequence[Prediction],
 ) -> str:
-    """Describe the predicted run and its assumptions: `58,430 steps × batch 64, bf16-mixed, recorded on L4`."""
+    """Describe the predicted run and its assumptions: `58,430 steps × batch 64, bf16-mixed, recorded on L4`.
+
+    Several GPUs share the samples, in fewer steps: `5,000 steps × batch 1 = 2,500 × batch 2 (2xL4)`.
+    """
     steps = workload.training_iterations
     is_training = any(one.phase in ("backward", "optimizer") for one in trace.operations)
     alone = "A training step" if is_training else "A forward pass (no backward pass was recorded)"
     one, several = ("step", "steps") if is_training else ("forward pass", "forward passes")
     count = alone if steps is None else f"{steps:,} {one if steps == 1 else several}"
-    parts = [count if trace.samples is None else f"{count} × batch {trace.samples:,}"]  # noqa: RUF001
+    shared = [
+        f" = {one.iterations:,} × batch {one.run.samples_per_iteration:,} ({one.gpu})"  # noqa: RUF001
+        for one in sorted(predictions, key=lambda one: one.num_gpus)
+        if one.iterations not in (None, steps) and one.run.samples_per_iteration is not None
+    ]
+    parts = [count if trace.samples is None else f"{count} × batch {trace.samples:,}{''.join(shared[:MAX_SHARED])}"]  # noqa: RUF001
     autocast = trace.flags.autocast_dtype
     dtypes = [parameter.dtype for parameter in trace.parameters]
     if autocast is not None:
@@ -354,7 +365,7 @@ def _heading(
         assumptions.host_assumed.spread is None or not has_measured_host(trace)
     ):
         parts.append(f"with {assumptions.host_assumed.words}")
-    if any(layout.count > 1 for layout in layouts):
+    if any(one.num_gpus > 1 for one in predictions):
         parts.append(f"several GPUs by {assumptions.strategy.name}")
     return ", ".join(parts)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.interval import Interval
-from lightning_predict.base.note import decisive
+from lightning_predict.base.note import ASSUMED_VALUES, Note, decisive
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
@@ -205,7 +205,9 @@ class StepPredictor:
             if layout == self.in_use and layout.count > 1:
                 step = step.with_measured_steps(kind.recorded.measured_steps)
             by_kind.append(step)
-        step = _mean_step(by_kind, self._shares)
+        step = _mean_step(by_kind, self._shares).with_wait(
+            sum(share * kind.recorded.waited_seconds for kind, share in zip(self.kinds, self._shares, strict=True))
+        )
         if layout == self.in_use:
             from lightning_predict.timeline.same_gpu_check import mean_check
 
@@ -502,5 +504,6 @@ def _notes(singles: Sequence[SingleGpuSteps]) -> tuple[str, ...]:
     notes: dict[str, None] = {}
     for single in singles:
         kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)
-        notes |= dict.fromkeys((*kind.notes, *code_path_notes(kind), *untranslated))
+        recorded = (Note(note, is_detail=True) if note.startswith(ASSUMED_VALUES) else note for note in kind.notes)
+        notes |= dict.fromkeys((*recorded, *code_path_notes(kind), *untranslated))
     return tuple(notes)

@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := [name for name in options.kinds if name not in KINDS]:
         parser.error(f"no kind is named {', '.join(unknown)}; expected {', '.join(KINDS)}")
     if options.processor_time:
-        count_processor_time()
+        replace_clocks(time.process_time)
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
     torch.set_num_threads(THREADS)
@@ -293,15 +293,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_run(console, "rest-of-run", options.result)
 
 
-def count_processor_time() -> None:
-    """Let every clock in this process, also those that are imported by name, show its processor time."""
+def replace_clocks(clock: Callable[[], float]) -> None:
+    """Replace every clock in this process, also those that are imported by name."""
     clocks = {time.perf_counter, time.monotonic}
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("lightning_predict"):
             for name, value in list(vars(module).items()):
                 if callable(value) and value in clocks:
-                    setattr(module, name, time.process_time)
-    time.perf_counter = time.process_time
+                    setattr(module, name, clock)
+    time.perf_counter = clock
 
 
 if __name__ == "__main__":

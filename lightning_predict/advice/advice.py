@@ -299,5 +299,5 @@ def _seconds(before: Prediction, after: Prediction, told: float) -> float:
 def _saved(before: Prediction, told: float) -> tuple[float | None, float | None]:
     """Return the seconds and dollars that a run saves with a gain; None if unknown."""
     share = 1 - 1 / told
-    seconds = None if before.total_seconds is None or not before.iterations else share * before.total_seconds
+    seconds = None if before.remaining_seconds is None or not before.iterations else share * before.remaining_seconds
     return seconds, None if seconds is None or before.cost_usd is None else share * before.cost_usd

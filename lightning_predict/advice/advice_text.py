@@ -326,7 +326,7 @@ def _rows(advice: Advice) -> list[tuple[str, ...]]:
     chain, first = advice.chain, advice.before.items_in_order[0]
     if chain is not None and len(chain.names) > 1:
         share = 1 - 1 / chain.gain.middle
-        seconds = None if first.total_seconds is None or not first.iterations else share * first.total_seconds
+        seconds = None if first.remaining_seconds is None or not first.iterations else share * first.remaining_seconds
         saves = _saves(seconds, None if first.cost_usd is None else share * first.cost_usd)
         rows.append((f"Together: {' + '.join(chain.names)}", duration(chain.seconds), _ends(chain.gain), saves, ""))
     return rows
@@ -454,10 +454,10 @@ def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | Non
     found = []
     for one in predictions.items_in_order:
         told = None if gains is None else gains.get(one.layout.name)
-        if one.cost_usd is None or one.total_seconds is None or not one.iterations or one.fits is False:
+        if one.cost_usd is None or one.remaining_seconds is None or not one.iterations or one.fits is False:
             continue
         factor = 1.0 if told is None else told.middle
-        found.append((one.cost_usd / factor, one.total_seconds / factor, one.layout.name))
+        found.append((one.cost_usd / factor, one.remaining_seconds / factor, one.layout.name))
     if not found:
         return None
     (cost, seconds, name), *others = ordered(ordered(found, lambda one: one[1]), lambda one: one[0])

@@ -13,8 +13,9 @@ Example::
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
@@ -87,6 +88,17 @@ class Interval(Generic[Value]):
             change(*(one.middle for one in every)),
             change(*(one.high for one in every)),
         )
+
+
+NOTHING: Final = Interval(0.0, 0.0, 0.0)
+"""Seconds of something that does not happen."""
+
+
+def around(middle: float, parts: Iterable[Interval[float]]) -> Interval[float]:
+    """Return the interval of a sum whose parts have independent errors."""
+    sides = [(part.middle - part.low, part.high - part.middle) for part in parts]
+    down, up = (math.hypot(*each) for each in zip(*sides, strict=True))
+    return Interval(max(0.0, middle - down), middle, middle + up)
 
 
 def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:

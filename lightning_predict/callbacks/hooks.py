@@ -166,9 +166,8 @@ class FitCallback(Callback):
     ) -> None:
         """Start to time a validation batch, and record one."""
         if self._fit is not None and self._fit.observer is not None:
-            is_recorded = self._fit.validation_batch_starts()
-            self._fit.observer.validation.on_batch_start()
-            if is_recorded:
+            self._fit.observer.validation.on_batch_start()  # first, so that the recording's start is no wait
+            if self._fit.validation_batch_starts():
                 self._fit.observer.validation.batch_is_recorded()
 
     @log_exceptions

@@ -157,14 +157,14 @@ class PredictionFit(FitPart):
         """Time the start of a batch. Return whether nothing else is to be done."""
         observer, steps = self.observer, self.steps
         observer.on_batch_start()
-        if self._quiet_batches == 0 or observer.epochs_doubled:
+        if self._quiet_batches == 0 or observer.is_milestone:
             return False
         return steps is None or steps.starts_known()
 
     def batch_starts(self, batch: object) -> None:
         """Time or record the next batch."""
         observer, following = self.observer, self._data_flow
-        if observer.epochs_doubled:
+        if observer.is_milestone:
             self.session.renew("batch start")
         is_recorded = self._record(batch)
         if following is not None and not is_recorded:
@@ -208,6 +208,8 @@ class PredictionFit(FitPart):
                     self._find_batch_sizes(self._options.meta_step, trace)
             if steps.is_finished:
                 self.steps = None
+        if self._bar is not None and self.observer.batches >= session.batches_at_end:
+            self._bar.remove()  # no batch is left
         is_busy = self._data_flow is not None or self._progress_file is not None
         self._quiet_batches, self._quiet_until = (0, 0.0) if is_busy else session.nothing_until()
 
@@ -231,6 +233,7 @@ class PredictionFit(FitPart):
         """Stop recording a validation batch."""
         if self._validation is not None:
             self._validation.on_batch_end(samples=samples_of(batch))
+            self.observer.validation.recording_has_ended()
 
     def validation_ends(self) -> None:
         """Predict again if validation was only estimated before, and has now been recorded."""

@@ -105,7 +105,7 @@ class TrainerLoop(Loop):
             notes.append(f"The loader has no length. Assumed: {self._given_batches:,} batches per epoch, as given.")
         elif math.isinf(self._trainer.num_training_batches) and seen is not None:
             notes.append(f"The loader has no length. Assumed: {seen:,} batches per epoch, as in the last epoch.")
-        if work.training_iterations is not None and work.checkpoints.total_seconds is None:
+        if work.training_iterations is not None and work.checkpoints.total is None:
             notes.append("Total: checkpoints are not included, because their number or size is unknown.")
         if self.world_size > 1:
             notes.append(f"Recorded on one of {self.world_size} processes.")

@@ -98,10 +98,10 @@ def _mfu(one: PredictionFields) -> float | None:
 def _energy(one: PredictionFields) -> Energy | None:
     """Estimate the energy of a run; None if its length or the GPU is unknown."""
     layout = one.layout
-    if one.total_seconds is None or layout is None:
+    if one.remaining_seconds is None or layout is None:
         return None
     estimate = energy(
-        one.total_seconds,
+        one.remaining_seconds,
         layout.gpu,
         num_gpus=layout.count,
         busy_share=min(one.device_seconds / one.iteration_seconds, 1.0),
@@ -179,21 +179,37 @@ class PredictionFields:
         on_machine=True,
         gives_way=5,
     )
-    total_seconds = Field[float | None](
-        "run.total_seconds",
-        "Seconds of the rest of the run, including validation.",
+    remaining_seconds = Field[float | None](
+        "run.total.middle",
+        "Seconds of the rest of the run, including validation; the whole run before it has begun.",
         "s",
         title="total",
         on_machine=True,
+        log="remaining_hours",
+    )
+    remaining_seconds_low = Field[float | None](
+        "run.total.low", "Lower end of the 90 % interval of the rest of the run.", "s", on_machine=True
+    )
+    remaining_seconds_high = Field[float | None](
+        "run.total.high", "Upper end of the 90 % interval of the rest of the run.", "s", on_machine=True
+    )
+    total_seconds = Field[float | None](
+        "run.whole.middle",
+        "Seconds of the whole run: the rest, and the finished steps at the pace of the rest.",
+        "s",
+        on_machine=True,
         log="total_hours",
     )
+    total = Field[Interval[float] | None](
+        "run.whole", "Seconds of the whole run, with a 90 % interval.", "s", in_json=False
+    )
     total_seconds_low = Field[float | None](
-        "run.total.low", "Lower end of the 90 % interval of the run.", "s", on_machine=True
+        "run.whole.low", "Lower end of the 90 % interval of the whole run.", "s", on_machine=True
     )
     total_seconds_high = Field[float | None](
-        "run.total.high", "Upper end of the 90 % interval of the run.", "s", on_machine=True
+        "run.whole.high", "Upper end of the 90 % interval of the whole run.", "s", on_machine=True
     )
-    total = Field[Interval[float] | None](
+    remaining = Field[Interval[float] | None](
         "run.total",
         "Seconds of the rest of the run, including validation, with a 90 % interval.",
         "s",
@@ -202,7 +218,7 @@ class PredictionFields:
         on_machine=True,
         in_json=False,
     )
-    validation_seconds = Field[float | None]("run.validation_seconds", "Validation's part of `total_seconds`.", "s")
+    validation_seconds = Field[float | None]("run.validation_seconds", "Validation's part of `remaining_seconds`.", "s")
     validation_is_estimated = Field[bool](
         "run.validation_is_estimated",
         "Whether the validation time is estimated from the forward share of a training step.",
@@ -218,7 +234,7 @@ class PredictionFields:
     )
     loader_share = Field[float](_loader_share, "Share of the time spent waiting for the loader.", "share")
     checkpoint_seconds = Field[float | None](
-        "run.checkpoint_seconds", "Part of `total_seconds` spent on writing checkpoints.", "s"
+        "run.checkpoint_seconds", "Part of `remaining_seconds` spent on writing checkpoints.", "s"
     )
     checkpoint_is_estimated = Field[bool](
         "run.checkpoint_is_estimated",

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
-from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
 
 if TYPE_CHECKING:
     from lightning_predict.layout_search.goodput import Reliability
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def parallel(
-    source: str,
+    trace: Path,
     /,
     *,
     gpus: str | None = None,
@@ -41,7 +40,6 @@ def parallel(
     usd_per_hour: str | None = None,
     spot: bool = False,
     profile: Path | None = None,
-    model: ModelOptions = NO_OPTIONS,
 ) -> CommandAnswer:
     """Find the fastest parallel strategies for many GPUs: sharding, micro-batches and recomputation that fit in memory.
 
@@ -49,7 +47,7 @@ def parallel(
     Results are ranked by samples per second.
 
     Args:
-        source: The step, recorded on one GPU or on the meta device, or a model by name, as for `predict`.
+        trace: The step, recorded on one GPU or on the meta device.
         gpus: Layouts, separated by commas (default: 8x8xH100-SXM-80GB); with --machine, numbers of GPUs.
         machine: Cloud machine type with the GPUs, such as p5.48xlarge; its network and price are used.
         global_batch: Samples of all GPUs between two optimizer updates, a multiple of the recorded batch.
@@ -66,16 +64,14 @@ def parallel(
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         spot: Use spot prices if they are below the on-demand prices.
         profile: TOML file with the machines, links, prices and other assumptions.
-        model: Options of a model by name.
     """
     from lightning_predict.layout_search.ranking import best_layouts, layouts_on, tokens_per_sample
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
-    from lightning_predict.record.sources import step_of_source
+    from lightning_predict.record.trace import Trace
 
     names = None if gpus is None else _words(gpus)
     layouts = (names or ["8x8xH100-SXM-80GB"]) if machine is None else layouts_on(machine, names)
-    told = read_machine_profile(profile)
-    step = step_of_source(source, model, **told.model).trace
+    told, step = read_machine_profile(profile), Trace.load(str(trace))
     prices = told.prices(parse_prices(usd_per_hour), spot=spot)
     with _progress("strategies that fit") as on_progress:
         found = best_layouts(
@@ -108,7 +104,7 @@ def parallel(
 
 
 def curve(
-    source: str,
+    trace: Path,
     /,
     *,
     gpus: str = "8x8xH100-SXM-80GB",
@@ -116,19 +112,17 @@ def curve(
     iterations: int | None = None,
     usd_per_hour: str | None = None,
     profile: Path | None = None,
-    model: ModelOptions = NO_OPTIONS,
     output: Path | None = None,
 ) -> CommandAnswer:
     """Show time, cost and efficiency for 1, 2, 4, ... GPUs, and the number above which more machines do not pay off.
 
     Args:
-        source: The step, recorded on one GPU or on the meta device, or a model by name, as for `predict`.
+        trace: The step, recorded on one GPU or on the meta device.
         gpus: The largest layouts, separated by commas.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
         iterations: Remaining recorded steps, for the time and the cost of the run.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         profile: TOML file with the machines, links, prices and other assumptions.
-        model: Options of a model by name.
         output: Also write an HTML report to this file.
     """
     from lightning_predict.base.errors import InvalidArgumentError
@@ -136,13 +130,12 @@ def curve(
     from lightning_predict.layouts.strategy import parse_strategy
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.prediction import predict_workload, remaining_steps
-    from lightning_predict.record.sources import step_of_source
+    from lightning_predict.record.trace import Trace
     from lightning_predict.reports.cost_curve import cost_curves, layouts_up_to, table_of
     from lightning_predict.reports.html import html_report
     from lightning_predict.run.history import read_history
 
-    told = read_machine_profile(profile)
-    step = step_of_source(source, model, **told.model).trace
+    told, step = read_machine_profile(profile), Trace.load(str(trace))
     layouts = list(dict.fromkeys(one for layout in _words(gpus) for one in layouts_up_to(layout)))
     predictions = predict_workload(
         step,

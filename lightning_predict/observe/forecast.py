@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import NOTHING, Interval, around
 from lightning_predict.base.units import hours_to_seconds
 from lightning_predict.observe.remaining import (
     CheckpointSchedule,
@@ -25,7 +25,6 @@ from lightning_predict.observe.remaining import (
     remaining,
     workload,
 )
-from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.observe.validation_timer import ValidationTimes
 from lightning_predict.record.trace import Memory
 from lightning_predict.reports.format import duration_interval, significant
@@ -213,7 +212,7 @@ def forecast_rest(
     batch_times, validation = times.batch, times.validation
     pauses = times.pause.scaled(counts.epochs or 0)
     closing = times.closing.scaled(1 if counts.batches else 0)
-    around = NOTHING if validation is None else validation.overhead.scaled(counts.validation_runs or 0)
+    checks = NOTHING if validation is None else validation.overhead.scaled(counts.validation_runs or 0)
     work = replace(
         workload(counts, position, batches_per_window=size, samples=samples),
         loader=Loader() if batch_times is None else _loader(inputs, counts, batch_times),
@@ -221,8 +220,8 @@ def forecast_rest(
         checkpoints=checkpoints_left(
             inputs.checkpoint_schedules, position, seconds=times.checkpoint_seconds, memory=times.memory
         ),
-        validation_wait_seconds=0.0 if validation is None else validation.wait.middle,
-        between_seconds=pauses.middle + closing.middle + around.middle,
+        validation_wait=NOTHING if validation is None else validation.wait,
+        between=around(pauses.middle + closing.middle + checks.middle, (pauses, closing, checks)),
         time_limit_seconds=inputs.time_limit_seconds,
     )
     if batch_times is None:
@@ -234,13 +233,12 @@ def forecast_rest(
         batch_times.step.scaled(0.0 if work.training is None else work.training.full_batches),
         _waits(inputs, counts, batch_times),
         check.scaled(counts.validation_batches or 0),
-        (NOTHING if validation is None else validation.wait).scaled(counts.validation_batches or 0),
-        pauses,
-        closing,
-        around,
+        work.validation_wait.scaled(counts.validation_batches or 0),
+        work.between,
+        work.checkpoints.total or NOTHING,
     )
     forecast, limit = (
-        None if run.total_seconds is None else _around(run.total_seconds, parts),
+        None if run.total_seconds is None else around(run.total_seconds, parts),
         inputs.time_limit_seconds,
     )
     if limit is not None:
@@ -326,13 +324,6 @@ def seconds_of_workers(batch_times: BatchTimes) -> Interval[float]:
     longest = batch_times.step.middle + batch_times.wait.middle
     waits_for_them = batch_times.wait.middle > STALL_SHARE * batch_times.step.middle
     return Interval(0.0, longest if waits_for_them else 0.0, longest)
-
-
-def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
-    """Return the interval of a sum whose parts have independent errors."""
-    down = math.hypot(*(part.middle - part.low for part in parts))
-    up = math.hypot(*(part.high - part.middle for part in parts))
-    return Interval(max(0.0, middle - down), middle, middle + up)
 
 
 def _waits(inputs: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:

@@ -84,7 +84,7 @@ def expected_outcome(trace: Trace, rest: RestOfRun, predictions: Predictions, *,
     if rest.batch_times is None or rest.batch_times.step_seconds <= 0:
         return None
     own, machine = predictions.get(predictions.used_gpu or ""), predictions.machine
-    shown = own.total if own is not None else (None if machine is None else machine.total)
+    shown = own.remaining if own is not None else (None if machine is None else machine.remaining)
     price = own.price if own is not None else (None if machine is None else machine.price)
     limit = rest.workload.time_limit_seconds
     is_cut_off = limit is not None and (rest.forecast is None or rest.forecast.high >= limit)

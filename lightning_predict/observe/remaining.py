@@ -183,6 +183,7 @@ def workload(counts: RemainingCounts, position: Position, *, batches_per_window:
         epoch=epoch,
         validation_iterations=counts.validation_batches,
         samples_per_iteration=samples,
+        finished_iterations=round(position.optimizer_steps_done / position.steps_per_window),
         at_most=counts.at_most,
     )
 

@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import NOTHING, Interval
 from lightning_predict.observe.clock import host_clock
 from lightning_predict.observe.device_pace import DevicePace
 from lightning_predict.observe.forecast import (
@@ -36,7 +36,7 @@ from lightning_predict.observe.forecast import (
 )
 from lightning_predict.observe.optimizer_steps import StepCounter
 from lightning_predict.observe.remaining import CheckpointTimer, remaining
-from lightning_predict.observe.steady_state import NOTHING, TimingSamples
+from lightning_predict.observe.steady_state import TimingSamples
 from lightning_predict.observe.validation_timer import FIRST_EPOCH_COLD, UNSEEN_LONGER, ValidationTimer
 from lightning_predict.record.running_loop import BLOCK_BATCHES
 from lightning_predict.record.trace import Memory, Trace, measured_seconds
@@ -44,9 +44,6 @@ from lightning_predict.record.trace import Memory, Trace, measured_seconds
 if TYPE_CHECKING:
     import torch
 
-
-FIRST_EPOCH_DISCOUNT: Final = 3.2
-"""Discount on waits of the first epoch as a prediction for later epochs, divided by the number of waits."""
 
 WARM_WAITS: Final = 32
 """Number of waits in later epochs after which the first epoch no longer adds uncertainty."""
@@ -75,7 +72,8 @@ class RunObserver:
         latest: The last forecast of the rest of the run; None before.
         batch_start: Time at which the current batch began; None between batches.
         ended: Time at which the last batch ended; 0 before.
-        epochs_doubled: Whether the current batch is the first of a new epoch, and the number of epochs has doubled.
+        is_milestone: Whether the current batch is the first after the first validation, or after the number of epochs
+            has doubled.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter, *, is_asynchronous: bool = False) -> None:
@@ -91,7 +89,8 @@ class RunObserver:
         self._clock = clock
         self._is_asynchronous = is_asynchronous
         self.batch_start: float | None = None
-        self.epochs_doubled = False
+        self.is_milestone = False
+        self._has_first_validation = False
         # The gap before the next batch: its start, whether it is more than a wait, and whether an epoch begins in it.
         self._gap: float | None = None
         self._is_pause = self._is_new_epoch = False
@@ -111,6 +110,11 @@ class RunObserver:
     def batches(self) -> int:
         """Number of finished training batches."""
         return self.windows.batches
+
+    @property
+    def seen(self) -> tuple[bool, bool]:
+        """Whether an epoch has ended, and whether a validation has."""
+        return self._epochs > 0, self.validation.has_run
 
     def now(self) -> float:
         """Return the seconds of the clock, without waiting for the device."""
@@ -132,7 +136,7 @@ class RunObserver:
         if self.batch_start is not None:
             return
         now = self.batch_start = self._clock()
-        gap, self.epochs_doubled = self._gap, False
+        gap, self.is_milestone = self._gap, False
         if self.began is None or self._is_pause:
             self._resumes(now)
             return
@@ -242,7 +246,9 @@ class RunObserver:
 
     def on_validation_end(self) -> None:
         """Record that the validation run has ended."""
+        had_run = self.validation.has_run
         now = self.validation.ends()
+        self._has_first_validation = self.validation.has_run and not had_run
         if now is not None:
             self._gap, self._is_pause = now, True
 
@@ -264,7 +270,8 @@ class RunObserver:
             batch_times = for_full_batches(batch_times, position)
             validation = self.validation.times(
                 batch_seconds=batch_times.step.middle,
-                worker_seconds=seconds_of_workers(batch_times) if inputs.validation_has_workers else NOTHING,
+                wait=seconds_of_workers(batch_times) if inputs.validation_has_workers else batch_times.wait,
+                has_workers=inputs.validation_has_workers,
                 remaining=runs,
             )
         times = RunTimes(
@@ -334,15 +341,10 @@ class RunObserver:
         )
 
     def _warm(self, wait: Interval[float]) -> Interval[float]:
-        """Return the wait in later epochs.
-
-        The first epoch fills caches, which matters while few later waits are known.
-        """
+        """Return the wait in later epochs. The first epoch may fill caches, so the low end allows for shorter waits."""
         since = 0 if self._first_waits is None else self._waits.count - self._first_waits
         doubt = max(0.0, 1 - since / WARM_WAITS)
-        less = max(0.5, 1 - FIRST_EPOCH_DISCOUNT / self._waits.count)
-        low, middle = wait.low / FIRST_EPOCH_COLD, wait.middle * less
-        return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
+        return Interval(wait.low - doubt * (wait.low - wait.low / FIRST_EPOCH_COLD), wait.middle, wait.high)
 
     def pause(self, *, starts_workers: bool, remaining: float = math.inf) -> Interval[float]:
         """Return the gap between two epochs, without validation, checkpoints and the wait for a batch.
@@ -355,8 +357,8 @@ class RunObserver:
         pauses = self._pauses.estimate(remaining=remaining)
         if pauses is not None:
             return pauses.mean.added(-wait).clamp_min(0.0)
-        first = max(0.0, (self._first_pause or 0.0) - wait)
-        return Interval(0.0, first if starts_workers else first / 2, UNSEEN_LONGER * first)
+        first = max(0.0, (self._first_pause or 0.0) - wait)  # without workers, most of it is a cold start
+        return Interval(0.0, first if starts_workers else min(first, wait), UNSEEN_LONGER * first)
 
     def closing(self) -> Interval[float]:
         """Return the time from the end of an epoch to the start of the next. The last epoch has this time, too."""
@@ -384,11 +386,11 @@ class RunObserver:
         gap, is_new = self._gap, self._is_new_epoch
         self._gap, self._is_pause, self._is_new_epoch = None, False, False
         is_first, self.began, self.has_begun = self.began is None, self.began or now, True
-        has_doubled = False
+        self.is_milestone, self._has_first_validation = self._has_first_validation, False
         if is_new and not is_first:
             self._first_waits = self._waits.count if self._first_waits is None else self._first_waits
             self._epochs += 1
-            has_doubled = self._epochs.bit_count() == 1
+            self.is_milestone = self._epochs.bit_count() == 1
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now, waited_seconds=self._wait_so_far())
         elif gap is None or not is_new:
@@ -397,7 +399,6 @@ class RunObserver:
             self._first_pause = max(0.0, now - gap)
         else:
             self._pauses.add(max(0.0, now - gap))
-        self.epochs_doubled = has_doubled
 
 
 _OBSERVERS: WeakKeyDictionary[Any, RunObserver] = WeakKeyDictionary()

@@ -45,7 +45,7 @@ from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import duration, duration_interval, width_at_hand
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Ranking, lines_of_run, rank, ranking_lines
+from lightning_predict.reports.ranking import Ranking, lines_of_run, rank, ranking_lines, with_article
 from lightning_predict.run.history import HistoryRecord, append_record, read_history
 from lightning_predict.run.workload import Workload
 
@@ -218,18 +218,20 @@ class RunSession:
     Attributes:
         predicted_gains: Gain that the advice predicts for each suggested change, by name, as (low, middle, high).
         rest: Rest of the run at the last prediction; None before.
+        batches_at_end: Number of batches of the observer at the end of the run; `math.inf` if unknown.
     """
 
     def __init__(self, loop: Loop, request: PredictionRequest, observer: RunObserver, results: RunResults) -> None:
         self.loop, self.request, self.observer, self.results = loop, request, observer, results
         self.predicted_gains: dict[str, tuple[float, float, float]] = {}
         self.rest: RestOfRun | None = None
+        self.batches_at_end = math.inf
         self.usd_per_hour: float | None = None
         self._validation: Trace | None = None
         self._outcome_timer: OutcomeTimer | None = None
         self._last_printed: TimedForecast | None = None
         self._schedule: ForecastSchedule | None = None
-        self._has_advised = False
+        self._has_advised, self._seen = False, observer.seen
         self._started_at = 0.0
 
     @property
@@ -242,7 +244,7 @@ class RunSession:
         if self._schedule is None:
             return 0, 0.0
         batches, seconds = self._schedule.nothing_until(self.observer.batches)
-        return batches, self.observer.time_at(seconds)
+        return min(batches, self.batches_at_end), self.observer.time_at(seconds)
 
     def is_due(self) -> bool:
         """Return whether the number of steps has doubled, so that an update is due."""
@@ -282,18 +284,22 @@ class RunSession:
             self._outcome_timer.exclude_since(since=self._started_at)
 
     def renew(self, moment: HookMoment = "batch end") -> None:
-        """Recompute the forecast. Predict again if the new forecast is outside the printed interval."""
+        """Recompute the forecast. Predict again if it is outside the printed interval, or after a first epoch."""
         before, said, predicted = self.rest, self._last_printed, self.results.predictions
         if before is None or said is None or predicted is None:
             return
         rest = self._rest(moment)
         now = self.observer.now()
         self.observer.latest = TimedForecast(rest, now)
-        if rest.counts.batches == 0 or not self.advises:
+        # The first validation and the first epoch replace what the first prediction assumed.
+        is_corrected = moment == "batch start" and self._seen != self.observer.seen
+        if is_corrected:
+            self.is_due()  # so that the next batch does not predict again
+        if rest.counts.batches == 0 or not (self.advises or is_corrected):
             return
-        is_first, self._has_advised = not self._has_advised, True
+        is_first, self._has_advised = self.advises and not self._has_advised, self.advises
         has_left = not said.holds(rest, now)
-        if not (is_first or has_left or host_time_changed(predicted, before.workload, rest.workload)):
+        if not (is_first or has_left or is_corrected or host_time_changed(predicted, before.workload, rest.workload)):
             return
         self._started_at = now
         predictions = self._predict(moment, is_first_reliable=is_first)
@@ -425,8 +431,9 @@ class RunSession:
             heading=_heading(predictions, loop.progress().steps),
             is_running=True,
         )
-        self.rest, self._last_printed = rest, TimedForecast(rest, observer.now())
+        self.rest, self._last_printed, self._seen = rest, TimedForecast(rest, observer.now()), observer.seen
         observer.latest = self._last_printed
+        self.batches_at_end = math.inf if rest.counts.batches is None else observer.batches + rest.counts.batches
         observer.exclude_interruption()
         expected = expected_outcome(trace, rest, predictions, num_gpus=loop.world_size)
         self.usd_per_hour = None if expected is None else expected.usd_per_hour
@@ -437,24 +444,22 @@ class RunSession:
     def _news(self, predictions: Predictions, instead_of_seconds: float | None = None) -> str:
         """Return a line with the forecast for this machine and the recommended GPU, and the previous forecast."""
         assert self.rest is not None
-        steps = f"{self.loop.name}: after {self.loop.progress().steps:,} steps"
+        when = f"{self.loop.name}, after {self.loop.progress().steps:,} steps"
         rest, used = self.rest, predictions.used_gpu
         forecast = rest.forecast
         if forecast is None:
-            return f"{steps}, {rest.pace_in_words}. The number of remaining steps is unknown."
-        instead = "" if instead_of_seconds is None else f" instead of {duration(instead_of_seconds)}"
+            return f"{when}: {rest.pace_in_words}. The number of remaining steps is unknown."
+        before = "" if instead_of_seconds is None else f" (before: {duration(instead_of_seconds)})"
         if instead_of_seconds == 0:
-            instead = ", later than predicted"
+            before = ", later than predicted"
         limit = rest.workload.time_limit_seconds
-        until = ", until its time limit," if limit is not None and forecast.middle >= limit else ""
+        until = ", until its time limit" if limit is not None and forecast.middle >= limit else ""
         most = "at most " if rest.counts.at_most and not until else ""
-        here = f"{most}{duration_interval(forecast)}{until} on {used or 'this machine'}{instead}"
-        name = cheapest_of(predictions)
-        best = None if name is None or name == used else predictions[name]
-        there = ""
-        if best is not None and best.total_seconds is not None and not best.is_cut_off:  # a limit is equal for all GPUs
-            there = f"; {name} {most}{duration(best.total_seconds)}"
-        return f"{steps}, the rest of this run is predicted to take {here}{there}."
+        name, there = cheapest_of(predictions), ""
+        best = None if name is None or name == used else predictions[name].remaining_seconds
+        if name is not None and best is not None and not predictions[name].is_cut_off:  # a limit is equal for all GPUs
+            there = f" On {with_article(name)}: {most}{duration(best)}."
+        return f"{when}: {most}{duration_interval(forecast)} left on {used or 'this machine'}{until}{before}.{there}"
 
     def _remember(self, record: HistoryRecord) -> None:
         """Store the outcome in the history, and say what a suggested change has gained."""
@@ -483,7 +488,7 @@ def cheapest_of(predictions: Predictions) -> str | None:
 
 def host_time_changed(predictions: Predictions, before: Workload, now: Workload) -> bool:
     """Return whether the host time of the run differs noticeably from the host time in the prediction."""
-    totals = [each.total_seconds for each in predictions.values() if each.total_seconds is not None]
+    totals = [each.remaining_seconds for each in predictions.values() if each.remaining_seconds is not None]
     if not totals or before.training is None or now.training is None or not before.training.batches:
         return False
     share = now.training.batches / before.training.batches
@@ -499,9 +504,9 @@ def _host_seconds(workload: Workload) -> float:
     batches = 0 if workload.training is None else workload.training.batches
     return (
         workload.loader.seconds_per_batch * batches
-        + workload.validation_wait_seconds * (workload.validation_iterations or 0)
-        + workload.between_seconds
-        + (workload.checkpoints.total_seconds or 0.0)
+        + workload.validation_wait.middle * (workload.validation_iterations or 0)
+        + workload.between.middle
+        + (0.0 if workload.checkpoints.total is None else workload.checkpoints.total.middle)
     )
 
 

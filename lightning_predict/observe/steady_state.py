@@ -102,10 +102,6 @@ BEST_VALUES: Final = 8
 """Number of consecutive values whose mean counts as a pace that a run can hold."""
 
 
-NOTHING: Final = Interval(0.0, 0.0, 0.0)
-"""Seconds of something that does not happen."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:

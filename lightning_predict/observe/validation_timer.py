@@ -9,8 +9,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, final
 
-from lightning_predict.base.interval import Interval
-from lightning_predict.observe.steady_state import NOTHING, TimingSamples
+from lightning_predict.base.interval import NOTHING, Interval
+from lightning_predict.observe.steady_state import TimingSamples
 
 FIRST_EPOCH_COLD: Final = 3.0
 """Maximum factor by which the loader is faster from the second epoch on, after the first epoch has filled its
@@ -48,7 +48,9 @@ class _ValidationRun:
     def __init__(self, before: float, *, is_check: bool) -> None:
         self.before, self.is_check = before, is_check
         self.start_seconds: float | None = None
-        self.waited = 0.0
+        self.closing_seconds = 0.0
+        self.waits: list[float] = []
+        self.recording_seconds = 0.0
         self.batch_start: float | None = None
         self.last_end = before
         self.is_recorded = False
@@ -84,6 +86,11 @@ class ValidationTimer:
         """Whether a validation run is in progress."""
         return self._run is not None
 
+    @property
+    def has_run(self) -> bool:
+        """Whether a validation run has ended, besides the sanity check."""
+        return self._batches.count > 0
+
     def starts(self, *, before: float, is_check: bool) -> None:
         """Start a validation run. The last training batch ended at the time `before`."""
         self._run = _ValidationRun(before, is_check=is_check)
@@ -97,10 +104,10 @@ class ValidationTimer:
         if run.start_seconds is None:
             run.start_seconds = max(0.0, now - run.before)
         else:
-            run.waited += now - run.last_end
+            run.waits.append(now - run.last_end)
 
     def batch_is_recorded(self) -> None:
-        """Mark the current batch as recorded, because recording slows the batch."""
+        """Mark the current batch as recorded, because recording slows the batch, and delays the next one."""
         if self._run is not None:
             self._run.is_recorded = True
 
@@ -113,6 +120,13 @@ class ValidationTimer:
         run.batch_seconds.append((run.last_end - run.batch_start, run.is_recorded))
         run.batch_start, run.is_recorded = None, False
 
+    def recording_has_ended(self) -> None:
+        """Exclude the time since the end of the last batch, in which its recording was stopped."""
+        run = self._run
+        if run is not None and run.batch_start is None and run.batch_seconds and run.batch_seconds[-1][1]:
+            now = self._clock()
+            run.recording_seconds, run.last_end = run.recording_seconds + now - run.last_end, now
+
     def ends(self) -> float | None:
         """End the validation run and return the time of its end; None if no run was in progress."""
         run, self._run = self._run, None
@@ -120,18 +134,20 @@ class ValidationTimer:
             return None
         now = self._clock()
         every = run.every
+        if every:
+            run.closing_seconds = now - run.last_end
         if run.is_check:
             self._check = run
         elif every:
-            plain = run.plain() or every
-            self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
+            plain, waited = run.plain() or every, sum(run.waits)
+            self._around.add(max(0.0, now - run.before - waited - run.recording_seconds - sum(every)))
             # Use the mean over the run: in every run, the first batches are slow (cold) and the last batch is
             # small.
             self._batches.add(statistics.fmean(plain))
             self._least_batches.add(statistics.median_low(plain))
             self._batches_per_run = len(plain)
-            if len(every) > 1:
-                self._waits.add(run.waited / len(every))
+            if run.waits:
+                self._waits.add(waited / len(run.waits) * (len(every) - 1) / len(every))
         return now
 
     def at_best(self) -> ValidationTimer:
@@ -145,7 +161,8 @@ class ValidationTimer:
         self,
         *,
         batch_seconds: float | None = None,
-        worker_seconds: Interval[float] = NOTHING,
+        wait: Interval[float] = NOTHING,
+        has_workers: bool = False,
         remaining: float = math.inf,
     ) -> ValidationTimes | None:
         """Return the times of validation, from the runs so far or else from the sanity check; None without either.
@@ -153,16 +170,17 @@ class ValidationTimer:
         Args:
             batch_seconds: Seconds of a training batch. A longer batch of the sanity check was either cold or is really
                 slow, so the result is the geometric mean of both times.
-            worker_seconds: Interval of the workers' seconds per validation batch, from the training workers. The sanity
-                check does not show this time: its few batches were loaded before they were requested.
+            wait: Interval of the wait for a training batch, or of the workers' seconds per batch. The sanity check does
+                not show the workers' time: its few batches were loaded before they were requested.
+            has_workers: Whether each validation run starts workers.
             remaining: Number of remaining validation runs.
         """
-        around = self._around.estimate(remaining=remaining)
+        overhead = self._around.estimate(remaining=remaining)
         found = self._batches.estimate(measurements_per_value=self._batches_per_run, remaining=remaining)
-        if found is not None and around is not None:
+        if found is not None and overhead is not None:
             waits = self._waits.estimate(remaining=remaining)
             return ValidationTimes(
-                overhead=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean
+                overhead=overhead.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean
             )
         check = self._check
         if check is None or not check.batch_seconds:
@@ -170,10 +188,22 @@ class ValidationTimer:
         seconds = min(check.plain(1) or check.every)
         least = seconds if batch_seconds is None else min(seconds, batch_seconds)
         middle = math.sqrt(least * seconds)
-        waited = check.waited / (len(check.batch_seconds) - 1) if len(check.batch_seconds) > 1 else 0.0
-        start = check.start_seconds or 0.0
         return ValidationTimes(
-            overhead=Interval(0.0, start, UNSEEN_LONGER * start),
-            wait=Interval(0.0, waited, UNSEEN_LONGER * waited).map(max, worker_seconds.added(-middle)),
+            overhead=_overhead(check, wait, has_workers=has_workers),
+            wait=wait.added(-middle).clamp_min(0.0) if has_workers else _wait(check, wait),
             batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),
         )
+
+
+def _overhead(check: _ValidationRun, wait: Interval[float], *, has_workers: bool) -> Interval[float]:
+    """Estimate what surrounds a validation run. Without workers, most of the sanity check's start is a cold start."""
+    start = check.start_seconds or 0.0
+    middle = start if has_workers else min(start, wait.middle)
+    return Interval(0.0, middle + check.closing_seconds, UNSEEN_LONGER * (start + check.closing_seconds))
+
+
+def _wait(check: _ValidationRun, wait: Interval[float]) -> Interval[float]:
+    """Estimate the wait for a validation batch, from the waits of the sanity check and of the training."""
+    cold = max(check.waits, default=wait.middle)
+    least = min(cold, wait.middle)
+    return Interval(least / FIRST_EPOCH_COLD, math.sqrt(least * cold), max(UNSEEN_LONGER * cold, wait.high))

@@ -27,6 +27,7 @@ from typing import Any, Final, final
 import torch
 
 from lightning_predict.base.errors import CaptureError
+from lightning_predict.base.note import ASSUMED_VALUES
 from lightning_predict.record.tensors import Args, Kwargs, TorchFunction, tensors_in
 from lightning_predict.record.trace import Operation, TensorInfo
 
@@ -130,7 +131,7 @@ class AssumedValues:
     def notes(self) -> tuple[str, ...]:
         """One note per kind of assumption, with the first places."""
         return tuple(
-            f"Meta tensors have no values; assumed: {self._with_mask_share(assumption)} ({_list(list(places))})."
+            f"{ASSUMED_VALUES} {self._with_mask_share(assumption)} ({_list(list(places))})."
             for assumption, places in self._places.items()
         )
 

@@ -14,6 +14,7 @@ second failure, the following step is recorded without the profiler. Errors of r
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections import Counter
@@ -35,11 +36,15 @@ from lightning_predict.record import environment
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.profiler import ProfilerRecorder, refuse_second_profiler
 from lightning_predict.record.trace import Trace
+from lightning_predict.record.waiting import slept_seconds
 
 _NO_KERNELS: Final = (
     "The profiler recorded nothing on the GPU (often for lack of permission to use CUPTI), so times are predicted, not "
     "scaled from measurements."
 )
+
+WAITED_SHARE: Final = 0.2
+"""Minimum share of a step in which a process waits, for the wait to be kept on other GPUs."""
 
 EARLIER_PEAK_RATIO: Final = 1.1
 """Ratio of the process's memory peak to the step's peak above which reserved memory is attributed to earlier work."""
@@ -156,6 +161,7 @@ class CaptureSession:
         self._failure: Exception | None = None
         self._parts = 0
         self._seconds = 0.0
+        self._slept = 0.0
         self._started_at = 0.0
         self._reserved_bytes: int | None = None
 
@@ -175,6 +181,7 @@ class CaptureSession:
         while not self._starts():
             pass
         self._parts += 1
+        self._slept -= slept_seconds() if self._device.type == "cpu" else 0.0
         self._started_at = time.perf_counter()
 
     def _starts(self) -> bool:
@@ -295,12 +302,18 @@ class CaptureSession:
         return replace(
             trace,
             step_seconds=tuple(step_seconds),
+            waited_seconds=self._waited(step_seconds, batches) if trace.device == "cpu" else 0.0,
             profiled_seconds=self._seconds if are_all else trace.profiled_seconds,
             loader_seconds=tuple(loader_seconds),
             samples=samples,
             batches=batches,
             optimizer_steps=trace.optimizer_steps if optimizer_steps is None else optimizer_steps,
         )
+
+    def _waited(self, step_seconds: Sequence[float], batches: int) -> float:
+        """Return the time of a step on the CPU in which the process waited; 0 for a small share of the step."""
+        waited = self._slept * batches / self._parts
+        return waited if step_seconds and waited >= WAITED_SHARE * statistics.median(step_seconds) else 0.0
 
     def _prepare(self) -> None:
         """Choose the recorder."""
@@ -329,6 +342,7 @@ class CaptureSession:
     def _note_end(self) -> None:
         self._synchronize()
         self._seconds += time.perf_counter() - self._started_at
+        self._slept += slept_seconds() if self._device.type == "cpu" else 0.0
         if self._device.type == "cuda":
             self._reserved_bytes = torch.cuda.memory_reserved(self._device)
 

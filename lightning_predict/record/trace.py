@@ -276,6 +276,7 @@ class Trace:
         running_steps: Number of steps in the block of `running_step_seconds`.
         profiled_seconds: Time of the recorded step, with the recorder; None if not timed.
         loader_seconds: Waits for the data loader, one value per batch.
+        waited_seconds: Time of a step on the CPU in which the process waited (an environment, a server); 0 if short.
         waits: Host waits in the profiled step; empty without a profile.
         has_python_stacks: Whether the profiler recorded Python stacks, which makes the host several times slower.
         batches: Number of batches of the step (more than 1 with gradient accumulation).
@@ -307,6 +308,7 @@ class Trace:
     running_steps: int = 0
     profiled_seconds: float | None = None
     loader_seconds: tuple[float, ...] = ()
+    waited_seconds: float = 0.0
     waits: tuple[HostWait, ...] = ()
     has_python_stacks: bool = False
     batches: int = 1

@@ -43,7 +43,15 @@ from lightning_predict.reports.charts import (
 from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_of
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text
+from lightning_predict.reports.ranking import (
+    RankedGpu,
+    Ranking,
+    advice,
+    memory_of,
+    remarks,
+    sold_together,
+    time_and_cost_text,
+)
 from lightning_predict.reports.table import grid
 from lightning_predict.reports.table_columns import Column, Grid, columns_of
 from lightning_predict.reports.table_notes import energy_note, table_notes
@@ -125,7 +133,7 @@ def _subtitle(predictions: Predictions, made_on: datetime.date) -> str:
 
 
 def _cards(ranking: Ranking) -> Iterable[Mapping[str, object]]:
-    yield _card("Cheapest", ranking.cheapest, ranking, "no price known")
+    yield _card("Cost" if ranking.compared == 1 else "Cheapest", ranking.cheapest, ranking, "no price known")
     yield _card("Fastest", ranking.fastest, ranking, "the run does not fit on any of these GPUs")
     if ranking.deadline_hours is not None:
         heading = f"Best within {duration(hours_to_seconds(ranking.deadline_hours))}"
@@ -143,7 +151,9 @@ def _card(heading: str, candidate: RankedGpu | None, ranking: Ranking, reason: s
         "details": (
             f"90 % interval: {duration(candidate.time.low)} to {duration(candidate.time.high)}",
             f"Memory: {memory_of(candidate) or 'unknown'}",
-            candidate.prediction.offer or "no price known",
+            ", ".join(
+                filter(None, (candidate.prediction.offer or "no price known", sold_together(candidate.prediction)))
+            ),
         ),
     }
 
@@ -182,7 +192,7 @@ def _kind_of(column: Column, text: str = "") -> str:
 
 def _data(line: Prediction | MachineInUse) -> Mapping[str, str]:
     """Return the numbers of a row for the script that recomputes time and cost."""
-    total = None if line.total is None else line.total.middle
+    total = line.remaining_seconds
     price, cost = line.price.usd_per_hour, line.price.cost_usd
     fixed = None if None in (total, price, cost) else cost - seconds_to_hours(total) * price  # type: ignore[operator,arg-type]
     values: dict[str, str | float | None] = {

@@ -83,7 +83,7 @@ def remaining_on_this_machine(predictions: Predictions, *, separator: str = "/")
     here = predictions.get(predictions.used_gpu or "") or predictions.machine
     if here is None or not predictions.is_running:
         return {}
-    hours = None if here.total is None else seconds_to_hours(here.total.middle)
+    hours = None if here.remaining_seconds is None else seconds_to_hours(here.remaining_seconds)
     named = {"hours_left_here": hours, "usd_left_here": here.price.cost_usd}
     return {separator.join(("predict", name)): value for name, value in named.items() if value is not None}
 
@@ -207,6 +207,8 @@ def _send_metrics(
     separator = getattr(logger, "group_separator", "/")
     values = metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
     logger.log_metrics(values | remaining_on_this_machine(predictions, separator=separator), step=step)
+    if hasattr(logger, "save"):
+        logger.save()  # CSVLogger writes its file only now and then
 
 
 def _classes(logger: Logger) -> set[str]:

@@ -27,7 +27,7 @@ def model_card(prediction: Prediction, *, place: str | None = None, command: str
     Returns:
         The text; None if the length of the run is unknown.
     """
-    if prediction.total is None:
+    if prediction.remaining is None:
         return None
     count = prediction.num_gpus
     hardware = prediction.layout.gpu.name if count == 1 else f"{count} x {prediction.layout.gpu.name}"
@@ -36,7 +36,7 @@ def model_card(prediction: Prediction, *, place: str | None = None, command: str
     kilowatt_hours, kilograms = prediction.kilowatt_hours, prediction.co2_kilograms
     grams = None if kilograms is None else kilograms_to_grams(kilograms)
     amounts = [
-        duration_interval(prediction.total),
+        duration_interval(prediction.remaining),
         "" if prediction.cost_usd is None else usd(prediction.cost_usd),
         "" if kilowatt_hours is None else f"{significant(kilowatt_hours)} kWh",
         "" if grams is None else f"{significant(grams)} g CO2" + ("" if place is None else f" ({place})"),
@@ -47,7 +47,7 @@ def model_card(prediction: Prediction, *, place: str | None = None, command: str
         *([] if command is None else [f"- **By:** `{command}`"]),
         "",
         "```yaml",
-        f"training_time: {json.dumps(duration(prediction.total.middle))}",
+        f"training_time: {json.dumps(duration(prediction.remaining.middle))}",
     ]
     if grams is not None:
         fields = {"geographical_location": place, "hardware_used": hardware}

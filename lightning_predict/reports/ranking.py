@@ -126,7 +126,7 @@ class Ranking:
         cheapest: The GPU with the lowest cost; None if no price is known.
         fastest: The fastest GPU; None if the run fits on no GPU.
         as_fast: Names of GPUs within 1 % of the time of `fastest`, in the requested order.
-        perhaps_cheapest: Names of GPUs that may be the cheapest within their intervals, likeliest first.
+        cheapest_rivals: GPUs that may be the cheapest within their intervals, likeliest first.
         perhaps_fastest: Names of GPUs that may be the fastest within their intervals, likeliest first, without
             `as_fast`.
         limit: Bottleneck on the fastest GPU: `loader` or `host`, so that a faster GPU does not help; None for the GPU
@@ -137,7 +137,7 @@ class Ranking:
             does, or without a deadline.
         frontier: Pareto frontier of time and cost, fastest first.
         group: Requested group of GPUs (`all`); None if the user named GPUs.
-        compared: Number of compared GPUs that have a price.
+        compared: Number of compared GPUs that have a price, and on which the run fits.
         does_not_fit: Names of the GPUs on which the run does not fit.
         tight: Names of the GPUs on which the run fits tightly.
         without_price: Names of the GPUs on which the run fits but which have no price.
@@ -149,7 +149,7 @@ class Ranking:
     cheapest: RankedGpu | None
     fastest: RankedGpu | None
     as_fast: tuple[str, ...]
-    perhaps_cheapest: tuple[str, ...]
+    cheapest_rivals: tuple[RankedGpu, ...]
     perhaps_fastest: tuple[str, ...]
     limit: Literal["loader", "host"] | None
     in_use: MachineTimes | None
@@ -163,6 +163,11 @@ class Ranking:
     without_price: tuple[str, ...]
     memory_unknown: bool
     made_on: str | None = None
+
+    @property
+    def perhaps_cheapest(self) -> tuple[str, ...]:
+        """Names of GPUs that may be the cheapest within their intervals, likeliest first."""
+        return tuple(one.gpu for one in self.cheapest_rivals)
 
     def __str__(self) -> str:
         return "\n".join(ranking_lines(self))
@@ -225,22 +230,22 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     rivals = _rivals(cheapest, priced, _cost)
     tight = [one.gpu for one in predictions.values() if one.memory_fit == "tight"]
     if group is not None:
-        best = {*rivals, *(one.gpu for one in front)}
+        best = {one.gpu for one in (*rivals, *front)}
         tight = [name for name in tight if name in best]
     return Ranking(
         per_iteration=per_iteration,
         cheapest=cheapest,
         fastest=fastest,
         as_fast=as_fast,
-        perhaps_cheapest=rivals,
-        perhaps_fastest=tuple(one for one in _rivals(fastest, candidates, _time) if one not in as_fast),
+        cheapest_rivals=rivals,
+        perhaps_fastest=tuple(one.gpu for one in _rivals(fastest, candidates, _time) if one.gpu not in as_fast),
         limit=None if fastest is None else _limit(fastest.prediction),
         in_use=in_use,
         deadline_hours=deadline_hours,
         within_deadline=_cheapest(in_time) or _fastest(in_time),
         frontier=front,
         group=group,
-        compared=sum(one.usd_per_hour is not None for one in predictions.values()),
+        compared=sum(one.usd_per_hour is not None for one in fitting),
         does_not_fit=tuple(one.gpu for one in predictions.values() if one.fits is False),
         tight=tuple(tight),
         without_price=tuple(one.gpu for one in candidates if one.cost_usd is None),
@@ -273,7 +278,9 @@ def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[
     `FEWEST_ROWS`, the next GPUs of the group follow. If the run fits on no GPU, the GPUs that lack the least memory
     follow.
     """
-    front = shorten_frontier(ranking.frontier, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
+    # A GPU that is rented only with others is shown if it is the fastest.
+    single = [one for one in ranking.frontier if one is ranking.fastest or not sold_together(one.prediction)]
+    front = shorten_frontier(single, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
     names = {one.gpu for one in front} | {*ranking.perhaps_cheapest[: MOST_ROWS - len(front)]}
     fitting = [name for name, one in predictions.items() if one.fits is not False]
     for name in fitting or _largest(predictions):
@@ -400,41 +407,58 @@ _KIND_WORDS: Final = {"specialised": "specialised cloud", "marketplace": "market
 
 
 def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
-    in_use = ranking.in_use
-    names = alternatives_text(best.gpu, ranking.perhaps_cheapest)
+    in_use, rivals = ranking.in_use, ranking.cheapest_rivals
     amount = time_and_cost_text(best, ranking)
     if in_use is not None and in_use.is_running and in_use.name in (best.gpu, *ranking.perhaps_cheapest):
         others = [one for one in (best.gpu, *ranking.perhaps_cheapest) if one != in_use.name]
         doubt = f" {alternatives_text(others[0], others[1:])} may cost the same." if others else ""
         own = amount if best.gpu == in_use.name or in_use.cost_usd is None else usd(in_use.cost_usd)
         return f"Stay on {in_use.label}: no GPU is cheaper ({own}).{doubt}"
-    price = best.prediction.usd_per_hour
     kind = _KIND_WORDS.get(kind_of_provider(best.prediction.price.provider or "") or "")
     precision = "" if best.prediction.precision is None else f"in {best.prediction.precision}"
-    parts = (precision, best.prediction.offer, kind, _stale(best, ranking), _whole_machine(best.prediction))
-    which, offer, among = "" if price is None else usd_per_hour(price), ", ".join(filter(None, parts)), _among(ranking)
-    if ranking.group is None:
-        which, offer = ", ".join(filter(None, (which, offer))), ""
-    first = ""
-    if ranking.perhaps_cheapest:
-        which, first = f"first: {which}", "probably "
-    beside = f"{_compared_to_machine(best, ranking)} Offer: {offer}." if offer else _compared_to_machine(best, ranking)
+    parts = (precision, best.prediction.offer, kind, _stale(best, ranking), sold_together(best.prediction))
+    offer, words = ", ".join(filter(None, parts)), f"cheapest{_among(ranking)} ({amount})"
+    beside = f"{_compared_to_machine(best, ranking)}{f' Offer: {offer}.' if offer else ''}"
     if in_use is not None and not _is_worth_renting(best, in_use):
-        found = f"{first}cheapest{among}".capitalize().replace("gpus", "GPUs")
-        return f"{found}: {with_article(names)} ({which}; {amount}).{beside} It saves no time."
-    return f"Rent {with_article(names)} ({which}): {first}cheapest{among} ({amount}).{beside}"
+        return f"Cheapest{_among(ranking)}: {_priced(best)}: {amount}.{beside} It saves no time."
+    if rivals:
+        return f"Rent {_either(best, rivals, ranking)}.{beside}"
+    if ranking.compared == 1:
+        words = amount
+    if ranking.group is None and best.prediction.usd_per_hour is not None:
+        price = ", ".join(filter(None, (usd_per_hour(best.prediction.usd_per_hour), offer)))
+        return f"Rent {with_article(best.gpu)} ({price}): {words}.{_compared_to_machine(best, ranking)}"
+    return f"Rent {_priced(best)}: {words}.{beside}"
 
 
-def _among(ranking: Ranking) -> str:
-    """Return the size of the compared group, after a space: ` of 41 GPUs with a price`; empty for named GPUs."""
+def _either(best: RankedGpu, rivals: Sequence[RankedGpu], ranking: Ranking) -> str:
+    """Recommend GPUs that may be equally cheap: `an L4 ($0.71/h) or a T4 ($0.35/h): both about $0.75, the cheapest`."""
+    scale, dollars = (STEPS_SHOWN, usd_of_steps) if ranking.per_iteration else (1, usd)
+    costs = list(dict.fromkeys(dollars(scale * _cost(one)) for one in (best, rivals[0])))
+    both = f"both about {costs[0]}" if len(costs) == 1 else f"about {' and '.join(costs)}"
+    steps = f" for {STEPS_SHOWN:,} steps" if ranking.per_iteration else ""
+    others = {1: "", 2: " or another"}.get(len(rivals), f" or any of {len(rivals) - 1} others")
+    cheap = f"{both.replace('about <', 'below ')}{steps}, the cheapest{_among(ranking)}"
     return (
-        ""
-        if ranking.group is None or ranking.compared < 2
-        else f" of {ranking.compared} {GROUPS[ranking.group]} with a price"
+        f"{_priced(best)} or {_priced(rivals[0])}{others}: {cheap}. {best.gpu} takes {duration(scale * best.seconds)}"
     )
 
 
-def _whole_machine(best: Prediction) -> str:
+def _priced(one: RankedGpu) -> str:
+    """Format a GPU with its price: `an RTX-4090 ($0.29/h)`."""
+    price = one.prediction.usd_per_hour
+    return with_article(one.gpu) + ("" if price is None else f" ({usd_per_hour(price)})")
+
+
+def _among(ranking: Ranking) -> str:
+    """Return the size of the compared group, after a space: ` of the 27 GPUs that fit`; empty for named GPUs."""
+    if ranking.group is None or ranking.compared < 2:
+        return ""
+    which = "with a price" if ranking.memory_unknown else "that fit"
+    return f" of the {ranking.compared} {GROUPS[ranking.group]} {which}"
+
+
+def sold_together(best: Prediction) -> str:
     """Describe the price of a GPU that is rented only in larger machines: `sold only in eights: $1.25/h each`."""
     paid, price = best.price.machine_gpus, best.usd_per_hour
     if paid is None or price is None or paid <= best.layout.gpus_per_node or best.num_gpus > 1:
@@ -507,7 +531,8 @@ def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
             name = alternatives_text(one.gpu, [other for other in ranking.perhaps_fastest if other not in on_frontier])
         added = (_cost(one) - _cost(cheapest)) * scale
         dollars = usd_of_steps(added) if ranking.per_iteration else usd(added)
-        texts.append(f"{name} is {duration(saved * scale)} sooner for {dollars} more")
+        sold = sold_together(one.prediction)
+        texts.append(f"{name} is {duration(saved * scale)} sooner for {dollars} more{f' ({sold})' if sold else ''}")
     if texts:
         yield f"{'. '.join(texts)}."
 
@@ -539,15 +564,27 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
-    best = ranking.within_deadline
+    best, fastest = ranking.within_deadline, ranking.fastest
+    if fastest is None:
+        return "none"
     if ranking.per_iteration:
-        return "unknown, because the length of the run is unknown"
+        chosen = (ranking.cheapest or fastest, fastest)
+        return " or ".join(dict.fromkeys(_amount_within(one, deadline_seconds) for one in chosen))
     if best is None:
-        nearest = "" if ranking.fastest is None else f"; the fastest, {ranking.fastest.gpu}, takes "
-        return "none" + nearest + ("" if ranking.fastest is None else duration(ranking.fastest.seconds))
+        whole = f"the whole run takes {duration(fastest.seconds)} on it, the fastest"
+        return f"{_amount_within(fastest, deadline_seconds)}; {whole}"
     late = "" if best.time.high <= deadline_seconds else f"; may take up to {duration(best.time.high)}"
     age = "" if best is ranking.cheapest else _stale(best, ranking)
     return f"{best.gpu}, {', '.join(filter(None, (time_and_cost_text(best, ranking), age)))}{late}"
+
+
+def _amount_within(one: RankedGpu, seconds: float) -> str:
+    """Format the part of a run that a GPU finishes in a time: `11 epochs (43,120 steps) on an RTX-4090`."""
+    epoch, steps = one.prediction.run.epoch_iterations, math.floor(seconds / one.prediction.run.pace)
+    if epoch and steps >= epoch:
+        epochs = steps // epoch
+        return f"{epochs:,} epoch{'' if epochs == 1 else 's'} ({epochs * epoch:,} steps) on {with_article(one.gpu)}"
+    return f"{steps:,} steps on {with_article(one.gpu)}"
 
 
 def memory_of(candidate: RankedGpu) -> str | None:
@@ -584,8 +621,8 @@ def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:
 
 
 def _time_and_cost(line: TableLine, per_iteration: bool) -> tuple[Interval[float], float | None]:
-    if not per_iteration and line.total is not None:
-        return line.total, line.cost_usd
+    if not per_iteration and line.remaining is not None:
+        return line.remaining, line.cost_usd
     price = line.usd_per_hour
     return line.cycle, None if price is None else seconds_to_hours(line.cycle_seconds) * price
 
@@ -608,18 +645,16 @@ def _equal_least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], f
 
 def _rivals(
     best: RankedGpu | None, candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]
-) -> tuple[str, ...]:
-    """Return the names of GPUs that beat `best` with a probability above `MIN_RIVAL_PROBABILITY`, likeliest first."""
+) -> tuple[RankedGpu, ...]:
+    """Return the GPUs that beat `best` with a probability above `MIN_RIVAL_PROBABILITY`, likeliest first."""
     if best is None or value(best) <= 0:
         return ()
-    chances = {
-        one.gpu: _chance_of_less(math.log(value(one) / value(best)), math.hypot(_spread(one), _spread(best)))
-        for one in candidates
-        if one is not best and value(one) > 0
-    }
-    return tuple(
-        ordered((one for one in chances if chances[one] > MIN_RIVAL_PROBABILITY), chances.__getitem__, reverse=True)
-    )
+
+    def chance(one: RankedGpu) -> float:
+        return _chance_of_less(math.log(value(one) / value(best)), math.hypot(_spread(one), _spread(best)))
+
+    rivals = [one for one in candidates if one is not best and value(one) > 0 and chance(one) > MIN_RIVAL_PROBABILITY]
+    return tuple(ordered(rivals, chance, reverse=True))
 
 
 def _spread(candidate: RankedGpu) -> float:
@@ -640,7 +675,7 @@ def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:
 
 def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> MachineTimes | None:
     line: TableLine | None = predictions.get(predictions.used_gpu or "") or predictions.machine
-    if line is None or (line.total is None and not per_iteration):
+    if line is None or (line.remaining is None and not per_iteration):
         return None
     name = line.name if isinstance(line, MachineInUse) else line.gpu
     time, cost = _time_and_cost(line, per_iteration)
@@ -650,7 +685,7 @@ def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> MachineTim
         is_running=predictions.is_running,
         time=time,
         cost_usd=cost,
-        left=line.total,
+        left=line.remaining,
         at_most=line.at_most,
     )
 

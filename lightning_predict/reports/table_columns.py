@@ -154,7 +154,7 @@ def column_names(asked: Collection[str]) -> tuple[str, ...]:
 def _column(row: Field[Any], predictions: AbstractPredictions) -> Column:
     special = _SPECIAL.get(row.name)
     header = row.title or row.name
-    if row.name == "total_seconds":
+    if row.name == "remaining_seconds":
         header = shown_period(predictions).title
     if special is not None:
         return Column(field=row, header=header, cell=partial(special, predictions))
@@ -249,8 +249,8 @@ _BY_UNIT: Final[Mapping[str, Callable[[Any], str]]] = {
 _SPECIAL: Final[Mapping[str, Callable[[AbstractPredictions, Any], str | None]]] = {
     "gpu": _name_cell,
     "iteration": lambda _, one: milliseconds_interval(one.iteration_seconds_low, one.iteration_seconds_high),
-    "total_seconds": _total_cell,
-    "total": _interval_cell,
+    "remaining_seconds": _total_cell,
+    "remaining": _interval_cell,
     "cost_usd": _cost_cell,
     "memory_bytes": lambda _, line: _memory(line.memory),
     "verdict": lambda _, one: bound_cell(one),

@@ -16,16 +16,19 @@ from typing import Final, TypeVar
 from lightning_predict.base.note import is_decisive, is_detail
 from lightning_predict.base.ties import NEGLIGIBLE
 from lightning_predict.cost.offers import OLD_DAYS, day_of
-from lightning_predict.cost.prediction import AbstractPredictions, Prediction
+from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.hardware.lookup import other_forms
 from lightning_predict.hardware.records import NVIDIA
 from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, share, significant, usd_per_hour
 from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, Grid, is_mostly_extrapolated
 from lightning_predict.reports.table_rows import (
     LARGE_PART,
+    TableLine,
     bound_by,
     folded_gpus,
     is_bound_by_loader,
+    lines_of,
+    name_in_use,
     shown_period,
 )
 
@@ -171,9 +174,9 @@ def _other_precision(predictions: AbstractPredictions) -> Iterator[str]:
 
 def _time_limit(predictions: AbstractPredictions) -> Iterator[str]:
     reached = [
-        f"{one.gpu} {one.total_seconds / one.cycle_seconds:,.0f}"
+        f"{one.gpu} {one.remaining_seconds / one.cycle_seconds:,.0f}"
         for one in predictions.values()
-        if one.is_cut_off and one.total_seconds is not None and one.cycle_seconds
+        if one.is_cut_off and one.remaining_seconds is not None and one.cycle_seconds
     ]
     if reached:
         yield f"The time limit ends the run. Steps until then, without validation: {listed(reached)}."
@@ -255,16 +258,37 @@ def _epoch(predictions: AbstractPredictions) -> Iterator[str]:
 
 
 def _large_parts(predictions: AbstractPredictions) -> Iterator[str]:
-    one = next(iter(predictions.values()), None) if predictions.machine is None else None
-    if one is None or one.total is None or one.is_cut_off or not one.iterations or one.run.training_seconds is None:
+    differ = [one for one in lines_of(predictions, fold=True) if _beside_steps(one) > LARGE_PART]
+    if not differ:
         return
-    validation, writing = one.validation_seconds or 0.0, one.checkpoint_seconds or 0.0
-    other = max(one.total.middle - one.run.training_seconds - validation - writing, 0.0)
-    if one.total.middle <= 0 or (validation + writing + other) < LARGE_PART * one.total.middle:
-        return
-    amounts = ((validation, "validation"), (writing, "checkpoints"), (other, "pauses between epochs"))
-    parts = [f"{duration(amount)} of {name}" for amount, name in amounts if amount >= NEGLIGIBLE * one.total.middle]
-    yield f"{one.gpu}: the total has {duration(one.run.training_seconds)} of steps, {', '.join(parts)}."
+    one = max(differ, key=_beside_steps)
+    total, steps, run = one.run.total_seconds or 0.0, (one.run.iterations or 0) * one.step_seconds, one.run
+    validation, writing = run.validation_seconds or 0.0, run.checkpoint_seconds or 0.0
+    waits = (run.training_seconds or 0.0) - steps
+    other = total - steps - waits - validation - writing
+    amounts = (
+        *((steps, "steps"), (validation, "validation"), (waits, "waits for data"), (writing, "checkpoints")),
+        (other, "pauses between epochs and around validation"),
+    )
+    parts = [f"{duration(amount)} of {name}" for amount, name in amounts if amount >= NEGLIGIBLE * total]
+    shorter = -sum(amount for amount, _ in amounts if amount < 0)
+    less = f", less {duration(shorter)} for shorter steps" if shorter >= NEGLIGIBLE * total else ""
+    name = name_in_use(one.name, predictions) if isinstance(one, MachineInUse) else one.gpu
+    yield f"{name}: the total has {', '.join(parts)}{less}."
+    low, high = run.beside.low, run.beside.high
+    if high - low > LARGE_PART * total:
+        yield f"On every GPU, pauses, checkpoints and waits in validation take {duration(low)} to {duration(high)}."
+
+
+def _beside_steps(line: TableLine) -> float:
+    """Return the difference between the total and all steps, as a share of the total; 0 if the total is unknown.
+
+    An uncertain part beside the steps counts by its interval, which may be several times the total.
+    """
+    run, total = line.run, line.run.total_seconds
+    if not total or run.is_cut_off or not run.iterations or run.training_seconds is None:
+        return 0.0
+    return max(abs(total - run.iterations * line.step_seconds), run.beside.high - run.beside.low) / total
 
 
 def _loader_rate(predictions: AbstractPredictions) -> Iterator[str]:
@@ -297,18 +321,6 @@ def _early_end(predictions: AbstractPredictions) -> Iterator[str]:
         yield "≤: the run may end earlier."
 
 
-def _fewer_steps(predictions: AbstractPredictions) -> Iterator[str]:
-    several = [one for one in predictions.values() if one.num_gpus > 1]
-    steps = [
-        f"{one.iterations:,} of {one.run.samples_per_iteration:,} samples ({one.gpu})"
-        for one in several
-        if one.iterations is not None and one.run.samples_per_iteration is not None
-    ]
-    if several:
-        counts = f": {listed(steps)}" if steps else ""
-        yield (f"Several GPUs: each replica processes the recorded number of samples. That leaves fewer steps{counts}.")
-
-
 def _uncertain_bottleneck(predictions: AbstractPredictions) -> Iterator[str]:
     if any(bound_by(one).endswith("?") for one in predictions.values()):
         yield "?: the CPU speed is assumed, so either host or device may be the bottleneck."
@@ -322,8 +334,8 @@ def _indirect(predictions: AbstractPredictions) -> Iterator[str]:
     ]
     if max(shares, default=0.0) >= LARGE_INDIRECT_SHARE:
         yield (
-            f"{_share_range(shares)} of the GPU time is estimated indirectly, by surrogate operations or formulas. The "
-            "(90 %) column includes this."
+            f"{_share_range(shares)} of the GPU time has no direct measurement (surrogate operations, formulas); the "
+            "interval covers it."
         )
 
 
@@ -342,14 +354,8 @@ def _parts_of_total(predictions: AbstractPredictions) -> Iterator[str]:
         yield "Interval (90 %): nine in ten measured times should lie in it."
     if any(one.validation_is_estimated for one in predictions.values()):
         yield "Total: validation time is estimated from the forward pass of a training step."
-    writing = [
-        one
-        for one in predictions.values()
-        if one.total_seconds and (one.checkpoint_seconds or 0.0) / one.total_seconds >= NEGLIGIBLE
-    ]
-    if writing:
-        how = ", estimated from their size" if any(one.checkpoint_is_estimated for one in writing) else ""
-        yield f"Total: {duration(max(one.checkpoint_seconds or 0.0 for one in writing))} for checkpoints{how}."
+    if any(one.checkpoint_is_estimated for one in predictions.values()):
+        yield "Total: checkpoint time is estimated from the size of the files."
 
 
 def _bound_by_links(predictions: AbstractPredictions) -> Iterator[str]:
@@ -373,15 +379,6 @@ def _bound_by_host(predictions: AbstractPredictions) -> Iterator[str]:
         yield f"Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only {', '.join(gains)}."
 
 
-def _bound_by_loader(predictions: AbstractPredictions) -> Iterator[str]:
-    bound = [one.loader_seconds for one in predictions.values() if is_bound_by_loader(one)]
-    if bound:
-        yield (
-            f"Bound by loader: it takes {milliseconds(max(bound))} ms per step on any GPU (included in the "
-            "total). Use more workers; a faster GPU would not help."
-        )
-
-
 def _methods(predictions: AbstractPredictions) -> Iterator[str]:
     methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
@@ -401,37 +398,35 @@ def _prices(predictions: AbstractPredictions) -> Iterator[str]:
 NOTES: Final[Mapping[str, NoteRule]] = {
     "too large": _too_large,
     "tight": _tight,
+    "time limit": _time_limit,
+    "large parts": _large_parts,
     "other precision": _other_precision,
     "decisive": _given(is_decisive),
-    "time limit": _time_limit,
-    "whole machine": _whole_machine,
-    "folded": _folded,
     "other vendor": _other_vendor,
+    "whole machine": _whole_machine,
     "extrapolated": _extrapolated,
+    "folded": _folded,
     "ambiguous name": _ambiguous_name,
     "epoch": _epoch,
-    "large parts": _large_parts,
     "loader rate": _loader_rate,
     "old prices": _old_prices,
     "plain": _given(lambda note: not is_decisive(note) and not is_detail(note)),
-    "early end": _early_end,
-    "fewer steps": _fewer_steps,
-    "uncertain bottleneck": _uncertain_bottleneck,
     "indirect": _indirect,
+    "uncertain bottleneck": _uncertain_bottleneck,
+    "early end": _early_end,
     "extrapolated shares": _extrapolated_shares,
     "in use": _in_use,
     "parts of total": _parts_of_total,
     "bound by links": _bound_by_links,
     "bound by host": _bound_by_host,
-    "bound by loader": _bound_by_loader,
     "methods": _methods,
     "prices": _prices,
     "details": _given(is_detail),
 }
-"""Notes by condition, most important first."""
+"""Notes by condition: first whether the run fits, then what moves its time and cost most."""
 
 DETAILS: Final = (
-    *("extrapolated shares", "in use", "parts of total", "bound by links", "bound by host", "bound by loader"),
+    *("extrapolated shares", "in use", "parts of total", "bound by links", "bound by host"),
     *("methods", "prices", "details"),
 )
 """Conditions whose notes change no decision, and appear only with `verbose`."""

@@ -80,7 +80,7 @@ class ShownPeriod:
     def seconds(self, line: TableLine) -> Interval[float] | None:
         """Return the time of the period in one row, with its interval; None if unknown."""
         if self.times is None:
-            return line.total
+            return line.remaining
         return line.cycle.scaled(self.times)
 
     def cost_usd(self, line: TableLine) -> float | None:

@@ -22,14 +22,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import NOTHING, Interval, around
 
 if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction
 
 # --- Remaining work, and how long it takes
+
+ESTIMATED_WRITING: Final = 4.0
+"""Factor of the interval of a checkpoint's time that is estimated from its size."""
 
 
 @final
@@ -105,11 +108,12 @@ class Checkpoints:
     is_estimated: bool = True
 
     @property
-    def total_seconds(self) -> float | None:
-        """Time of all checkpoints; None if unknown."""
-        if self.count == 0:
-            return 0.0
-        return None if self.count is None or self.seconds is None else self.count * self.seconds
+    def total(self) -> Interval[float] | None:
+        """Seconds of all checkpoints; None if unknown."""
+        if self.count is None or (self.seconds is None and self.count):
+            return None
+        seconds = self.count * (self.seconds or 0.0)
+        return Interval.from_factor(seconds, ESTIMATED_WRITING if self.is_estimated else 1.0)
 
 
 @final
@@ -126,9 +130,10 @@ class Workload:
         loader: Waiting time for batches.
         loader_workers: Number of workers of each GPU's loader; None if unknown.
         checkpoints: Remaining checkpoints.
-        validation_wait_seconds: Wait for a validation batch, the same on every GPU.
-        between_seconds: Remaining seconds between epochs and before validation, for example to start workers; the same
-            on every GPU.
+        validation_wait: Seconds of the wait for a validation batch, the same on every GPU.
+        between: Remaining seconds between epochs and around validation, for example to start workers; the same on
+            every GPU.
+        finished_iterations: Number of training steps before these.
         at_most: Whether the run may end earlier (early stopping, a time limit).
         time_limit_seconds: Seconds until the Trainer's time limit ends the run; None without a limit.
     """
@@ -141,8 +146,9 @@ class Workload:
     loader: Loader = Loader()
     loader_workers: int | None = None
     checkpoints: Checkpoints = Checkpoints()
-    validation_wait_seconds: float = 0.0
-    between_seconds: float = 0.0
+    validation_wait: Interval[float] = NOTHING
+    between: Interval[float] = NOTHING
+    finished_iterations: int = 0
     at_most: bool = False
     time_limit_seconds: float | None = None
 
@@ -161,14 +167,17 @@ class Run:
         validation_seconds: Seconds of all remaining validation batches, with waits; None if their number or time is
             unknown.
         total: Known seconds of the rest of the run; None if the number of training steps is unknown.
+        beside: Seconds of checkpoints, pauses and waits for validation batches, which are the same on every GPU.
         cycle_seconds: Time of a step, including the wait for the loader.
         epoch_seconds: Training time of one epoch; None if the length of an epoch is unknown.
+        epoch_iterations: Number of training steps of one epoch; None if unknown.
         loader_seconds: Time in which the loader loads the batches of one step; hidden if the loader overlaps with the
             step.
         loader_is_reliable: Whether enough waits were measured to call the loader a bottleneck.
         checkpoint_seconds: Seconds of all remaining checkpoints; None if unknown.
         checkpoint_is_estimated: Whether the checkpoint time is estimated, because no checkpoint was timed.
         validation_is_estimated: Whether the validation time is estimated from the forward part of a training step.
+        finished_iterations: Number of training steps before the rest of the run.
         at_most: Whether the run may end earlier.
         is_cut_off: Whether the Trainer's time limit ends the run. The totals then end at the limit.
         flops: FLOPs of the matmuls, convolutions and attention of a training step on all GPUs; None if unknown.
@@ -181,14 +190,17 @@ class Run:
     validation_seconds: float | None
     total: Interval[float] | None
     cycle_seconds: float
+    beside: Interval[float] = NOTHING
     iterations: int | None = None
     samples_per_iteration: int | None = None
     epoch_seconds: float | None = None
+    epoch_iterations: int | None = None
     loader_seconds: float = 0.0
     loader_is_reliable: bool = True
     checkpoint_seconds: float | None = 0.0
     checkpoint_is_estimated: bool = False
     validation_is_estimated: bool = False
+    finished_iterations: int = 0
     at_most: bool = False
     is_cut_off: bool = False
     flops: float | None = None
@@ -199,6 +211,20 @@ class Run:
     def total_seconds(self) -> float | None:
         """Predicted seconds of the rest of the run; None if unknown."""
         return None if self.total is None else self.total.middle
+
+    @property
+    def whole(self) -> Interval[float] | None:
+        """Seconds of the whole run on the GPU, with the finished steps at the pace of the rest; None if unknown."""
+        if self.total is None or not self.total.middle:
+            return self.total
+        return self.total.scaled(1 + self.finished_iterations * self.pace / self.total.middle)
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a step with its share of everything else."""
+        if self.total is None or not self.iterations or self.is_cut_off:
+            return self.cycle_seconds
+        return self.total.middle / self.iterations
 
     def scaled(self, factor: float, spread: float = 1.0) -> Run:
         """Multiply the training, validation and total time by a factor, and widen the interval by `spread`."""
@@ -235,8 +261,8 @@ def predict_run(
 ) -> Run:
     """Predict the time of the rest of a run on the GPU of the step.
 
-    The interval of the step applies to training and validation. Host times (loader, checkpoints, ends of epochs) were
-    measured or do not depend on the GPU, so they have no interval.
+    The interval of the step applies to training and validation. Host times (waits, checkpoints, ends of epochs) are the
+    same on every GPU, and their intervals are independent of it.
 
     Args:
         step: Prediction of one training step.
@@ -248,9 +274,10 @@ def predict_run(
     samples, loader = workload.samples_per_iteration, workload.loader
     low, high = (step.low_seconds / step.seconds, step.high_seconds / step.seconds) if step.seconds > 0 else (1.0, 1.0)
     validating = _validation_seconds(step, workload, validation, batches)
-    waiting = (workload.validation_iterations or 0) * workload.validation_wait_seconds
-    writing = workload.checkpoints.total_seconds
-    added = waiting + workload.between_seconds + (writing or 0.0)
+    waiting = workload.validation_wait.scaled(workload.validation_iterations or 0)
+    writing = workload.checkpoints.total
+    added = (waiting, workload.between, writing or NOTHING)
+    beside = around(sum(part.middle for part in added), added)
     training = _training(workload, batches)
 
     # Validation runs the same kernels, so its relative error is assumed to equal the step's error.
@@ -261,21 +288,25 @@ def predict_run(
             _paced(step, training, workload, batches, ratio, loader_ratio) + (validating or 0.0) * ratio
             for ratio, loader_ratio in sides
         ]
-        total = Interval(*ends).added(added)
+        computing = Interval(*ends)
+        total = around(computing.middle + beside.middle, (computing, beside))
     return Run(
         gpu=step.gpu,
         iterations=workload.training_iterations,
         samples_per_iteration=None if samples is None else replicas * samples,
         training_seconds=None if training is None else _paced(step, training, workload, batches),
-        validation_seconds=None if training is None or validating is None else validating + waiting,
+        validation_seconds=None if training is None or validating is None else validating + waiting.middle,
         total=total,
+        beside=beside,
         cycle_seconds=workload.loader.with_loading(step.seconds, batches=batches),
         epoch_seconds=None if workload.epoch is None else _paced(step, workload.epoch, workload, batches),
+        epoch_iterations=None if workload.epoch is None else workload.epoch.optimizer_steps,
         loader_seconds=workload.loader.seconds_per_batch * batches,
         loader_is_reliable=workload.loader.is_reliable,
-        checkpoint_seconds=writing,
-        checkpoint_is_estimated=workload.checkpoints.is_estimated and bool(writing),
+        checkpoint_seconds=None if writing is None else writing.middle,
+        checkpoint_is_estimated=workload.checkpoints.is_estimated and writing is not None and writing.middle > 0,
         validation_is_estimated=validation is None and workload.validation_iterations != 0,
+        finished_iterations=workload.finished_iterations,
         at_most=workload.at_most,
     )
 
@@ -348,6 +379,7 @@ def workload_per_replica(workload: Workload, *, replicas: int, recorded: int = 1
         workload,
         training_iterations=None if steps is None else part(steps, accumulate),
         validation_iterations=None if validation is None else part(validation),
+        finished_iterations=part(workload.finished_iterations, accumulate),
         training=parts(workload.training),
         epoch=parts(workload.epoch),
     )

@@ -144,6 +144,15 @@ class StepPrediction:
             unmeasured_seconds=None if self.unmeasured_seconds is None else self.unmeasured_seconds * factor,
         )
 
+    def with_wait(self, seconds: float) -> StepPrediction:
+        """Add a wait inside the recorded step, which no GPU shortens. The interval allows for no wait elsewhere."""
+        if not seconds:
+            return self
+        waits = f"Each step waits {seconds_to_milliseconds(seconds):.3g} ms outside torch (an environment, a server)"
+        note = f"{waits}, which counts on every GPU. The interval allows for no wait."
+        interval = Interval(self.low_seconds, self.seconds + seconds, self.high_seconds + seconds)
+        return replace(self, interval=interval, notes=(*self.notes, *decisive([note])))
+
     def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
         """Replace the interval with the interval of steps measured on this machine, if any were measured."""
         if not step_seconds:

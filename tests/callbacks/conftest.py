@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from lightning_predict.base.interval import NOTHING
 from lightning_predict.callbacks.lightning_packages import PACKAGES
 from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.observe.run_session import RunSession
-from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Trace
 from lightning_predict.run.workload import Workload
@@ -103,7 +103,6 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
     monkeypatch.setattr("lightning_predict.observe.run_session.ForecastSchedule", AtOnce)
     monkeypatch.setattr(RunSession, "renew", lambda *args, **options: None)
-    monkeypatch.setattr("lightning_predict.observe.run_observer.FIRST_EPOCH_DISCOUNT", 0.0)  # waits are what they are
     monkeypatch.setattr(RunObserver, "pause", lambda *args, **options: NOTHING)  # hooks between epochs read it, too
     with clock_of_fits(lambda: float(next(plain)), device=clock):
         yield seen

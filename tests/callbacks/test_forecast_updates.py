@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_predict.base.interval import Interval
 from lightning_predict.observe.run_session import host_time_changed
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.workload import Batches, Checkpoints, Loader, Workload
@@ -29,8 +30,8 @@ def test_a_change_of_a_minute_and_five_percent_is_noticed(estimated: float, time
     "change",
     [
         {"loader": Loader(seconds_per_batch=0.8)},
-        {"between_seconds": 80.0},
-        {"validation_iterations": 40, "validation_wait_seconds": 2.0},
+        {"between": Interval(80.0, 80.0, 80.0)},
+        {"validation_iterations": 40, "validation_wait": Interval(2.0, 2.0, 2.0)},
     ],
 )
 def test_each_part_of_the_host_time_counts(change: dict[str, object]) -> None:

@@ -62,11 +62,11 @@ def test_once_enough_was_seen_the_rest_and_the_advice_are_said_and_later_only_wh
     assert len(calls) == 2
     assert calls[1].workload.training_iterations == 384
     assert calls[1].trace.step_seconds == pytest.approx((1.0, 1.0), rel=0.05)
-    table, _, advice = capsys.readouterr().out.partition("RuntimePredictor: after 16 steps, the rest of this run is")
+    table, _, advice = capsys.readouterr().out.partition("RuntimePredictor, after 16 steps: ")
     assert "Rent" not in table
     assert "Rough first estimate (3 steps)" in " ".join(table.split())
     assert re.match(
-        r" predicted to take 6 min \d+ s \(\d min \d+ s to \d min \d+ s\) on this machine; T4 ",
+        r"6 min \d+ s \(\d min \d+ s to \d min \d+ s\) left on this machine\. On a T4: ",
         " ".join(advice.split("\n  ")),
     )
     assert "Rent a T4" in advice
@@ -83,7 +83,7 @@ def test_early_stopping_makes_it_the_most_that_is_left(
     watching = Watching(lightning, (), RuntimePredictor(["T4"]))
     watching.fit(tmp_path, model, 500, validation=1, callbacks=[stopping], num_sanity_val_steps=0)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "the rest of this run is predicted to take at most 8 min" in printed
+    assert "steps: at most 8 min" in printed
     assert re.search(r"this CPU 1\.00 s ≤ 8 min", printed)
 
 
@@ -93,9 +93,9 @@ def test_run_later_than_predicted_is_reported(
     # 24 s were left after 16 steps; sixteen steps later 160 s have passed, and eight of 10 s are left.
     with caplog.at_level(logging.INFO):
         Watching(lightning, ()).fit(tmp_path, timed_model(lightning, time, [1.0] * 16 + [10.0]), 40)
-    (line,) = [message for message in caplog.messages if "is predicted to take" in message]
+    (line,) = [message for message in caplog.messages if " left on this machine" in message]
     assert "after 32 steps" in line
-    assert " on this machine, later than predicted; " in line
+    assert " left on this machine, later than predicted. On a T4: " in line
 
 
 def test_total_within_the_printed_interval_is_not_predicted_again(
@@ -135,8 +135,8 @@ def test_validation_counts_as_the_sanity_check_took_and_then_as_it_takes(
     watching.fit(tmp_path, model, 10, validation=4, max_epochs=3)
     # A check that takes longer than training is doubted: the geometric mean of 5 s and 1 s.
     assert watching.left[4] == pytest.approx(26 * 1.0 + 3 * 4 * 5.0**0.5)
-    # After the first epoch: 19 batches and two validation runs.
-    assert len(calls) == 2
+    # After the first epoch: 19 batches and two validation runs. It is predicted again then, and after half of the run.
+    assert [one.workload.training.batches for one in calls if one.workload.training] == [26, 20, 15]
     assert watching.left[11] == pytest.approx(19 * 1.0 + 2 * 4 * 3.0)
 
 
@@ -151,7 +151,7 @@ def test_what_lies_between_epochs_counts_on_every_gpu(
     watching.fit(tmp_path, timed_model(lightning, time), 10, max_epochs=4, callbacks=[Between()])
     # Of the second epoch nine batches are left, and two epochs more: all three end as the first did.
     assert watching.left[11] == 29 * 1.0 + 3 * 20.0
-    assert calls[1].workload.between_seconds == 3 * 20.0
+    assert calls[1].workload.between.middle == 3 * 20.0
     assert watching.predictor.predictions is not None
     total = watching.predictor.predictions["T4"].total_seconds
     assert total is not None
@@ -222,9 +222,9 @@ def test_a_loader_without_a_length_has_one_after_its_first_epoch(
     assert left == {16: None, 59: None, 61: pytest.approx(119.0, rel=0.02), 100: pytest.approx(80.0, rel=0.02)}
     assert any("Assumed: 60 batches per epoch, as in the last epoch" in note for note in predictions.notes)
     said = " ".join(capsys.readouterr().out.split())
-    assert "after 16 steps, 1,000 steps take 16 min 40 s (" in said
+    assert "after 16 steps: 1,000 steps take 16 min 40 s (" in said
     assert "on this machine (3,600 steps per hour). The number of remaining steps is unknown." in said
-    assert "RuntimePredictor: after 60 steps, the rest of this run is predicted to take 2 min" in caplog.text
+    assert "RuntimePredictor, after 60 steps: 2 min" in caplog.text
 
 
 def test_a_loader_without_a_length_goes_on_until_the_limit_that_there_is(

@@ -197,7 +197,7 @@ def test_waits_for_the_loader_count_on_every_gpu(small: Small, tmp_path: Path, c
     assert not loader.is_reliable  # two waits call no loader a limit
     assert predictor.predictions is not None
     for prediction in predictor.predictions.values():
-        assert prediction.total_seconds == pytest.approx(4 * (1.0 + prediction.iteration_seconds), rel=1e-2)
+        assert prediction.remaining_seconds == pytest.approx(4 * (1.0 + prediction.iteration_seconds), rel=1e-2)
     assert "The loader" not in str(predictor.predictions.ranking())
 
 
@@ -227,11 +227,11 @@ def test_the_total_of_every_way_to_say_how_long(
     assert predictor.predictions is not None
     found = predictor.predictions["T4"]
     if seconds is None:
-        assert (found.total_seconds, found.cost_usd) == (None, None)
+        assert (found.remaining_seconds, found.cost_usd) == (None, None)
         assert_a_thousand_steps_take_1000_seconds(predictor)
         return
-    assert found.total_seconds == pytest.approx(seconds, rel=1e-2)
-    assert found.cost_usd == pytest.approx((found.total_seconds or 0) / 3600 * (found.usd_per_hour or 0))
+    assert found.remaining_seconds == pytest.approx(seconds, rel=1e-2)
+    assert found.cost_usd == pytest.approx((found.remaining_seconds or 0) / 3600 * (found.usd_per_hour or 0))
 
 
 def test_the_total_of_a_trainer_that_was_told_nothing(small: Small, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_the_total_of_a_trainer_that_was_told_nothing(small: Small, tmp_path: Pa
     with pytest.warns(UserWarning, match="Setting it to 1000 epochs"):
         fit(small, tmp_path, small.loader(4), predictor=predictor, callbacks=[stopping_after(small, 6)])
     assert predictor.predictions is not None
-    assert predictor.predictions["T4"].total_seconds == pytest.approx(1000 * 4 - 3, rel=1e-2)
+    assert predictor.predictions["T4"].remaining_seconds == pytest.approx(1000 * 4 - 3, rel=1e-2)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_epochs": 10**6}])
@@ -249,8 +249,8 @@ def test_a_time_limit_is_the_total_where_it_comes_first(small: Small, tmp_path: 
     fit(small, tmp_path, small.loader(4), predictor=predictor, callbacks=[stop], max_time="00:02:00:00", **options)
     assert predictor.predictions is not None
     for found in predictor.predictions.values():
-        assert found.total_seconds is not None
-        assert 7100 < found.total_seconds <= 7200  # less what has gone by
+        assert found.remaining_seconds is not None
+        assert 7100 < found.remaining_seconds <= 7200  # less what has gone by
         assert found.is_cut_off
         assert found.at_most
     text = " ".join(str(predictor.predictions).split())

@@ -37,7 +37,7 @@ def test_group_recommendation_equals_naming_all_gpus() -> None:
     assert named.cheapest is not None
     assert found.cheapest.gpu == named.cheapest.gpu
     assert found.compared == len(everything) > 30
-    assert f"cheapest of {len(everything)} GPUs with a price" in " ".join(str(found).split())
+    assert f"cheapest of the {len(everything)} GPUs with a price" in " ".join(str(found).split())
 
 
 def test_a_gpu_belongs_to_a_group_by_a_price_of_at_most_180_days() -> None:
@@ -122,7 +122,7 @@ def test_gpu_sold_in_larger_machines_states_its_share() -> None:
     offers = [example_offer("L40", 10.0, num_gpus=8), example_offer("T4", 20.0)]
     found = predict(example_trace(1024), offers=offers, iterations=10**9, history=False)
     lines = " ".join(ranking_lines(found.ranking()))
-    assert "Rent an L40 ($10.00/h): cheapest of 2 GPUs with a price" in lines
+    assert "Rent an L40 ($10.00/h): cheapest of the 2 GPUs with a price" in lines
     assert "sold only in eights: $1.25/h each." in lines
     assert "L40: sold only in machines of 8; the cost pays for all 8 ($1.25/h for each GPU)." in str(found)
     whole = predict(example_trace(1024), gpus=["8xL40"], offers=offers, iterations=10**9, history=False)

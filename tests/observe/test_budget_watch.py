@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import NOTHING, Interval
 from lightning_predict.observe.budget import BudgetVerdict, BudgetWatch, DueCheck
 from lightning_predict.observe.forecast import BatchTimes, ForecastSchedule, RestOfRun
 from lightning_predict.observe.meters import Ledger, RentedMachine, Terms
 from lightning_predict.observe.remaining import RemainingCounts
-from lightning_predict.observe.steady_state import NOTHING
 from lightning_predict.run.workload import Workload
 from tests.observe.scenarios import SCENARIOS, family
 from tests.observe.simulating import stopped

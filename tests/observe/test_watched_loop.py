@@ -62,7 +62,7 @@ def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.Captur
     assert run.outcome.predicted.contains(384 * 1.5)
     printed = capsys.readouterr().out
     assert printed.startswith("Rest of this run: 396 steps")
-    assert "watch: after 16 steps, the rest of this run is predicted to take " in " ".join(printed.split())
+    assert "watch, after 16 steps: " in " ".join(printed.split())
     assert "Rent a T4" in printed
     assert "than the predicted" in printed.splitlines()[-1]
 
@@ -83,8 +83,8 @@ def test_of_a_run_without_an_end_what_has_not_changed_is_said_once(
             loop.seconds = 1.0 if loop.steps < 100 else 3.0
             loop.train()
             run.step()
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("watch: after ")]
-    assert [line.partition(",")[0] for line in said] == ["watch: after 17 steps", "watch: after 129 steps"]
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("watch, after ")]
+    assert [line.partition(":")[0] for line in said] == ["watch, after 17 steps", "watch, after 129 steps"]
 
 
 def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None:

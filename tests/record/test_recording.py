@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError
+from lightning_predict.prediction import predict
 from lightning_predict.record.recording import capture
 from tests.record.test_session import nothing_is_left
 from tests.record.workloads import counted, mixed_step, names, perceptron_step
@@ -225,3 +226,25 @@ def test_compiled_code_counts_only_if_the_step_may_call_it() -> None:
     assert not trace.compiled
     assert trace.recorder == "dispatch"
     assert trace.memory.parameter_bytes == (4 * 4 + 4) * 4
+
+
+def _busy(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+@pytest.mark.parametrize(("waits", "kept"), [(time.sleep, 0.1), (_busy, 0.0)])
+def test_a_wait_inside_a_step_is_kept_on_every_gpu(waits: Callable[[float], object], kept: float) -> None:
+    layer, rows = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step() -> None:
+        waits(0.1)  # an environment in another process; computing in Python is no wait
+        layer(rows).sum().backward()
+
+    trace = capture(step, warmup_steps=2)
+    assert trace.waited_seconds == pytest.approx(kept, rel=0.3)
+    found = predict(trace, ["T4"], history=False)["T4"]
+    assert found.iteration_seconds >= max(found.host_seconds, found.device_seconds) + 0.99 * trace.waited_seconds
+    assert found.iteration_seconds_low < 0.05  # elsewhere, the step may not wait
+    assert any("outside torch" in note for note in found.notes) is (kept > 0)

@@ -43,7 +43,8 @@ def test_every_known_value_has_its_key() -> None:
             "predict/T4/iteration_ms": 48.0,
             "predict/T4/iteration_ms_low": 45.0,
             "predict/T4/iteration_ms_high": 52.0,
-            "predict/T4/total_hours": 3.2,  # 11,520 s / 3,600
+            "predict/T4/remaining_hours": 3.2,  # 11,520 s / 3,600
+            "predict/T4/total_hours": 3.2,
             "predict/T4/cost_usd": 1.12,
             "predict/T4/samples_per_second": FULL["T4"].samples_per_second,
             "predict/T4/memory_gib": 7.81,

@@ -133,7 +133,19 @@ def test_unknown_length_compares_one_iteration() -> None:
     assert ranking.cheapest.cost_usd == pytest.approx(0.048 / 3600 * 0.35)  # seconds x $ per hour
     # A thousand iterations: 48 s, and 48 / 3600 h x $0.35.
     assert ranking_lines(ranking)[0].endswith(": cheapest (48.0 s, $0.00467 for 1,000 steps).")
-    assert "Within 1 h: unknown, because the length of the run is unknown." in ranking_lines(ranking)
+    # 3,600 s of steps of 48 ms on the cheapest, and of 6 ms on the fastest.
+    assert "Within 1 h: 75,000 steps on a T4 or 600,000 steps on an H100-SXM-80GB." in ranking_lines(ranking)
+
+
+def test_too_short_a_deadline_says_what_fits_in_it() -> None:
+    # 240,000 steps take 1,440 s on the H100: 360 s are 60,000 steps, or 6 epochs of 9,000 steps.
+    lines = ranking_lines(rank(FULL, deadline_hours=0.1))
+    end = "on an H100-SXM-80GB; the whole run takes 24 min on it, the fastest."
+    assert f"Within 6 min: 60,000 steps {end}" in lines
+    epochs = tuple(with_values(one, epoch_iterations=9000) for one in FULL.values())
+    assert f"Within 6 min: 6 epochs (54,000 steps) {end}" in ranking_lines(
+        rank(Predictions(epochs), deadline_hours=0.1)
+    )
 
 
 def test_unknown_memory_adds_a_remark() -> None:
@@ -247,7 +259,10 @@ def test_rival_is_named_if_cheaper_in_a_third_of_cases(
 ) -> None:
     ranking = rank(Predictions(tuple(sure(*one) for one in runs)))
     assert (names(ranking)[0], ranking.perhaps_cheapest) == ("L40S", rivals)
-    assert str(ranking).startswith("Rent an L40S or A10G (first: $1.00/h, ") == bool(rivals)
+    dollars = runs[1][2]
+    both = "both about $1.00" if dollars == 1.0 else f"about $1.00 and ${dollars:.2f}"
+    sentence = f"Rent an L40S ($1.00/h) or an A10G (${dollars:.2f}/h): {both}, the cheapest. L40S takes 16 min 40 s."
+    assert str(ranking).startswith(sentence) == bool(rivals)
 
 
 def test_faster_gpus_state_saved_time_and_extra_cost() -> None:
@@ -273,7 +288,7 @@ def test_recommended_gpu_is_compared_with_machine_in_use() -> None:
     asked = lines_of(a100, l4, machine=machine(36_000.0), is_running=True)
     assert "It is 10 times as fast as this CPU." in asked
     slower = lines_of(a100, l4, machine=machine(1800.0), is_running=True)
-    assert "It takes 2 times as long as this CPU. It saves no time." in slower
+    assert "It takes 2 times as long as this CPU. Offer: Google n1-standard-4 (2026-10-01). It saves no time." in slower
 
 
 @pytest.mark.parametrize("is_running", [True, False])

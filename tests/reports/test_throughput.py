@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict import predict
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware import gpu
+from lightning_predict.hardware.layouts import layouts_of
+from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from lightning_predict.reports.loggers import metrics
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.run.workload import Batches, Loader, Workload
 from lightning_predict.testing import SMALL_GPU, example_machine, example_prediction, example_trace, with_values
 
 SIZE = 1024
@@ -109,10 +113,50 @@ def test_large_parts_of_total_are_listed() -> None:
         validation_seconds=60.0,
         checkpoint_seconds=10.0,
     )
-    words = "T4: the total has 1 min 40 s of steps, 1 min of validation, 10.0 s of checkpoints, 30.0 s of pauses"
+    words = (
+        "T4: the total has 1 min 40 s of steps, 1 min of validation, 10.0 s of checkpoints, 30.0 s of pauses between "
+        "epochs and around validation."
+    )
     assert words in " ".join(str(Predictions((run,))).split())
+    # 9,250 steps of 20 ms are 185 s of the 200 s.
     assert "the total has" not in str(
-        Predictions((with_values(run, training_seconds=185.0, validation_seconds=10.0, checkpoint_seconds=5.0),))
+        Predictions((with_values(run, iterations=9250, training_seconds=185.0, validation_seconds=15.0),))
+    )
+
+
+@pytest.mark.parametrize("loader", [0.0, 0.001, 1.0])
+@pytest.mark.parametrize("pause", [0.0, 0.05, 10.0])
+@pytest.mark.parametrize("share", [1.0, 0.2])
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_a_total_that_differs_from_its_steps_is_explained(
+    loader: float, pause: float, share: float, accumulated: int
+) -> None:
+    trace = example_trace(SIZE, samples=16)
+    batches = Batches(
+        optimizer_steps=50, batches=50 * accumulated, partial_batches=25 * accumulated, partial_share=share
+    )
+    work = Workload(
+        training_iterations=50,
+        training=batches,
+        loader=Loader(seconds_per_batch=loader),
+        between=Interval(0.0, pause, 2 * pause),
+        validation_iterations=0,
+    )
+    trace = replace(trace, batches=accumulated)
+    found = predict_workload(trace, layouts_of(["T4", "H100-SXM-80GB"]), work, Assumptions(history=()))
+    totals = [(one.total_seconds or 0.0, 50 * one.step_seconds) for one in found.values()]
+    is_wide = any(2 * pause > 0.1 * total for total, _ in totals)
+    assert ("the total has" in str(found)) is (is_wide or any(abs(total - own) > 0.1 * total for total, own in totals))
+    assert (
+        "On every GPU, pauses, checkpoints and waits in validation take 0 ms to" in " ".join(str(found).split())
+    ) is (is_wide)
+
+
+def test_heading_says_in_how_many_steps_several_gpus_share_the_samples() -> None:
+    # Two replicas take a batch each: half as many steps of twice as many samples.
+    trace = example_trace(SIZE, samples=1)
+    assert "5,000 steps × batch 1 = 2,500 × batch 2 (2xL4), " in str(  # noqa: RUF001
+        predict(trace, gpus=["L4", "2xL4"], iterations=5000, history=False)
     )
 
 

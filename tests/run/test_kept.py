@@ -40,7 +40,7 @@ WORKLOADS: Final[dict[str, dict[str, Any]]] = {
     "checkpoints": {"checkpoints": Checkpoints(count=7, seconds=13.0, is_estimated=False)},
     "guessed checkpoints": {"checkpoints": Checkpoints(count=3, seconds=5.0)},
     "unknown checkpoints": {"checkpoints": Checkpoints(count=None)},
-    "waits": {"validation_wait_seconds": 0.07, "between_seconds": 17.0},
+    "waits": {"validation_wait": Interval(0.01, 0.07, 0.2), "between": Interval(2.0, 17.0, 30.0)},
     "unknown validation": {"validation_iterations": None},
     "limit": {"time_limit_seconds": 300.0, "at_most": True},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -93,7 +94,13 @@ def test_totals_by_hand(
         (
             STEP,
             Workload(training_iterations=10, checkpoints=Checkpoints(count=3, seconds=2.0, is_estimated=False)),
-            Interval(4.0 + 6, 5.0 + 6, 7.5 + 6),
+            # Of files that took 6 s, later ones take 4 to 9 s; the errors of steps and files are independent.
+            Interval(11 - math.hypot(1, 2), 11.0, 11 + math.hypot(2.5, 3)),
+        ),
+        (
+            STEP,
+            Workload(training_iterations=10, between=Interval(0.0, 1.0, 8.0)),
+            Interval(6 - math.hypot(1, 1), 6.0, 6 + math.hypot(2.5, 7)),
         ),
         # An unknown number of checkpoints is left out.
         (STEP, Workload(training_iterations=10, checkpoints=Checkpoints(count=None, seconds=2.0)), Interval(4, 5, 7.5)),
@@ -103,6 +110,17 @@ def test_interval_of_total_by_hand(step: StepPrediction, workload: Workload, tot
     found = predict_run(step, workload).total
     assert found is not None
     assert (found.low, found.middle, found.high) == pytest.approx((total.low, total.middle, total.high))
+
+
+def test_whole_run_counts_finished_steps_at_the_pace_of_the_rest() -> None:
+    # 100 of 500 steps are left, and 10 of 50 validation batches: 52 s of 260 s.
+    run = predict_run(STEP, Workload(training_iterations=100, validation_iterations=10, finished_iterations=400))
+    assert run.total_seconds == 52.0
+    assert run.whole is not None
+    assert run.whole.middle == pytest.approx(260.0)
+    # Two replicas share the finished steps, too.
+    shared = workload_per_replica(Workload(training_iterations=100, finished_iterations=400), replicas=2)
+    assert shared.finished_iterations == 200
 
 
 def test_run_keeps_facts_of_its_workload() -> None:
