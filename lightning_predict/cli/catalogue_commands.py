@@ -135,7 +135,7 @@ def _refresh() -> CommandAnswer:
 
 
 def _gpu_list(rows: Sequence[Gpu]) -> CommandAnswer:
-    headers = ["GPU", "architecture", "year", "GiB", "GB/s", "fp32 TFLOP/s", "bf16 TFLOP/s", "W"]
+    headers = ["GPU", "architecture", "year", "GiB", "GB/s", "fp32 TFLOP/s", "fp16", "bf16", "W"]
     texts = [
         [
             row.name,
@@ -144,12 +144,13 @@ def _gpu_list(rows: Sequence[Gpu]) -> CommandAnswer:
             f"{bytes_to_gibibytes(row.memory_bytes):g}",
             f"{bytes_to_gigabytes(row.dram_bytes_per_second):,.0f}",
             _teraflops(row, "float32"),
+            _teraflops(row, "float16"),
             _teraflops(row, "bfloat16"),
             f"{row.power_watts:g}",
         ]
         for row in rows
     ]
-    text = aligned(headers, texts, right={2, 3, 4, 5, 6, 7})
+    text = aligned(headers, texts, right={2, 3, 4, 5, 6, 7, 8})
     found = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"
     return CommandAnswer(
         data=lambda: json_value(rows),

@@ -121,8 +121,7 @@ def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
         return PcieMachine("cards that reach each other's memory", 0.62, ASSUMED_SPREAD)
     if gpu.pcie_bytes_per_second < PCIE_4_BYTES_PER_SECOND:  # a PCIe 3 machine, where several cards share a link
         return PCIE_MACHINES["virtual"]
-    words = "cards whose bytes pass the host's memory, on a machine of their own"
-    return PcieMachine(words, 0.5, ASSUMED_SPREAD)
+    return PcieMachine("no direct link between the cards", 0.5, ASSUMED_SPREAD)
 
 
 RING_HOP_SECONDS: Final = 4e-06

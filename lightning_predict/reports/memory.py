@@ -30,6 +30,7 @@ CURVE_ROWS: Final = 6
 """Height of the memory curve in a terminal, in lines."""
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+_LOSS: Final = re.compile("loss|log_softmax|cross_entropy")
 _BLOCK_NUMBER: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 
 TITLE: Final = "Where the memory goes"
@@ -77,14 +78,15 @@ class MemoryReport:
         """Sentences that state whether the step fits, where its peak is, and the largest batch size."""
         process, chance = self.need.process, self.need.fit_probability
         found = self.breakdown
-        module = "" if found.module is None else f" of {found.module}"
         first = ""
         if process is not None and chance is not None:
             first = (
                 f"A process of {gibibytes(process.middle)} GiB ({gibibytes(process.low)} to {gibibytes(process.high)}) "
                 f"on the {self.gpu}; the chance that it fits is {share(chance)}."
             )
-        fullest = f"Fullest at {found.operation}{module} ({found.phase})."
+        part = found.module or ("the loss" if _LOSS.search(found.operation) else found.operation)
+        of = f"pass of {part}" if found.phase in ("forward", "backward") else f"phase, at {found.operation}"
+        fullest = f"Peak in the {found.phase} {of}."
         return tuple(one for one in (self.multi_gpu_sentence, first, fullest, self.largest) if one)
 
     @property

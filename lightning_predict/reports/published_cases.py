@@ -186,17 +186,17 @@ def nearest_cases(
 ) -> tuple[PublishedCase, ...]:
     """Return the cases most similar to a step on a GPU, most similar first.
 
-    If the same kind of model has cases, only these are returned. Cases on the same GPU come first, then cases on a GPU
-    of the same generation or in the same precision. Ties go to cases with the same mode (training or inference), then
-    to sources on which no constant was chosen.
+    If the same kind of model has cases, only these are returned, and of these only cases with the same mode (training
+    or inference), if any. Cases on the same GPU come first, then cases on a GPU of the same generation or in the same
+    precision. Ties go to sources on which no constant was chosen.
     """
     asked = gpu_of(gpu)
     precision = precision_on(step.precision, gpu)
 
-    def distance(case: PublishedCase) -> tuple[int, bool, bool, int]:
+    def distance(case: PublishedCase) -> tuple[int, bool, int]:
         from_gpu = 0 if case.gpu == asked.name else 1 if case.generation == asked.architecture else 2
-        is_other = case.is_training != step.is_training
-        return from_gpu + (case.precision != precision), is_other, case.split != "held out", -case.steps
+        return from_gpu + (case.precision != precision), case.split != "held out", -case.steps
 
-    same_kind = [case for case in cases if case.kind == step.kind]
-    return tuple(sorted(same_kind or cases, key=distance)[:number])
+    alike = [case for case in cases if case.kind == step.kind] or list(cases)
+    same_mode = [case for case in alike if case.is_training == step.is_training]
+    return tuple(sorted(same_mode or alike, key=distance)[:number])
