@@ -226,6 +226,7 @@ class Generation:
         has_large_workspaces: Whether cuBLAS allocates larger workspaces.
         has_in_network_reduction: Whether NVSwitch computes reductions, so that collectives use fewer SMs.
         context_mebibytes: Memory of the CUDA context and loaded code, as (low, middle, high).
+        light_context_mebibytes: As `context_mebibytes`, with CUDA 13 or later; None if unmeasured.
         nvidia_equivalent: Equivalent NVIDIA compute capability, for the networks, which are trained only on NVIDIA
             GPUs; None for NVIDIA GPUs.
     """
@@ -240,6 +241,7 @@ class Generation:
     has_large_workspaces: bool = False
     has_in_network_reduction: bool = False
     context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
+    light_context_mebibytes: tuple[int, int, int] | None = None
     nvidia_equivalent: tuple[int, int] | None = None
 
 
@@ -276,7 +278,7 @@ GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
         (0, 0): replace(_PASCAL, has_winograd=False),
         (5, 0): _PASCAL,
         (7, 0): _VOLTA,
-        (7, 5): replace(_VOLTA, streams_norms=True),
+        (7, 5): replace(_VOLTA, streams_norms=True, light_context_mebibytes=(120, 141, 300)),
         (8, 0): _AMPERE,
         (8, 1): _GEFORCE_AMPERE,
         (8, 9): replace(_GEFORCE_AMPERE, chip="ada"),
@@ -293,7 +295,8 @@ Context memory with little code loaded: 426 MiB (RTX 6000 Ada, torch 2.10:
 github.com/unslothai/unsloth-zoo/pull/1053), and "around 400MB" since CUDA 11.7
 (github.com/pytorch/pytorch/issues/109888). In whole trainings, from linear fits over the batch size: 920 MiB on an
 L40S and 1,275 on an H100 (milabench, torch 2.6), 1,700 on an A100 (GPUMemNet). Generations without a measurement use
-the middle estimate of the previous generation, or the value with little code loaded.
+the middle estimate of the previous generation, or the value with little code loaded. With CUDA 13 and torch 2.14: 141
+MiB on a T4 in five trainings (Anassbzdd/fitcheck).
 
 Each AMD generation uses the NVIDIA generation with the most similar units and process node. This mapping is an
 assumption, chosen before any step time was seen: CDNA 2 uses Ampere, CDNA 3 and 4 use Hopper without Hopper-specific

@@ -52,6 +52,8 @@ def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[
     mebibytes = Interval(*map(float, gpu.generation.context_mebibytes))
     if release is not None and release < LAZY_SINCE:
         mebibytes = mebibytes.added(LOADED_AT_ONCE)
+    elif release is not None and release >= LIGHT_SINCE and gpu.generation.light_context_mebibytes is not None:
+        mebibytes = Interval(*map(float, gpu.generation.light_context_mebibytes))
     elif release is not None and release >= LIGHT_SINCE:
         share = LIGHT_SHARE
         mebibytes = Interval(share.low * mebibytes.low, share.middle * mebibytes.middle, mebibytes.high)
@@ -62,8 +64,8 @@ LIGHT_SINCE: Final = (2, 11)
 """First torch release whose standard wheels use CUDA 13."""
 
 LIGHT_SHARE: Final = Interval(0.3, 0.55, 1.0)
-"""Size of the context with CUDA 13, relative to CUDA 12. Lower end: 141 instead of 450 MiB on a T4 with torch 2.14
-(Anassbzdd/fitcheck). Other GPUs are unmeasured, so the upper end is 1 and the middle is the geometric mean."""
+"""Size of an unmeasured context with CUDA 13, relative to CUDA 12. Lower end: 141 instead of 450 MiB on a T4 with torch
+2.14 (Anassbzdd/fitcheck). Other GPUs are unmeasured, so the upper end is 1 and the middle is the geometric mean."""
 
 NCCL_BUFFER_BYTES: Final = 10 * MEBIBYTE
 """Buffer size per connection of an NCCL channel, in bytes, from NCCL's allocation log

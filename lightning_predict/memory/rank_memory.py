@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -206,10 +207,11 @@ class RankMemory:
         share = _Sizes.of(parameters).share(layout, strategy)
         of_state, of_gradients = (share if one else 1.0 for one in (split.state, split.gradients))
         segments = _segments(parameters, step.operations) if split.gradients else []
-        causes: dict[str, list[Storage]] = {"gradient": [], "update": []}
-        passes = list[Storage]()
+        causes = defaultdict[str, list[Storage]](list)
+        end = max((one.allocated_at for one in whole.storages if one.cause in ("gradient", "backward")), default=0)
         for one in whole.storages:
-            causes.get(one.cause, passes).append(one)
+            is_copy = one.cause == "activation" and one.freed_at is None and one.allocated_at > end
+            causes["copied gradient" if is_copy else one.cause].append(one)
         gradients = causes["gradient"]
         is_whole = step.is_added_up and _adds_whole(strategy)
         is_counted = is_whole and strategy.reduce_dtype is not None  # `_sums` counts all gradients
@@ -221,6 +223,8 @@ class RankMemory:
             gradients = _sharded_gradients(gradients, segments, share)
         if step.is_added_up or is_replaced:
             gradients = [_passing(one) for one in gradients if one.cause != "gradient" or not split.gradients]
+        # A script's own master copies have gradients of their own, for which each rank has its part of the buffers.
+        of_update = [*causes["update"], *(() if is_replaced else causes["copied gradient"])]
         memory, is_offloaded = self._trace.memory, strategy.offload == "optimizer"
         buffers = (memory.parameter_bytes or 0) - sum(map(parameter_bytes, self._trace.parameters))
         others = (
@@ -243,9 +247,10 @@ class RankMemory:
             state=() if is_offloaded else tuple(_part(size, of_state) for size in whole.state),
             storages=_in_order(
                 [
-                    *passes,
+                    *causes["activation"],
+                    *causes["backward"],
                     *gradients,
-                    *(replace(one, size_bytes=_part(one.size_bytes, of_state)) for one in causes["update"]),
+                    *(replace(one, size_bytes=_part(one.size_bytes, of_state)) for one in of_update),
                 ]
             ),
             update=tuple(_part(size, of_state) for size in whole.update),
@@ -372,8 +377,7 @@ def _segments(parameters: Iterable[Parameter], operations: Sequence[tuple[str, s
 
 def _passing(gradient: Storage) -> Storage:
     """Return a gradient that is added to a sum of gradients, and then freed."""
-    is_freed = gradient.freed_at is not None
-    return gradient if is_freed else replace(gradient, cause="backward", freed_at=gradient.allocated_at)
+    return replace(gradient, cause="backward", freed_at=gradient.allocated_at)
 
 
 def _adds_whole(strategy: Strategy) -> bool:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, Literal, final
 
+from lightning_predict.record.data_flow import storages_without_maker
 from lightning_predict.record.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, has_wider_mask
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Phase, TensorInfo, Trace
 
@@ -90,8 +91,15 @@ def storages_and_batch(trace: Trace) -> tuple[tuple[Storage, ...], tuple[int, ..
 def _written(trace: Trace, lives: Sequence[_Life]) -> tuple[Storage, ...]:
     held = None if trace.held is None else frozenset(trace.held)
     trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
+    end = max((index for index, one in enumerate(trace.operations) if one.phase == "backward"), default=0)
     again = computed_again(trace.operations)
-    written = [_storage(life, held, trained) for life in lives if not life.is_given and life.tensor.id not in again]
+    kinds = [(one.shape, one.dtype) for one in trace.parameters]
+    unmade = {} if held is None else storages_without_maker(trace.operations, kinds)
+    written = [
+        _storage(life, held, trained, end)
+        for life in lives
+        if (not life.is_given and life.tensor.id not in again) or life.tensor.id in unmade
+    ]
     return tuple(sorted([*written, *_kept_inside(trace.operations)], key=lambda one: one.allocated_at))
 
 
@@ -215,11 +223,12 @@ def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
         yield Storage(kept, "activation", birth, birth, call.module)
 
 
-def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]]) -> Storage:
-    """Return the storage with its lifetime and use."""
+def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]], end: int) -> Storage:
+    """Return the storage with its lifetime and use; `end` is the index of the last operation of the backward pass."""
     cause: Cause = "activation"
     # If the optimizer is not recorded or updates copies, no recorded operation of the optimizer reads the gradients.
-    is_left = held is not None and life.tensor.id in held and (life.tensor.elements, life.tensor.dtype) in trained
+    is_left = held is not None and (life.tensor.id in held or life.last > end)
+    is_left = is_left and (life.tensor.elements, life.tensor.dtype) in trained
     if life.is_gradient or (is_left and life.phase == "backward"):
         cause = "gradient"
     elif life.phase == "backward":

@@ -8,13 +8,14 @@ Operations are matched by name and shapes, in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.record.trace import Operation, Trace
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 MIN_MATCHED: Final = 0.9
 """Minimum share of the operations with kernels for which a match must be found."""
@@ -96,3 +97,27 @@ def _with_tensors(recorded: Operation, dispatch_operation: Operation) -> Operati
         arguments={**own.arguments, **recorded.arguments},
         module=recorded.module or dispatch_operation.module,
     )
+
+
+def storages_without_maker(
+    operations: Iterable[Operation], parameters: Iterable[tuple[Sequence[int], str]]
+) -> dict[int, TensorInfo]:
+    """Return the first tensors of storages that the backward pass reads first, although no operation wrote them.
+
+    Gradients of an earlier step, which have the size and dtype of a parameter, are left out.
+
+    Args:
+        operations: Operations of a step, with storage ids.
+        parameters: Shape and dtype of each parameter.
+    """
+    kinds = {(math.prod(shape), dtype) for shape, dtype in parameters}
+    known, found = set[int | None]({None}), dict[int, TensorInfo]()
+    for operation in operations:
+        if operation.phase == "backward":
+            found |= {
+                tensor.id: tensor
+                for tensor in operation.inputs
+                if tensor.id is not None and tensor.id not in known and (tensor.elements, tensor.dtype) not in kinds
+            }
+        known.update(tensor.id for tensor in (*operation.inputs, *operation.outputs))
+    return found

@@ -27,6 +27,8 @@ import torch
 from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.base.guard import own_error
+from lightning_predict.base.units import MEBIBYTE
+from lightning_predict.record.data_flow import storages_without_maker
 from lightning_predict.record.graph_release import HeldNodes, drain
 from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.record.meta_device import AutocastOnMeta, autocast_dtype
@@ -270,6 +272,13 @@ class DispatchRecorder:
 
     def _notes(self) -> Iterator[str]:
         yield from self.assumptions
+        leaves = [(tuple(leaf.shape), dtype_name(leaf.dtype)) for leaf in self.leaves.values()]
+        unmade = sum(one.size_bytes for one in storages_without_maker(self.operations, leaves).values())
+        if unmade >= MEBIBYTE:
+            yield (
+                f"The backward pass reads {unmade / MEBIBYTE:,.0f} MiB that no recorded operation wrote; memory counts "
+                "them from their first to their last use. Make them in the forward pass, or report this step."
+            )
         if self._passed_over:
             shown = [name for name, _ in self._passed_over.most_common(NAMES_SHOWN)]
             more = ", ..." if len(self._passed_over) > len(shown) else ""
@@ -529,12 +538,13 @@ class DispatchRecorder:
         grad_enabled = torch.is_grad_enabled()
         in_module = self.modules.inside
         needs_grad = False
+        leaves = list[torch.Tensor]()
         for tensor in tensors:
             if tensor.requires_grad:
                 needs_grad = True
                 if id(tensor) not in self.leaves and _may_be_parameter(tensor, in_backward=in_backward):
                     self.leaves[id(tensor)] = tensor
-                    self._note_gradient(tensor)
+                    leaves.append(tensor)
         phase = self._rules.phase_of(
             name,
             in_optimizer=self.optimizers.inside,
@@ -544,6 +554,9 @@ class DispatchRecorder:
             in_module=in_module,
             between_devices=name in _COPIES and len({tensor.device.type for tensor in (*tensors, *outputs)}) > 1,
         )
+        if phase == "forward":
+            held = (leaf.grad for leaf in leaves)
+            self.forward_gradient_bytes += sum(one.numel() * one.element_size() for one in held if one is not None)
         operation = Operation(
             name=name,
             phase=phase,
@@ -565,12 +578,6 @@ class DispatchRecorder:
             late = [number for number in freed if number not in used]
             if late:
                 self._freed.setdefault(len(self.operations) - 1, []).extend(late)
-
-    def _note_gradient(self, leaf: torch.Tensor) -> None:
-        """Add the size of the gradient that a leaf has when the forward pass first reads the leaf."""
-        gradient = leaf.grad
-        if gradient is not None:
-            self.forward_gradient_bytes += gradient.numel() * gradient.element_size()
 
     def _described(self, tensors: list[torch.Tensor]) -> tuple[TensorInfo, ...] | None:
         """Describe tensors; None if a tensor cannot be described."""

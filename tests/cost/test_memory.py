@@ -193,6 +193,13 @@ def test_context_adds_to_allocator_memory() -> None:
     assert need.reserved == plain.reserved
 
 
+def test_context_with_cuda_13_is_measured_on_turing_and_a_share_elsewhere() -> None:
+    measured, estimated = (context_bytes(gpu(name), (2, 14)) for name in ("T4", "L4"))
+    assert measured.middle == 141 * MEBIBYTE
+    assert estimated.middle == 0.55 * context_bytes(gpu("L4")).middle
+    assert measured.high < context_bytes(gpu("T4")).high < estimated.high
+
+
 def test_kernels_that_are_loaded_at_once_take_as_much_more_as_was_measured() -> None:
     lazy, at_once = (context_bytes(T4.gpu, release) for release in ((1, 13), (1, 12)))
     assert lazy == context_bytes(T4.gpu)

@@ -181,6 +181,8 @@ VARIANTS: Final[tuple[dict[str, Any], ...]] = (
     {"foreach": True, "dtype": torch.bfloat16, "checkpointing": True},
     {"zero_first": True, "cast": True},
     {"zero_first": True, "checkpointing": True},
+    {"update": "masters", "dtype": torch.bfloat16},
+    {"update": "masters", "dtype": torch.float16, "checkpointing": True},
 )
 
 
@@ -210,6 +212,10 @@ class Training:
         self.run = None if checkpointing is None else partial(checkpoint, use_reentrant=not checkpointing)
         self.cast, self.batches, self.set_to_none, self.zero_first = cast, batches, set_to_none, zero_first
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.masters = [nn.Parameter(one.detach().float()) for one in self.model.parameters()] * (update == "masters")
+        if update == "masters":
+            self.optimizers = [torch.optim.AdamW(self.masters, foreach=foreach)]
+            return
         if update == "after":
             self.optimizers = [torch.optim.AdamW(self.model.parameters(), foreach=foreach)]
             return
@@ -234,12 +240,23 @@ class Training:
         optimizer.step()
         optimizer.zero_grad()
 
+    def _update_masters(self) -> None:
+        for master, parameter in zip(self.masters, self.model.parameters(), strict=True):
+            assert parameter.grad is not None
+            master.grad, parameter.grad = parameter.grad.float(), None
+        self.optimizers[0].step()
+        with torch.no_grad():
+            for master, parameter in zip(self.masters, self.model.parameters(), strict=True):
+                parameter.copy_(master)
+
     def __call__(self) -> None:
         if self.zero_first:
             self.optimizers[0].zero_grad(set_to_none=self.set_to_none)
         for _ in range(self.batches):
             self._loss().backward()
-        if not self.is_updated:
+        if self.masters:
+            self._update_masters()
+        elif not self.is_updated:
             self.optimizers[0].step()
             if not self.zero_first:
                 self.optimizers[0].zero_grad(set_to_none=self.set_to_none)
@@ -252,7 +269,7 @@ class Training:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that exist before a step."""
-        for parameter in self.model.parameters():
+        for parameter in (*self.model.parameters(), *self.masters):
             yield parameter
             if parameter.grad is not None:
                 yield parameter.grad

@@ -171,3 +171,30 @@ def test_recomputed_layer_is_freed_by_the_next_layer(layers: int) -> None:
         sum(one.allocated_at <= index <= (one.freed_at or 0) for one in own) for index in range(len(trace.operations))
     ]
     assert max(levels) < 4 * 2
+
+
+class ReadsLate(torch.autograd.Function):
+    """Reads a tensor in the backward pass alone, from outside of the graph."""
+
+    table = torch.ones(2**19)
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor) -> torch.Tensor:
+        """Double the data."""
+        return data * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        """Scale the gradient by the sum of the table."""
+        return gradient * ReadsLate.table.sum()
+
+
+def test_bytes_that_no_operation_wrote_are_noted_and_live_while_used() -> None:
+    data = torch.zeros(4, requires_grad=True)
+    trace = recorded(lambda: ReadsLate.apply(data).sum().backward())  # type: ignore[no-untyped-call]
+    assert any("reads 2 MiB that no recorded operation wrote" in note for note in trace.notes)  # 2**19 of 4 bytes
+    (table,) = (one for one in written_storages(trace) if one.size_bytes == 2**21)
+    (read,) = (
+        index for index, one in enumerate(trace.operations) if one.name == "aten::sum" and one.phase == "backward"
+    )
+    assert (table.cause, table.allocated_at, table.freed_at) == ("backward", read, read)
