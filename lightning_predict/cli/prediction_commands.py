@@ -38,7 +38,7 @@ def predict(
     lora: int | None = None,
     quantization: Literal["nf4", "nf4-double", "fp4", "fp4-double"] | None = None,
     checkpointing: bool = False,
-    optimizer: Literal["adamw", "adam", "sgd", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"] | None = None,
+    optimizer: str | None = None,
     columns: str | None = None,
     verbose: bool = False,
     output: str | None = None,
@@ -70,7 +70,8 @@ def predict(
         lora: Of a model, rank of LoRA's adapters (default: train all parameters). Needs PEFT.
         quantization: With --lora, linear layers in 4 bits as in QLoRA, by bitsandbytes and PEFT.
         checkpointing: Of a model, recompute activations in the backward pass.
-        optimizer: Of a model (default: adamw). Names with 8bit or 32bit are optimizers of bitsandbytes.
+        optimizer: Of a model: adamw (default), adam, sgd, muon, or bitsandbytes' adamw_8bit, paged_adamw_8bit,
+            paged_adamw_32bit.
         columns: Add columns, separated by commas: samples_per_second, tokens_per_second, mfu (model FLOP utilisation).
         verbose: Also print the methods, the sources of prices and every note.
         output: Write files instead of printing, separated by commas, by suffix: .html (needs no network), .md, .json,

@@ -268,7 +268,7 @@ def place_tables(
         layout: The GPUs as a layout or its name, for example `8xA100-SXM-80GB`. A single GPU allows only one plan.
         samples: Number of samples per step on all GPUs together.
         kinds: Allowed kinds of sharding (keys of `KINDS`), which may be mixed.
-        optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
+        optimizer: One of `TABLE_OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
         table_bytes: Memory for tables on each GPU; None for 85 % of the GPU's memory.
         interconnect: Known bandwidths of the links between GPUs.
         models: Kernel models; None loads the GPU's weights from the cache or the package.

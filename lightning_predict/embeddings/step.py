@@ -29,13 +29,14 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import bytes_to_gibibytes, bytes_to_mebibytes, seconds_to_milliseconds
 from lightning_predict.embeddings.loads import KINDS, Load, empty_load, loads_of
-from lightning_predict.embeddings.tables import OPTIMIZERS, EmbeddingTable, OptimizerState
+from lightning_predict.embeddings.tables import EmbeddingTable, OptimizerState
 from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.layouts.overlap import OVERLAP_COSTS, Links
+from lightning_predict.record.optimizers import OPTIMIZERS, TABLE_OPTIMIZERS
 
 WHOLE: Final = "table_wise"
 """Kind of sharding that places a whole table on one GPU."""
@@ -152,7 +153,7 @@ def sharded_step(
         assignments: Sharding of each table.
         layout: The GPUs as a layout or its name, for example `8xA100-SXM-80GB`.
         samples: Number of samples per step on all GPUs together.
-        optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
+        optimizer: One of `TABLE_OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
         interconnect: Known bandwidths of the links between GPUs.
         models: Kernel models; None loads the GPU's weights from the cache or the package.
 
@@ -245,9 +246,10 @@ def checked_optimizer(name: str) -> OptimizerState:
     Raises:
         InvalidArgumentError: The optimizer is unknown.
     """
-    if name not in OPTIMIZERS:
-        raise InvalidArgumentError(f"optimizer={name!r} is not known; choose one of {', '.join(OPTIMIZERS)}.")
-    return OPTIMIZERS[name]
+    values = OPTIMIZERS[name].table_values if name in OPTIMIZERS else None
+    if values is None:
+        raise InvalidArgumentError(f"optimizer={name!r} is not known; choose one of {', '.join(TABLE_OPTIMIZERS)}.")
+    return OptimizerState(per_element=values[0], per_row=values[1])
 
 
 def check_samples(samples: int, layout: Layout) -> None:
@@ -319,4 +321,4 @@ def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> tuple[tu
         kind = row.member("kind").choice(tuple(KINDS))
         gpu = None if row.member("gpu").value is None else row.member("gpu").integer()
         found.append(Assignment(table, kind, gpu))
-    return tuple(found), document.member("optimizer").choice(tuple(OPTIMIZERS))
+    return tuple(found), document.member("optimizer").choice(TABLE_OPTIMIZERS)

@@ -130,14 +130,6 @@ class OptimizerState:
         return 2 * rows * sectors * SECTOR_BYTES
 
 
-OPTIMIZERS: Final[Mapping[str, OptimizerState]] = {
-    "sgd": OptimizerState(),
-    "row_wise_adagrad": OptimizerState(per_row=1),
-    "adagrad": OptimizerState(per_element=1),
-    "adam": OptimizerState(per_element=2),
-}
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class TracedTables:

@@ -71,7 +71,7 @@ AUTO: Final = "auto"
 @final
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """Sharding plan for a layout, with the optimizer of the tables (a key of `OPTIMIZERS`)."""
+    """Sharding plan for a layout, with the optimizer of the tables (one of `TABLE_OPTIMIZERS`)."""
 
     plan: ShardingPlan
     optimizer: str

@@ -149,6 +149,9 @@ def _bucketed(
     return overlap_transfers(segments, transfers)
 
 
+_PRODUCTS: Final = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+
+
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
     """Return the time after the backward pass, if the optimizer step is sharded or runs on the CPU."""
     if not strategy.split.state or not busy.any():
@@ -157,7 +160,9 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
     trained, experts = sum(size for size, _ in sizes), sum(size for size, is_expert in sizes if is_expert)
     share = strategy.sharded_share(_sharing(links, strategy), experts / trained if trained else 0.0)
     if strategy.offload == "none":
-        shared: Ends = last - busy * (1 - share)
+        # Muon's matrices are dealt out whole, so each host launches only the work of its own
+        multiplies = any(one.phase == "optimizer" and one.name.startswith(_PRODUCTS) for one in trace.operations)
+        shared: Ends = last * share if multiplies else last - busy * (1 - share)
         return shared
     return (
         last

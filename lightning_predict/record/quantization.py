@@ -218,14 +218,6 @@ class BlockwiseAdamW(torch.optim.Optimizer):
             return *moments, torch.zeros(ceil(values / self.block)), torch.zeros(ceil(values / self.block)), *self.maps
 
 
-OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "adamw_8bit": ("AdamW with states in 8 bits", {"bits": 8}),
-    "paged_adamw_8bit": ("paged AdamW with states in 8 bits", {"bits": 8, "paged": True}),
-    "paged_adamw_32bit": ("paged AdamW", {"bits": 32, "paged": True}),
-}
-"""Names in Hugging Face's `TrainingArguments`, with a description and options."""
-
-
 # --- An installed bitsandbytes
 
 

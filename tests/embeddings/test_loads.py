@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 import lightning_predict as lp
 from lightning_predict.embeddings.loads import KINDS, Load, TablePart, empty_load, loads_of, local_samples
-from lightning_predict.embeddings.tables import OPTIMIZERS, EmbeddingTable
+from lightning_predict.embeddings.step import checked_optimizer
+from lightning_predict.embeddings.tables import EmbeddingTable
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import operation_shape
 from lightning_predict.kernels.timing import predict_operation_times
+from lightning_predict.record.optimizers import TABLE_OPTIMIZERS
 
 A100 = "A100-SXM-80GB"
 TABLE = EmbeddingTable(rows=1000, dim=64, pooling=10)
@@ -19,7 +21,7 @@ TABLE = EmbeddingTable(rows=1000, dim=64, pooling=10)
 
 def load(table: EmbeddingTable, kind: str, gpus: int, samples: int = 1024, optimizer: str = "sgd") -> Load:
     layout = Layout(lp.gpu(A100), gpus)
-    (loads,) = loads_of([table], [kind], layout, samples, OPTIMIZERS[optimizer], kernel_models((A100,)))
+    (loads,) = loads_of([table], [kind], layout, samples, checked_optimizer(optimizer), kernel_models((A100,)))
     return loads[kind]
 
 
@@ -154,7 +156,7 @@ def test_loads_add_up_and_move() -> None:
     pooling=st.floats(0.5, 200),
     samples=st.integers(64, 10**6),
     gpus=st.integers(1, 31),
-    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+    optimizer=st.sampled_from(TABLE_OPTIMIZERS),
 )
 def test_more_gpus_never_raise_the_time_of_the_slowest_by_rows(
     rows: int, dim: int, pooling: float, samples: int, gpus: int, optimizer: str

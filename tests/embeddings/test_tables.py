@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.embeddings.step import checked_optimizer
 from lightning_predict.embeddings.tables import (
-    OPTIMIZERS,
     EmbeddingTable,
     tables_of_trace,
 )
+from lightning_predict.record.optimizers import TABLE_OPTIMIZERS
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from tests.workloads.recommendation import Dlrm
 
@@ -138,7 +139,7 @@ def test_bytes_by_hand() -> None:
 
 def test_optimizer_state_by_hand() -> None:
     # 1,000 rows of 20 numbers: 80 bytes, 3 sectors of 32 bytes; read and written.
-    sizes = {name: state.size_bytes(1000, 20) for name, state in OPTIMIZERS.items()}
+    sizes = {name: checked_optimizer(name).size_bytes(1000, 20) for name in TABLE_OPTIMIZERS}
     assert sizes == {"sgd": 0, "row_wise_adagrad": 4e3, "adagrad": 80e3, "adam": 160e3}
-    traffic = {name: state.traffic_bytes(1000, 20) for name, state in OPTIMIZERS.items()}
+    traffic = {name: checked_optimizer(name).traffic_bytes(1000, 20) for name in TABLE_OPTIMIZERS}
     assert traffic == {"sgd": 0, "row_wise_adagrad": 2 * 32e3, "adagrad": 2 * 96e3, "adam": 4 * 96e3}

@@ -167,7 +167,7 @@ def test_named_model_is_recorded_with_qlora(gpt2: str) -> None:
     [
         ({"quantization": "nf4"}, "add lora=16"),
         ({"quantization": "int3", "lora": 4}, "expected one of nf4, nf4-double, fp4, fp4-double"),
-        ({"optimizer": "adamw_4bit"}, "expected one of adamw, adam, sgd, adamw_8bit"),
+        ({"optimizer": "adamw_4bit"}, "expected one of adamw, adam, sgd, muon, adamw_8bit"),
     ],
 )
 def test_other_settings_are_rejected(options: dict[str, Any], message: str) -> None:

@@ -236,3 +236,16 @@ def test_command_line_takes_a_model_name(gpt2: str, capsys: pytest.CaptureFixtur
     assert re.search(r"The 8 most similar published steps, for the T4: median error \d+ %\.$", heading)
     assert err == ""
     assert "\nT4 " in out
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")
+def test_muon_multiplies_matrices_in_bfloat16_and_gpus_share_them_under_zero1(gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    step = lp.step_of(gpt2, batch_size=2, length=64, optimizer="muon")
+    products = [one for one in step.operations if one.phase == "optimizer" and one.name in ("aten::mm", "aten::addmm")]
+    # 2 blocks of 4 matrices, 5 iterations of 3 products each; the head is tied to the table of words
+    assert len(products) == 2 * 4 * 5 * 3
+    assert {tensor.dtype for one in products for tensor in one.inputs} == {"bfloat16"}
+    whole, shared = (lp.predict(step, ["8xH100"], history=False, strategy=word)["8xH100"] for word in ("ddp", "zero1"))
+    assert shared.iteration_seconds < 0.7 * whole.iteration_seconds  # launches of Muon decide this small step
+    assert (shared.memory_bytes or 0) < (whole.memory_bytes or 0)

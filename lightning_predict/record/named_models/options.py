@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.record.optimizers import STEP_OPTIMIZERS
 from lightning_predict.record.precision import PRECISIONS, Precision, precision_of
 
-OPTIMIZERS: Final = ("adamw", "adam", "sgd", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 QUANTIZATIONS: Final = ("nf4", "nf4-double", "fp4", "fp4-double")
 
 
@@ -33,7 +33,7 @@ class StepOptions:
         quantization: One of `QUANTIZATIONS`: bitsandbytes' linear layers in 4 bits (`double`: scales in 8 bits). Needs
             `lora`, as layers in 4 bits are not trained.
         checkpointing: Whether to use the library's gradient checkpointing.
-        optimizer: One of `OPTIMIZERS`: torch's, or bitsandbytes' by its name in Hugging Face's Trainer.
+        optimizer: One of `STEP_OPTIMIZERS`.
         holds_output: Whether the loop keeps the model's output until the next one.
 
     Raises:
@@ -56,8 +56,8 @@ class StepOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidArgumentError(f"{name}={value!r}; expected a whole number of at least 1.")
-        if self.optimizer not in OPTIMIZERS:
-            raise InvalidArgumentError(f"optimizer={self.optimizer!r}; expected one of {', '.join(OPTIMIZERS)}.")
+        if self.optimizer not in STEP_OPTIMIZERS:
+            raise InvalidArgumentError(f"optimizer={self.optimizer!r}; expected one of {', '.join(STEP_OPTIMIZERS)}.")
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise InvalidArgumentError(
                 f"quantization={self.quantization!r}; expected one of {', '.join(QUANTIZATIONS)}."

@@ -13,19 +13,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import torch
 from torch import nn
 
-from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
+from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError, MissingDependencyError
 from lightning_predict.record.named_models.diffusion_models import diffusers_step
 from lightning_predict.record.named_models.image_models import timm_step, torchvision_step
 from lightning_predict.record.named_models.names import Library, ModelName, parse_model_name
 from lightning_predict.record.named_models.options import NamedStep, StepOptions
 from lightning_predict.record.named_models.transformers_models import transformers_step
-from lightning_predict.record.quantization import OPTIMIZERS, BlockwiseAdamW, parameter_counts
+from lightning_predict.record.optimizers import OPTIMIZERS, OptimizerKind
+from lightning_predict.record.quantization import BlockwiseAdamW, parameter_counts
 from lightning_predict.record.recording import capture
 from lightning_predict.record.trace import Trace
 
@@ -34,13 +34,6 @@ _BUILDERS: Final[dict[Library, Callable[[ModelName, StepOptions], NamedStep]]] =
     "timm": timm_step,
     "torchvision": torchvision_step,
     "diffusers": diffusers_step,
-}
-
-_OPTIMIZERS: Final[dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),  # the values do not affect the time
-    **{name: partial(BlockwiseAdamW, **options) for name, (_, options) in OPTIMIZERS.items()},
 }
 
 
@@ -77,8 +70,8 @@ def step_of(
         quantization: `nf4`, `nf4-double`, `fp4` or `fp4-double`: linear layers in 4 bits under LoRA, as
             bitsandbytes and PEFT prepare them for QLoRA. Their compute dtype is that of `precision`.
         checkpointing: Whether to recompute activations in the backward pass.
-        optimizer: `adamw`, `adam` or `sgd` (with momentum), or bitsandbytes' `adamw_8bit`, `paged_adamw_8bit` or
-            `paged_adamw_32bit`.
+        optimizer: `adamw`, `adam`, `sgd` (with momentum) or `muon`, or bitsandbytes' `adamw_8bit`, `paged_adamw_8bit`
+            or `paged_adamw_32bit`.
         holds_output: Whether the loop keeps the model's output during the backward pass, as `output = model(**batch)`
             in a plain loop does. Trainers return the loss alone, so the output is freed (the default).
         kernels: Kernels that predictions of this step assume, as for `lp.predict`.
@@ -103,8 +96,7 @@ def step_of(
     name = parse_model_name(model)
     with _quiet_transformers():
         built = _built(name, options)
-        trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
-        step = _step(built, _OPTIMIZERS[optimizer](trained), options)
+        step = _step(built, _optimizers(OPTIMIZERS[optimizer], built.model), options)
         trace = capture(step, samples_per_step=batch_size, precision=None if lora else options.numbers().word)
     words = tuple(kernels.split(",") if isinstance(kernels, str) else kernels)
     return replace(trace, assumed_kernels=words, notes=(_described(name, built, options), *trace.notes))
@@ -135,7 +127,24 @@ def _built(name: ModelName, options: StepOptions) -> NamedStep:
         ) from error
 
 
-def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptions) -> Callable[[], None]:
+def _optimizers(kind: OptimizerKind, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of the trained parameters: of Muon, also AdamW for what is no matrix of a layer."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if kind.torch_class == BlockwiseAdamW.__name__:
+        return [BlockwiseAdamW(trained, **kind.options)]
+    made = getattr(torch.optim, str(kind.torch_class), None)
+    if made is None:
+        raise MissingDependencyError(f"torch {torch.__version__} has no {kind.torch_class}; install 2.9 or later.")
+    if kind.torch_class != "Muon":
+        return [made(trained, **kind.options)]
+    *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
+    apart = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)} | {id(last.weight)}
+    is_matrix = [parameter.ndim == 2 and id(parameter) not in apart for parameter in trained]
+    parts = [[one for one, own in zip(trained, is_matrix, strict=True) if own == wanted] for wanted in (True, False)]
+    return [optimizer(part) for optimizer, part in zip((made, torch.optim.AdamW), parts, strict=True) if part]
+
+
+def _step(built: NamedStep, optimizers: list[torch.optim.Optimizer], options: StepOptions) -> Callable[[], None]:
     """Return a function that runs the step: forward, backward, optimizer."""
     dtype = options.lora_autocast
     held = list[object]()
@@ -146,8 +155,10 @@ def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptio
         with torch.autocast("cuda", dtype=getattr(torch, dtype or "bfloat16"), enabled=dtype is not None):
             loss = built.loss()
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
 
     return step
 
@@ -159,18 +170,10 @@ def _described(name: ModelName, built: NamedStep, options: StepOptions) -> str:
         f"{_short(total)} parameters{share}",
         built.batch,
         options.precision_words(),
-        _WORDS[options.optimizer],
+        OPTIMIZERS[options.optimizer].words,
         *built.details,
     ]
     return f"{name.text}: {'; '.join(facts)}."
-
-
-_WORDS: Final = {
-    "adamw": "AdamW",
-    "adam": "Adam",
-    "sgd": "SGD with momentum",
-    **{name: words for name, (words, _) in OPTIMIZERS.items()},
-}
 
 
 def _short(count: int) -> str:
