@@ -44,7 +44,7 @@ from lightning_predict.base.checked import Checked, read_json, read_toml, read_y
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.planning.milp import check_scipy
-from lightning_predict.planning.objective import machine_share, tardiness_usd
+from lightning_predict.planning.objective import least_usd
 from lightning_predict.planning.policies import policy
 from lightning_predict.planning.problem import (
     RESTART_SECONDS,
@@ -52,7 +52,6 @@ from lightning_predict.planning.problem import (
     Limits,
     MachineType,
     PlanningProblem,
-    rental_usd,
 )
 from lightning_predict.planning.queues import QUEUE_RULES
 from lightning_predict.planning.replay import PREDICTION_DEVIATIONS
@@ -297,42 +296,6 @@ def cloud_actual_seconds(problem: PlanningProblem, *, seed: int) -> ActualSecond
         }
         for job in problem.jobs
     }
-
-
-def least_usd(problem: PlanningProblem, seconds: ActualSeconds) -> float:
-    """Return what no plan costs less than.
-
-    Each job begins at its release and pays for no GPU that idles and no restart, on one configuration or, where that
-    just keeps its deadline, with a part of its work on each of two: what machines cost is linear in the parts, and what
-    tardiness costs has one bend.
-
-    Args:
-        problem: Jobs and machines.
-        seconds: Real time of the whole run, by job and configuration.
-    """
-    machines = {machine.name: machine for machine in problem.machines}
-    least = 0.0
-    for job in problem.jobs:
-        slack = job.deadline_seconds - job.release_seconds
-        ways = [
-            (
-                time,
-                rental_usd(
-                    seconds=time, usd_per_hour=machine.usd_per_hour * machine_share(machine, item, problem.formulation)
-                ),
-            )
-            for item, time in seconds[job.name].items()
-            for machine in [machines[item.machine]]
-        ]
-        alone = (cost + tardiness_usd(job, job.release_seconds + time) for time, cost in ways)
-        mixed = (
-            cheap + (dear - cheap) * (slow - slack) / (slow - fast)
-            for slow, cheap in ways
-            for fast, dear in ways
-            if fast <= slack < slow
-        )
-        least += min([*alone, *mixed])
-    return least
 
 
 @final

@@ -22,7 +22,8 @@ from lightning_predict.planning.expected_cost import missed_deadlines
 from lightning_predict.planning.exports import plan_json, read_plan, write_plan
 from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
 from lightning_predict.planning.gantt_chart import plan_table
-from lightning_predict.planning.policies import candidates, cheapest_plan
+from lightning_predict.planning.objective import least_usd
+from lightning_predict.planning.policies import MANY_JOBS, candidates, cheapest_plan
 from lightning_predict.planning.problem import Plan
 from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
 from lightning_predict.reports.format import duration, share, significant, usd
@@ -58,6 +59,11 @@ def plan(
             result = cheapest_plan(problem, method=method, since=since, on_candidate=lambda: progress.advance(task))
         console.print(plan_table(result))
         notes.extend(missed_deadlines(result, problem))
+        if since is None and len(problem.jobs) > MANY_JOBS:
+            notes.append(
+                f"{usd(result.total_usd)}: the best of {len(candidates(problem, method))} plans, for more than "
+                f"{MANY_JOBS} jobs. If no job had to wait, no plan would cost less than {usd(least_usd(problem))}."
+            )
         notes.extend(note for job in problem.jobs for note in job.notes)
         for note in notes:
             console.print(note, highlight=False)

@@ -43,18 +43,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.base.errors import MissingDependencyError
-from lightning_predict.planning.objective import Options, options_of
-from lightning_predict.planning.problem import Placement, PlanningProblem, PlanState, RunningJobs
+from lightning_predict.planning.objective import Options, cheapest_usd, options_of
+from lightning_predict.planning.problem import Job, Placement, PlanningProblem, PlanState, RunningJobs
 from lightning_predict.planning.queues import EARLIEST_DEADLINE_FIRST
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
+
+
+MOST_WAITING: Final = 60
+"""Waiting jobs that a decision considers. A plan of 1,000 jobs takes 10 s with 60, and minutes with all."""
 
 
 @lru_cache(maxsize=256)
@@ -271,7 +275,7 @@ class MilpPlanner:
         """
         started = time.perf_counter()
         check_scipy()
-        program = Program(options_of(problem, situation))
+        program = Program(options_of(*_most_urgent(problem, situation)))
         constant = float(program.waiting_usd.sum())
         result = program.solve(time_limit=self.time_limit_seconds, mip_rel_gap=self.relative_gap)
         bound = None if result.mip_dual_bound is None else float(result.mip_dual_bound) + constant
@@ -287,6 +291,26 @@ class MilpPlanner:
             method=self.name if result.x is not None else f"queue; {self.name}: {result.message}",
             solve_seconds=time.perf_counter() - started,
         )
+
+
+def _most_urgent(problem: PlanningProblem, situation: PlanState) -> tuple[PlanningProblem, PlanState]:
+    """Leave out all waiting jobs but `MOST_WAITING`: those whose delay costs most per second of work (Smith's rule)."""
+    waiting = {job.name: job for job in problem.jobs if job.name in situation.remaining.keys() - situation.running}
+    if len(waiting) <= MOST_WAITING:
+        return problem, situation
+    order = sorted(waiting, key=lambda name: (-_delay_usd(waiting[name]), name))
+    left = set(order[MOST_WAITING:])
+    limits = problem.limits
+    if limits.budget_usd is not None:
+        reserve = sum(cheapest_usd(waiting[name], problem) * situation.remaining[name] for name in left)
+        limits = replace(limits, budget_usd=limits.budget_usd - reserve)
+    remaining = {name: share for name, share in situation.remaining.items() if name not in left}
+    jobs = tuple(job for job in problem.jobs if job.name not in left)
+    return replace(problem, jobs=jobs, limits=limits), replace(situation, remaining=remaining)
+
+
+def _delay_usd(job: Job) -> float:
+    return job.tardiness_usd_per_hour / job.fastest_seconds
 
 
 @contextmanager

@@ -195,6 +195,42 @@ def cheapest_usd(job: Job, problem: PlanningProblem) -> float:
     return min(rental_usd(seconds=seconds, usd_per_hour=rates[item.machine]) for item, seconds in job.seconds.items())
 
 
+def least_usd(problem: PlanningProblem, seconds: Mapping[str, Mapping[Configuration, float]] | None = None) -> float:
+    """Return a lower bound on the cost of any plan.
+
+    Each job begins at its release and pays for no GPU that idles and no restart, on one configuration or, if that just
+    keeps its deadline, with a part of its work on each of two: what machines cost is linear in the parts, and what
+    tardiness costs has one bend.
+
+    Args:
+        problem: Jobs and machines.
+        seconds: Real time of the whole run, by job and configuration; None uses the predicted times.
+    """
+    machines = {machine.name: machine for machine in problem.machines}
+    least = 0.0
+    for job in problem.jobs:
+        slack = job.deadline_seconds - job.release_seconds
+        ways = [
+            (
+                time,
+                rental_usd(
+                    seconds=time, usd_per_hour=machine.usd_per_hour * machine_share(machine, item, problem.formulation)
+                ),
+            )
+            for item, time in (job.seconds if seconds is None else seconds[job.name]).items()
+            for machine in [machines[item.machine]]
+        ]
+        alone = (cost + tardiness_usd(job, job.release_seconds + time) for time, cost in ways)
+        mixed = (
+            cheap + (dear - cheap) * (slow - slack) / (slow - fast)
+            for slow, cheap in ways
+            for fast, dear in ways
+            if fast <= slack < slow
+        )
+        least += min([*alone, *mixed])
+    return least
+
+
 Table = npt.NDArray[np.float64]
 
 

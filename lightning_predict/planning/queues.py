@@ -107,6 +107,8 @@ def serve_queue(
     nodes = _Nodes(problem, placements, shares_gpus=shares_gpus)
     fixed = {} if problem.formulation.migrates else situation.started
     for job in queue:
+        if nodes.are_full:
+            break
         wanted = configurations(job) if job.name in situation.remaining else ()
         for configuration in (fixed[job.name],) if wanted and job.name in fixed else wanted:
             node = nodes.take(configuration)
@@ -135,6 +137,11 @@ class _Nodes:
         self._free: dict[int, int] = {}
         for placement in placements.values():
             self._occupy(placement.node, placement.configuration)
+
+    @property
+    def are_full(self) -> bool:
+        """Whether no rented node has a free GPU, and no node of any type can be rented."""
+        return not any(self._free.values()) and all(self._unused(machine) is None for machine in self._machines)
 
     def take(self, configuration: Configuration) -> int | None:
         """Return a node for this configuration: the fullest node with enough free GPUs, or a new node; else None."""

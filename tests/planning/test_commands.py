@@ -55,6 +55,16 @@ def test_the_study_prints_the_comparison_and_writes_it(tmp_path: Path, capsys: p
     assert max(map(len, out.splitlines())) <= 120
 
 
+def test_plan_of_many_jobs_prints_its_lower_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_predict.planning.commands.MANY_JOBS", 0)
+    assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "$6.00: the best of 1 plans, for more than 0 jobs." in out
+    assert "If no job had to wait, no plan would cost less than $" in out
+
+
 def test_nothing_is_written_without_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
     assert "Plan by EDF" in capsys.readouterr().out

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.planning.study import least_usd, random_problem
+from benchmarks.planning.study import random_problem
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.planning import milp, policies
+from lightning_predict.planning.objective import least_usd
 from lightning_predict.planning.policies import candidates, cheapest_plan
 from lightning_predict.planning.problem import Formulation, Limits
 from lightning_predict.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.planning.simulator import simulate
-from tests.planning.example import TWO_JOBS, job, on
+from tests.planning.example import SMALL, TWO_JOBS, at_start, crowd, job, on
 
 STAYING = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))
 
@@ -104,3 +106,26 @@ def test_near_equals_are_decided_by_moves() -> None:
     plan = cheapest_plan(relaxed)
     assert plan.total_usd == pytest.approx(6.0)  # 4 h and 2 h of small
     assert len(plan.segments) == 2
+
+
+def test_plan_of_many_jobs_is_best_of_four_and_above_the_lower_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = crowd(30, 3, seed=2)
+    full = cheapest_plan(problem)
+    monkeypatch.setattr(policies, "MANY_JOBS", 29)
+    monkeypatch.setattr(milp, "MOST_WAITING", 10)
+    ways = candidates(problem, "milp")
+    assert [way.policy.name for way in ways] == ["MILP", *(rule.name for rule in QUEUE_RULES[-3:])]
+    plan = cheapest_plan(problem)
+    assert len(plan.outcomes) == 30
+    assert least_usd(problem) < full.total_usd <= 1.01 * plan.total_usd  # one percent is what fewer moves may cost
+    assert plan.total_usd <= min(simulate(problem, rule).total_usd for rule in QUEUE_RULES[-3:]) * 1.01
+
+
+def test_decision_about_many_jobs_considers_the_dearest_to_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An hour of work each on the only node, all due at once: the one of $9 an hour late goes first.
+    monkeypatch.setattr(milp, "MOST_WAITING", 1)
+    jobs = tuple(job(name, hours={on("small", 1): 1.0}, deadline=0.0, weight=w) for name, w in {"a": 1, "b": 9}.items())
+    problem = replace(STAYING, jobs=jobs, machines=(SMALL,), limits=Limits(nodes=1))
+    decision = milp.MilpPlanner().decide(problem, at_start(problem))
+    assert set(decision.placements) == {"b"}
+    assert decision.postponed == ("a",)

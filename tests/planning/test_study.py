@@ -16,13 +16,13 @@ from benchmarks.planning.study import (
     StudyRun,
     compare,
     job_seconds,
-    least_usd,
     read_study,
     run_once,
     run_study,
     study_machines,
 )
 from lightning_predict.base.errors import InvalidArgumentError, PlanningFormatError
+from lightning_predict.planning.objective import least_usd
 from lightning_predict.planning.problem import Configuration
 from tests.planning.example import HOUR, TWO_JOBS, job, on
 
