@@ -10,6 +10,7 @@ The public names are imported on first use, so torch is not loaded before a step
 * `step_of("hf:Qwen/Qwen2.5-7B", length=2048)` records the step of a model by name, without a script.
 * `operator_seconds(operation, gpu, ...)` returns the device time of a single operation.
 * `gpu(name)` finds a `Gpu` in the catalogue; `gpu_names()` lists all names. `peak_flops(name, dtype)` is for MFU.
+* `ways_to_fit(trace, gpu)` lists what to change so that a step fits: the smallest set, then cheaper ones.
 * `watch(total_steps=...)` adds predictions and a budget to your own training loop.
 * `LightningPredictError` is the base class of all errors.
 
@@ -30,6 +31,7 @@ from lightning_predict.base import __version__ as __version__
 if TYPE_CHECKING:
     from lightning_predict.advice.advice import advise
     from lightning_predict.advice.advice_text import Advice
+    from lightning_predict.advice.fitting_changes import ways_to_fit
     from lightning_predict.base.errors import LightningPredictError
     from lightning_predict.cost.prediction import Prediction
     from lightning_predict.hardware import Gpu, gpu, gpu_names, peak_flops
@@ -61,6 +63,7 @@ __all__ = [
     "predict",
     "step_of",
     "watch",
+    "ways_to_fit",
 ]
 
 _HOMES = {
@@ -81,6 +84,7 @@ _HOMES = {
     "predict": "lightning_predict.prediction",
     "step_of": "lightning_predict.record.named_models.step",
     "watch": "lightning_predict.observe.watched_loop",
+    "ways_to_fit": "lightning_predict.advice.fitting_changes",
 }
 """The module that defines each name."""
 

@@ -29,6 +29,7 @@ CARD = [
     "predict",
     "step_of",
     "watch",
+    "ways_to_fit",
 ]
 
 

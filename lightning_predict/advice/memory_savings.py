@@ -14,6 +14,7 @@ from typing import Final
 
 from lightning_predict.advice.batch_size import why_no_other_batch
 from lightning_predict.advice.changes import change_named
+from lightning_predict.advice.fitting_changes import EIGHT_BITS, ways_to_fit
 from lightning_predict.advice.largest_batch import ScaledMemory, largest_batch
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
@@ -31,9 +32,6 @@ from lightning_predict.reports.memory import MemoryReport, MemorySaving
 
 CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
 """Names of changes that may reduce memory."""
-
-EIGHT_BITS: Final = 1 / 4
-"""Size of 8-bit optimizer state, relative to 32-bit state."""
 
 
 def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None) -> MemoryReport | None:
@@ -56,19 +54,21 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
     derived = memory if is_derived else None
     scaled = None if why_no_other_batch(trace) is not None else ScaledMemory(trace, derived)
     savings = [one for one in _savings(trace, gpu, scaled, needed if is_derived else None) if one.bytes >= least]
+    need = memory_need(
+        layout,
+        needed,
+        relative=memory.relative,
+        releasable_bytes=lambda: memory.releasable_bytes,
+        context=context_bytes(gpu, release_of(trace.software)),
+        reported_bytes=reported_bytes,
+    )
     return MemoryReport(
         gpu=gpu.name,
-        need=memory_need(
-            layout,
-            needed,
-            relative=memory.relative,
-            releasable_bytes=lambda: memory.releasable_bytes,
-            context=context_bytes(gpu, release_of(trace.software)),
-            reported_bytes=reported_bytes,
-        ),
+        need=need,
         breakdown=breakdown,
         savings=tuple(sorted(savings, key=lambda one: -one.bytes)),
         largest=_largest(scaled, layout),
+        ways=None if need.memory_fit == "fits" or scaled is None else ways_to_fit(trace, gpu),
     )
 
 

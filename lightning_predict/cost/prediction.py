@@ -304,6 +304,7 @@ class PredictionFields:
     memory_fit = Field[MemoryFit | None](
         "memory.memory_fit", "Memory verdict: `fits` with a margin, `tight` without, or `exceeds`."
     )
+    fit_probability = Field[float | None]("memory.fit_probability", "Probability that a step fits.")
     memory_free_bytes = Field[float | None](
         "memory.memory_free_bytes",
         "Usable memory left by a step; negative if it does not fit.",
@@ -389,6 +390,10 @@ class Prediction(PredictionFields):
     def as_dict(self) -> dict[str, Any]:
         """Return all values by flat name, JSON-serializable."""
         values = {row.name: row.value(self) for row in FIELDS if row.in_json}
+        for name in ("allocated", "reserved", "process"):
+            size = getattr(self.memory, name)
+            ends = (None, None, None) if size is None else (size.middle, size.low, size.high)
+            values |= zip((f"{name}_bytes", f"{name}_bytes_low", f"{name}_bytes_high"), ends, strict=True)
         values |= {"coverage": dict(self.coverage), "notes": list(self.notes)}
         if self.verdict is not None:
             values["verdict"] = asdict(self.verdict) | {"sentence": self.verdict.sentence}

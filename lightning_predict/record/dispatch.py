@@ -387,7 +387,8 @@ class DispatchRecorder:
             self.fail(
                 CaptureError(
                     f"The step was cut after {MAX_OPERATIONS:,} operations, so that its recording takes less than "
-                    "100 MiB. Record a shorter step, for example fewer iterations of its loop."
+                    "100 MiB. Record a shorter step, for example fewer iterations of its loop. If it accumulates "
+                    "gradients, record one batch and its update, and predict with strategy='accumulate=8'."
                 )
             )
 

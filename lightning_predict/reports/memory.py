@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from lightning_predict.base.answers import json_value, sentences
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.escaping import markdown_text
 from lightning_predict.memory.breakdown import MemoryBreakdown, MemoryPart
 from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.charts import grid_line, share_chart, svg_of, text_at
-from lightning_predict.reports.format import gibibytes, share
+from lightning_predict.reports.format import duration, gibibytes, share
 
 MODULES_SHOWN: Final = 10
 """Maximum number of modules in a table. JSON output contains all modules."""
@@ -54,6 +55,47 @@ class MemorySaving:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WayToFit:
+    """A set of changes with which a step fits.
+
+    Attributes:
+        gpu: Name of the GPU.
+        changes: Descriptions of the changes; empty if the step fits as it is.
+        batch_size: Samples of a batch: as recorded, or fewer, accumulated.
+        accumulate: Number of batches per update that give at least the recorded number of samples.
+        largest_batch: Largest batch that fits with a probability of 97 %.
+        seconds: Seconds for the recorded number of samples.
+        process_bytes: Memory of the process with `batch_size`; None if unknown.
+        fit_probability: Probability that `batch_size` fits.
+    """
+
+    gpu: str
+    changes: tuple[str, ...]
+    batch_size: int
+    accumulate: int
+    largest_batch: int
+    seconds: float
+    process_bytes: float | None
+    fit_probability: float | None
+
+    @property
+    def number(self) -> int:
+        """Number of changes, of which a smaller batch is one."""
+        return len(self.changes) + (self.accumulate > 1)
+
+    @property
+    def sentence(self) -> str:
+        """Sentence with the changes, the time, the memory and the largest batch."""
+        smaller = f"a batch of {self.batch_size:,}, accumulated {self.accumulate} times"
+        words = [*self.changes, *([smaller] if self.accumulate > 1 else [])] or ["no change"]
+        chance = "" if self.fit_probability is None else f" (fits with {share(self.fit_probability)})"
+        memory = "" if self.process_bytes is None else f", {gibibytes(self.process_bytes)} GiB{chance}"
+        batch = f"{self.largest_batch:,} sample{'s'[: self.largest_batch - 1]}"
+        return f"{' + '.join(words)}: {duration(self.seconds)} for the same samples{memory}; largest batch {batch}"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
     """Memory report of a step on a GPU.
 
@@ -63,6 +105,8 @@ class MemoryReport:
         breakdown: Memory at the peak, by purpose and module.
         savings: Changes that would reduce memory, largest first. Each value is for that change alone.
         largest: Sentence that states the largest batch size that fits; None if unknown.
+        ways: Sets of changes with which the step fits: the smallest first, then those that take less time; None if it
+            fits, or no set was tried.
         multi_gpu_sentence: Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU.
     """
 
@@ -71,23 +115,38 @@ class MemoryReport:
     breakdown: MemoryBreakdown
     savings: tuple[MemorySaving, ...]
     largest: str | None
+    ways: tuple[WayToFit, ...] | None = None
     multi_gpu_sentence: str | None = None
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """Sentences that state whether the step fits, where its peak is, and the largest batch size."""
         process, chance = self.need.process, self.need.fit_probability
-        found = self.breakdown
+        peak = self.breakdown
         first = ""
         if process is not None and chance is not None:
             first = (
                 f"A process of {gibibytes(process.middle)} GiB ({gibibytes(process.low)} to {gibibytes(process.high)}) "
                 f"on the {self.gpu}; the chance that it fits is {share(chance)}."
             )
-        part = found.module or ("the loss" if _LOSS.search(found.operation) else found.operation)
-        of = f"pass of {part}" if found.phase in ("forward", "backward") else f"phase, at {found.operation}"
-        fullest = f"Peak in the {found.phase} {of}."
-        return tuple(one for one in (self.multi_gpu_sentence, first, fullest, self.largest) if one)
+        part = peak.module or ("the loss" if _LOSS.search(peak.operation) else peak.operation)
+        of = f"pass of {part}" if peak.phase in ("forward", "backward") else f"phase, at {peak.operation}"
+        fullest = f"Peak in the {peak.phase} {of}."
+        found = (self.multi_gpu_sentence, first, fullest, self.largest, *self.ways_in_words)
+        return tuple(one for one in found if one)
+
+    @property
+    def ways_in_words(self) -> tuple[str, ...]:
+        """Sentences on what to change so that the step fits."""
+        if self.ways is None:
+            return ()
+        if not self.ways:
+            return (
+                "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits. Train adapters "
+                "(LoRA or QLoRA), or share the model among GPUs (`lightning-predict parallel`).",
+            )
+        words = ("To fit, with the fewest changes", "Cheaper, with more changes", "Cheaper still")
+        return tuple(f"{how}: {way.sentence}." for how, way in zip(words, self.ways, strict=False))
 
     @property
     def tables(self) -> tuple[tuple[tuple[str, str], list[tuple[str, str]]], ...]:
@@ -107,7 +166,11 @@ class MemoryReport:
         if self.savings:
             last = (last[0], last[1][:SAVINGS_SHOWN])
         curve = curve_lines(self.breakdown.curve, self.capacity_bytes)
-        return [*self.sentences, *curve, *(line for head, rows in (*tables, last) for line in _plain_table(head, rows))]
+        return [
+            *sentences(self.sentences),
+            *curve,
+            *(line for head, rows in (*tables, last) for line in _plain_table(head, rows)),
+        ]
 
     @property
     def capacity_bytes(self) -> float | None:
@@ -147,6 +210,7 @@ class MemoryReport:
             "parts": {part.name: part.bytes for part in found.parts},
             "modules": {part.name: part.bytes for part in found.modules},
             "savings": {saving.description: saving.bytes for saving in self.savings},
+            "ways_to_fit": json_value(self.ways or ()),
         }
 
 

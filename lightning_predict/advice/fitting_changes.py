@@ -1,0 +1,115 @@
+"""`ways_to_fit`: what to change so that a step fits in a GPU's memory: the smallest set, then the next cheaper ones.
+
+Each set of changes is simulated as a whole, with its largest batch. A smaller batch, accumulated to the recorded number
+of samples, counts as a change. Example::
+
+    for way in lp.ways_to_fit(trace, "RTX-4090"):
+        print(way.sentence)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from math import ceil
+from typing import Final
+
+from lightning_predict.advice.batch_size import with_samples
+from lightning_predict.advice.changes import change_named
+from lightning_predict.advice.largest_batch import ScaledMemory, largest_batch
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.prediction import predict_workload, remaining_steps
+from lightning_predict.record.trace import Trace
+from lightning_predict.reports.memory import WayToFit
+
+EIGHT_BITS: Final = 1 / 4
+"""Size of 8-bit optimizer state, relative to 32-bit state."""
+
+CHANGES: Final = ("bf16-mixed", "checkpointing", "8-bit optimizer")
+"""Changes that are combined. `8-bit optimizer` changes the memory alone: its update takes about as long."""
+
+_STATE_WORDS: Final = "an optimizer with 8-bit state (bitsandbytes)"
+
+
+def ways_to_fit(trace: Trace, gpu: str | Gpu, assumptions: Assumptions | None = None) -> tuple[WayToFit, ...]:
+    """Return the smallest set of changes with which a step fits on a GPU, then larger sets that take less time.
+
+    Args:
+        trace: One kind of step with a known number of samples, recorded with data flow.
+        gpu: The GPU, or its name.
+        assumptions: Assumptions of the predicted times (default: those of `lp.predict`).
+
+    Returns:
+        The sets, each with more changes and less time than the one before; none if no set fits.
+
+    Raises:
+        InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
+        UnknownGpuError: The GPU is unknown.
+    """
+    layout = Layout(gpu if isinstance(gpu, Gpu) else find_gpu(gpu))
+    assumptions = assumptions or Assumptions()
+    found = sorted(_ways(trace, layout, assumptions), key=lambda way: (way.number, way.seconds))
+    kept: list[WayToFit] = []
+    for way in found:
+        if not kept or way.seconds < kept[-1].seconds * (1 - _NOTICEABLE):
+            kept.append(way)
+    return tuple(kept)
+
+
+_NOTICEABLE: Final = 0.02
+"""Relative gain of time from which a further change is named."""
+
+
+def _ways(trace: Trace, layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:
+    """Yield the sets that fit, up to the number of changes with which the recorded batch fits."""
+    trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
+    applicable = [name for name in CHANGES if _applies(name, trace, layout.gpu)]
+    for count in range(len(applicable) + 1):
+        found = [way for names in combinations(applicable, count) for way in _way(trace, names, layout, assumptions)]
+        yield from found
+        if any(way.accumulate == 1 for way in found):
+            return
+
+
+def _applies(name: str, trace: Trace, gpu: Gpu) -> bool:
+    if name == CHANGES[-1]:
+        return bool(trace.memory.optimizer_state_bytes)
+    return change_named(name).why_not(trace, gpu) is None
+
+
+def _way(trace: Trace, names: tuple[str, ...], layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:
+    """Yield the step with these changes and its largest batch, if one fits."""
+    words = []
+    for name in names:
+        if name == CHANGES[-1]:
+            state = ceil(EIGHT_BITS * (trace.memory.optimizer_state_bytes or 0))
+            trace = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state))
+            words.append(_STATE_WORDS)
+        else:
+            change = change_named(name)
+            trace, _ = change.apply(trace, assumptions)
+            words.append(change.words)
+    scaled = ScaledMemory(trace)
+    largest = largest_batch(scaled, layout, Strategy()).batch_size
+    if largest is None:
+        return
+    recorded = trace.samples_per_batch
+    batch = min(largest, recorded)
+    need = scaled.need(batch, layout, Strategy())
+    step = trace if batch == recorded else with_samples(trace, batch)
+    time = predict_workload(step, [layout], remaining_steps(step, None), assumptions).items_in_order[0]
+    yield WayToFit(
+        gpu=layout.gpu.name,
+        changes=tuple(words),
+        batch_size=batch,
+        accumulate=ceil(recorded / batch),
+        largest_batch=largest,
+        seconds=time.iteration_seconds * recorded / batch,
+        process_bytes=None if need.process is None else need.process.middle,
+        fit_probability=need.fit_probability,
+    )

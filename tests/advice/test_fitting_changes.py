@@ -1,0 +1,76 @@
+"""Sets of changes with which a step fits: the smallest first, then those that take less time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.advice.memory_savings import memory_report
+from lightning_predict.hardware import gpu
+from lightning_predict.record.trace import Trace
+
+
+class Block(nn.Module):
+    """Four times the width inside, as in a transformer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        changed: torch.Tensor = self.second(nn.functional.gelu(self.first(data)))
+        return data + changed
+
+
+def step_of_blocks(*, width: int, samples: int, blocks: int = 4) -> Trace:
+    with torch.device("meta"):
+        model = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        data = torch.empty(samples, 512, width)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return lp.capture(step, samples_per_step=samples)
+
+
+def test_smallest_set_is_first_and_each_next_one_is_faster() -> None:
+    # Each block keeps 10 x width values of 4 bytes a token: 4 x 10 x 1,024 x 4 x 512 x 256 = 21.5 GB of activations.
+    trace = step_of_blocks(width=1024, samples=256)
+    assert lp.predict(trace, ["RTX-3060"], history=False)["RTX-3060"].memory_fit != "fits"
+    ways = lp.ways_to_fit(trace, "RTX-3060")
+    assert ways[0].number == 1
+    assert [one.number for one in ways] == sorted(one.number for one in ways)
+    assert [one.seconds for one in ways] == sorted((one.seconds for one in ways), reverse=True)
+    assert all(one.fit_probability is not None and one.fit_probability >= 0.97 for one in ways)
+    assert all(one.batch_size <= min(256, one.largest_batch) and one.batch_size * one.accumulate >= 256 for one in ways)
+
+
+def test_step_that_fits_needs_no_change() -> None:
+    trace = step_of_blocks(width=256, samples=4)
+    (way,) = lp.ways_to_fit(trace, "H100-SXM-80GB")
+    assert (way.changes, way.accumulate, way.batch_size) == ((), 1, 4)
+    assert way.sentence.startswith("no change: ")
+    report = memory_report(trace, gpu("H100-SXM-80GB"))
+    assert report is not None
+    assert report.ways is None
+
+
+def test_step_whose_weights_do_not_fit_names_adapters() -> None:
+    # 4 x 8 x 16,384 squared parameters, 4 bytes each: 34 GB
+    report = memory_report(step_of_blocks(width=16_384, samples=1), gpu("RTX-4090"))
+    assert report is not None
+    assert report.ways == ()
+    assert "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits" in " ".join(
+        report.lines()
+    )
+
+
+@pytest.mark.parametrize("name", ["T5", ""])
+def test_unknown_gpu_is_rejected(name: str) -> None:
+    with pytest.raises(lp.LightningPredictError):
+        lp.ways_to_fit(step_of_blocks(width=64, samples=2), name)
