@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.assumptions import Assumptions, Skew
 from lightning_predict.base.checked import Checked, read_toml
@@ -31,6 +31,7 @@ from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.hardware.user_gpus import TABLES as GPU_TABLES
 from lightning_predict.hardware.user_gpus import add_described_gpus
 from lightning_predict.kernels.interconnect import PCIE_MACHINES, Interconnect, interconnect_of
+from lightning_predict.reports.table_columns import column_names
 from lightning_predict.weights.source import WeightsSource, weights_source
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ class MachineProfile:
         loader_seconds: Seconds in which the data loader of one process loads a batch.
         loader_samples_per_second: Speed of the data loader of one process, instead.
         evaluation_seconds: Seconds of the run outside training steps.
-        image_size: Height and width of the images of a model by name, in pixels.
-        lora_targets: Layers that LoRA adapts in a model by name, separated by commas, or `all-linear`.
-        holds_output: Whether the loop keeps the output of a model by name during the backward pass.
+        columns: Columns to add to the table.
+        model: Further options of a model by name: `image_size`, `lora_targets` and `holds_output`.
     """
 
     host: str | float | None = None
@@ -85,9 +85,8 @@ class MachineProfile:
     loader_seconds: float | None = None
     loader_samples_per_second: float | None = None
     evaluation_seconds: float = 0.0
-    image_size: int | None = None
-    lora_targets: str | None = None
-    holds_output: bool = False
+    columns: tuple[str, ...] = ()
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     def prices(self, usd_per_hour: UserPrice = None, *, spot: bool = False) -> Prices:
         """Return the prices. Those of the command line take precedence."""
@@ -214,13 +213,16 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
         loader_seconds=run.optional("loader_seconds", Checked.number, None),
         loader_samples_per_second=run.optional("loader_samples_per_second", Checked.positive, None),
         evaluation_seconds=run.optional("evaluation_seconds", Checked.number, 0.0),
-        image_size=model.optional("image_size", _count, None),
-        lora_targets=model.optional("lora_targets", Checked.words, None),
-        holds_output=model.optional("holds_output", Checked.flag, False),
+        columns=column_names(document.optional("columns", Checked.texts, ())),
+        model={
+            "image_size": model.optional("image_size", _count, None),
+            "lora_targets": model.optional("lora_targets", _words_or_list, None),
+            "holds_output": model.optional("holds_output", Checked.flag, False),
+        },
     )
 
 
-TOP_KEYS: Final = frozenset("host release method cores_per_node weights offline skew".split())
+TOP_KEYS: Final = frozenset("host release method cores_per_node weights offline skew columns".split())
 """Keys before the first table."""
 
 TABLE_KEYS: Final[Mapping[str, frozenset[str]]] = {
@@ -247,6 +249,10 @@ def _count(value: Checked) -> int:
 
 def _text_or_number(value: Checked) -> str | float:
     return value.words() if isinstance(value.value, str) else value.number()
+
+
+def _words_or_list(value: Checked) -> str | tuple[str, ...]:
+    return value.words() if isinstance(value.value, str) else value.texts()
 
 
 def _own_price(value: Checked) -> float | dict[str, float]:

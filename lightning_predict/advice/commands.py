@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lightning_predict.base.answers import CommandAnswer
+from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
 
 if TYPE_CHECKING:
     from lightning_predict.advice.advice_text import Advice
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def advise(
-    trace: Path,
+    source: str,
     /,
     *,
     gpus: str = "all",
@@ -35,6 +36,7 @@ def advise(
     profile: Path | None = None,
     try_: str | None = None,
     script: str | None = None,
+    model: ModelOptions = NO_OPTIONS,
     verbose: bool = False,
     output: Path | None = None,
 ) -> CommandAnswer:
@@ -44,7 +46,7 @@ def advise(
     testing.
 
     Args:
-        trace: The recorded step.
+        source: A recorded step, or a model by name, as for `predict`.
         gpus: all, datacenter or consumer (the best are used), or names of GPUs or layouts, separated by commas.
             Gains are for the GPU in use, otherwise for the first of these.
         iterations: Remaining training steps, to show the savings of a run.
@@ -56,6 +58,7 @@ def advise(
         try_: Test this change, by its number in the table or its name, for 20 steps on this machine, and print the
             measured gain. Needs --script.
         script: FILE:FUNCTION, a function that makes a training step from a batch size, such as train.py:make_step.
+        model: Options of a model by name.
         verbose: Also print the evidence for each gain, and why other changes do not apply.
         output: Write to this file instead of printing: .html, .json or .txt.
     """
@@ -64,6 +67,7 @@ def advise(
     from lightning_predict.cost.priced_gpus import layouts_to_predict
     from lightning_predict.layouts.strategy import parse_strategy
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
+    from lightning_predict.record.sources import step_of_source
     from lightning_predict.record.trace import Trace
     from lightning_predict.run.history import read_history
 
@@ -77,7 +81,7 @@ def advise(
     if (try_ is None) != (script is None):
         raise InvalidArgumentError("Give --try and --script together: what to try, and the function that makes a step.")
     function = None if script is None else _function(script)
-    step = Trace.load(str(trace))
+    step = step_of_source(source, model, **told.model).trace
     found = advice_for(
         step,
         layouts,

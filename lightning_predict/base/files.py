@@ -19,6 +19,7 @@ from typing import Final, Literal, TypeVar
 
 import platformdirs
 
+from lightning_predict.base import __version__
 from lightning_predict.base.timeout import run_unless_hanging
 
 Result = TypeVar("Result")
@@ -37,6 +38,16 @@ def user_folder(kind: Literal["data", "cache"]) -> Path:
     except RuntimeError:  # a user in a container without a home directory
         found = "~"
     return Path(os.devnull, "no-home-directory") if found.startswith("~") else Path(found)
+
+
+CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"
+"""Environment variable with the folder of downloaded weights and of steps recorded by name."""
+
+
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """Return the folder in which this release caches."""
+    root = cache_dir or os.environ.get(CACHE_VARIABLE) or user_folder("cache")
+    return Path(root).expanduser() / __version__
 
 
 HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"

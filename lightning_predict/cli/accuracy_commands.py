@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
 from lightning_predict.hardware import gpu as find_gpu
-from lightning_predict.record.trace import Trace
+from lightning_predict.record.sources import step_of_source
 from lightning_predict.reports.published_cases import (
     SPLITS,
     PublishedCase,
@@ -27,22 +27,25 @@ from lightning_predict.reports.published_cases import (
 HEADERS = ("model", "GPU", "precision", "steps", "measured", "predicted", "error", "in 90 %", "source")
 
 
-def accuracy(*, like: Path | None = None, gpu: str | None = None, cases: int = 8) -> CommandAnswer:
+def accuracy(
+    *, like: str | None = None, gpu: str | None = None, cases: int = 8, model: ModelOptions = NO_OPTIONS
+) -> CommandAnswer:
     """Show published steps like yours, with the errors of their predictions.
 
     The kind of model counts most, then the GPU, then the precision.
 
     Args:
-        like: Recorded step whose model, GPU and precision select the published steps.
+        like: A recorded step, or a model by name as for `predict`; its kind, GPU and precision select published steps.
         gpu: GPU to show published steps for (default: any GPU).
         cases: Number of published models to show.
+        model: Options of a model by name.
     """
     if like is None or gpu is None:
         raise InvalidArgumentError("Give a recorded step and a GPU: accuracy --like step.json.gz --gpu L40S.")
     if cases < 1:
         raise InvalidArgumentError(f"cases={cases}, but expected at least 1.")
     name = find_gpu(gpu).name
-    step = describe(Trace.load(str(like)))
+    step = describe(step_of_source(like, model).trace)
     found = nearest_cases(step, name, read_published_cases(), number=cases)
     return CommandAnswer(
         data=lambda: {"gpu": name, "kind": step.kind, "precision": step.precision, "cases": json_value(found)},

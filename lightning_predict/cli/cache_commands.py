@@ -1,4 +1,4 @@
-"""Command `cache`: shows or deletes downloaded weights.
+"""Command `cache`: shows or deletes downloaded weights and steps recorded by name.
 
 Example::
 
@@ -13,12 +13,12 @@ from typing import Final, Literal
 from lightning_predict.base.answers import CommandAnswer, aligned
 from lightning_predict.base.units import bytes_to_mebibytes
 
-_OURS: Final = ("*.safetensors*", "manifest.json*")
-"""File name patterns of downloaded weights, including unfinished downloads."""
+_OURS: Final = ("*.safetensors*", "manifest.json*", "steps/*.json.gz")
+"""File name patterns of downloaded weights, including unfinished downloads, and of steps recorded by name."""
 
 
 def cache(action: Literal["show", "clear"] = "show", /, *, folder: Path | None = None) -> CommandAnswer:
-    """Show the downloaded weights, or delete them; the weights that ship with the package stay.
+    """Show downloaded weights and steps recorded by name, or delete them; what ships with the package stays.
 
     The action comes directly after the command: `cache clear`.
 
@@ -26,7 +26,7 @@ def cache(action: Literal["show", "clear"] = "show", /, *, folder: Path | None =
         action: What to do.
         folder: Folder of downloads (default: LIGHTNING_PREDICT_CACHE, otherwise the system's cache folder).
     """
-    from lightning_predict.weights.store import cache_folder
+    from lightning_predict.base.files import cache_folder
 
     place = cache_folder(folder)
     files = sorted({path for pattern in _OURS for path in place.glob(pattern) if path.is_file()})
@@ -41,7 +41,7 @@ def cache(action: Literal["show", "clear"] = "show", /, *, folder: Path | None =
 def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:
     total = f"{bytes_to_mebibytes(sum(sizes.values())):.1f} MiB"
     if not sizes:
-        return f"{place} holds no downloaded weights."
+        return f"{place} holds no downloaded weights and no steps."
     if action == "clear":
         return f"Removed {len(sizes)} files ({total}) from {place}."
     rows = [[name, f"{bytes_to_mebibytes(size):.2f}"] for name, size in sizes.items()]

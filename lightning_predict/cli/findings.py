@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.assumptions import Assumptions, Skew
 from lightning_predict.base.answers import CommandAnswer, json_value, sentences
@@ -22,8 +21,8 @@ from lightning_predict.fusion.options import with_kernels
 from lightning_predict.layouts.strategy import parse_strategy
 from lightning_predict.machine_profile import MachineProfile, Prices
 from lightning_predict.prediction import check_host_class, predict_workload, remaining_steps
-from lightning_predict.record.imports import load_step
 from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.sources import SourceStep
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import gibibytes, share, usd, width_at_hand
 from lightning_predict.reports.memory import MemoryReport
@@ -62,8 +61,7 @@ def output_paths(output: str | None) -> list[Path]:
 
 
 def findings_of(
-    source: str,
-    model_options: dict[str, Any],
+    read: Callable[[], SourceStep],
     told: MachineProfile,
     *,
     gpus: Sequence[str],
@@ -77,8 +75,8 @@ def findings_of(
     layouts = layouts_to_predict(gpus, offers=prices.offers, usd_per_hour=prices.usd_per_hour)
     rank(Predictions(()), deadline_hours=deadline_hours)  # an invalid deadline is an error before the work
     parsed_strategy = parse_strategy(strategy)
-    of_profile = {name: getattr(told, name) for name in ("image_size", "lora_targets", "holds_output")}
-    step, heading = _step(source, model_options | of_profile)
+    found_step = read()
+    step, heading = found_step.trace, found_step.description
     zipf_alpha: Skew | None = None
     if told.skew is not None:
         from lightning_predict.embeddings.tables import skew_of
@@ -280,19 +278,3 @@ def _published_error(step: Trace, findings: Findings) -> str:
 
 PUBLISHED: Final = 8
 """Number of published steps whose errors are summarized: the default of `accuracy --cases`."""
-
-
-def _step(source: str, options: Mapping[str, Any]) -> tuple[Trace, str | None]:
-    """Return the step of a source; for a model by name, also a sentence that describes the step."""
-    path, options = Path(source), {name: value for name, value in options.items() if value not in (None, False)}
-    if not (path.is_dir() or path.name == "config.json" or (":" in source and not path.is_file())):
-        if options:
-            option = f"--{next(iter(options)).replace('_', '-')}"
-            raise InvalidArgumentError(f"{option} has no effect on a recorded step; it is for a model by name.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unknown GPU also causes a note
-            return load_step(source), None
-    from lightning_predict.record.named_models.step import step_of
-
-    step = step_of(source, **options)
-    return replace(step, notes=step.notes[1:]), step.notes[0]

@@ -12,14 +12,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final, Literal, final, get_type_hints
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final, get_type_hints
 
 from cyclopts import App, Parameter, Token
 from cyclopts.help import DefaultFormatter, DescriptionRenderer, HelpPanel, NameRenderer
 
 from lightning_predict.base import __version__
 from lightning_predict.base.answers import CommandAnswer
+from lightning_predict.base.model_options import ModelOptions
 from lightning_predict.hardware.lookup import LISTING
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "first-hour": "Test recording and measure this machine's GPU, into one file for a report.",
     "check-report": "Check a file of first-hour or history before it is sent.",
     "train": "Tune the weights to your own GPU.",
-    "cache": "Show or delete downloaded weights.",
+    "cache": "Show or delete downloaded weights and recorded steps.",
     "completion": "Print shell completion.",
 }
 """Commands in the order of the help, with a summary, so that the help imports none of them."""
@@ -190,22 +191,48 @@ def parsed(name: str | None, words: Sequence[str]) -> ParsedCommand | None:
 
 def _returning_call(function: Command) -> Callable[..., ParsedCommand]:
     """Wrap the function of a command for cyclopts: the same options and `--json`, but parsing runs nothing yet."""
-    hints, own = get_type_hints(function), inspect.signature(function)
+    hints, own = get_type_hints(ModelOptions) | get_type_hints(function), inspect.signature(function)
     parameters = [
-        one.replace(annotation=Annotated[hints[one.name], _parameter(one)]) for one in own.parameters.values()
+        one.replace(annotation=Annotated[hints[one.name], _parameter(one)]) for one in _parameters(function).values()
     ]
     as_json = Annotated[bool, Parameter(help="Print JSON.", show_default=False)]
     parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json))
 
-    def call(*words: object, json: bool = False, **options: object) -> ParsedCommand:
+    takes_model = _takes_model(own.parameters)
+
+    def call(*words: object, json: bool = False, **options: Any) -> ParsedCommand:
+        if takes_model:
+            options[_MODEL] = ModelOptions(**{name: options.pop(name) for name in _MODEL_FIELDS if name in options})
         arguments = own.bind(*words, **options)
         arguments.apply_defaults()
         return ParsedCommand(lambda: function(*words, **options), arguments.arguments, json)
 
-    call.__doc__ = re.sub(r"(?<=\S)\n +(?! *\w+: )", " ", inspect.getdoc(function) or "")  # one line an argument
+    text = inspect.getdoc(function) or ""
+    if takes_model:
+        text += inspect.getdoc(ModelOptions).partition("Attributes:")[2]  # type: ignore[union-attr]
+    call.__doc__ = re.sub(r"(?<=\S)\n +(?! *\w+: )", " ", text)  # one line an argument
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__dict__["__signature__"] = inspect.Signature(parameters)
     return call
+
+
+_MODEL: Final = "model"
+"""Parameter of commands that take a model by name; its fields are options."""
+
+_MODEL_FIELDS: Final = tuple(field.name for field in fields(ModelOptions))
+
+
+def _parameters(function: Command) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a command by name, with the fields of `ModelOptions` in place of its parameter."""
+    own = dict(inspect.signature(function).parameters)
+    if _takes_model(own):
+        del own[_MODEL]
+        own |= inspect.signature(ModelOptions).parameters
+    return own
+
+
+def _takes_model(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return _MODEL in parameters and parameters[_MODEL].annotation == ModelOptions.__name__
 
 
 def _parameter(one: inspect.Parameter) -> Parameter:
@@ -267,7 +294,7 @@ def option_of(parameter: str) -> str:
 
 def option_names(name: str) -> tuple[str, ...]:
     """Return the options of a command."""
-    parameters = inspect.signature(command_of(name)).parameters.values()
+    parameters = _parameters(command_of(name)).values()
     return (*(option_of(one.name) for one in parameters if one.kind is one.KEYWORD_ONLY), "--json")
 
 
@@ -279,7 +306,7 @@ def as_options(message: str, name: str) -> str:
         name: The command that failed.
     """
     message = message.replace(LISTING, f"{PROGRAM} gpus")
-    for parameter in inspect.signature(command_of(name)).parameters:
+    for parameter in _parameters(command_of(name)):
         option = option_of(parameter)
         message = re.sub(rf"(?<![\w.-]){parameter}(?:_usd)?=(?: |(?=\S))", f"{option} ", message)
         if "_" in parameter:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any
 
 from lightning_predict.base.answers import CommandAnswer
+from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
 
 
 def predict(
@@ -31,16 +32,9 @@ def predict(
     deadline_hours: float | None = None,
     max_usd: float | None = None,
     usd_per_hour: str | None = None,
-    spot: bool = False,
-    batch_size: int | None = None,
-    length: int | None = None,
-    precision: str | None = None,
-    lora: int | None = None,
-    quantization: Literal["nf4", "nf4-double", "fp4", "fp4-double"] | None = None,
-    checkpointing: bool = False,
-    optimizer: str | None = None,
-    columns: str | None = None,
+    model: ModelOptions = NO_OPTIONS,
     verbose: bool = False,
+    save_trace: Path | None = None,
     output: str | None = None,
 ) -> CommandAnswer:
     """Predict a training step on GPUs: time, cost, memory, and which GPU to rent.
@@ -48,9 +42,9 @@ def predict(
     Record the step with `lightning_predict.capture(step).save("run.json")`, or name a model.
 
     Args:
-        source: A recorded step, a profile of torch.profiler, or a model: hf:Qwen/Qwen2.5-7B,
-            timm:vit_base_patch16_224, torchvision:resnet50, diffusers:facebook/DiT-XL-2-256, or the path of a
-            config.json or its folder.
+        source: A recorded step, a profile of torch.profiler, example:gpt2, or a model: hf:Qwen/Qwen2.5-7B,
+            timm:vit_base_patch16_224, torchvision:resnet50, diffusers:facebook/DiT-XL-2-256, a name alone (gpt2), or
+            the path of a config.json or its folder.
         gpus: all, datacenter or consumer (GPUs with a current price; the best are shown), or names of GPUs or
             layouts (8xL4, 2x8xH100), separated by commas.
         iterations: Remaining training steps; without it, times and costs are for 1,000 steps.
@@ -62,18 +56,11 @@ def predict(
             channels_last, cuda_graphs.
         deadline_hours: Also recommend the cheapest GPU that finishes within this many hours.
         max_usd: Exit with 1 if the run costs more than this on the cheapest GPU, or its cost is unknown; for CI.
-        usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
-        spot: Use spot prices if they are below the on-demand prices.
-        batch_size: Of a model, samples of a step (default: 1).
-        length: Of a model, tokens of a sequence.
-        precision: Of a model, Lightning's name of a precision (default: bf16-mixed; with --lora bf16-true).
-        lora: Of a model, rank of LoRA's adapters (default: train all parameters). Needs PEFT.
-        quantization: With --lora, linear layers in 4 bits as in QLoRA, by bitsandbytes and PEFT.
-        checkpointing: Of a model, recompute activations in the backward pass.
-        optimizer: Of a model: adamw (default), adam, sgd, muon, or bitsandbytes' adamw_8bit, paged_adamw_8bit,
-            paged_adamw_32bit.
-        columns: Add columns, separated by commas: samples_per_second, tokens_per_second, mfu (model FLOP utilisation).
+        usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2); spot for spot prices
+            where they are below the on-demand prices.
+        model: Options of a model by name.
         verbose: Also print the methods, the sources of prices and every note.
+        save_trace: Write the step to this file, for example step.json.gz.
         output: Write files instead of printing, separated by commas, by suffix: .html (needs no network), .md, .json,
             or .yaml, a SkyPilot task that rents the recommended GPU.
     """
@@ -81,37 +68,33 @@ def predict(
     from lightning_predict.cli.findings import answer, findings_of, output_paths, separated, with_files
     from lightning_predict.fusion.options import check_kernels
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
-    from lightning_predict.reports.table_columns import column_names
+    from lightning_predict.record.sources import step_of_source
 
-    outputs, asked = output_paths(output), column_names(separated(columns))
-    told = read_machine_profile(profile)
+    outputs, told = output_paths(output), read_machine_profile(profile)
+    is_spot = usd_per_hour == "spot"
     step, findings = findings_of(
-        source,
-        {name: given[name] for name in MODEL_OPTIONS},
+        lambda: step_of_source(source, model, save_to=save_trace, **told.model),
         told,
         gpus=separated(gpus),
         iterations=iterations,
         strategy=strategy,
         kernels=check_kernels(kernels or ()),
         deadline_hours=deadline_hours,
-        prices=told.prices(parse_prices(usd_per_hour), spot=spot),
+        prices=told.prices(None if is_spot else parse_prices(usd_per_hour), spot=is_spot),
     )
-    findings = replace(findings, command=_as_typed(given), columns=asked)
+    findings = replace(findings, command=_as_typed(given), columns=told.columns)
     if outputs or told.grid is not None:
         findings = findings.with_energy(told.grid, told.pue)
     return answer(with_files(findings, step, outputs), outputs, max_usd=max_usd, verbose=verbose)
 
 
-MODEL_OPTIONS: Final = ("batch_size", "length", "precision", "lora", "quantization", "checkpointing", "optimizer")
-"""Parameters of `predict` that describe the step of a model by name. The profile has others."""
-
-
-def _as_typed(given: Mapping[str, object]) -> str:
+def _as_typed(given: Mapping[str, Any]) -> str:
     """Reconstruct the command line of `predict`, without `--output` and `--verbose`."""
     words = ["lightning-predict", "predict", str(given["source"])]
-    for name, value in given.items():
+    defaults = {name: one.default for name, one in inspect.signature(predict).parameters.items()} | asdict(NO_OPTIONS)
+    for name, value in {**given, **asdict(given["model"])}.items():
         option = f"--{name.replace('_', '-')}"
-        if name in ("source", "output", "verbose") or value == inspect.signature(predict).parameters[name].default:
+        if name in ("source", "output", "verbose", "save_trace", "model") or value == defaults[name]:
             continue
         words += [option] if value is True else [option, f"{value:g}" if isinstance(value, float) else str(value)]
     return shlex.join(words)

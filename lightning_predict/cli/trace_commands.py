@@ -14,6 +14,7 @@ Example::
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any, Final, Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned
 from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
+from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import kernel_models
@@ -29,6 +31,7 @@ from lightning_predict.kernels.timing import Explanation, explain
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.record.imports import import_trace
 from lightning_predict.record.recorded_on import check_predictable, gpu_in_use, unknown_gpu_note
+from lightning_predict.record.sources import step_of_source
 from lightning_predict.record.trace import Trace, anonymised
 
 _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
@@ -36,7 +39,7 @@ _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
 def trace(
     action: Literal["check", "anonymise", "import", "view", "explain", "layers", "memory"],
-    file: Path,
+    source: str,
     /,
     *,
     output: Path | None = None,
@@ -44,6 +47,7 @@ def trace(
     keep_modules: bool = False,
     step: int | None = None,
     weights: str | None = None,
+    model: ModelOptions = NO_OPTIONS,
 ) -> CommandAnswer:
     """Check, anonymise or import a recorded step, or inspect its prediction on a GPU.
 
@@ -56,7 +60,7 @@ def trace(
 
     Args:
         action: What to do: check, anonymise, import, view, explain, layers or memory.
-        file: The trace, or for import the file of the other tool; gzip or plain.
+        source: The trace, a model by name as for `predict`, or for import the file of the other tool; gzip or plain.
         output: File to write (default: next to the input).
         gpu: With view, explain, layers and memory: GPU to predict for; layers takes several, separated by commas
             (default: the GPU that the trace was recorded on). With import: GPU that the file was recorded on, if the
@@ -65,19 +69,21 @@ def trace(
         step: With import: number of the ProfilerStep to use (default: the median step with operations).
         weights: With view, explain and layers: weights of the models: a folder, a file or an address (default: the
             cache, then the weights that ship).
+        model: Options of a model by name.
     """
     _check_options(
         action, {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}
     )
+    file = Path(source if action == "import" or Path(source).is_file() else re.sub("[:/]", "-", source))
+    read = _imported(file, step, gpu) if action == "import" else step_of_source(source, model).trace
     if action == "view":
-        return _view(Trace.load(file), output or _beside(file, "timeline.json"), gpu, weights)
+        return _view(read, output or _beside(file, "timeline.json"), gpu, weights)
     if action == "explain":
-        return _explain(Trace.load(file), gpu, weights)
+        return _explain(read, gpu, weights)
     if action == "layers":
-        return _layers(Trace.load(file), gpu, weights)
+        return _layers(read, gpu, weights)
     if action == "memory":
-        return _memory(Trace.load(file), gpu)
-    read = _imported(file, step, gpu) if action == "import" else Trace.load(file)
+        return _memory(read, gpu)
     if action == "check":
         return CommandAnswer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
     if action == "anonymise":

@@ -282,10 +282,7 @@ def _whole_step(
     dense = replace(trace, parameters=tables.dense_parameters)
     segments, transfers = _queues(dense, order, StepSplitter(simulated, row, factors), links, chosen.plan, strategy)
     walked = overlap_transfers(segments, transfers)
-    alone = sum((segment.seconds for segment in segments), np.zeros(3))
-    low, middle, high = OVERLAP_COSTS.seconds(
-        walked, alone, layout, replicas=layout.count, spread=STRAGGLER_WAIT
-    ).tolist()
+    low, middle, high = OVERLAP_COSTS.seconds(walked, layout, replicas=layout.count, spread=STRAGGLER_WAIT).tolist()
     events = events_of(segments, transfers, 1)
     factor = float(factors[1])
     device = float(simulated.active_seconds[row]) * factor
@@ -298,7 +295,7 @@ def _whole_step(
         forward_seconds=_phase_seconds(order.work, "forward", row) * factor,
         optimizer_seconds=_phase_seconds(order.work, "optimizer", row) * factor,
         communication_seconds=float(walked.communication_seconds[1]),
-        added_seconds=middle - float(alone[1]),
+        added_seconds=middle - float(walked.computing_seconds[1]),
         verdict=_verdict(step.verdict, device, simulated.host_seconds, float(walked.exposed_seconds[1]), middle),
     )
     whole = WholeStep(found, events, chosen)

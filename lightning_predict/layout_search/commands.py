@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
+from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
 
 if TYPE_CHECKING:
     from lightning_predict.layout_search.goodput import Reliability
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def parallel(
-    trace: Path,
+    source: str,
     /,
     *,
     gpus: str | None = None,
@@ -40,6 +41,7 @@ def parallel(
     usd_per_hour: str | None = None,
     spot: bool = False,
     profile: Path | None = None,
+    model: ModelOptions = NO_OPTIONS,
 ) -> CommandAnswer:
     """Find the fastest parallel strategies for many GPUs: sharding, micro-batches and recomputation that fit in memory.
 
@@ -47,7 +49,7 @@ def parallel(
     Results are ranked by samples per second.
 
     Args:
-        trace: The step, recorded on one GPU or on the meta device.
+        source: The step, recorded on one GPU or on the meta device, or a model by name, as for `predict`.
         gpus: Layouts, separated by commas (default: 8x8xH100-SXM-80GB); with --machine, numbers of GPUs.
         machine: Cloud machine type with the GPUs, such as p5.48xlarge; its network and price are used.
         global_batch: Samples of all GPUs between two optimizer updates, a multiple of the recorded batch.
@@ -64,14 +66,16 @@ def parallel(
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         spot: Use spot prices if they are below the on-demand prices.
         profile: TOML file with the machines, links, prices and other assumptions.
+        model: Options of a model by name.
     """
     from lightning_predict.layout_search.ranking import best_layouts, layouts_on, tokens_per_sample
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
-    from lightning_predict.record.trace import Trace
+    from lightning_predict.record.sources import step_of_source
 
     names = None if gpus is None else _words(gpus)
     layouts = (names or ["8x8xH100-SXM-80GB"]) if machine is None else layouts_on(machine, names)
-    told, step = read_machine_profile(profile), Trace.load(str(trace))
+    told = read_machine_profile(profile)
+    step = step_of_source(source, model, **told.model).trace
     prices = told.prices(parse_prices(usd_per_hour), spot=spot)
     with _progress("strategies that fit") as on_progress:
         found = best_layouts(
@@ -104,7 +108,7 @@ def parallel(
 
 
 def curve(
-    trace: Path,
+    source: str,
     /,
     *,
     gpus: str = "8x8xH100-SXM-80GB",
@@ -112,17 +116,19 @@ def curve(
     iterations: int | None = None,
     usd_per_hour: str | None = None,
     profile: Path | None = None,
+    model: ModelOptions = NO_OPTIONS,
     output: Path | None = None,
 ) -> CommandAnswer:
     """Show time, cost and efficiency for 1, 2, 4, ... GPUs, and the number above which more machines do not pay off.
 
     Args:
-        trace: The step, recorded on one GPU or on the meta device.
+        source: The step, recorded on one GPU or on the meta device, or a model by name, as for `predict`.
         gpus: The largest layouts, separated by commas.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
         iterations: Remaining recorded steps, for the time and the cost of the run.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         profile: TOML file with the machines, links, prices and other assumptions.
+        model: Options of a model by name.
         output: Also write an HTML report to this file.
     """
     from lightning_predict.base.errors import InvalidArgumentError
@@ -130,12 +136,13 @@ def curve(
     from lightning_predict.layouts.strategy import parse_strategy
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.prediction import predict_workload, remaining_steps
-    from lightning_predict.record.trace import Trace
+    from lightning_predict.record.sources import step_of_source
     from lightning_predict.reports.cost_curve import cost_curves, layouts_up_to, table_of
     from lightning_predict.reports.html import html_report
     from lightning_predict.run.history import read_history
 
-    told, step = read_machine_profile(profile), Trace.load(str(trace))
+    told = read_machine_profile(profile)
+    step = step_of_source(source, model, **told.model).trace
     layouts = list(dict.fromkeys(one for layout in _words(gpus) for one in layouts_up_to(layout)))
     predictions = predict_workload(
         step,

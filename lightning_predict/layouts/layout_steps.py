@@ -129,9 +129,7 @@ class MultiGpuStep:
             return replace(shared, gpu=named.name)
         overlapped = self.overlapped(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
         replicas = strategy.replicas(layout)
-        low, middle, high = overlap_costs.seconds(
-            overlapped, np.full(3, step.seconds), layout, replicas=replicas, spread=STRAGGLER_WAIT
-        )
+        low, middle, high = overlap_costs.seconds(overlapped, layout, replicas=replicas, spread=STRAGGLER_WAIT)
         added = float(middle - step.seconds)
         verdict = step.verdict
         if verdict is not None:
@@ -237,9 +235,7 @@ class MultiGpuStep:
             before = [micro_batch] * (pace.stage.micro_batches - 1)
         last = overlap_with_collectives(trace, pace.stage.work, splitter, links, strategy, experts)
         overlapped = pace.repeated(last, schedule_length, before=before, together=together)
-        seconds = overlap_costs.seconds(
-            overlapped, overlapped.seconds, layout, replicas=layout.count, spread=STRAGGLER_WAIT
-        )
+        seconds = overlap_costs.seconds(overlapped, layout, replicas=layout.count, spread=STRAGGLER_WAIT)
         return model_parallel_step(step, self.work, self.simulated, pace, schedule_length, layout, seconds, overlapped)
 
 

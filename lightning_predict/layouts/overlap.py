@@ -80,6 +80,11 @@ class OverlappedStep:
     communication_seconds: Array
     exposed_seconds: Array
 
+    @property
+    def computing_seconds(self) -> Array:
+        """Time without the transfers that do not overlap, shape (rows,)."""
+        return self.seconds - self.exposed_seconds
+
 
 def overlap_transfers(segments: Sequence[WorkSegment], transfers: Sequence[Transfer]) -> OverlappedStep:
     """Schedule segments and transfers on their queues.
@@ -253,19 +258,19 @@ class OverlapCosts:
         return found
 
     def seconds(
-        self, overlapped: OverlappedStep, single: Array, layout: Layout, *, replicas: int, spread: Array | float = 1.0
+        self, overlapped: OverlappedStep, layout: Layout, *, replicas: int, spread: Array | float = 1.0
     ) -> Array:
         """Return the step time with all costs of distributed training.
 
         Args:
             overlapped: Times of the compute and communication queues.
-            single: Step time on one GPU.
             layout: The GPUs.
             replicas: Number of data-parallel groups, which wait for each other.
-            spread: Factor on the mean wait for the slowest GPU.
+            spread: Factor on the mean wait for the slowest GPU, whose computation takes longest.
         """
         hidden = np.maximum(overlapped.communication_seconds - overlapped.exposed_seconds, 0.0)
-        waiting = spread * self.speed_deviation(single) * slowest_of(replicas) * single
+        computing = overlapped.computing_seconds
+        waiting = spread * self.speed_deviation(computing) * slowest_of(replicas) * computing
         seconds: Array = overlapped.seconds + self.contention_on(layout) * hidden + waiting
         return seconds
 

@@ -284,9 +284,9 @@ def _backward_without_autocast() -> Iterator[None]:
 
 
 def _check_dtype(trace: Trace, wanted: Precision) -> None:
-    others = sorted(
-        {parameter.dtype for parameter in trace.parameters if parameter.dtype.startswith(_FLOATING)} - {wanted.dtype}
-    )
+    # A model in bfloat16 runs under autocast in bfloat16; a scaler rejects gradients in float16.
+    allowed = {wanted.dtype, "bfloat16" if wanted.autocast == "bfloat16" else wanted.dtype}
+    others = sorted({one.dtype for one in trace.parameters if one.dtype.startswith(_FLOATING)} - allowed)
     if others:
         raise CaptureError(
             f"precision={wanted.word!r} means parameters in {wanted.dtype}, and the step has some in "

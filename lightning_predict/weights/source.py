@@ -19,10 +19,10 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.files import CACHE_VARIABLE
 
 URL_VARIABLE: Final = "LIGHTNING_PREDICT_WEIGHTS_URL"
 HTTP_VARIABLE: Final = "LIGHTNING_PREDICT_ALLOW_HTTP"
-CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"
 VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)
 """Environment variables that affect which weights are found."""
 

@@ -24,14 +24,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, final
 
-from lightning_predict.base import __version__
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
-from lightning_predict.base.files import user_folder
+from lightning_predict.base.files import cache_folder
 from lightning_predict.weights.files import parse_weights, read_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, file_name, parse_manifest
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
-from lightning_predict.weights.source import CACHE_VARIABLE, URL_VARIABLE, AnyWeights, WeightsSource, weights_source
+from lightning_predict.weights.source import URL_VARIABLE, AnyWeights, WeightsSource, weights_source
 
 BUNDLED: Final = Path(__file__).parent / "files"
 
@@ -214,12 +213,6 @@ def load_weights(
         )
     found = {name: weights for name, weights in own.items() if weights is not None}
     return LoadedWeights(base, found, tuple(notes))
-
-
-def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Return the folder of this release's downloads."""
-    root = cache_dir or os.environ.get(CACHE_VARIABLE) or user_folder("cache")
-    return Path(root).expanduser() / __version__
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -16,6 +16,7 @@ import lightning_predict
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value
 from lightning_predict.base.checked import read_toml
 from lightning_predict.base.errors import CatalogueError, LightningPredictError
+from lightning_predict.base.model_options import ModelOptions
 from lightning_predict.cli import catalogue_commands, script_commands
 from lightning_predict.cli.parsing import COMMANDS, option_names
 from lightning_predict.hardware import gpu
@@ -116,9 +117,9 @@ def test_closed_pipe_is_no_error() -> None:
 
 
 def test_options_take_hyphens_or_underscores() -> None:
-    found = arguments("predict", "a-b.json", "--usd_per_hour", "1", "--spot", "--gpus=T4")
-    assert (found["source"], found["usd_per_hour"], found["spot"], found["gpus"]) == ("a-b.json", "1", True, "T4")
-    assert (found["checkpointing"], found["iterations"]) == (False, None)
+    found = arguments("predict", "a-b.json", "--usd_per_hour", "1", "--checkpointing", "--gpus=T4")
+    assert (found["source"], found["usd_per_hour"], found["gpus"]) == ("a-b.json", "1", "T4")
+    assert (found["model"], found["iterations"]) == (ModelOptions(checkpointing=True), None)
     assert arguments("cache", "clear")["action"] == "clear"
     assert arguments("gpus")["search"] is None
 

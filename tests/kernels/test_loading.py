@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.base.files import HISTORY_VARIABLE
+from lightning_predict.base.files import CACHE_VARIABLE, HISTORY_VARIABLE
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.weights.source import CACHE_VARIABLE
 
 
 def test_only_settings_of_weights_load_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

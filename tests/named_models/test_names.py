@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,10 +19,27 @@ def test_name_starts_with_a_library() -> None:
     assert (found.library, found.name, found.configuration) == ("hf", "Qwen/Qwen2.5-7B", None)
 
 
-@pytest.mark.parametrize("text", ["Qwen/Qwen2.5-7B", "keras:resnet50", "hf:", ""])
+@pytest.mark.parametrize("text", ["nobody/knows-this", "keras:resnet50", "hf:", ""])
 def test_unknown_name_is_rejected_with_examples(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"expected for example hf:Qwen/Qwen2\.5-7B, timm:"):
         parse_model_name(text)
+
+
+@pytest.mark.parametrize("text", ["gpt2", "Qwen/Qwen2.5-7B", "Qwen2.5-7B", "Meta-Llama-3.1-8B-Instruct-bnb-4bit"])
+def test_name_without_a_library_is_found_among_what_ships(text: str) -> None:
+    found = parse_model_name(text)
+    assert found.library == "hf"
+    assert shipped("hf", found.name)
+
+
+def test_name_without_a_library_is_looked_up_in_timm_and_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = {
+        "timm": SimpleNamespace(is_model=lambda name: name == "vit_tiny"),
+        "torchvision": SimpleNamespace(models=SimpleNamespace(list_models=lambda: ["resnet18"])),
+    }
+    monkeypatch.setattr("lightning_predict.record.named_models.names.import_module", libraries.__getitem__)
+    assert parse_model_name("vit_tiny.augreg_in1k").library == "timm"
+    assert parse_model_name("resnet18").library == "torchvision"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +144,8 @@ def test_renewed_configuration_replaces_a_row_and_an_unread_one_keeps_its_source
         ({"optimizer": "lion"}, "optimizer='lion'; expected one of adamw, adam, sgd"),
         ({"precision": "int8"}, "precision='int8' is not known"),
         ({"lora_targets": "q_proj"}, "needs LoRA, whose layers it names: add lora=16"),
+        ({"recipe": "ema"}, "recipe='ema'; expected of reference, encoders, autocast"),
+        ({"recipe": "float32-rest", "lora": 8}, "recipe=float32-rest has no effect without quantization="),
     ],
 )
 def test_invalid_options_are_rejected(values: dict[str, object], text: str) -> None:

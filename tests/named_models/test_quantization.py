@@ -158,7 +158,9 @@ def test_named_model_is_recorded_with_qlora(gpt2: str) -> None:
     packed = [one for one in trace.parameters if one.dtype == "uint8"]
     width, layers = GPT2["n_embd"], GPT2["n_layer"]
     assert sum(math.prod(one.shape) for one in packed) == layers * 12 * width**2 // 2  # type: ignore[operator]
-    assert {one.dtype for one in trace.parameters} == {"uint8", "float32"}  # PEFT casts all others
+    assert {one.dtype for one in trace.parameters} == {"uint8", "bfloat16", "float32"}  # others and adapters
+    trace = lp.step_of(gpt2, length=64, lora=4, quantization="nf4", recipe="float32-rest")
+    assert {one.dtype for one in trace.parameters} == {"uint8", "float32"}  # as PEFT prepares a model
     assert "0.142 M parameters" in note  # 140,288 as without quantization, and 2,048 of the adapters
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
 from lightning_predict.cli import main
-from lightning_predict.record.named_models import options
+from lightning_predict.record.named_models import built
 from lightning_predict.record.trace import Trace
 
 GPT2 = {
@@ -158,6 +158,58 @@ def test_adapters_are_trained_in_the_stated_precision(
     assert products == {autocast or "float32"}
 
 
+def test_adapters_can_have_the_dtype_of_the_model(gpt2: str) -> None:
+    pytest.importorskip("peft")
+    trace = lp.step_of(gpt2, length=64, lora=4, lora_targets=["c_attn", "c_proj"], recipe="16-bit-adapters")
+    assert {one.dtype for one in trace.parameters} == {"bfloat16"}
+    assert "LoRA of rank 4 in c_attn, c_proj, adapters in bfloat16" in trace.notes[0]
+
+
+def test_16_bit_model_runs_under_autocast(gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    trace = lp.step_of(gpt2, length=64, precision="bf16-true", recipe="autocast")
+    assert trace.flags.autocast_dtype == "bfloat16"
+    assert "bf16-mixed, weights in bfloat16" in trace.notes[0]
+    with torch.device("meta"):
+        layer, rows = nn.Linear(8, 8, dtype=torch.bfloat16), torch.empty(4, 8)
+    own = lp.capture(lambda: layer(rows).sum().backward(), precision="bf16-mixed")
+    assert {one.dtype for one in own.parameters} == {"bfloat16"}
+
+
+def test_reference_model_runs_forward_on_twice_the_sequences(gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    trace = lp.step_of(gpt2, batch_size=3, length=64, recipe="reference")
+    attentions = [one for one in trace.operations if "scaled_dot_product" in one.name]
+    forward = [one for one in attentions if "backward" not in one.name]
+    assert len(forward) == 2 * 2  # two blocks of the model, and of the reference
+    assert {one.inputs[0].shape[0] for one in forward} == {6}
+    frozen = sum(math.prod(one.shape) for one in trace.parameters if not one.requires_grad)
+    assert frozen == 140_288  # the copy; see test_note_describes_the_step
+    assert "the reference is a frozen copy in float32" in trace.notes[0]
+
+
+DENOISER = {
+    "_class_name": "FluxTransformer2DModel", "in_channels": 16, "num_layers": 1, "num_single_layers": 1,
+    "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 4096, "pooled_projection_dim": 32,
+    "axes_dims_rope": [4, 6, 6],
+}  # fmt: skip
+
+
+def test_adapters_of_a_denoiser_are_trained_and_its_encoders_are_said(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    pytest.importorskip("peft")
+    (tmp_path / "config.json").write_text(json.dumps(DENOISER), encoding="utf-8")
+    alone, whole = (
+        lp.step_of(str(tmp_path), image_size=64, length=32, lora=4, recipe=one) for one in (None, "encoders")
+    )
+    # to_q, to_k, to_v of both blocks, to_out.0 of the first: A has 4 x 32 values, and B as many
+    trained = sum(math.prod(one.shape) for one in alone.parameters if one.requires_grad)
+    assert trained == 7 * 2 * 4 * 32
+    assert "no autoencoder and no text encoder on the GPU" in alone.notes[0]
+    assert "frozen autoencoder and 1 CLIP text encoder and T5-XXL in bfloat16 in each step" in whole.notes[0]
+    assert len(whole.operations) > 2 * len(alone.operations)
+
+
 def test_length_is_required_and_checked(gpt2: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(InvalidArgumentError, match="length= is missing"):
@@ -170,10 +222,10 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(options, "import_module", absent)
+    monkeypatch.setattr(built, "import_module", absent)
     with pytest.raises(MissingDependencyError, match="needs timm, which is not installed: pip install timm"):
         lp.step_of("timm:resnet50")
-    assert main(["predict", "hf:gpt2", "--length", "128", "--gpus", "T4"]) == 2
+    assert main(["predict", "hf:gpt2", "--length", "127", "--gpus", "T4"]) == 2
     assert "pip install transformers" in capsys.readouterr().err
 
 
@@ -249,3 +301,42 @@ def test_muon_multiplies_matrices_in_bfloat16_and_gpus_share_them_under_zero1(gp
     whole, shared = (lp.predict(step, ["8xH100"], history=False, strategy=word)["8xH100"] for word in ("ddp", "zero1"))
     assert shared.iteration_seconds < 0.7 * whole.iteration_seconds  # launches of Muon decide this small step
     assert (shared.memory_bytes or 0) < (whole.memory_bytes or 0)
+
+
+def test_second_answer_by_name_reads_the_recording(
+    gpt2: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("LIGHTNING_PREDICT_CACHE", str(tmp_path / "cache"))
+    saved = tmp_path / "step.json.gz"
+    words = ["predict", gpt2, "--length", "64", "--gpus", "T4"]
+    assert main([*words, "--save-trace", str(saved)]) == 0
+    first = capsys.readouterr().out
+    monkeypatch.setattr("lightning_predict.record.named_models.step.step_of", None)
+    assert main(words) == 0
+    assert capsys.readouterr().out == first
+    assert main(["predict", str(saved), "--gpus", "T4"]) == 0
+    assert capsys.readouterr().out in first
+    monkeypatch.undo()
+    monkeypatch.setenv("LIGHTNING_PREDICT_CACHE", str(tmp_path / "cache"))
+    (Path(gpt2) / "config.json").write_text(json.dumps(GPT2 | {"n_layer": 3}), encoding="utf-8")
+    assert main(words) == 0
+    assert "0.19 M parameters" in capsys.readouterr().out  # the configuration changed, so it is recorded anew
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["advise", "--gpus", "T4,L4"],
+        ["trace", "memory", "--gpu", "T4"],
+        ["parallel", "--gpus", "8xL4", "--batch-size", "8"],
+        ["curve", "--gpus", "8xL4", "--batch-size", "8"],
+        ["accuracy", "--gpu", "T4", "--like"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_takes_a_model_by_name(words: list[str], gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    place = words.index("memory") + 1 if "memory" in words else len(words) if "--like" in words else 1
+    assert main([*words[:place], gpt2, *words[place:], "--length", "64"]) == 0
+    assert capsys.readouterr().out

@@ -12,12 +12,13 @@ from lightning_predict.base.errors import (
     WeightsHashError,
     WeightsNotFoundError,
 )
+from lightning_predict.base.files import CACHE_VARIABLE, cache_folder
 from lightning_predict.hardware import gpu_names
 from lightning_predict.weights import fetch, store
 from lightning_predict.weights.manifest import MANIFEST_NAME
 from lightning_predict.weights.records import GpuWeights
-from lightning_predict.weights.source import CACHE_VARIABLE, URL_VARIABLE, WeightsSource
-from lightning_predict.weights.store import cache_folder, load_weights, read_manifest
+from lightning_predict.weights.source import URL_VARIABLE, WeightsSource
+from lightning_predict.weights.store import load_weights, read_manifest
 from tests.weights.example import publish, serving
 
 

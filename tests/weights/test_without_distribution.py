@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightning_predict import __version__
-from lightning_predict.weights.store import cache_folder, load_weights
+from lightning_predict.base.files import cache_folder
+from lightning_predict.weights.store import load_weights
 
 
 def test_no_installed_distribution_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

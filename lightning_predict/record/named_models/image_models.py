@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.named_models.built import NamedStep, counted, dtype_of_model, library, on_meta
 from lightning_predict.record.named_models.names import ModelName
-from lightning_predict.record.named_models.options import NamedStep, StepOptions, counted, library, on_meta
+from lightning_predict.record.named_models.options import StepOptions
 
 
 def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
@@ -31,7 +32,7 @@ def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
     if not timm.is_model(base):
         raise InvalidArgumentError(_unknown(name, timm.list_models(), "timm", timm.__version__))
     own |= {} if options.image_size is None or not _has_size(timm, base) else {"img_size": options.image_size}
-    with on_meta(options.dtype):
+    with on_meta(dtype_of_model(options)):
         model = timm.create_model(base, pretrained=False, **own)
     channels, height, width = model.default_cfg["input_size"]
     height, width = (options.image_size or height, options.image_size or width)
@@ -70,7 +71,7 @@ def torchvision_step(name: ModelName, options: StepOptions) -> NamedStep:
     weights = models.get_model_weights(name.name).DEFAULT
     has_size = name.name.startswith("vit_")
     own = {"image_size": options.image_size} if has_size and options.image_size else {}
-    with on_meta(options.dtype):
+    with on_meta(dtype_of_model(options)):
         model = models.get_model(name.name, weights=None, **own)
     size = options.image_size or (model.image_size if has_size else weights.transforms().crop_size[0])
     return _classifier(model, (3, size, size), options, [])
@@ -93,7 +94,7 @@ def _classifier(
     model: nn.Module, shape: tuple[int, int, int], options: StepOptions, details: Sequence[str]
 ) -> NamedStep:
     """Return a classifier with a batch and a cross-entropy loss, which includes the losses of auxiliary outputs."""
-    with on_meta(options.dtype):
+    with on_meta(dtype_of_model(options)):
         images = torch.zeros((options.batch_size, *shape))
         labels = torch.zeros((options.batch_size,), dtype=torch.long)
     model.train()

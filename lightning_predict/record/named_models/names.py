@@ -1,4 +1,4 @@
-"""Parses the name of a model: `library:name`, or the path of a configuration. Reads the shipped configurations.
+"""Parses the name of a model: `library:name`, a name alone, or the path of a configuration. Reads what ships.
 
 Example::
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, final, get_args
+from typing import Any, Final, Literal, cast, final, get_args
 
 from lightning_predict.base.checked import Checked, read_json, shown
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
@@ -54,7 +56,7 @@ class ModelName:
 
 
 def parse_model_name(text: str) -> ModelName:
-    """Parse `library:name`, or read the configuration at a path.
+    """Parse `library:name` or a name alone, or read the configuration at a path.
 
     Raises:
         InvalidArgumentError: The library is unknown, or the path has no configuration.
@@ -68,8 +70,25 @@ def parse_model_name(text: str) -> ModelName:
     if library is None or not name:
         if place and Path(place).is_dir():
             raise InvalidArgumentError(f"model={shown(text)} has no config.json; give that file of the model.")
-        raise InvalidArgumentError(f"model={shown(text)} is not known; expected for example {EXAMPLES}.")
+        library, name = (None if colon or not text else _library_of(text)), text
+        if library is None:
+            raise InvalidArgumentError(f"model={shown(text)} is not known; expected for example {EXAMPLES}.")
     return ModelName(text=text, library=library, name=name)
+
+
+def _library_of(name: str) -> Library | None:
+    """Return the library that knows a name without a prefix: the shipped names first; None if none knows it."""
+    lower, bare = name.lower(), name.lower().rpartition("/")[2]
+    for library in get_args(Library):
+        if any(lower in (one, one.rpartition("/")[2]) for one in shipped_models(library)):
+            return cast("Library", library)
+    with suppress(ImportError):
+        if import_module("timm").is_model(bare.partition(".")[0]):
+            return "timm"
+    with suppress(ImportError):
+        if bare in import_module("torchvision").models.list_models():
+            return "torchvision"
+    return "hf" if _without_weight_words(name) in _same_but_weights(shipped_models("hf")) else None
 
 
 def _configuration_at(path: Path) -> Path | None:
@@ -134,6 +153,8 @@ class ShippedModel:
 def shipped_models(library: str) -> Mapping[str, ShippedModel]:
     """Return the shipped configurations of a library, by each name in lower case."""
     document = read_json(MODELS_FILE, CatalogueError)
+    if not document.has(library):
+        return {}
     sources = {name: one.members() for name, one in document.member("sources").members().items()}
     found: dict[str, ShippedModel] = {}
     for name, row in document.member(library).members().items():
@@ -158,7 +179,11 @@ def shipped(library: str, name: str) -> ShippedModel:
         InvalidArgumentError: No configuration ships for this model.
     """
     models = shipped_models(library)
-    found = models.get(name.lower()) or _same_but_weights(models).get(_without_weight_words(name))
+    found = (
+        models.get(name.lower())
+        or _by_last_part(models).get(name.lower())
+        or _same_but_weights(models).get(_without_weight_words(name))
+    )
     if found is None:
         kind = name.lower().rpartition("/")[2][:2]  # `wav2vec2` is no typing error of `roberta`
         near = [one for one in difflib.get_close_matches(name.lower(), models, n=3) if kind in one]
@@ -167,6 +192,10 @@ def shipped(library: str, name: str) -> ShippedModel:
             f"{f'Did you mean {near[0]!r}? ' if near else ''}Download the config.json of the model and give its path."
         )
     return found
+
+
+def _by_last_part(models: Mapping[str, ShippedModel]) -> dict[str, ShippedModel]:
+    return {name.rpartition("/")[2]: model for name, model in models.items()}
 
 
 def _same_but_weights(models: Mapping[str, ShippedModel]) -> dict[str, ShippedModel]:

@@ -1,21 +1,25 @@
-"""`StepOptions`: settings of a named step. `NamedStep`: a model with its batch and its loss."""
+"""`StepOptions`: what a step of a model by name is, without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Final, final
+from typing import Final, final
 
-import torch
-from torch import Tensor, nn
-
-from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.optimizers import STEP_OPTIMIZERS
 from lightning_predict.record.precision import PRECISIONS, Precision, precision_of
 
 QUANTIZATIONS: Final = ("nf4", "nf4-double", "fp4", "fp4-double")
+
+RECIPES: Final[Mapping[str, str]] = {
+    "reference": "DPO's loss of pairs, with a frozen reference model (with LoRA: the model without its adapters)",
+    "encoders": "the autoencoder and the text encoders of a diffusion model run in each step, frozen",
+    "autocast": "a 16-bit model runs under autocast, as with bf16=True in Hugging Face's Trainer",
+    "16-bit-adapters": "LoRA's adapters in the dtype of the model",
+    "float32-rest": "parameters outside layers in 4 bits in float32 (PEFT's prepare_model_for_kbit_training)",
+}
+"""What training scripts do besides, by name."""
 
 
 @final
@@ -29,12 +33,14 @@ class StepOptions:
         image_size: Height and width of images in pixels; None for the model's default.
         precision: Lightning's name of a precision; None for `bf16-mixed`, or `bf16-true` with LoRA.
         lora: Rank of LoRA's adapters; None trains all parameters.
-        lora_targets: Names of the adapted layers, separated by commas, or `all-linear`; None for PEFT's default.
+        lora_targets: Names of the adapted layers, as a list or separated by commas, or `all-linear`; None for the usual
+            ones.
         quantization: One of `QUANTIZATIONS`: bitsandbytes' linear layers in 4 bits (`double`: scales in 8 bits). Needs
             `lora`, as layers in 4 bits are not trained.
         checkpointing: Whether to use the library's gradient checkpointing.
         optimizer: One of `STEP_OPTIMIZERS`.
         holds_output: Whether the loop keeps the model's output until the next one.
+        recipe: Names of `RECIPES`, separated by commas.
 
     Raises:
         InvalidArgumentError: A value is out of range, or unknown.
@@ -45,11 +51,12 @@ class StepOptions:
     image_size: int | None = None
     precision: str | None = None
     lora: int | None = None
-    lora_targets: str | None = None
+    lora_targets: str | Sequence[str] | None = None
     quantization: str | None = None
     checkpointing: bool = False
     optimizer: str = "adamw"
     holds_output: bool = False
+    recipe: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "image_size", "lora"):
@@ -66,7 +73,18 @@ class StepOptions:
             raise InvalidArgumentError("quantization= needs LoRA, because layers in 4 bits are frozen: add lora=16.")
         if self.lora_targets is not None and self.lora is None:
             raise InvalidArgumentError("lora_targets= needs LoRA, whose layers it names: add lora=16.")
+        for word in self.recipes:
+            if word not in RECIPES:
+                raise InvalidArgumentError(f"recipe={word!r}; expected of {', '.join(RECIPES)}.")
+        for word, needed in (("16-bit-adapters", self.lora), ("float32-rest", self.quantization)):
+            if word in self.recipes and needed is None:
+                raise InvalidArgumentError(f"recipe={word} has no effect without {_NEEDED[word]}; add it.")
         self.numbers()
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """Names in `recipe`."""
+        return tuple(word.strip() for word in (self.recipe or "").split(",") if word.strip())
 
     def numbers(self) -> Precision:
         """Return the dtypes of parameters and matmuls.
@@ -78,30 +96,19 @@ class StepOptions:
         return precision_of(self.precision or default)
 
     @property
-    def lora_autocast(self) -> str | None:
-        """Autocast dtype under LoRA, whose adapters are in float32 even if the model has 16 bits; None if off."""
+    def autocast(self) -> str | None:
+        """Dtype of autocast; None if off. Under LoRA it is on, as adapters are in float32 even if the model is not."""
         numbers = self.numbers()
-        return next((one for one in (numbers.autocast, numbers.dtype) if self.lora and one in PRECISIONS), None)
-
-    @property
-    def product_dtype(self) -> torch.dtype:
-        """Data type in which layers in 4 bits multiply."""
-        found: torch.dtype = getattr(torch, self.lora_autocast or self.numbers().dtype)
-        return found
+        is_on = "autocast" in self.recipes or (self.lora is not None and "16-bit-adapters" not in self.recipes)
+        return next((one for one in (numbers.autocast, numbers.dtype if is_on else None) if one in PRECISIONS), None)
 
     def precision_words(self) -> str:
-        """Return the step's precision as the heading of a table names it, and the dtype of frozen 16-bit weights."""
+        """Return the step's precision as the heading of a table names it, and the dtype of 16-bit weights."""
         numbers = self.numbers()
-        if self.lora_autocast != numbers.dtype:
+        if self.autocast != numbers.dtype:
             return numbers.word
-        frozen = "" if self.quantization else f", frozen weights in {numbers.dtype}"
+        frozen = "" if self.quantization else f", {'frozen ' if self.lora else ''}weights in {numbers.dtype}"
         return numbers.word.replace("true", "mixed") + frozen
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the model's parameters."""
-        found: torch.dtype = getattr(torch, self.numbers().dtype)
-        return found
 
     def required_length(self) -> int:
         """Return the number of tokens per sequence.
@@ -114,54 +121,5 @@ class StepOptions:
         return self.length
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedStep:
-    """A model on the meta device, with a batch and a loss.
-
-    Attributes:
-        model: The model, with trained and frozen parameters.
-        loss: Function that runs the forward pass of the batch and returns the loss.
-        batch: Text that describes the batch: `64 images of 224 x 224`.
-        details: Further phrases that describe the step.
-    """
-
-    model: nn.Module
-    loss: Callable[[], Tensor]
-    batch: str
-    details: tuple[str, ...] = ()
-
-
-def library(name: str, *, needed_for: str) -> Any:
-    """Import a library.
-
-    Args:
-        name: Name of the library on PyPI and of its module.
-        needed_for: Name of the model or option that needs the library, for the error message.
-
-    Raises:
-        MissingDependencyError: The library is not installed.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{needed_for} needs {name}, which is not installed: pip install {name}"
-        ) from error
-
-
-@contextmanager
-def on_meta(dtype: torch.dtype) -> Iterator[None]:
-    """Create tensors on the meta device; floating-point tensors have this dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 image`, `64 images`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+_NEEDED: Final = {"16-bit-adapters": "lora=", "float32-rest": "quantization="}
+"""Options without which a recipe has no effect."""

@@ -19,10 +19,11 @@ import torch
 from torch import nn
 
 from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError, MissingDependencyError
+from lightning_predict.record.named_models.built import NamedStep
 from lightning_predict.record.named_models.diffusion_models import diffusers_step
 from lightning_predict.record.named_models.image_models import timm_step, torchvision_step
 from lightning_predict.record.named_models.names import Library, ModelName, parse_model_name
-from lightning_predict.record.named_models.options import NamedStep, StepOptions
+from lightning_predict.record.named_models.options import StepOptions
 from lightning_predict.record.named_models.transformers_models import transformers_step
 from lightning_predict.record.optimizers import OPTIMIZERS, OptimizerKind
 from lightning_predict.record.quantization import BlockwiseAdamW, parameter_counts
@@ -45,11 +46,12 @@ def step_of(
     image_size: int | None = None,
     precision: str | None = None,
     lora: int | None = None,
-    lora_targets: str | None = None,
+    lora_targets: str | Sequence[str] | None = None,
     quantization: str | None = None,
     checkpointing: bool = False,
     optimizer: str = "adamw",
     holds_output: bool = False,
+    recipe: str | None = None,
     kernels: str | Sequence[str] = (),
 ) -> Trace:
     """Record a training step of a model by name, on the meta device: without weights, data or a GPU.
@@ -66,14 +68,18 @@ def step_of(
         precision: Lightning's name of a precision (default: `bf16-mixed`, or `bf16-true` with LoRA).
         lora: Rank of LoRA's adapters (default: train all parameters). With a 16-bit precision, adapters are in float32
             under autocast, as in PEFT and Hugging Face's Trainer.
-        lora_targets: Names of the adapted layers, separated by commas, or `all-linear` (default: PEFT's).
-        quantization: `nf4`, `nf4-double`, `fp4` or `fp4-double`: linear layers in 4 bits under LoRA, as
-            bitsandbytes and PEFT prepare them for QLoRA. Their compute dtype is that of `precision`.
+        lora_targets: Names of the adapted layers, as a list or separated by commas, or `all-linear` (default: PEFT's;
+            for models of diffusers the projections of attention).
+        quantization: `nf4`, `nf4-double`, `fp4` or `fp4-double`: linear layers in 4 bits under LoRA, as in
+            bitsandbytes. Their compute dtype and that of all other parameters is that of `precision`.
         checkpointing: Whether to recompute activations in the backward pass.
         optimizer: `adamw`, `adam`, `sgd` (with momentum) or `muon`, or bitsandbytes' `adamw_8bit`, `paged_adamw_8bit`
             or `paged_adamw_32bit`.
         holds_output: Whether the loop keeps the model's output during the backward pass, as `output = model(**batch)`
             in a plain loop does. Trainers return the loss alone, so the output is freed (the default).
+        recipe: What training scripts do besides, separated by commas: `reference` (DPO), `encoders` (of diffusion
+            models), `autocast` (over a 16-bit model), `16-bit-adapters`, `float32-rest` (with `quantization`); see
+            `RECIPES` in `named_models/options.py`.
         kernels: Kernels that predictions of this step assume, as for `lp.predict`.
 
     Raises:
@@ -92,12 +98,14 @@ def step_of(
         checkpointing=checkpointing,
         optimizer=optimizer,
         holds_output=holds_output,
+        recipe=recipe,
     )
     name = parse_model_name(model)
     with _quiet_transformers():
         built = _built(name, options)
         step = _step(built, _optimizers(OPTIMIZERS[optimizer], built.model), options)
-        trace = capture(step, samples_per_step=batch_size, precision=None if lora else options.numbers().word)
+        told = None if lora or options.recipes else options.numbers().word
+        trace = capture(step, samples_per_step=batch_size, precision=told)
     words = tuple(kernels.split(",") if isinstance(kernels, str) else kernels)
     return replace(trace, assumed_kernels=words, notes=(_described(name, built, options), *trace.notes))
 
@@ -146,7 +154,7 @@ def _optimizers(kind: OptimizerKind, model: nn.Module) -> list[torch.optim.Optim
 
 def _step(built: NamedStep, optimizers: list[torch.optim.Optimizer], options: StepOptions) -> Callable[[], None]:
     """Return a function that runs the step: forward, backward, optimizer."""
-    dtype = options.lora_autocast
+    dtype = options.autocast if options.lora or options.recipes else None  # otherwise, `capture` turns it on
     held = list[object]()
     if options.holds_output:
         built.model.register_forward_hook(lambda _module, _inputs, output: held.__setitem__(slice(None), [output]))

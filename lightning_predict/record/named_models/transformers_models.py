@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -10,9 +11,17 @@ from torch import Tensor, nn
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.named_models.built import (
+    NamedStep,
+    counted,
+    dtype_of_model,
+    library,
+    on_meta,
+    quantized,
+    with_adapters,
+)
 from lightning_predict.record.named_models.names import ModelName, shipped
-from lightning_predict.record.named_models.options import NamedStep, StepOptions, counted, library, on_meta
-from lightning_predict.record.quantization import as_4bit, others_in_float32
+from lightning_predict.record.named_models.options import StepOptions
 
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
 """Suffixes of architecture names whose labels are one vocabulary index per token."""
@@ -28,6 +37,9 @@ _SECONDS: Final = 10
 
 _LETTERS: Final = 128
 """Letters of such a recording's text."""
+
+_BETA: Final = 0.1
+"""Weight of the log-ratios in DPO's loss."""
 
 _PIXELS: Final = 224
 """Height and width of the images of models that accept any: of the ImageNet classifiers among them."""
@@ -47,23 +59,21 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     config, source = _config(name, transformers)
     architecture = _architecture(config, transformers, name)
     config.use_cache = False
-    with on_meta(options.dtype):
+    with on_meta(dtype_of_model(options)):
         model = architecture(config)
         inputs, words = _batch(model, config, options, name)
     details = [source]
     if options.checkpointing:
         _enable_checkpointing(model, name)
         details.append("gradient checkpointing")
-    if options.quantization is not None:
-        kind, _, double = options.quantization.partition("-")
-        as_4bit(model, compute_dtype=options.product_dtype, double=bool(double), clones=True)
-        others_in_float32(model)
-        details.append(f"layers in 4 bits ({kind}{', double quantization' if double else ''})")
-    if options.lora is not None:
-        model, adapted = _with_adapters(model, options)
-        details.append(adapted)
+    details += quantized(model, options)
+    model, adapted = with_adapters(model, options)
+    details += adapted
     model.train()
     loss = (_loss_of_pairs if set(inputs) == {"input_ids"} else _loss)(model, inputs)
+    if "reference" in options.recipes:
+        loss, more = _preference_loss(model, inputs, options, lambda: architecture(config), name)
+        details.append(more)
     return NamedStep(model=model, loss=loss, batch=words, details=tuple(details))
 
 
@@ -84,6 +94,31 @@ def _loss_of_pairs(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], 
         return nn.functional.cross_entropy(cosines, torch.arange(len(cosines), device=cosines.device))
 
     return loss
+
+
+def _preference_loss(
+    model: Any, inputs: Mapping[str, Any], options: StepOptions, build: Callable[[], Any], name: ModelName
+) -> tuple[Callable[[], Tensor], str]:
+    """Return DPO's loss of preferred and rejected texts, and a phrase that describes the reference model."""
+    if set(inputs) != {"input_ids", "labels"} or inputs["labels"].dim() != 2:
+        raise InvalidArgumentError(f"recipe=reference is for models that write text; leave it out for {name.text}.")
+    with on_meta(dtype_of_model(options)):
+        tokens = torch.zeros((2 * options.batch_size, inputs["input_ids"].shape[1]), dtype=torch.long)
+        reference = model if options.lora else build().requires_grad_(False)
+
+    def likelihoods(of: Any) -> Tensor:
+        found = of(input_ids=tokens).logits[:, :-1].log_softmax(-1)
+        each: Tensor = found.gather(-1, tokens[:, 1:, None]).squeeze(-1).sum(-1)
+        return each
+
+    def loss() -> Tensor:
+        with torch.no_grad(), reference.disable_adapter() if options.lora else nullcontext():
+            before = likelihoods(reference)
+        preferred, rejected = (likelihoods(model) - before).chunk(2)
+        return -nn.functional.logsigmoid(_BETA * (preferred - rejected)).mean()
+
+    words = "the model without adapters" if options.lora else f"a frozen copy in {options.numbers().dtype}"
+    return loss, f"DPO of pairs, so twice as many sequences; the reference is {words}"
 
 
 def _config(name: ModelName, transformers: Any) -> tuple[Any, str]:
@@ -202,21 +237,3 @@ def _enable_checkpointing(model: Any, name: ModelName) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
-
-
-def _with_adapters(model: Any, options: StepOptions) -> tuple[Any, str]:
-    """Freeze a model and add LoRA's adapters, as PEFT does."""
-    peft = library("peft", needed_for="lora=")
-    targets: Any = options.lora_targets
-    if targets is not None and targets != "all-linear":
-        targets = [one.strip() for one in targets.split(",") if one.strip()]
-    try:
-        with torch.device("meta"):
-            adapted = peft.get_peft_model(model, peft.LoraConfig(r=options.lora, target_modules=targets))
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"PEFT adds no adapters: {error} Name layers: lora_targets=q_proj,v_proj."
-        ) from error
-    chosen = adapted.peft_config["default"].target_modules
-    layers = chosen if isinstance(chosen, str) else ", ".join(sorted(chosen))
-    return adapted, f"LoRA of rank {options.lora} in {layers}"

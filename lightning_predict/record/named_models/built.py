@@ -1,0 +1,126 @@
+"""`NamedStep`: a model with its batch and its loss. LoRA's adapters, and tensors on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.record.named_models.options import StepOptions
+from lightning_predict.record.quantization import as_4bit, others_in_float32
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedStep:
+    """A model on the meta device, with a batch and a loss.
+
+    Attributes:
+        model: The model, with trained and frozen parameters.
+        loss: Function that runs the forward pass of the batch and returns the loss.
+        batch: Text that describes the batch: `64 images of 224 x 224`.
+        details: Further phrases that describe the step.
+    """
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+    batch: str
+    details: tuple[str, ...] = ()
+
+
+def library(name: str, *, needed_for: str) -> Any:
+    """Import a library.
+
+    Args:
+        name: Name of the library on PyPI and of its module.
+        needed_for: Name of the model or option that needs the library, for the error message.
+
+    Raises:
+        MissingDependencyError: The library is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{needed_for} needs {name}, which is not installed: pip install {name}"
+        ) from error
+
+
+@contextmanager
+def on_meta(dtype: torch.dtype) -> Iterator[None]:
+    """Create tensors on the meta device; floating-point tensors have this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 image`, `64 images`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def dtype_of_model(options: StepOptions) -> torch.dtype:
+    """Return the data type of the model's parameters."""
+    found: torch.dtype = getattr(torch, options.numbers().dtype)
+    return found
+
+
+def quantized(model: nn.Module, options: StepOptions) -> list[str]:
+    """Replace linear layers by layers in 4 bits, and return a phrase that describes them; nothing if not asked for."""
+    if options.quantization is None:
+        return []
+    kind, _, double = options.quantization.partition("-")
+    dtype = getattr(torch, options.autocast or options.numbers().dtype)
+    as_4bit(model, compute_dtype=dtype, double=bool(double), clones=True)
+    words = f"layers in 4 bits ({kind}{', double quantization' if double else ''})"
+    if "float32-rest" in options.recipes:
+        others_in_float32(model)
+        return [f"{words}, all others in float32"]
+    return [f"{words}, all others in {options.numbers().dtype}"]
+
+
+def with_adapters(model: nn.Module, options: StepOptions, usual: list[str] | None = None) -> tuple[Any, list[str]]:
+    """Freeze a model and add LoRA's adapters, as PEFT does; return it with phrases that describe it.
+
+    Args:
+        model: The model.
+        options: With the rank and the adapted layers; without a rank, the model stays as it is.
+        usual: Names of the layers that are adapted by default; None for PEFT's choice.
+
+    Raises:
+        InvalidArgumentError: PEFT finds no such layers.
+        MissingDependencyError: PEFT is not installed.
+    """
+    if options.lora is None:
+        return model, []
+    peft = library("peft", needed_for="lora=")
+    named = options.lora_targets
+    targets: Any = usual if named is None else named if isinstance(named, str) else list(named)
+    if isinstance(targets, str) and targets != "all-linear":
+        targets = [one.strip() for one in targets.split(",") if one.strip()]
+    dtype = dtype_of_model(options) if "16-bit-adapters" in options.recipes else torch.float32
+    try:
+        with torch.device("meta"):
+            config = peft.LoraConfig(r=options.lora, target_modules=targets)
+            adapted = peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"PEFT adds no adapters: {error} Name layers: lora_targets=q_proj,v_proj."
+        ) from error
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    chosen = adapted.peft_config["default"].target_modules
+    layers = chosen if isinstance(chosen, str) else ", ".join(sorted(chosen))
+    words = str(dtype).removeprefix("torch.")
+    return adapted, [f"LoRA of rank {options.lora} in {layers}, adapters in {words}"]

@@ -1,0 +1,163 @@
+"""`step_of_source`: the step that a command is about: a recorded file, an example that ships, or a model by its name.
+
+A step by name is recorded once, and then read from the cache: `cache_folder()/steps`. Its file is named after what the
+recording depends on: the name or configuration, the options, the releases of the libraries, and the code that records.
+Example::
+
+    step_of_source("example:gpt2").trace
+    step_of_source("hf:Qwen/Qwen2.5-7B", ModelOptions(length=2048, lora=16)).description
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, final
+
+from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
+from lightning_predict.base.files import cache_folder
+from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
+from lightning_predict.record.imports import load_step
+from lightning_predict.record.named_models.names import shipped
+from lightning_predict.record.trace import Trace
+
+_ENDINGS: Final = (".json", ".gz", ".pt", ".trace")
+"""Suffixes of recorded files."""
+
+_LIBRARIES: Final = ("torch", "transformers", "timm", "torchvision", "diffusers", "peft", "bitsandbytes")
+"""Libraries whose releases affect a step by name."""
+
+_KEPT: Final = 64
+"""Number of recorded steps in the cache; the oldest are deleted."""
+
+_PACKAGE: Final = Path(__file__).parents[1]
+
+_EXAMPLES: Final = (_PACKAGE / "examples", _PACKAGE.parent / "examples")
+"""Folders of the recorded examples: in the installed package, and in a clone."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStep:
+    """The step of a source.
+
+    Attributes:
+        trace: The step.
+        description: A sentence on the step of a model by name; None for a recorded file.
+    """
+
+    trace: Trace
+    description: str | None = None
+
+
+def step_of_source(
+    source: str,
+    options: ModelOptions = NO_OPTIONS,
+    *,
+    image_size: int | None = None,
+    lora_targets: str | Sequence[str] | None = None,
+    holds_output: bool = False,
+    save_to: str | os.PathLike[str] | None = None,
+) -> SourceStep:
+    """Return the step of a recorded file, of an example (`example:gpt2`), or of a model by its name.
+
+    Args:
+        source: A trace, a profile of `torch.profiler`, `example:NAME`, or a model as for `step_of`.
+        options: Options for a model by name.
+        image_size: Height and width of images, for a model by name.
+        lora_targets: Layers that LoRA adapts, for a model by name.
+        holds_output: Whether the loop keeps the output of a model by name.
+        save_to: File to write the step to; None writes none.
+
+    Raises:
+        InvalidArgumentError: The model or an option is unknown, or an option has no effect.
+        LightningPredictError: The file cannot be read, or the step cannot be recorded.
+        OSError: There is no such file.
+    """
+    own = asdict(options) | {"image_size": image_size, "lora_targets": lora_targets, "holds_output": holds_output}
+    given = {name: value for name, value in own.items() if value not in (None, False)}
+    path = _recorded_file(source)
+    if path is None:
+        found = _named(source, given)
+    else:
+        if given:
+            option = f"--{next(iter(given)).replace('_', '-')}"
+            raise InvalidArgumentError(f"{option} has no effect on a recorded step; it is for a model by name.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an unknown GPU also causes a note
+            found = SourceStep(trace=load_step(path))
+    if save_to is not None:
+        found.trace.save(save_to)
+    return found
+
+
+def _recorded_file(source: str) -> Path | None:
+    """Return the recorded file of a source; None for a model by name."""
+    prefix, _, name = source.partition(":")
+    if prefix == "example":
+        files = [folder / f"{name}.json.gz" for folder in _EXAMPLES]
+        found = next((file for file in files if file.is_file()), None)
+        if found is None:
+            names = sorted({file.name.removesuffix(".json.gz") for one in _EXAMPLES for file in one.glob("*.json.gz")})
+            raise InvalidArgumentError(f"{source} is no example; expected example: and one of {', '.join(names)}.")
+        return found
+    path = Path(source)
+    if path.is_dir() or path.name == "config.json":
+        return None
+    return path if path.is_file() or path.suffix in _ENDINGS else None
+
+
+def _named(source: str, given: Mapping[str, Any]) -> SourceStep:
+    """Return the step of a model by name: from the cache, otherwise recorded now."""
+    file = _cached_file(source, given)
+    if file is not None and file.is_file():
+        with suppress(LightningPredictError, OSError):  # a damaged file is recorded again
+            trace = Trace.load(file)
+            return SourceStep(trace=replace(trace, notes=trace.notes[1:]), description=trace.notes[0])
+    from lightning_predict.record.named_models.step import step_of
+
+    trace = step_of(source, **given)
+    if file is not None:
+        with suppress(OSError):  # for example a read-only home
+            file.parent.mkdir(parents=True, exist_ok=True)
+            trace.save(file)
+            ordered = sorted(file.parent.glob("*.json.gz"), key=lambda one: one.stat().st_mtime)
+            for old in ordered[:-_KEPT]:
+                old.unlink()
+    return SourceStep(trace=replace(trace, notes=trace.notes[1:]), description=trace.notes[0])
+
+
+def _cached_file(source: str, given: Mapping[str, Any]) -> Path | None:
+    """Return the file of a step in the cache; None if the step depends on files that are not looked at here."""
+    library, _, name = source.partition(":")
+    path = Path(source)
+    content = ""
+    if path.exists():
+        places = [path] if path.is_file() else sorted(path.rglob("config.json"))
+        content = "".join(one.read_text(encoding="utf-8", errors="replace") for one in places)
+    elif library in ("hf", "diffusers"):
+        try:
+            shipped(library, name)
+        except InvalidArgumentError:  # the library may have a configuration of its own
+            return None
+    code = sorted(
+        (one.name, one.stat().st_mtime_ns) for one in (_PACKAGE / "record").rglob("*") if one.suffix != ".pyc"
+    )
+    facts = [str(path.resolve()) if content else source, content, sorted(given.items()), _releases(), code]
+    key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
+    return cache_folder() / "steps" / f"{key[:32]}.json.gz"
+
+
+def _releases() -> list[str]:
+    found = []
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return found
